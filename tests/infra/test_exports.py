@@ -12,75 +12,47 @@ import pytest
 from infra.stages import Alerts, GitHub, Pool, Stage, Team
 from tests.support.infra.synthesis import Templates, templates_of
 
-RESEARCH, PRODUCT = Team(name="research"), Team(name="product")
-BASE = Stage(name="test", teams=(RESEARCH, PRODUCT), region="us-east-1")
+BASE = Stage(name="test", teams=(Team(name="research"), Team(name="product")), region="us-east-1")
 TWO_ZONES = replace(BASE, availability_zone_ids=("use1-az4", "use1-az2"))
-EXPENSIVE = Team(
-    name="research",
+EVERYTHING = replace(
+    BASE,
+    teams=(
+        Team(
+            name="research",
+            monthly_budget_usd=100,
+            huggingface_token=True,
+            secret_variables=("WANDB_API_KEY",),
+            member_principals=("arn:aws:iam::123456789012:role/people",),
+        ),
+        Team(name="product"),
+        Team(name="vision"),
+    ),
+    fsx_gib=1_200,
+    interface_endpoints=True,
+    own_kms_key=True,
+    max_on_demand_nodes=2,
+    max_multinode_nodes=2,
+    spot_wait_hours=2,
+    permissions_boundary="organisation",
+    alerts=Alerts(emails=("ops@example.com",)),
+    deploy_from=GitHub(repository="example/models"),
     monthly_budget_usd=100,
-    huggingface_token=True,
-    secret_variables=("WANDB_API_KEY",),
-    member_principals=("arn:aws:iam::123456789012:role/people",),
 )
-SHARING = tuple(replace(team, shares_instances=True) for team in BASE.teams)
-EVERYWHERE = replace(BASE, fsx_gib=1_200, interface_endpoints=True)
-"""A stage whose instances reach what other stacks make."""
-DL1, P4D = Pool(instance_type="dl1.24xlarge"), Pool(instance_type="p4d.24xlarge")
+SHARING = replace(EVERYTHING, teams=tuple(replace(team, shares_instances=True) for team in EVERYTHING.teams))
+CUDA = replace(BASE, instance_type="p4d.24xlarge")
+BOTH = replace(CUDA, retiring=(Pool(instance_type="dl1.24xlarge"),))
 
 CHANGES = {
-    "instance type, the old one retiring": (BASE, replace(BASE, instance_type="p4d.24xlarge", retiring=(DL1,))),
-    "instance type retired": (
-        replace(BASE, instance_type="p4d.24xlarge", retiring=(DL1,)),
-        replace(BASE, instance_type="p4d.24xlarge"),
-    ),
-    "instance type at once": (BASE, replace(BASE, instance_type="p4d.24xlarge")),
-    "back to Gaudi": (
-        replace(BASE, instance_type="p4d.24xlarge"),
-        replace(BASE, retiring=(P4D,)),
-    ),
-    # Its row knows no zones: the old ones are named, or their subnets would go.
-    "no accelerator any more": (
-        BASE,
-        replace(BASE, instance_type="m6i.4xlarge", availability_zone_ids=("use1-az2",)),
-    ),
-    "release, the old one retiring": (
-        replace(BASE, release="1.20.0"),
-        replace(BASE, retiring=(replace(DL1, release="1.20.0"),)),
-    ),
-    "release retired": (replace(BASE, retiring=(replace(DL1, release="1.20.0"),)), BASE),
-    "release at once": (replace(BASE, release="1.20.0"), BASE),
-    "an AMI is given": (BASE, replace(BASE, machine_image="ami-0123456789abcdef0")),
-    "endpoints instead of NAT": (
-        BASE,
-        replace(BASE, nat_gateways=0, machine_image="ami-0123456789abcdef0"),
-    ),
-    "endpoints beside NAT": (BASE, replace(BASE, interface_endpoints=True)),
-    "endpoints go": (replace(BASE, interface_endpoints=True, max_multinode_nodes=2), BASE),
+    "everything comes": (BASE, EVERYTHING),
+    "everything goes": (EVERYTHING, BASE),
+    "teams share": (EVERYTHING, SHARING),
+    "teams share no more": (SHARING, EVERYTHING),
+    "instance type, the old one retiring": (BASE, BOTH),
+    "instance type retired": (BOTH, CUDA),
+    "instance type at once": (BASE, CUDA),
+    "back to Gaudi": (CUDA, replace(BASE, retiring=(Pool(instance_type="p4d.24xlarge"),))),
+    "no NAT, and an AMI that is given": (BASE, replace(BASE, nat_gateways=0, machine_image="ami-0123456789abcdef0")),
     "zone added in front": (replace(BASE, availability_zone_ids=("use1-az2",)), TWO_ZONES),
-    "file system": (BASE, replace(BASE, fsx_gib=1_200)),
-    "file system goes": (replace(BASE, fsx_gib=1_200), BASE),
-    "key": (replace(BASE, teams=(EXPENSIVE,)), replace(BASE, teams=(EXPENSIVE,), own_kms_key=True)),
-    "key goes": (replace(BASE, teams=(EXPENSIVE,), own_kms_key=True), replace(BASE, teams=(EXPENSIVE,))),
-    "team added": (BASE, replace(BASE, teams=(*BASE.teams, replace(EXPENSIVE, name="vision")))),
-    "team removed": (replace(BASE, teams=(EXPENSIVE, PRODUCT)), replace(BASE, teams=(PRODUCT,))),
-    "team with less": (replace(BASE, teams=(EXPENSIVE,)), replace(BASE, teams=(RESEARCH,))),
-    "teams share": (EVERYWHERE, replace(EVERYWHERE, teams=SHARING)),
-    "teams share no more": (replace(EVERYWHERE, teams=SHARING), EVERYWHERE),
-    "limits": (
-        replace(BASE, max_on_demand_nodes=2, max_multinode_nodes=2, spot_wait_hours=2),
-        replace(BASE, max_nodes=9, max_cpu_nodes=1),
-    ),
-    "boundary of the account": (BASE, replace(BASE, permissions_boundary="organisation")),
-    "boundary of its own": (replace(BASE, permissions_boundary="organisation"), BASE),
-    "alerts, CI and budget go": (
-        replace(
-            BASE,
-            alerts=Alerts(emails=("ops@example.com",)),
-            deploy_from=GitHub(repository="example/models"),
-            monthly_budget_usd=100,
-        ),
-        BASE,
-    ),
 }
 
 

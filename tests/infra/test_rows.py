@@ -1,15 +1,14 @@
 """What an organisation adds is a row: each adds what it should, and changes nothing of the others."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from infra.rules import RULES
+from infra.rules.stage_templates import StageTemplates
 from infra.stages import Pool, Stage, Team
 from jobs.contract.catalog import CATALOG
 from jobs.contract.instance_types import INSTANCE_TYPES
@@ -18,84 +17,36 @@ from jobs.contract.stage import job_definition_parameter, parameter_path, queue_
 from tests.support.infra.synthesis import Templates, synthesise, templates_of
 
 BASE = Stage(name="test", teams=(Team(name="research"), Team(name="product")))
+MACHINES = ("AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue", "AWS::EC2::LaunchTemplate")
 
 
-@pytest.fixture
-def base() -> Templates:
-    return templates_of(BASE)
-
-
-def test_a_team_is_a_row(base: Templates) -> None:
+def test_a_team_is_a_row() -> None:
     # WHEN a team is added to the settings
-    after = templates_of(replace(BASE, teams=(*BASE.teams, Team(name="vision"))))
-    added, changed, removed = difference(base, after)
-    # THEN it gets its roles, its definitions, its queues and their names, and of the others only the list of shares
-    # changes
-    assert {name.split("/")[1] for name, _ in added} <= {"compute", "jobs", "observability"}
+    before, after = templates_of(BASE), templates_of(replace(BASE, teams=(*BASE.teams, Team(name="vision"))))
+    added, changed, removed = difference(before, after)
+    # THEN it gets its roles, its definitions, its queues and their names
     assert Counter(kind for _, kind in added)["AWS::Batch::JobQueue"] == BASE.queue_count / len(BASE.teams)
-    assert Counter(kind for name, kind in added if "/jobs/" in f"/{name}")["AWS::Batch::JobDefinition"] == len(CATALOG)
+    assert Counter(kind for name, kind in added if "/jobs/" in name)["AWS::Batch::JobDefinition"] == len(CATALOG)
     assert {parameter_path("test") + job_definition_parameter("vision", kind) for kind in CATALOG} <= published(after)
-    assert {(name.split("/")[1], kind) for name, kind in changed if kind.startswith("AWS::Batch")} == {
-        ("compute", "AWS::Batch::SchedulingPolicy")
-    }
+    # AND of the others only the list of shares changes, and what observes queues
+    assert {name.split("/")[1] for name, _ in (*added, *changed)} == {"compute", "jobs", "observability"}
+    assert [kind for name, kind in changed if "/observability/" not in name] == ["AWS::Batch::SchedulingPolicy"]
     assert removed == []
 
 
-def test_a_stage_is_a_row(base: Templates, tmp_path: Path) -> None:
-    # WHEN a stage is added that differs in nothing but its name
-    after = synthesise([BASE, replace(BASE, name="other")], tmp_path)
-    # THEN the first is as it was, and the second has the same resources
-    assert {path: template for path, template in after.items() if path.startswith("test/")} == base
-    assert types(after, "other") == types(after, "test")
-
-
-def test_another_instance_type_is_a_row(base: Templates) -> None:
-    # WHEN the stage moves to a type that has a row, and keeps its old pool for what waits there
-    row = replace(BASE, instance_type="p4d.24xlarge", machine_image=None, retiring=(BASE.pool,))
-    before = templates_of(replace(BASE, machine_image=None))
-    after = templates_of(row)
-    added, _, removed = difference(before, after)
-    # THEN compute environments, launch templates and queues of the new type stand beside each team's old ones
-    new = Counter(kind for name, kind in added if name.startswith("test/compute/"))
-    kinds = ("AWS::Batch::ComputeEnvironment", "AWS::EC2::LaunchTemplate", "AWS::Batch::JobQueue")
-    assert [new[kind] for kind in kinds] == [len(BASE.teams)] * 3
-    assert [(name, kind) for name, kind in removed if kind.startswith(("AWS::Batch::C", "AWS::Batch::JobQ"))] == []
-    instances = instance_types(after)
-    assert {"p4d.24xlarge", "dl1.24xlarge"} <= instances
-    assert queue_parameter(SPOT, team="research") in {
-        name.removeprefix(parameter_path("test")) for name in published(after)
-    }
-
-
-@pytest.mark.parametrize("name", sorted(name for name, row in INSTANCE_TYPES.items() if row.accelerators))
-def test_every_row_of_instance_types_makes_a_stage(name: str) -> None:
-    after = templates_of(replace(BASE, instance_type=name, machine_image=None))
-    assert instance_types(after) == {name, BASE.cpu_instance_type}
-
-
-def test_a_release_is_a_row() -> None:
-    # WHEN a stage upgrades, with the old release still there for what waits
-    old = replace(BASE, machine_image=None, release="1.20.0")
-    before = templates_of(old)
-    new = replace(BASE, machine_image=None, retiring=(Pool(instance_type=BASE.instance_type, release="1.20.0"),))
-    after = templates_of(new)
-    # THEN nothing of the old pool's machines changes or goes
-    added, changed, removed = difference(before, after)
-    machines = ("AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue", "AWS::EC2::LaunchTemplate")
-    assert {kind for _, kind in added} >= set(machines)
-    assert [item for item in (*changed, *removed) if item[1] in machines] == []
-
-
-def test_a_queue_is_a_row(base: Templates, tmp_path: Path) -> None:
-    # WHEN a queue is added to the table
+def test_stages_and_queues_are_rows(tmp_path: Path) -> None:
+    # WHEN a stage is added that differs in nothing but its name, and a queue
     urgent = replace(QUEUES[SPOT], name="urgent", purpose="jobs that others wait for")
     with added_queue(urgent.name, urgent):
-        after = synthesise([BASE], tmp_path)
-    added, changed, removed = difference(base, after)
-    # THEN each team has it under its name, on the instances that are there
-    assert {parameter_path("test") + queue_parameter("urgent", team=team.name) for team in BASE.teams} <= published(
-        after
-    )
+        made = synthesise([BASE, replace(BASE, name="other")], tmp_path)
+    of_test, of_other = ({path: item for path, item in made.items() if name in path} for name in ("test/", "other/"))
+    # THEN both stages have the same resources
+    types = [Counter(item["Type"] for item in flat(templates).values()) for templates in (of_test, of_other)]
+    assert types[0] == types[1]
+    # AND each team has the queue under its name, on the instances that are there
+    added, changed, removed = difference(templates_of(BASE), of_test)
+    names = {parameter_path("test") + queue_parameter("urgent", team=team.name) for team in BASE.teams}
+    assert names <= published(of_test)
     assert Counter(kind for name, kind in added if name.startswith("test/compute/")) == {
         "AWS::Batch::JobQueue": len(BASE.teams),
         "AWS::SSM::Parameter": len(BASE.teams),
@@ -104,8 +55,42 @@ def test_a_queue_is_a_row(base: Templates, tmp_path: Path) -> None:
     assert removed == []
 
 
+def test_every_instance_type_makes_a_stage_that_keeps_the_rules(tmp_path: Path) -> None:
+    rows = [
+        replace(
+            BASE,
+            name=name.replace(".", "-"),
+            teams=BASE.teams[:1],
+            instance_type=name,
+            region=next(iter(row.zone_ids), None),
+            max_on_demand_nodes=1,
+            max_multinode_nodes=2 if row.zone_ids and row.network_cards else 0,
+        )
+        for name, row in INSTANCE_TYPES.items()
+        if row.accelerators
+    ]
+    made = synthesise(rows, tmp_path)
+    for row in rows:
+        templates = {path: template for path, template in made.items() if path.startswith(f"{row.name}/")}
+        environments = [item for item in flat(templates).values() if item["Type"] == "AWS::Batch::ComputeEnvironment"]
+        types = {name for item in environments for name in item["Properties"]["ComputeResources"]["InstanceTypes"]}
+        assert types == {row.instance_type, row.cpu_instance_type}
+        assert [rule.id for rule in RULES if list(rule.find(StageTemplates(templates)))] == []
+
+
+def test_another_instance_type_is_a_row() -> None:
+    # WHEN the stage moves to a type that has a row, and keeps its old pool for what waits there
+    moved = replace(BASE, instance_type="p4d.24xlarge", retiring=(Pool(instance_type="dl1.24xlarge"),))
+    added, changed, removed = difference(templates_of(BASE), after := templates_of(moved))
+    # THEN environments, launch templates and queues of the new type are added beside each team's old ones
+    new = Counter(kind for name, kind in added if name.startswith("test/compute/"))
+    assert [new[kind] for kind in MACHINES] == [len(BASE.teams)] * 3
+    assert [item for item in (*changed, *removed) if item[1] in MACHINES] == []
+    assert parameter_path("test") + queue_parameter(SPOT, team="research") in published(after)
+
+
 def difference(before: Templates, after: Templates) -> tuple[list[tuple[str, str]], ...]:
-    """Resources that came, changed and went: each `<stack>/<logical id>` with its type."""
+    """Return resources that came, changed and went: each `<stack>/<logical id>` with its type."""
     old, new = flat(before), flat(after)
     return (
         [(name, new[name]["Type"]) for name in sorted(new.keys() - old.keys())],
@@ -122,10 +107,6 @@ def flat(templates: Templates) -> dict[str, dict[str, Any]]:
     }
 
 
-def types(templates: Templates, stage: str) -> Mapping[str, int]:
-    return Counter(item["Type"] for path, item in flat(templates).items() if path.startswith(f"{stage}/"))
-
-
 def published(templates: Templates) -> set[str]:
     return {
         item["Properties"]["Name"]
@@ -134,18 +115,9 @@ def published(templates: Templates) -> set[str]:
     }
 
 
-def instance_types(templates: Templates) -> set[str]:
-    return {
-        name
-        for item in flat(templates).values()
-        if item["Type"] == "AWS::Batch::ComputeEnvironment"
-        for name in json.loads(json.dumps(item["Properties"]["ComputeResources"]["InstanceTypes"]))
-    }
-
-
 @contextmanager
 def added_queue(name: str, row: Any) -> Iterator[None]:
-    """The table with one more row, as if it stood in jobs/contract/queues.py."""
+    """Add a row to the table of jobs/contract/queues.py for a while."""
     QUEUES[name] = row
     try:
         yield

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from infra.stages import GitHub, Team
+from infra.stages import GitHub
 from jobs.contract.stage import IMAGE_BUILD_PROJECT
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
 from tests.support.infra.policy_evaluation import Request, applies, as_list
@@ -118,18 +118,6 @@ def test_no_one_deploys_from_ci_unless_the_settings_say_so(synthesised: Any) -> 
     template = synthesised()["access"]
     assert not resources(template, "AWS::IAM::Role")
     assert not resources(template, "AWS::IAM::OIDCProvider")
-
-
-def test_the_role_of_ci_and_those_of_people_say_whose_they_are(synthesised: Any) -> None:
-    people = ("arn:aws:iam::123456789012:role/people",)
-    stacks = synthesised(
-        teams=(Team(name="research", member_principals=people),), deploy_from=GitHub(repository="org/repo")
-    )
-    for stack, kind in (("access", "trainyard:role"), ("jobs", "trainyard:team")):
-        for role in resources(stacks[stack], "AWS::IAM::Role").values():
-            tags = {tag["Key"]: tag["Value"] for tag in role["Tags"]}
-            assert (tags["trainyard:project"], tags["trainyard:stage"]) == ("trainyard", "test")
-            assert kind in tags
 
 
 def federated(template: dict[str, Any]) -> Any:

@@ -1,209 +1,186 @@
-from collections.abc import Callable
-from pathlib import Path
+"""Launch templates, compute environments and queues, of stages with teams of their own and teams that share."""
+
 from typing import Any
 
-import aws_cdk as cdk
 import pytest
 
-from infra.compute.stack import ComputeStack
-from infra.network.stack import NetworkStack
-from infra.stages import ExistingVpc, Pool, Stage, Team
-from infra.storage.stack import StorageStack
+from infra.stages import CapacityReservation, ExistingVpc, Pool, Stage, Team
 from jobs.contract.instance_types import INSTANCE_TYPES
-from jobs.contract.queues import QUEUES, SPOT_WAITED_TOO_LONG, Queue
+from jobs.contract.queues import QUEUES, SPOT_WAITED_TOO_LONG
 from tests.support.infra.deployed_roles import DeployedStage
-from tests.support.infra.instances import CPU, GAUDI, capacity, environments, queue_environments, queues
-from tests.support.infra.synthesis import Templates, new_app, only, read_assembly, resources
+from tests.support.infra.instances import (
+    CPU,
+    GAUDI,
+    all_environments,
+    capacity,
+    environments,
+    launch_data,
+    queue_environments,
+    queues,
+)
+from tests.support.infra.synthesis import Templates, only, resources, stacks_of
 
-Synthesised = Callable[..., Templates]
-OLD_GAUDI = "dl1-24xlarge-1-20-0"
-OLD_POOL = Pool(instance_type="dl1.24xlarge", release="1.20.0")
+CUSTOM = Pool(instance_type="g5.4xlarge", machine_image="ami-0123456789abcdef0", root_device_name="/dev/xvdb")
+"""A pool that retires, with an AMI of its own."""
+MIXED = Stage(
+    name="test",
+    teams=(
+        Team(name="research"),
+        Team(name="nlp-core", share=2.0, shares_instances=True),
+        Team(name="interns", share=0.01, shares_instances=True),
+    ),
+    region="us-east-1",
+    availability_zone_ids=("use1-az1", "use1-az2"),
+    retiring=(CUSTOM,),
+    max_nodes=3,
+    max_on_demand_nodes=2,
+    max_multinode_nodes=5,
+    max_cpu_nodes=7,
+    root_volume_gib=700,
+    cpu_root_volume_gib=300,
+)
+SPOT, ON_DEMAND = ("SPOT", "SPOT_PRICE_CAPACITY_OPTIMIZED"), ("EC2", "BEST_FIT_PROGRESSIVE")
+OLD, NEW = CUSTOM.id, GAUDI
 
 
 @pytest.fixture(scope="module")
-def compute(templates: Templates) -> dict[str, Any]:
-    return templates["dev/compute"]
+def made() -> Templates:
+    return stacks_of(MIXED)
 
 
 @pytest.fixture(scope="module")
-def large(templates: Templates) -> dict[str, Any]:
-    """The compute stack of a stage with On-Demand instances and jobs of several nodes."""
-    return templates["prod/compute"]
+def compute(made: Templates) -> dict[str, Any]:
+    return made["compute"]
 
 
-def test_compute_environments_and_queues_keep_their_logical_ids(synthesised: Synthesised) -> None:
+def test_compute_environments_and_queues_keep_their_logical_ids(compute: dict[str, Any]) -> None:
     # A new logical id is a new resource: running and waiting jobs are lost with the old one.
-    teams = (Team(name="own"), Team(name="other", shares_instances=True))
-    large = synthesised(teams=teams, region="us-east-1", max_on_demand_nodes=1, max_multinode_nodes=2)["compute"]
-    assert set(resources(large, "AWS::Batch::ComputeEnvironment")) == {
+    assert {
         "dl124xlarge1210spot65D0EA09",
-        "dl124xlarge1210ondemandCD6451F1",
         "dl124xlarge1210multinode5104F849",
         "cpum6i4xlargespot5B9D59F4",
-        "dl124xlarge1210ofownspot0DFE7B13",
-        "dl124xlarge1210ofownondemandF08675CC",
-        "dl124xlarge1210ofownmultinode176068B7",
-        "cpum6i4xlargeofownspot3FFDB7CF",
-    }
-    assert set(resources(large, "AWS::Batch::JobQueue")) == {
+    } <= set(resources(compute, "AWS::Batch::ComputeEnvironment"))
+    assert {
         "dl124xlarge1210Queuespot2F90C4D8",
-        "dl124xlarge1210Queueondemand195E0EB2",
         "dl124xlarge1210QueuemultinodeB9002586",
         "cpum6i4xlargeQueuecpuspot54722874",
-        "dl124xlarge1210ofownQueuespotD8C8A44C",
-        "dl124xlarge1210ofownQueueondemand42B2D3ED",
-        "dl124xlarge1210ofownQueuemultinode52DFD8DB",
-        "cpum6i4xlargeofownQueuecpuspot83E27BCB",
+    } <= set(resources(compute, "AWS::Batch::JobQueue"))
+
+
+def test_instances_are_exactly_the_stages_types_and_come_up_to_its_limits(compute: dict[str, Any]) -> None:
+    # Traps: the L2 adds the "optimal" classes; jobs of several nodes wait for ever on Spot.
+    made = {
+        name: (*item["InstanceTypes"], item["Type"], item["AllocationStrategy"], item["MinvCpus"], item["MaxvCpus"])
+        for name, item in ((name, item["ComputeResources"]) for name, item in environments(compute).items())
+    }
+    assert made == {
+        f"{NEW}-spot": ("dl1.24xlarge", *SPOT, 0, 3 * 96),
+        f"{NEW}-on-demand": ("dl1.24xlarge", *ON_DEMAND, 0, 2 * 96),
+        f"{NEW}-multinode": ("dl1.24xlarge", *ON_DEMAND, 0, 5 * 96),
+        f"{OLD}-spot": ("g5.4xlarge", *SPOT, 0, 3 * 16),
+        f"{OLD}-on-demand": ("g5.4xlarge", *ON_DEMAND, 0, 2 * 16),
+        f"{OLD}-multinode": ("g5.4xlarge", *ON_DEMAND, 0, 5 * 16),
+        f"{CPU}-spot": ("m6i.4xlarge", *SPOT, 0, 7 * 16),
     }
 
 
-def test_a_stage_has_the_queues_whose_capacity_it_allows(compute: dict[str, Any], large: dict[str, Any]) -> None:
-    assert set(queues(compute)) == {"spot", "cpu-spot"}
-    assert queue_environments(compute, "spot") == [f"{GAUDI}-spot"]
-    assert queue_environments(compute, "cpu-spot") == [f"{CPU}-spot"]
-    assert set(queues(large)) == set(QUEUES)
-    # Spot first; Batch goes on to the next where it has none.
-    assert queue_environments(large, "spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
-    assert queue_environments(large, "on-demand") == [f"{GAUDI}-on-demand"]
-    assert queue_environments(large, "multinode") == [f"{GAUDI}-multinode"]
+def test_batch_changes_instances_in_place_and_adds_nothing_of_its_own(compute: dict[str, Any]) -> None:
+    for environment in all_environments(compute).values():
+        # Trap: a name, a service role or ReplaceComputeEnvironment make each change a replacement.
+        assert environment["ReplaceComputeEnvironment"] is False
+        assert not {"ComputeEnvironmentName", "ServiceRole"} & environment.keys()
+        assert environment["UpdatePolicy"] == {"TerminateJobsOnUpdate": False, "JobExecutionTimeoutMinutes": 7200}
+        assert (environment["State"], environment["Type"]) == ("ENABLED", "MANAGED")
+        # Traps: a bid below On-Demand only adds reclaims; the fleet role belongs to BEST_FIT.
+        assert not {"BidPercentage", "SpotIamFleetRole", "DesiredvCpus"} & environment["ComputeResources"].keys()
 
 
-def test_on_demand_instances_are_counted_once_over_the_queues_that_share_them(large: dict[str, Any]) -> None:
-    assert capacity(large, f"{GAUDI}-on-demand")["MaxvCpus"] == 4 * 96
-    # What was reclaimed too often goes before what Spot has no room for.
-    assert queues(large)["on-demand"]["Priority"] > queues(large)["spot"]["Priority"]
+def test_each_pool_boots_its_own_ami_with_its_own_root_volume(compute: dict[str, Any]) -> None:
+    volume = {"VolumeType": "gp3", "Throughput": 500, "Encrypted": True, "DeleteOnTermination": True}
+    for name, family, ami, device, gib in (
+        (f"{NEW}-spot", "ECS_AL2023", f"/imagebuilder/trainyard-test/machine-image/{NEW}", "/dev/sda1", 700),
+        (f"{OLD}-spot", "ECS_AL2023_NVIDIA", "ami-0123456789abcdef0", "/dev/xvdb", 700),
+        (
+            f"{CPU}-spot",
+            "ECS_AL2023",
+            "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
+            "/dev/xvda",
+            300,
+        ),
+    ):
+        assert booted(compute, name) == (family, ami)
+        # Trap: a device of another name would be a second volume, and leave the root as small as the AMI's.
+        mapping = {"DeviceName": device, "Ebs": {**volume, "VolumeSize": gib}}
+        assert launch_data(compute, name)["BlockDeviceMappings"] == [mapping]
 
 
-def test_instances_come_and_go_up_to_the_limits(synthesised: Synthesised) -> None:
-    compute = synthesised(max_nodes=3, max_on_demand_nodes=2, max_multinode_nodes=5, max_cpu_nodes=7)["compute"]
-    limits = {
-        name: (item["ComputeResources"]["MinvCpus"], item["ComputeResources"]["MaxvCpus"])
-        for name, item in environments(compute).items()
-    }
-    assert limits == {
-        f"{GAUDI}-spot": (0, 3 * 96),
-        f"{GAUDI}-on-demand": (0, 2 * 96),
-        f"{GAUDI}-multinode": (0, 5 * 96),
-        f"{CPU}-spot": (0, 7 * 16),
-    }
+@pytest.mark.parametrize(
+    ("image", "ami"),
+    [
+        (None, "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id"),
+        ("ssm:/organisation/gpu", "/organisation/gpu"),
+    ],
+)
+def test_cuda_instances_boot_the_gpu_ami(image: str | None, ami: str) -> None:
+    row = Stage(name="test", teams=MIXED.teams[:1], instance_type="g5.4xlarge", machine_image=image)
+    assert booted(stacks_of(row)["compute"], f"{row.pool.id}-spot") == ("ECS_AL2023_NVIDIA", ami)
 
 
-def test_queues_share_fairly_from_the_first_day(large: dict[str, Any]) -> None:
-    # Trap: a queue that was made without a scheduling policy can never have one.
-    (policy,) = resources(large, "AWS::Batch::SchedulingPolicy")
-    for queue in queues(large).values():
-        assert queue["SchedulingPolicyArn"] == {"Fn::GetAtt": [policy, "Arn"]}
-        assert queue["State"] == "ENABLED"
-        assert "JobQueueName" not in queue
-        # Trap: Batch takes three compute environments a queue at most.
-        assert 1 <= len(queue["ComputeEnvironmentOrder"]) <= 3
+def booted(compute: dict[str, Any], environment: str) -> tuple[str, str]:
+    """Return the family of an environment's AMI, and its id or the parameter in which CloudFormation finds it."""
+    # Trap: without an override Batch keeps the AMI of the day on which the compute environment was made.
+    (configuration,) = capacity(compute, environment)["Ec2Configuration"]
+    ami = configuration["ImageIdOverride"]
+    if isinstance(ami, dict):
+        parameter = compute["Parameters"][ami["Ref"]]
+        assert parameter["Type"] == "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>"
+        ami = parameter["Default"]
+    return configuration["ImageType"], ami
 
 
-def test_twice_the_share_is_half_the_weight(synthesised: Synthesised) -> None:
-    teams = (
-        Team(name="nlp-core", share=2.0, shares_instances=True),
-        Team(name="vision"),
-        Team(name="interns", share=0.01, shares_instances=True),
-    )
-    compute = synthesised(teams=teams)["compute"]
-    policy = only(compute, "AWS::Batch::SchedulingPolicy")["FairsharePolicy"]
-    assert policy["ShareDistribution"] == [
-        # Trap: a share identifier takes letters and digits only.
-        {"ShareIdentifier": "nlpcore", "WeightFactor": 0.5},
-        {"ShareIdentifier": "vision", "WeightFactor": 1},
-        {"ShareIdentifier": "interns", "WeightFactor": 100},
-    ]
-    assert policy["ShareDecaySeconds"] == 24 * 3600
+def test_launch_templates_say_what_batch_leaves_to_them(compute: dict[str, Any]) -> None:
+    for name in all_environments(compute):
+        data = launch_data(compute, name)
+        # Trap: Batch ignores these, and a reader of the template believes them.
+        ignored = {"InstanceType", "InstanceMarketOptions", "IamInstanceProfile", "SecurityGroupIds", "Placement"}
+        assert not (ignored | {"KeyName", "ImageId"}) & data.keys()
+        # Only the host itself reaches the metadata service.
+        metadata = {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1}
+        assert data["MetadataOptions"] == metadata
+        (volume,) = (item for item in data["TagSpecifications"] if item["ResourceType"] == "volume")
+        tags = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
+        if "-of-research-" in name:
+            tags["trainyard:team"] = "research"
+        assert {tag["Key"]: tag["Value"] for tag in volume["Tags"]} == tags
+        # Traps: CloudFormation does not tag what Batch starts, and watch_instances knows environments by these names.
+        assert capacity(compute, name)["Tags"].items() >= tags.items()
 
 
-def time_limits(queue: dict[str, Any]) -> dict[str, int]:
-    for action in queue["JobStateTimeLimitActions"]:
-        # All that Batch does for these queues.
-        assert (action["Action"], action["State"]) == ("CANCEL", "RUNNABLE")
-    return {action["Reason"]: action["MaxTimeSeconds"] for action in queue["JobStateTimeLimitActions"]}
+def test_several_nodes_have_efa_on_each_card_side_by_side_in_one_subnet(compute: dict[str, Any]) -> None:
+    for name, item in environments(compute).items():
+        interfaces = launch_data(compute, name).get("NetworkInterfaces", [])
+        assert bool(interfaces) is (name == f"{NEW}-multinode")
+        # Trap: Batch takes security groups from the environment or from the template's interfaces, and refuses both.
+        assert ("SecurityGroupIds" in item["ComputeResources"]) is not bool(interfaces)
+        assert ("PlacementGroup" in item["ComputeResources"]) is name.endswith("multinode")
+        assert len(item["ComputeResources"]["Subnets"]) == (1 if name.endswith("multinode") or NEW in name else 2)
+    interfaces = launch_data(compute, f"{NEW}-multinode")["NetworkInterfaces"]
+    assert [
+        (item["NetworkCardIndex"], item["DeviceIndex"], item["InterfaceType"], item.get("AssociatePublicIpAddress"))
+        for item in interfaces
+    ] == [(0, 0, "efa", None), (1, 1, "efa", None), (2, 1, "efa", None), (3, 1, "efa", None)]
+    groups = resources(compute, "AWS::EC2::PlacementGroup")
+    assert [group["Strategy"] for group in groups.values()] == ["cluster"] * 4
 
 
-def test_a_job_that_can_never_start_makes_way(synthesised: Synthesised) -> None:
-    compute = synthesised(max_on_demand_nodes=1, max_multinode_nodes=2)
-    for queue in queues(compute["compute"]).values():
-        assert time_limits(queue) == {
-            "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": 3600,
-            "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": 3600,
-        }
+def test_one_card_says_that_it_wants_no_public_address() -> None:
+    # Trap: EC2 refuses the question if there are several interfaces, even if the answer is no.
+    row = Stage(name="test", teams=MIXED.teams[:1], instance_type="g5.48xlarge", max_multinode_nodes=2)
+    (interface,) = launch_data(stacks_of(row)["compute"], f"{row.pool.id}-multinode")["NetworkInterfaces"]
+    assert interface["AssociatePublicIpAddress"] is False
 
 
-def test_a_job_waits_for_spot_capacity_as_long_as_the_stage_says(synthesised: Synthesised) -> None:
-    stage = {"spot_wait_hours": 1.5, "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
-    compute = synthesised(**stage)["compute"]
-    waiting = {
-        name: [limit for reason, limit in time_limits(queue).items() if reason.startswith("CAPACITY:")]
-        for name, queue in queues(compute).items()
-    }
-    assert waiting == {"spot": [5400], "on-demand": [], "multinode": [], "cpu-spot": []}
-    # What Batch then says of the job names the reason that the queue matches: the one who moves it on knows it by that.
-    (reason,) = (name for name in time_limits(queues(compute)["spot"]) if name.startswith("CAPACITY:"))
-    assert SPOT_WAITED_TOO_LONG.endswith(f": {reason}")
-
-
-def test_jobs_that_wait_for_spot_are_moved_and_do_not_overflow(synthesised: Synthesised) -> None:
-    # Trap: Batch says that capacity is missing when all environments of a queue lack it. With On-Demand behind Spot in
-    # one queue no wait ever ends, and no job is moved.
-    stage = {"max_on_demand_nodes": 1, "retiring": (OLD_POOL,)}
-    overflowing, waiting = (synthesised(**stage, **wait)["compute"] for wait in ({}, {"spot_wait_hours": 2}))
-    for pool, queue in ((GAUDI, "spot"), (OLD_GAUDI, f"spot/{OLD_GAUDI}")):
-        assert queue_environments(overflowing, queue) == [f"{pool}-spot", f"{pool}-on-demand"]
-        assert queue_environments(waiting, queue) == [f"{pool}-spot"]
-    # Where it is moved to is there, all the same.
-    assert queue_environments(waiting, "on-demand") == [f"{GAUDI}-on-demand"]
-    assert environments(waiting).keys() == environments(overflowing).keys()
-
-
-def test_retiring_pools_stand_beside_the_new_one_and_share_nothing_with_it(synthesised: Synthesised) -> None:
-    compute = synthesised(retiring=(OLD_POOL,), machine_image=None, max_on_demand_nodes=1)["compute"]
-    for capacities in ("spot", "on-demand"):
-        old, new = (capacity(compute, f"{pool}-{capacities}") for pool in (OLD_GAUDI, GAUDI))
-        assert old["LaunchTemplate"]["LaunchTemplateId"] != new["LaunchTemplate"]["LaunchTemplateId"]
-        # Trap: a release's image on another's driver.
-        amis = [item["Ec2Configuration"][0]["ImageIdOverride"]["Ref"] for item in (old, new)]
-        parameters = [compute["Parameters"][ami]["Default"] for ami in amis]
-        assert parameters == [f"/imagebuilder/trainyard-test/machine-image/{pool}" for pool in (OLD_GAUDI, GAUDI)]
-    # New jobs find the current pool's queue; those submitted before are still found in theirs.
-    assert queue_environments(compute, "spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
-    assert queue_environments(compute, f"spot/{OLD_GAUDI}") == [f"{OLD_GAUDI}-spot", f"{OLD_GAUDI}-on-demand"]
-    assert queue_environments(compute, f"on-demand/{OLD_GAUDI}") == [f"{OLD_GAUDI}-on-demand"]
-
-
-def test_upgrading_a_release_leaves_the_old_pools_resources_as_they_are(synthesised: Synthesised) -> None:
-    before = synthesised(release="1.20.0", machine_image=None)["compute"]
-    after = synthesised(retiring=(OLD_POOL,), machine_image=None)["compute"]
-    for kind in ("AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue", "AWS::EC2::LaunchTemplate"):
-        assert resources(before, kind).items() <= resources(after, kind).items()
-
-
-def test_a_stage_can_move_to_another_instance_type(synthesised: Synthesised) -> None:
-    gaudi = Pool(instance_type="dl1.24xlarge", machine_image="ami-0123456789abcdef0")
-    compute = synthesised(instance_type="p4d.24xlarge", machine_image=None, retiring=(gaudi,))["compute"]
-    assert queue_environments(compute, "spot") == ["p4d-24xlarge-1-21-0-spot"]
-    assert queue_environments(compute, f"spot/{GAUDI}") == [f"{GAUDI}-spot"]
-    assert capacity(compute, f"{GAUDI}-spot")["Ec2Configuration"][0]["ImageIdOverride"] == "ami-0123456789abcdef0"
-    published = {item["Name"]: item["Value"] for item in resources(compute, "AWS::SSM::Parameter").values()}
-    assert published["/trainyard/test/instance-type"] == "p4d.24xlarge"
-
-
-def test_instances_stand_in_private_subnets_behind_the_job_security_group(templates: Templates) -> None:
-    network, compute = templates["prod/network"], templates["prod/compute"]
-    private = {name for name in resources(network, "AWS::EC2::Subnet") if "Private" in name}
-    for name, environment in environments(compute).items():
-        subnets = {exported(network, subnet) for subnet in environment["ComputeResources"]["Subnets"]}
-        assert subnets <= private
-        # Trap: EFA and a placement group do not span zones.
-        assert len(subnets) == (1 if name.endswith("multinode") else len(private))
-        for group in environment["ComputeResources"].get("SecurityGroupIds", []):
-            assert group["Fn::GetAtt"][0] in resources(compute, "AWS::EC2::SecurityGroup")
-
-
-def test_accelerators_start_in_the_zones_that_offer_them(synthesised: Synthesised) -> None:
-    made = synthesised(region="us-east-1", availability_zone_ids=("use1-az1", "use1-az2"), max_multinode_nodes=2)
+def test_accelerators_start_in_the_zones_that_offer_them(made: Templates, compute: dict[str, Any]) -> None:
     zones = {
         name: subnet["AvailabilityZoneId"]
         for name, subnet in resources(made["network"], "AWS::EC2::Subnet").items()
@@ -211,62 +188,112 @@ def test_accelerators_start_in_the_zones_that_offer_them(synthesised: Synthesise
     }
     of_pool = {
         name: {zones[exported(made["network"], subnet)] for subnet in item["ComputeResources"]["Subnets"]}
-        for name, item in environments(made["compute"]).items()
+        for name, item in environments(compute).items()
     }
-    assert of_pool == {
-        f"{GAUDI}-spot": {"use1-az2"},
-        f"{GAUDI}-multinode": {"use1-az2"},
-        f"{CPU}-spot": {"use1-az1", "use1-az2"},
-    }
+    assert of_pool[f"{NEW}-spot"] == of_pool[f"{NEW}-multinode"] == {"use1-az2"}
+    assert of_pool[f"{CPU}-spot"] == {"use1-az1", "use1-az2"}
 
 
-def test_existing_subnets_are_used_and_several_nodes_live_in_the_first(synthesised: Synthesised) -> None:
+def test_existing_subnets_are_used_and_several_nodes_run_in_the_first() -> None:
     ids = ("subnet-0123456789abcdef0", "subnet-0123456789abcdef1")
     vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=ids)
-    compute = synthesised(vpc=vpc, max_multinode_nodes=2)["compute"]
+    compute = stacks_of(Stage(name="test", teams=MIXED.teams[:1], vpc=vpc, max_multinode_nodes=2))["compute"]
     assert capacity(compute, f"{GAUDI}-spot")["Subnets"] == list(ids)
     assert capacity(compute, f"{GAUDI}-multinode")["Subnets"] == [ids[0]]
 
 
-def test_the_command_line_finds_the_instance_types(compute: dict[str, Any]) -> None:
+def test_a_stage_has_the_queues_whose_capacity_it_allows(templates: Templates, compute: dict[str, Any]) -> None:
+    small = templates["dev/compute"]
+    assert set(queues(small)) == {"spot", "cpu-spot"}
+    assert queue_environments(small, "spot") == [f"{GAUDI}-spot"]
+    retiring = {f"{name}/{OLD}" for name, queue in QUEUES.items() if queue.accelerated}
+    assert set(queues(compute)) == set(queues(compute, None)) == QUEUES.keys() | retiring
+    # Spot first; Batch takes the next environment if it has none.
+    for queue, used in {
+        "spot": [f"{NEW}-spot", f"{NEW}-on-demand"],
+        "on-demand": [f"{NEW}-on-demand"],
+        "multinode": [f"{NEW}-multinode"],
+        "cpu-spot": [f"{CPU}-spot"],
+        # Trap: a release's image on another's driver. Pools have nothing in common.
+        f"spot/{OLD}": [f"{OLD}-spot", f"{OLD}-on-demand"],
+    }.items():
+        assert queue_environments(compute, queue) == used
+    # What was reclaimed too often goes before what Spot has no room for.
+    assert queues(compute)["on-demand"]["Priority"] > queues(compute)["spot"]["Priority"]
     published = {item["Name"]: item["Value"] for item in resources(compute, "AWS::SSM::Parameter").values()}
-    assert published["/trainyard/dev/instance-type"] in INSTANCE_TYPES
-    assert published["/trainyard/dev/cpu-instance-type"] in INSTANCE_TYPES
+    assert published["/trainyard/test/instance-type"] == "dl1.24xlarge"
+    assert published["/trainyard/test/cpu-instance-type"] in INSTANCE_TYPES
 
 
-def test_logs_of_instances_are_kept_for_their_time_and_nothing_on_them_reads_any(templates: Templates) -> None:
-    compute = templates["dev/compute"]
-    (name, group), *others = (item for item in compute["Resources"].items() if item[1]["Type"] == "AWS::Logs::LogGroup")
-    assert not others
+def test_queues_share_fairly_from_the_first_day(compute: dict[str, Any]) -> None:
+    # Trap: a queue that was made without a scheduling policy can never have one.
+    (policy,) = resources(compute, "AWS::Batch::SchedulingPolicy")
+    for queue in queues(compute).values():
+        assert queue["SchedulingPolicyArn"] == {"Fn::GetAtt": [policy, "Arn"]}
+        assert (queue["State"], "JobQueueName" in queue) == ("ENABLED", False)
+    properties = only(compute, "AWS::Batch::SchedulingPolicy")["FairsharePolicy"]
+    assert properties["ShareDistribution"] == [
+        {"ShareIdentifier": "research", "WeightFactor": 1},
+        # Traps: a share identifier takes letters and digits only, and twice the share is half the weight.
+        {"ShareIdentifier": "nlpcore", "WeightFactor": 0.5},
+        {"ShareIdentifier": "interns", "WeightFactor": 100},
+    ]
+    assert (properties["ShareDecaySeconds"], properties["ComputeReservation"]) == (24 * 3600, 0)
+
+
+def time_limits(queue: dict[str, Any]) -> dict[str, int]:
+    for action in queue["JobStateTimeLimitActions"]:
+        assert (action["Action"], action["State"]) == ("CANCEL", "RUNNABLE")
+    return {action["Reason"]: action["MaxTimeSeconds"] for action in queue["JobStateTimeLimitActions"]}
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_jobs_wait_for_spot_and_on_demand_instances_run_in_promised_capacity(*, block: bool) -> None:
+    group = "arn:aws:resource-groups:us-east-1:123456789012:group/promised"
+    row = Stage(
+        name="test",
+        teams=MIXED.teams[:1],
+        instance_type="p5.48xlarge",
+        max_on_demand_nodes=1,
+        max_multinode_nodes=2,
+        spot_wait_hours=1.5,
+        capacity_reservation=CapacityReservation(target="cr-0123456789abcdef0" if block else group, is_block=block),
+    )
+    compute, pool = stacks_of(row)["compute"], row.pool.id
+    # Trap: Batch says that capacity is missing when all environments of a queue lack it. With On-Demand behind Spot in
+    # one queue no wait ever ends, and no job is moved.
+    assert queue_environments(compute, "spot") == [f"{pool}-spot"]
+    assert queue_environments(compute, "on-demand") == [f"{pool}-on-demand"]
+    never = dict.fromkeys(
+        ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"), 3600
+    )
+    reason = SPOT_WAITED_TOO_LONG.rpartition(": ")[2]
+    for name, queue in queues(compute).items():
+        assert time_limits(queue) == {**never, **({reason: 5400} if name == "spot" else {})}
+    for name in ("on-demand", "multinode"):
+        data = launch_data(compute, f"{pool}-{name}")
+        key = "CapacityReservationId" if block else "CapacityReservationResourceGroupArn"
+        assert row.capacity_reservation is not None
+        target = {key: row.capacity_reservation.target}
+        assert data["CapacityReservationSpecification"] == {"CapacityReservationTarget": target}
+        assert data.get("InstanceMarketOptions") == ({"MarketType": "capacity-block"} if block else None)
+        # A block is side by side already, and EC2 refuses a placement group around it.
+        assert ("PlacementGroup" in capacity(compute, f"{pool}-{name}")) is (name == "multinode" and not block)
+    spot = launch_data(compute, f"{pool}-spot")
+    assert not {"CapacityReservationSpecification", "InstanceMarketOptions"} & spot.keys()
+
+
+def test_logs_of_instances_are_kept_for_their_time_and_nothing_on_them_reads_any(made: Templates) -> None:
+    stage = DeployedStage("test", made)
+    name = stage.only("compute", "AWS::Logs::LogGroup")
+    group = made["compute"]["Resources"][name]
     assert (group["DeletionPolicy"], group["Properties"]["RetentionInDays"]) == ("Retain", 90)
-    stage = DeployedStage("dev", {path.split("/")[1]: item for path, item in templates.items() if "dev/" in path})
     arn = stage.arn("compute", name).removesuffix(":*")
     assert stage.published("instance-log-group") == arn.rpartition(":")[2]
     role = stage.role("compute", "isolatedresearchInstanceRole")
     stream = f"{arn}:log-stream:i-0123456789abcdef0/cloud-init-output"
-    for action, allowed in (
-        ("logs:CreateLogStream", True),
-        ("logs:PutLogEvents", True),
-        ("logs:GetLogEvents", False),
-        ("logs:DeleteLogStream", False),
-        ("logs:CreateLogGroup", False),
-        ("logs:PutRetentionPolicy", False),
-    ):
-        assert role.may(action, stream) is allowed, action
-
-
-def test_a_queue_is_a_row(tmp_path: Path) -> None:
-    row = Queue(name="cpu-on-demand", accelerated=False, capacities=("on-demand",), purpose="corpora with a deadline")
-    stage = Stage(name="test", teams=(Team(name="research"),))
-    app = new_app(tmp_path)
-    scope = cdk.Stage(app, stage.name)
-    network = NetworkStack(scope, stage=stage)
-    storage = StorageStack(scope, stage=stage, network=network)
-    ComputeStack(scope, stage=stage, network=network, storage=storage, queues={**QUEUES, row.name: row})
-    app.synth()
-    compute = read_assembly(tmp_path)["test/compute"]
-    assert queue_environments(compute, "cpu-on-demand") == [f"{CPU}-on-demand"]
-    assert capacity(compute, f"{CPU}-on-demand")["Type"] == "EC2"
+    allowed = ("CreateLogStream", "PutLogEvents", "GetLogEvents", "DeleteLogStream", "CreateLogGroup")
+    assert [action for action in allowed if role.may(f"logs:{action}", stream)] == ["CreateLogStream", "PutLogEvents"]
 
 
 def exported(template: dict[str, Any], imported: dict[str, str]) -> str:
@@ -276,4 +303,4 @@ def exported(template: dict[str, Any], imported: dict[str, str]) -> str:
         for output in template["Outputs"].values()
         if output["Export"]["Name"] == imported["Fn::ImportValue"]
     )
-    return str(value["Ref"] if "Ref" in value else value["Fn::GetAtt"][0])
+    return str(value["Ref"])

@@ -3,7 +3,6 @@
 import base64
 import email
 import json
-import re
 import subprocess
 from typing import Any
 
@@ -60,16 +59,6 @@ def test_the_ecs_agent_gives_jobs_the_notices_time_to_stop(
         assert values["ECS_AWSVPC_BLOCK_IMDS"] == "true"
 
 
-def test_what_batch_and_the_ami_wrote_for_the_agent_stays(
-    launch_templates: dict[str, dict[str, Any]], machine: Machine
-) -> None:
-    configuration = machine.root / "etc" / "ecs" / "ecs.config"
-    configuration.parent.mkdir(parents=True)
-    configuration.write_text("ECS_CLUSTER=batch\n")
-    machine.run(script_with(launch_templates[f"{CPU}-spot"], "ecs.config"))
-    assert configuration.read_text().startswith("ECS_CLUSTER=batch\nECS_")
-
-
 CONTROL = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 
 
@@ -106,16 +95,6 @@ def test_logs_of_the_boot_go_where_they_outlive_the_instance(
         "/var/log/ecs/ecs-agent.log": "{instance_id}/ecs-agent",
     }
     assert {item["log_group_name"] for item in files} == {"<InstanceLogsAB47D8DA>"}
-
-
-def test_an_ami_that_brings_the_cloudwatch_agent_installs_nothing(
-    launch_templates: dict[str, dict[str, Any]], machine: Machine
-) -> None:
-    sending(machine, launch_templates[f"{GAUDI}-spot"])
-    (machine.root / "calls").unlink()
-    sending(machine, launch_templates[f"{GAUDI}-spot"])
-    assert not machine.called("dnf")
-    assert machine.called("ctl")
 
 
 def test_an_instance_whose_logs_cannot_be_sent_runs_jobs_all_the_same(
@@ -169,18 +148,6 @@ def test_gaudi_instances_set_huge_pages_aside_and_others_do_not(
     assert not any("hugepages" in script for _, script in boot_parts(launch_templates[f"{CPU}-spot"]))
 
 
-def test_no_script_waits_for_what_waits_for_it(
-    launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]
-) -> None:
-    # Trap: from user data, starting the agent waits for the end of user data.
-    for data in (*launch_templates.values(), everything):
-        scripts = "\n".join(script for _, script in boot_parts(data))
-        started = re.findall(r"systemctl (?:start|restart|enable --now|reload) .*", scripts)
-        services = [line.removeprefix("systemctl start --no-block trainyard-") for line in started]
-        assert services[:2] == ["instance-logs.service", "spot-notice.service"]
-        assert services[2:] in ([], ["bad-node.service"])
-
-
 def test_the_shared_file_system_is_mounted_for_reading_where_containers_look(
     everything: dict[str, Any], machine: Machine
 ) -> None:
@@ -210,12 +177,6 @@ def test_an_instance_without_the_shared_file_system_takes_no_jobs(everything: di
     assert "could not be mounted" in done.stderr
     assert len(machine.called("mount ")) == 5
     assert_it_shuts_down(done, machine, "lustre")
-
-
-def test_an_instance_without_a_lustre_client_takes_no_jobs(everything: dict[str, Any], machine: Machine) -> None:
-    machine.answers["dnf"] = "exit 1"
-    assert_it_shuts_down(machine.run(script_with(everything, "lustre")), machine, "lustre")
-    assert not machine.called("mount ")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +19,8 @@ from jobs.contract.releases import release
 from jobs.contract.revision import SOURCES
 from jobs.contract.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter
 from tests.support.infra.calls import permissions_of
-from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
-from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, synthesise
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
+from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources
 
 PUSHES = [
     ROOT / "jobs/cli/images/push.py",
@@ -114,13 +112,6 @@ def test_repositories_are_encrypted_with_the_stages_own_key_where_it_has_one(
     assert not any("EncryptionConfiguration" in repository for repository in repositories.values())
 
 
-def test_images_can_be_built_again_so_they_go_with_the_stack(templates: Templates) -> None:
-    for resource in templates["dev/image"]["Resources"].values():
-        if resource["Type"] == "AWS::ECR::Repository":
-            assert resource["DeletionPolicy"] == "Delete"
-            assert resource["Properties"]["EmptyOnDelete"] is True
-
-
 def test_old_images_expire(repositories: dict[str, dict[str, Any]]) -> None:
     for repository in repositories.values():
         rules = json.loads(repository["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
@@ -143,38 +134,6 @@ def test_a_build_pushes_to_its_stage_what_was_deployed(project: dict[str, Any]) 
     # Nothing is chosen: what the stage's jobs run in, for its release.
     assert variables == {"ARGUMENTS": "", "TRAINYARD_STAGE": "dev"}
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty-[0-9a-f]{8})?", revision)
-
-
-def test_a_project_fits_an_account_that_is_new(project: dict[str, Any]) -> None:
-    # Trap: a new account may run one build at a time, and CodeBuild refuses a project that may run more than that.
-    assert "ConcurrentBuildLimit" not in project
-
-
-def test_a_build_may_do_what_it_needs_and_nothing_else(templates: Templates) -> None:
-    template = templates["dev/image"]
-    (statements,) = [item["PolicyDocument"]["Statement"] for item in resources(template, "AWS::IAM::Policy").values()]
-    allowed = {
-        action: [flatten(item) for item in _list(statement["Resource"])]
-        for statement in statements
-        for action in _list(statement["Action"])
-    }
-    assert allowed.pop("ecr:GetAuthorizationToken") == ["*"]
-    pushes = {action for action in allowed if action.startswith("ecr:")}
-    assert "ecr:PutImage" in pushes
-    assert "ecr:DeleteRepository" not in pushes
-    for action in pushes:
-        assert allowed[action] == [f"<{name}.Arn>" for name in resources(template, "AWS::ECR::Repository")]
-    written = {arn.split(":parameter")[1] for arn in allowed["ssm:PutParameter"]}
-    assert written == {f"/trainyard/dev/{name}" for name in published(template, "dev") if name.startswith("image/")}
-    assert {arn.split(":parameter")[1] for arn in allowed.pop("ssm:GetParameters")} == {
-        "/trainyard/dev/images",
-        "/trainyard/dev/release",
-        "/trainyard/dev/image-repository/*",
-        "/trainyard/dev/image/*/*",
-    }
-    for action, where in allowed.items():
-        assert not any("*" in item for item in where), action
-    assert {action.split(":")[0] for action in allowed} == {"ecr", "logs", "s3", "ssm"}
 
 
 REGISTRY_ACTIONS = {
@@ -230,20 +189,6 @@ def test_every_call_of_a_push_is_allowed_to_codebuild(synthesised: Callable[...,
     assert role.boundary is not None
 
 
-def test_people_who_push_are_told_what_they_need(templates: Templates) -> None:
-    # GIVEN what CodeBuild's role may do of what is a push's: the rest is about builds themselves
-    role = DeployedStage("dev", {"image": templates["dev/image"], "access": templates["dev/access"]}).role(
-        "image", "BuildRole"
-    )
-    actions = {action for statement in statements(role) for action in _list(statement["Action"])}
-    of_pushes = {action for action in actions if action.startswith(("ecr:", "ssm:"))}
-    # THEN infra/docs/deploying.md has the same
-    section = (
-        (ROOT / "infra/docs/deploying.md").read_text().split("## The rights that a push needs")[1].split("\n## ")[0]
-    )
-    assert set(re.findall(r"`((?:ecr|ssm):\w+)`", section)) == of_pushes
-
-
 def test_tags_of_the_whole_stage_change_nothing_that_pushes_write(tmp_path: Path) -> None:
     # Trap: CloudFormation puts the template's value back into a parameter that it updates, for a tag as well.
     row = Stage(name="test", teams=(Team(name="research"),))
@@ -273,33 +218,6 @@ def test_tags_of_the_whole_stage_change_nothing_that_pushes_write(tmp_path: Path
     assert "Parameterimagegaudi121091E0A922" in made[0]["Resources"]
 
 
-def test_a_deployment_of_what_nobody_else_has_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git_of_others: Path
-) -> None:
-    # GIVEN a git that has other sources, so these differ from its last commit
-    git = tmp_path / "bin/git"
-    git.parent.mkdir()
-    git.write_text(f'#!/bin/sh\nexec {shutil.which("git")} --git-dir="{git_of_others}" "$@"\n')
-    git.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{git.parent}:{os.environ['PATH']}")
-    template = synthesise([Stage(name="test", teams=(Team(name="research"),))], tmp_path / "dirty")["test/image"]
-    revision = {
-        item["Name"]: item["Value"]
-        for item in only(template, "AWS::CodeBuild::Project")["Environment"]["EnvironmentVariables"]
-    }["TRAINYARD_REVISION"]
-    # THEN it is told so, with what to do
-    [told] = [
-        entry["data"]
-        for path in (tmp_path / "dirty").rglob("*.metadata.json")
-        for entries in json.loads(path.read_text()).values()
-        for entry in entries
-        if entry["type"] == "aws:cdk:warning"
-    ]
-    assert revision in told
-    assert "deploy 'test/image'" in told
-    assert "-dirty-" in revision
-
-
 def test_sources_that_git_does_not_have_are_tagged_by_their_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,19 +231,6 @@ def test_sources_that_git_does_not_have_are_tagged_by_their_hash(
         _revision(asset, tmp_path)
 
 
-@pytest.fixture
-def git_of_others(tmp_path: Path) -> Path:
-    """A repository whose last commit has the folders that images are built from, and other files in them."""
-    root = tmp_path / "others"
-    for folder in SOURCES:
-        (root / folder).mkdir(parents=True)
-        (root / folder / "of-others").write_text("x")
-    author = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-    for arguments in (("init", "--quiet"), ("add", "."), (*author, "commit", "--quiet", "--message", "x")):
-        subprocess.run(["git", "-C", str(root), *arguments], check=True)
-    return root / ".git"
-
-
 def test_the_source_is_what_images_are_built_from_and_what_builds_them(assembly: Path, project: dict[str, Any]) -> None:
     found = re.search(r"/(\w{64})\.zip", json.dumps(project["Source"]["Location"]))
     assert found
@@ -334,13 +239,3 @@ def test_the_source_is_what_images_are_built_from_and_what_builds_them(assembly:
     assert (source / "images" / "releases.toml").read_bytes() == (ROOT / "images" / "releases.toml").read_bytes()
     assert (source / "jobs" / "train" / "launch.py").is_file()
     assert not [path for path in source.rglob("*") if path.name == "__pycache__" or path.suffix == ".pyc"]
-
-
-def test_the_commands_of_a_build_are_those_of_its_file(project: dict[str, Any]) -> None:
-    # tests/images/test_push.py runs that file.
-    (commands,) = json.loads(project["Source"]["BuildSpec"])["phases"]["build"]["commands"]
-    assert commands == (ROOT / "infra" / "image" / "image_build.sh").read_text()
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

@@ -242,20 +242,6 @@ def test_people_whose_budget_is_used_up_submit_nothing_and_still_watch_and_stop(
     assert {action for s in people.trust["Statement"] for action in as_list(s["Action"])} == {"sts:AssumeRole"}
 
 
-def test_people_of_another_team_are_refused(stage: DeployedStage, templates: Templates) -> None:
-    others = stage.role("jobs", "Memberstheirs")
-    requests = dict(submission(stage, templates, "our-team"))
-    assert len(requests) == 3
-    for resource, context in requests.items():
-        assert others.decide_in("batch:SubmitJob", resource, context) == "implicitly denied", resource
-    group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
-    assert not others.may("logs:GetLogEvents", f"{group}:log-stream:our-team/finetune-classification/main/0f0f")
-    ours: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
-    for action in ("batch:TerminateJob", "batch:CancelJob"):
-        assert others.decide_in(action, JOB, ours) == "implicitly denied"
-        assert not others.may(action, JOB)
-
-
 def test_people_stop_jobs_of_their_stage_only(people: Role) -> None:
     # GIVEN a stage in the same account that has a team of the same name
     elsewhere: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "prod"}
@@ -359,13 +345,6 @@ def tags_of(templates: Templates, stack: str, resource_type: str, beginning: str
     assert found
     assert all(tags == found[0] for tags in found)
     return {f"aws:ResourceTag/{key}": value for key, value in found[0].items()}
-
-
-def test_people_do_not_push_images(people: Role) -> None:
-    for name in ("image/gaudi/1.21.0", "image-repository/gaudi"):
-        assert not people.may("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/{name}")
-    for action in ("ecr:GetAuthorizationToken", "ecr:PutImage", "codebuild:StartBuild"):
-        assert not people.may(action)
 
 
 def permissions_of_commands() -> set[str]:

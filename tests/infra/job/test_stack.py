@@ -1,64 +1,82 @@
 """Job definitions of every team and kind, on the template: what runs, with which rights, where it logs."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import aws_cdk as cdk
 import pytest
 
-from infra.image.stack import ImageStack
-from infra.job.stack import JobStack
-from infra.network.stack import NetworkStack
 from infra.settings import STAGES, TEAMS
 from infra.stages import Stage, Team
-from infra.storage.stack import StorageStack
 from jobs.contract.catalog import CATALOG
-from jobs.contract.instance_types import instance_type
-from jobs.contract.job_kind import JobKind
 from jobs.contract.releases import release
 from jobs.contract.retries import RETRY_RULES
-from jobs.contract.stage import DeployedStage
+from jobs.contract.stage import DeployedStage, job_definition_parameter
 from jobs.contract.submit_job import CONTAINER_NAME
-from tests.support.infra.job_definitions import container_of, logical_id, logical_ids, logical_ids_with_several_nodes
-from tests.support.infra.synthesis import Templates, flatten, new_app, read_assembly, resources
+from tests.support.infra.synthesis import Templates, flatten, resources, stacks_of
 
-MAX_DEFINITION_BYTES = 24 * 1024
-"""AWS Batch's limit."""
+Properties = dict[str, Any]
+DEFINITION = "Jobresearchfinetuneclassification"
+FULL = Stage(
+    name="test",
+    teams=(
+        Team(name="research", huggingface_token=True, secret_variables=("WANDB_API_KEY", "MLFLOW_TRACKING_URI")),
+        Team(name="product"),
+    ),
+    max_multinode_nodes=4,
+    region="us-east-1",
+    fsx_gib=1_200,
+)
 
 
 @pytest.fixture(scope="module")
-def jobs(templates: Templates) -> dict[str, Any]:
-    return templates["dev/jobs"]
+def full() -> Templates:
+    return stacks_of(FULL)
 
 
 @pytest.fixture(scope="module")
-def definitions(jobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return resources(jobs, "AWS::Batch::JobDefinition")
+def definitions(full: Templates) -> dict[str, Properties]:
+    return resources(full["jobs"], "AWS::Batch::JobDefinition")
 
 
-@pytest.fixture(scope="module")
-def container(definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return container_of(definitions["Jobresearchfinetuneclassification"])
+def logical_id(team: str, kind: str) -> str:
+    return f"Job{team}{kind.replace('-', '')}"
 
 
-def test_each_team_has_a_definition_of_each_kind_and_the_command_line_finds_it(jobs: dict[str, Any]) -> None:
-    published = {
-        item["Name"]: item["Value"]
-        for item in resources(jobs, "AWS::SSM::Parameter").values()
-        if "/job-definition/" in item["Name"]
+def task_of(definition: Properties) -> Properties:
+    (place,) = definition.get("NodeProperties", {}).get("NodeRangeProperties", [definition])
+    (task,) = place["EcsProperties"]["TaskProperties"]
+    return dict(task)
+
+
+def container_of(definition: Properties) -> Properties:
+    (container,) = task_of(definition)["Containers"]
+    return dict(container)
+
+
+def published(template: Properties) -> dict[str, Any]:
+    return {item["Name"]: item["Value"] for item in resources(template, "AWS::SSM::Parameter").values()}
+
+
+def asked(definition: Properties) -> dict[str, str]:
+    return {item["Type"]: item["Value"] for item in container_of(definition)["ResourceRequirements"]}
+
+
+def test_each_team_has_a_definition_of_each_kind_and_the_command_line_finds_it(templates: Templates) -> None:
+    jobs = templates["dev/jobs"]
+    found = {name: value["Ref"] for name, value in published(jobs).items() if "/job-definition/" in name}
+    assert found == {
+        f"/trainyard/dev/job-definition/{team.name}/{kind}": logical_id(team.name, kind)
+        for team in TEAMS
+        for kind in CATALOG
     }
-    assert set(published) == {f"/trainyard/dev/job-definition/{team.name}/{kind}" for team in TEAMS for kind in CATALOG}
-    referenced = {value["Ref"] for value in published.values()}
-    assert referenced == set(resources(jobs, "AWS::Batch::JobDefinition"))
+    assert set(found.values()) == set(resources(jobs, "AWS::Batch::JobDefinition"))
 
 
 def test_what_the_stacks_publish_is_what_a_submission_reads(templates: Templates) -> None:
-    prefix = "/trainyard/dev/"
     parameters = {
-        item["Name"].removeprefix(prefix): item["Value"] if isinstance(item["Value"], str) else json.dumps(item)
+        name.removeprefix("/trainyard/dev/"): value if isinstance(value, str) else json.dumps(value)
         for path, template in templates.items()
-        for item in resources(template, "AWS::SSM::Parameter").values()
+        for name, value in published(template).items()
         if path.startswith("dev/")
     }
     stage = DeployedStage.from_parameters("dev", parameters)
@@ -67,246 +85,171 @@ def test_what_the_stacks_publish_is_what_a_submission_reads(templates: Templates
     assert stage.instance_type.name == STAGES["dev"].instance_type
 
 
-def test_definitions_say_ecs_properties_with_the_container_that_an_override_names(
-    definitions: dict[str, dict[str, Any]],
-) -> None:
-    # Trap: containerProperties knows no ipcMode, and a submission overrides ecsProperties by the container's name.
-    for definition in definitions.values():
-        assert definition["Type"] == "container"
-        assert definition["PlatformCapabilities"] == ["EC2"]
-        assert "ContainerProperties" not in definition
-        assert container_of(definition)["Name"] == CONTAINER_NAME
-        assert container_of(definition)["Essential"] is True
-
-
-def test_hccl_gets_the_hosts_ipc_namespace_and_memory_that_may_be_pinned(
-    definitions: dict[str, dict[str, Any]], container: dict[str, Any]
-) -> None:
-    for name in logical_ids(accelerated=True):
-        (task,) = definitions[name]["EcsProperties"]["TaskProperties"]
-        assert task["IpcMode"] == "host"
-    assert container["Ulimits"] == [{"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}]
-
-
-def test_one_job_owns_the_node(container: dict[str, Any]) -> None:
-    # Trap: there is no resource type for HPUs, and asking for all 768 GiB leaves a job waiting for ever.
-    row = instance_type("dl1.24xlarge")
-    asked = {item["Type"]: int(item["Value"]) for item in container["ResourceRequirements"]}
-    assert asked == {"VCPU": 96, "MEMORY": 760_000}
-    assert asked["VCPU"] == row.vcpus
-    assert row.memory_mib / 2 < asked["MEMORY"] < row.memory_mib
-
-
-def test_containers_get_no_more_rights_and_no_more_environment_than_they_need(
-    definitions: dict[str, dict[str, Any]],
-) -> None:
+def test_all_definitions_have_in_common_what_batch_and_a_submission_want(definitions: dict[str, Properties]) -> None:
     for name, definition in definitions.items():
         container = container_of(definition)
-        assert not {"Privileged", "Environment", "Secrets"} & container.keys()
-        wanted = {"InitProcessEnabled"} | ({"SharedMemorySize"} if name in logical_ids(accelerated=False) else set())
-        assert container["LinuxParameters"].keys() == wanted
-        assert container["LinuxParameters"]["InitProcessEnabled"] is True
-
-
-def test_a_definition_does_no_harm_when_submitted_as_it_is(container: dict[str, Any]) -> None:
-    assert container["Command"] == ["python", "-m", "jobs.train.launch", "--help"]
-
-
-def test_retries_are_those_of_a_submission(definitions: dict[str, dict[str, Any]]) -> None:
-    # Trap: what no rule matches is started again, so the last rules must match everything.
-    for definition in definitions.values():
+        assert definition["PlatformCapabilities"] == ["EC2"]
+        # Trap: containerProperties knows no ipcMode, and a submission overrides ecsProperties by the container's name.
+        assert "ContainerProperties" not in definition
+        assert (container["Name"], container["Essential"]) == (CONTAINER_NAME, True)
+        # Submitted as it is, it does no harm.
+        assert container["Command"] == ["python", "-m", "jobs.train.launch", "--help"]
+        # Trap: what no rule matches is started again, so the last rules must match everything.
         rules = [
             {key[0].lower() + key[1:]: value for key, value in rule.items()}
             for rule in definition["RetryStrategy"]["EvaluateOnExit"]
         ]
         assert rules == [dict(rule) for rule in RETRY_RULES]
-        assert len(rules) <= 5
         assert definition["RetryStrategy"]["Attempts"] == 3
-
-
-def test_the_timeout_is_the_kinds(definitions: dict[str, dict[str, Any]]) -> None:
-    for kind in CATALOG.values():
-        definition = definitions[logical_id(kind)]
-        assert definition["Timeout"] == {"AttemptDurationSeconds": kind.timeout_hours * 3600}
-
-
-def test_old_revisions_stay(definitions: dict[str, dict[str, Any]]) -> None:
-    # Trap: CloudFormation deregisters the old revision at each change, and its waiting jobs fail.
-    for definition in definitions.values():
+        # Trap: CloudFormation deregisters the old revision at each change, and its waiting jobs fail.
         assert definition["ResourceRetentionPolicy"] == {"SkipDeregisterOnUpdate": True}
         assert "JobDefinitionName" not in definition
+        assert (definition["SchedulingPriority"], definition["PropagateTags"]) == (1, True)
+        assert not {"Privileged", "Environment"} & container.keys()
+        assert container["LinuxParameters"]["InitProcessEnabled"] is True
+        assert len(json.dumps(definition)) < 24 * 1024
+        team = "research" if name.startswith("Jobresearch") else "product"
+        tags = {"trainyard:project": "trainyard", "trainyard:stage": "test", "trainyard:team": team}
+        assert definition["Tags"] == tags
+        roles = (task_of(definition)[f"{kind}RoleArn"]["Fn::GetAtt"][0] for kind in ("Task", "Execution"))
+        assert [role.rstrip("0123456789ABCDEF") for role in roles] == [f"Team{team}", f"Execution{team}"]
 
 
-def test_fair_share_gets_a_priority_and_tags_reach_the_task(definitions: dict[str, dict[str, Any]]) -> None:
-    for definition in definitions.values():
-        assert definition["SchedulingPriority"] == 1
-        assert definition["PropagateTags"] is True
-    tags = definitions["Jobproductfinetuneclassification"]["Tags"]
-    assert tags == {"trainyard:project": "trainyard", "trainyard:stage": "dev", "trainyard:team": "product"}
+@pytest.mark.parametrize("kind", CATALOG.values(), ids=list(CATALOG))
+def test_a_kind_fills_its_instances_and_ends_in_its_time(definitions: dict[str, Properties], kind: Any) -> None:
+    definition = definitions[logical_id("research", kind.name)]
+    container = container_of(definition)
+    assert definition["Timeout"] == {"AttemptDurationSeconds": kind.timeout_hours * 3600}
+    mounts = [item["ContainerPath"] for item in container.get("MountPoints", [])]
+    if kind.accelerated:
+        # Trap: there is no resource for HPUs, and asking for all 768 GiB leaves a job waiting for ever.
+        assert asked(definition) == {"VCPU": "96", "MEMORY": "760000"}
+        # HCCL wants the host's IPC namespace, and memory that may be pinned.
+        assert task_of(definition)["IpcMode"] == "host"
+        assert container["Ulimits"] == [{"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}]
+        assert "SharedMemorySize" not in container["LinuxParameters"]
+        assert mounts == ["/fsx", "/scratch"]
+    else:
+        assert asked(definition) == {"VCPU": "16", "MEMORY": "60000"}
+        assert container["LinuxParameters"]["SharedMemorySize"] == 15_000
+        assert ("IpcMode" in task_of(definition), "Ulimits" in container, mounts) == (False, False, [])
 
 
-def test_definitions_fit_batchs_limit(definitions: dict[str, dict[str, Any]]) -> None:
-    for definition in definitions.values():
-        assert len(json.dumps(definition)) < MAX_DEFINITION_BYTES
-
-
-def test_logs_go_to_the_stages_group(jobs: dict[str, Any], container: dict[str, Any]) -> None:
-    (group,) = resources(jobs, "AWS::Logs::LogGroup")
-    assert container["LogConfiguration"] == {
+def test_logs_go_to_the_stages_group(full: Templates, definitions: dict[str, Properties]) -> None:
+    (group,) = resources(full["jobs"], "AWS::Logs::LogGroup")
+    assert container_of(definitions[DEFINITION])["LogConfiguration"] == {
         "LogDriver": "awslogs",
         "Options": {
             "awslogs-group": {"Ref": group},
-            "awslogs-region": {"Ref": "AWS::Region"},
+            "awslogs-region": "us-east-1",
             "awslogs-stream-prefix": "research/finetune-classification",
         },
     }
-    (published,) = (
-        item["Value"]
-        for item in resources(jobs, "AWS::SSM::Parameter").values()
-        if item["Name"] == "/trainyard/dev/log-group"
-    )
-    assert published == {"Ref": group}
-
-
-def image_of(template: dict[str, Any], definition: dict[str, Any]) -> str:
-    """Return the image of a definition's container, with the names of SSM parameters in place of CloudFormation's."""
-    image = flatten(container_of(definition)["Image"])
-    for name, item in template["Parameters"].items():
-        image = image.replace(f"<{name}>", f"<{item.get('Default')}>")
-    return image
+    assert published(full["jobs"])["/trainyard/test/log-group"] == {"Ref": group}
 
 
 @pytest.mark.parametrize(
     ("settings", "image"),
     [
         ({}, f"</trainyard/test/image/gaudi/{release().name}>"),
-        ({"release": "1.20.0"}, "</trainyard/test/image/gaudi/1.20.0>"),
         ({"image_tag": "1.21.0-0123456789ab"}, "</trainyard/test/image-repository/gaudi>:1.21.0-0123456789ab"),
     ],
 )
-def test_jobs_run_what_was_pushed_last_for_the_release_or_a_tag(
-    synthesised: Any, settings: dict[str, str], image: str
-) -> None:
-    template = synthesised(**settings)["jobs"]
-    definitions = resources(template, "AWS::Batch::JobDefinition")
-    assert image_of(template, definitions["Jobresearchfinetuneclassification"]) == image
-    assert image_of(template, definitions["Jobresearchnotebook"]) == image.replace("gaudi", "gaudi-notebook")
+def test_jobs_run_what_was_pushed_last_for_the_release_or_a_tag(settings: dict[str, str], image: str) -> None:
+    template = stacks_of(Stage(name="test", teams=(Team(name="research"),), **settings))["jobs"]  # type: ignore[arg-type]
+    found = resources(template, "AWS::Batch::JobDefinition")
+
+    def image_of(definition: Properties) -> str:
+        said = flatten(container_of(definition)["Image"])
+        for name, item in template["Parameters"].items():
+            # A value in the template, or an export, would stay what it was when it was deployed.
+            assert item["Type"].startswith("AWS::SSM::Parameter::Value") or name == "BootstrapVersion"
+            said = said.replace(f"<{name}>", f"<{item.get('Default')}>")
+        return said
+
+    assert image_of(found[DEFINITION]) == image
+    assert image_of(found["Jobresearchnotebook"]) == image.replace("gaudi", "gaudi-notebook")
     # What a submission compares with what was pushed since.
-    published = {item["Name"]: item["Value"] for item in resources(template, "AWS::SSM::Parameter").values()}
-    container = container_of(definitions["Jobresearchfinetuneclassification"])
-    assert published["/trainyard/test/job-image/finetune-classification"] == container["Image"]
-    assert published.get("/trainyard/test/image-tag") == settings.get("image_tag")
+    names = published(template)
+    assert names["/trainyard/test/job-image/finetune-classification"] == container_of(found[DEFINITION])["Image"]
+    assert names.get("/trainyard/test/image-tag") == settings.get("image_tag")
 
 
-def test_a_deployment_after_a_push_reads_the_image_anew(jobs: dict[str, Any]) -> None:
-    # A value in the template, or an export of another stack, would stay what it was at that stack's deployment.
-    read = {item["Default"]: item["Type"] for item in jobs["Parameters"].values() if "/image/" in item["Default"]}
-    assert set(read.values()) == {"AWS::SSM::Parameter::Value<String>"}
-    assert any("gaudi-notebook" in name for name in read)
-
-
-def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_path: Path) -> None:
-    # GIVEN a kind that needs no accelerator
-    kind = JobKind(
-        name="build-corpus",
-        summary="",
-        entrypoint="json",
-        arguments=CATALOG["finetune-classification"].arguments,
-        accelerated=False,
-        timeout_hours=2.5,
-    )
-    row = Stage(name="test", teams=(Team(name="research"),), max_multinode_nodes=2, fsx_gib=1_200)
-    app = new_app(tmp_path)
-    scope = cdk.Stage(app, "test")
-    storage = StorageStack(scope, stage=row, network=NetworkStack(scope, stage=row))
-    # WHEN the job stack is made from a catalog that has it
-    JobStack(
-        scope,
-        stage=row,
-        storage=storage,
-        image=ImageStack(scope, stage=row, storage=storage),
-        catalog={**CATALOG, kind.name: kind},
-    )
-    app.synth()
-    template = read_assembly(tmp_path)["test/jobs"]
-    definitions = resources(template, "AWS::Batch::JobDefinition")
-    # THEN it follows from the row of the CPU instance type, and has no definition for several nodes
-    assert set(definitions) == {"Jobresearchbuildcorpus", *logical_ids_with_several_nodes()}
-    definition = definitions["Jobresearchbuildcorpus"]
-    (task,) = definition["EcsProperties"]["TaskProperties"]
-    assert "IpcMode" not in task
-    container = container_of(definition)
-    assert image_of(template, definition) == f"</trainyard/test/image/cpu/{release().name}>"
-    assert {item["Type"]: item["Value"] for item in container["ResourceRequirements"]} == {
-        "VCPU": "16",
-        "MEMORY": "60000",
+def test_jobs_write_to_their_instances_own_disks_and_read_shared_data(
+    full: Templates, definitions: dict[str, Properties]
+) -> None:
+    task = task_of(definitions[DEFINITION])
+    mounts = {
+        item["SourceVolume"]: (item["ContainerPath"], item["ReadOnly"]) for item in task["Containers"][0]["MountPoints"]
     }
-    assert container["LinuxParameters"]["SharedMemorySize"] == 15_000
-    assert not {"Ulimits", "MountPoints"} & container.keys()
-    assert "Volumes" not in task
-    assert definition["Timeout"] == {"AttemptDurationSeconds": 9000}
+    assert mounts == {"shared-data": ("/fsx", True), "scratch": ("/scratch", False)}
+    # Trap: the host's /scratch holds Docker's images, which a container with it could change, and what jobs of other
+    # teams left there. Without a path Docker makes a new volume for each job, on the same disks.
+    assert task["Volumes"] == [{"Name": "shared-data", "Host": {"SourcePath": "/fsx"}}, {"Name": "scratch"}]
+    assert published(full["storage"])["/trainyard/test/shared-data-mount"] == "/fsx"
 
 
-def test_definitions_run_under_their_own_teams_role(definitions: dict[str, dict[str, Any]]) -> None:
-    roles = {
-        name: definition["EcsProperties"]["TaskProperties"][0]["TaskRoleArn"]["Fn::GetAtt"][0]
-        for name, definition in definitions.items()
-    }
-    assert roles["Jobresearchfinetuneclassification"].startswith("Teamresearch")
-    assert roles["Jobproductfinetuneclassification"].startswith("Teamproduct")
-
-
-def test_roles_are_for_tasks_of_this_account(jobs: dict[str, Any]) -> None:
-    for role in resources(jobs, "AWS::IAM::Role").values():
-        (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
-        assert statement["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
-        assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
-        assert flatten(statement["Condition"]["ArnLike"]["aws:SourceArn"]).endswith(":<AWS::AccountId>:*")
-
-
-@pytest.mark.parametrize(("instance_type", "gpus"), [("g5.4xlarge", "1"), ("g6e.48xlarge", "8")])
-def test_gpus_are_asked_for_by_their_number(synthesised: Any, instance_type: str, gpus: str) -> None:
-    # Unlike HPUs they are a resource of Batch's: without asking, a container sees none.
-    jobs = synthesised(instance_type=instance_type, machine_image=None)["jobs"]
-    container = container_of(resources(jobs, "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"])
-    asked = {item["Type"]: item["Value"] for item in container["ResourceRequirements"]}
-    assert asked["GPU"] == gpus
-    assert "Environment" not in container
-
-
-def test_shared_data_is_mounted_read_only_where_the_stage_has_a_file_system(synthesised: Any) -> None:
-    stacks = synthesised(fsx_gib=1_200, instance_type="g5.4xlarge", machine_image=None)
-    definition = resources(stacks["jobs"], "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"]
-    (task,) = definition["EcsProperties"]["TaskProperties"]
-    (volume,) = (item for item in task["Volumes"] if item.get("Host") == {"SourcePath": "/fsx"})
-    (mount,) = (item for item in task["Containers"][0]["MountPoints"] if item["SourceVolume"] == volume["Name"])
-    assert mount == {"SourceVolume": volume["Name"], "ContainerPath": "/fsx", "ReadOnly": True}
-    announced = {item["Name"]: item["Value"] for item in resources(stacks["storage"], "AWS::SSM::Parameter").values()}
-    assert announced["/trainyard/test/shared-data-mount"] == mount["ContainerPath"]
-    without = synthesised(instance_type="g5.4xlarge", machine_image=None)["jobs"]
-    definition = resources(without, "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"]
-    (task,) = definition["EcsProperties"]["TaskProperties"]
-    assert {"SourcePath": "/fsx"} not in [item.get("Host") for item in task.get("Volumes", [])]
-    assert "/fsx" not in [item["ContainerPath"] for item in task["Containers"][0].get("MountPoints", [])]
-
-
-def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(synthesised: Any) -> None:
-    # GIVEN a type with disks, for jobs of one node and of several
-    jobs = synthesised(max_multinode_nodes=2, fsx_gib=1_200)["jobs"]
-    definitions = resources(jobs, "AWS::Batch::JobDefinition")
-    on_cpus = {logical_id(kind) for kind in CATALOG.values() if not kind.accelerated}  # whose instances have none
-    tasks = [
-        task
-        for name, definition in definitions.items()
-        if name not in on_cpus
-        for place in (definition, *definition.get("NodeProperties", {}).get("NodeRangeProperties", []))
-        for task in place.get("EcsProperties", {}).get("TaskProperties", [])
+def test_several_nodes_are_one_open_range_that_shares_all_else_with_one_node(
+    full: Templates, definitions: dict[str, Properties], templates: Templates
+) -> None:
+    one, several = definitions[DEFINITION], definitions[f"{DEFINITION}multinode"]
+    own = {"Type", "EcsProperties", "NodeProperties"}
+    assert {name: several[name] for name in several.keys() - own} == {name: one[name] for name in one.keys() - own}
+    assert (one["Type"], several["Type"]) == ("container", "multinode")
+    # Trap: with a range that ends (CDK renders `0:1`), a submission could not name another number of nodes.
+    nodes = several["NodeProperties"]
+    assert (nodes["NumNodes"], nodes["MainNode"], nodes["NodeRangeProperties"][0]["TargetNodes"]) == (2, 0, "0:")
+    # Trap: the accelerator's container runtime does not hand on EFA's devices.
+    task = json.loads(json.dumps(task_of(several)))
+    assert task["Containers"][0]["LinuxParameters"].pop("Devices") == [
+        {"HostPath": path, "ContainerPath": path, "Permissions": ["READ", "WRITE", "MKNOD"]}
+        for path in (f"/dev/infiniband/uverbs{index}" for index in range(4))
     ]
-    assert len(tasks) == len(logical_ids_with_several_nodes() - on_cpus)
-    for task in tasks:
-        (mount,) = (item for item in task["Containers"][0]["MountPoints"] if item["ContainerPath"] == "/scratch")
-        assert not mount["ReadOnly"]
-        (volume,) = (item for item in task["Volumes"] if item["Name"] == mount["SourceVolume"])
-        # Trap: the host's /scratch holds Docker's images, which a container with it could change, and what jobs of
-        # other teams left there. Without a path Docker makes a new volume for each job, on the same disks.
-        assert volume.keys() == {"Name"}
+    assert task == task_of(one)
+    # It is published, for kinds of several processes, if the stage has capacity for it.
+    name = job_definition_parameter("research", "finetune-classification", several_nodes=True)
+    assert published(full["jobs"])[f"/trainyard/test/{name}"] == {"Ref": f"{DEFINITION}multinode"}
+    assert f"/trainyard/dev/{name}" not in published(templates["dev/jobs"])
+    assert "Jobresearchnotebookmultinode" not in definitions
+
+
+def test_gpus_are_asked_for_by_their_number(variants: Templates) -> None:
+    # Unlike HPUs they are a resource of Batch's: without asking, a container sees none.
+    for stage, gpus in (("g5-4xlarge", "1"), ("p4d-24xlarge", "8")):
+        definition = resources(variants[f"{stage}/jobs"], "AWS::Batch::JobDefinition")[DEFINITION]
+        assert asked(definition)["GPU"] == gpus
+
+
+def test_secrets_reach_the_teams_own_jobs_and_are_nowhere_in_a_template(
+    full: Templates, definitions: dict[str, Properties]
+) -> None:
+    token, *variables = container_of(definitions[DEFINITION])["Secrets"]
+    parameters = full["jobs"]["Parameters"]
+    assert token["Name"] == "HF_TOKEN"
+    assert parameters[token["ValueFrom"]["Ref"]]["Default"] == "/trainyard/test/huggingface-secret/research"
+    for secret, name in zip(variables, ("WANDB_API_KEY", "MLFLOW_TRACKING_URI"), strict=True):
+        # ECS takes the one key out of the object: `ARN:json-key:version-stage:version-id`.
+        [_, [arn, rest]] = secret["ValueFrom"]["Fn::Join"]
+        assert (secret["Name"], rest) == (name, f":{name}::")
+        assert parameters[arn["Ref"]]["Default"] == "/trainyard/test/variables-secret/research"
+    assert "Secrets" not in container_of(definitions["Jobproductfinetuneclassification"])
+    names = published(full["storage"])
+    assert names["/trainyard/test/secret-variables/research"] == "WANDB_API_KEY MLFLOW_TRACKING_URI"
+    made = [item for item in full["storage"]["Resources"].values() if item["Type"] == "AWS::SecretsManager::Secret"]
+    assert len(made) == 2
+    for secret in made:
+        # Made without a value, and kept whatever happens to the stack.
+        assert not {"SecretString", "GenerateSecretString", "Name", "KmsKeyId"} & secret["Properties"].keys()
+        assert (secret["DeletionPolicy"], secret["UpdateReplacePolicy"]) == ("Retain", "Retain")
+        assert {"Key": "trainyard:team", "Value": "research"} in secret["Properties"]["Tags"]
+        # How to put one in, so that it shows neither in a process list nor in a history.
+        assert "put-secret-value --secret-string file:///dev/stdin" in secret["Properties"]["Description"]
+    # An export that a definition imports could not be taken back: the secrets' ARNs go by SSM.
+    assert not any("Secret" in name or "HuggingFace" in name for name in full["storage"].get("Outputs", {}))
+
+
+def test_secrets_have_the_stages_own_key_if_there_is_one(variants: Templates) -> None:
+    storage = variants["all/storage"]
+    (key,) = resources(storage, "AWS::KMS::Key")
+    for secret in resources(storage, "AWS::SecretsManager::Secret").values():
+        assert secret["KmsKeyId"] == {"Fn::GetAtt": [key, "Arn"]}

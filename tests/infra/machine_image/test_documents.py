@@ -48,17 +48,6 @@ def test_the_newest_kernel_of_the_releases_own_series_is_installed_held_and_boot
     assert not result.called("curl")
 
 
-def test_apts_locks_at_the_first_boot_are_waited_for(machine: Machine) -> None:
-    machine.answers("apt-cache", f"printf '%s\\n' {LTS_KERNEL}")
-    machine.answers("cloud-init", "exit 2")  # it had a warning
-    result = machine.run("kernel/build/Install")
-    assert result.code == 0, result.errors
-    assert machine.text("etc/apt/apt.conf.d/90-trainyard-lock") == 'DPkg::Lock::Timeout "600";\n'
-    first = result.calls.index("apt-get update")
-    waited = ["cloud-init status --wait", "systemctl stop apt-daily.service apt-daily-upgrade.service"]
-    assert all(call in result.calls[:first] for call in waited)
-
-
 def test_with_fsx_it_is_the_newest_that_the_lustre_client_has_modules_for(machine: Machine) -> None:
     names = ("aws", "5.15.0-999-aws", "6.8.0-1029-aws", "5.15.0-1079-aws")
     machine.answers(
@@ -75,13 +64,6 @@ def test_with_fsx_it_is_the_newest_that_the_lustre_client_has_modules_for(machin
     source = machine.text("etc/apt/sources.list.d/fsx-lustre.list")
     assert source.endswith(" https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu jammy main\n")
     assert "signed-by=" in source
-
-
-def test_a_package_list_without_kernels_ends_the_build(machine: Machine) -> None:
-    result = machine.run("kernel/build/Install")
-    assert result.code == 1
-    assert "the package lists name no kernel" in result.errors
-    assert not result.called("apt-get --yes install")
 
 
 @pytest.mark.parametrize(
@@ -150,21 +132,6 @@ def test_the_ecs_agent_has_what_lets_people_into_containers(machine: Machine) ->
     assert machine.run("container-host/test/Check").code == 1
 
 
-def test_the_ami_brings_what_sends_the_logs_of_a_boot(machine: Machine) -> None:
-    result = machine.run("container-host/build/CloudWatchAgent")
-    assert result.code == 0, result.errors
-    (fetched,) = result.called("curl")
-    assert fetched.endswith("/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb")
-    assert [call.rpartition("/")[2] for call in result.called("dpkg")] == ["amazon-cloudwatch-agent.deb"]
-    machine.answers("curl", "exit 22")
-    assert machine.run("container-host/build/CloudWatchAgent").code == 22
-
-
-def test_an_ecs_agent_that_cannot_start_tasks_ends_the_build(machine: Machine) -> None:
-    result = container_host(machine, "1.79.2-1")
-    assert (result.code, result.errors) == (1, "error: ECS agent 1.79.2-1 is older than 1.80\n")
-
-
 # Gaudi
 
 
@@ -179,14 +146,6 @@ def test_all_of_habanas_packages_are_of_the_one_version_and_held(machine: Machin
     source = machine.text("etc/apt/sources.list.d/habana.list")
     assert source.endswith(" https://vault.habana.ai/artifactory/debian jammy main\n")
     assert "signed-by=" in source
-
-
-def test_a_build_without_a_way_to_habana_says_so(machine: Machine) -> None:
-    machine.answers("curl", "exit 28")
-    result = machine.run("gaudi/build/Driver")
-    assert result.code == 1
-    assert "vault.habana.ai cannot be reached. Next: give the subnet a way out" in result.errors
-    assert not result.called("apt-get")
 
 
 def test_docker_and_the_kernel_are_set_up_for_the_cards(machine: Machine) -> None:
@@ -227,18 +186,6 @@ def test_an_ami_with_another_driver_than_its_release_fails_its_test(
         machine.answers(command, script)
     result = machine.run("gaudi/test/Check")
     assert (result.code, result.errors) == ((1, f"error: {message}\n") if message else (0, ""))
-
-
-def test_an_ami_without_hl_smi_fails_its_test(machine: Machine) -> None:
-    for command, script in (
-        ("dpkg-query", "echo 1.21.0-555"),
-        ("modinfo", "echo 1.21.0-x"),
-        ("docker", "echo ' Default Runtime: habana'"),
-        ("sysctl", "echo 15000"),
-    ):
-        machine.answers(command, script)
-    (machine.programs / "hl-smi").unlink()
-    assert machine.run("gaudi/test/Check").code != 0
 
 
 # EFA

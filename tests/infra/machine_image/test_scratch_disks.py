@@ -58,11 +58,6 @@ def test_all_nvme_disks_and_no_volume_become_one_array(boot: Boot, machine: Mach
     assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777
 
 
-def test_without_a_job_image_all_of_docker_moves_to_the_disks(boot: Boot) -> None:
-    result = boot(EBS, *DISKS, job_image=False)
-    assert result.called("mount --bind") == ["mount --bind /scratch/docker/ /var/lib/docker/"]
-
-
 def test_a_job_image_that_was_pulled_in_stays_visible(boot: Boot) -> None:
     result = boot(EBS, *DISKS, job_image=True)
     assert result.code == 0, result.errors
@@ -78,20 +73,6 @@ def test_after_a_reboot_what_is_there_is_mounted_and_not_made_anew(boot: Boot) -
     assert not result.called("mdadm --create")
     assert not result.called("mkfs.xfs")
     assert result.called("mount ")[0] == "mount -o noatime /dev/md127 /scratch"
-
-
-def test_run_twice_it_mounts_nothing_twice(boot: Boot) -> None:
-    result = boot(EBS, *DISKS, job_image=True, mounted=True)
-    assert result.code == 0, result.errors
-    assert not result.called("mount ")
-    assert not result.called("mdadm")
-
-
-def test_one_disk_is_an_array_too(boot: Boot) -> None:
-    result = boot(EBS, DISKS[0], job_image=False)
-    (created,) = result.called("mdadm --create")
-    assert "--force" in created
-    assert created.endswith("--raid-devices=1 /dev/nvme1n1")
 
 
 def test_an_instance_without_disks_has_scratch_on_its_root_volume(boot: Boot, machine: Machine) -> None:

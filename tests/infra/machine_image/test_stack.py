@@ -1,5 +1,4 @@
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import yaml
 
 import infra.machine_image.build as build_module
 from infra.machine_image.build import DOCUMENTS
-from infra.stages import ExistingVpc, Pool, Stage, Team
+from infra.stages import Pool, Stage, Team
 from jobs.contract.releases import release
 from tests.support.infra.synthesis import Templates, flatten, only, resources, synthesise
 
@@ -129,30 +128,12 @@ def test_driver_and_job_image_follow_one_value(synthesised: Synthesised) -> None
         assert all(name.endswith(f"/{row.name}") for name in read if "/image/" in name)
 
 
-def test_another_release_changes_the_recipe_and_leaves_the_documents(synthesised: Synthesised) -> None:
-    before, after = (synthesised(release=name)["machine-image"] for name in ("1.20.0", "1.18.0"))
-    components = [resources(template, "AWS::ImageBuilder::Component") for template in (before, after)]
-    assert components[0] == components[1]
-    # All that is one pool's has another name and logical id: old and new stand side by side.
-    names = [set(recipes(template)) for template in (before, after)]
-    assert not names[0] & names[1]
-    images = [set(resources(template, "AWS::ImageBuilder::Image")) for template in (before, after)]
-    assert not images[0] & images[1]
-
-
 # What it is made of
 
 
 def test_documents_run_in_the_order_in_which_they_need_each_other(stack: dict[str, Any]) -> None:
     (recipe,) = recipes(stack).values()
     assert list(ordered(stack, recipe)) == ["kernel", "container-host", "gaudi", "efa", "scratch", "job-image"]
-
-
-def test_each_document_gets_the_parameters_that_it_declares(stack: dict[str, Any]) -> None:
-    (recipe,) = recipes(stack).values()
-    for name, given in ordered(stack, recipe).items():
-        document = yaml.safe_load((DOCUMENTS / f"{name}.yaml").read_text())
-        assert set(given) == {key for parameter in document.get("parameters", []) for key in parameter}, name
 
 
 def test_with_fsx_the_ami_has_its_client(synthesised: Synthesised, stack: dict[str, Any]) -> None:
@@ -225,40 +206,6 @@ def test_it_is_let_into_the_endpoints_that_aws_answers_at_in_its_subnet(variants
     assert values[parameter] == group
 
 
-def test_in_a_vpc_that_is_given_it_is_built_in_the_first_private_subnet(synthesised: Synthesised) -> None:
-    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567", "subnet-89abcdef"))
-    template = synthesised(vpc=vpc)["machine-image"]
-    assert only(template, "AWS::ImageBuilder::InfrastructureConfiguration")["SubnetId"] == "subnet-01234567"
-    assert only(template, "AWS::EC2::SecurityGroup")["VpcId"] == "vpc-0123456789abcdef0"
-
-
-def test_the_instance_may_be_managed_and_pull_the_job_image_and_nothing_else(stack: dict[str, Any]) -> None:
-    (build,) = [
-        role
-        for role in resources(stack, "AWS::IAM::Role").values()
-        if "ec2.amazonaws.com" in json.dumps(role["AssumeRolePolicyDocument"])
-    ]
-    assert {flatten(arn).rpartition("/")[2] for arn in build["ManagedPolicyArns"]} == {
-        "EC2InstanceProfileForImageBuilder",
-        "AmazonSSMManagedInstanceCore",
-    }
-    (policy,) = (
-        item for name, item in resources(stack, "AWS::IAM::Policy").items() if name.startswith("BuildRoleDefaultPolicy")
-    )
-    statements = policy["PolicyDocument"]["Statement"]
-    allowed = {
-        action: flatten(statement["Resource"])
-        for statement in statements
-        if statement["Effect"] == "Allow"
-        for action in ([statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"])
-    }
-    assert allowed.pop("ecr:GetAuthorizationToken") == "*"
-    assert allowed.pop("ssm:GetParameter").endswith(f":parameter/trainyard/dev/image/gaudi/{release().name}")
-    assert set(allowed) == {"ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
-    (uri,) = (name for name, item in stack["Parameters"].items() if "image-repository/gaudi" in str(item))
-    assert all(where.endswith(f":repository/<{uri}>") for where in allowed.values())
-
-
 # How it changes and goes
 
 
@@ -279,12 +226,6 @@ def test_an_ami_that_is_replaced_stays_while_instances_may_boot_it(stack: dict[s
     assert rule["Action"] == {"Type": "DELETE", "IncludeResources": {"Amis": True, "Snapshots": True}}
     assert rule["Filter"] == {"Type": "COUNT", "Value": 3}
     assert rule["ExclusionRules"]["Amis"]["LastLaunched"] == {"Unit": "WEEKS", "Value": 4}
-
-
-def test_every_ami_is_found_by_its_stage_since_replaced_ones_outlive_the_stack(stack: dict[str, Any]) -> None:
-    for distribution in resources(stack, "AWS::ImageBuilder::DistributionConfiguration").values():
-        for region in distribution["Distributions"]:
-            assert region["AmiDistributionConfiguration"]["AmiTags"]["trainyard:stage"] == "dev"
 
 
 def test_an_edited_document_is_a_new_version_of_it_and_of_the_recipe(
@@ -320,38 +261,6 @@ def test_an_edited_document_is_a_new_version_of_it_and_of_the_recipe(
 def test_another_parameter_is_a_new_version_of_the_recipe(synthesised: Synthesised, settings: dict[str, Any]) -> None:
     (before,), (after,) = (recipes(synthesised(**more)["machine-image"]).values() for more in ({}, settings))
     assert (before["Name"], before["Version"] != after["Version"]) == (after["Name"], True)
-
-
-def test_names_and_versions_are_such_as_image_builder_takes(synthesised: Synthesised) -> None:
-    template = synthesised(name="a-sixteen-letter")["machine-image"]
-    for kind in ("Component", "ImageRecipe"):
-        for item in found(template, kind):
-            assert re.fullmatch(r"[-_A-Za-z0-9][-_A-Za-z0-9 ]{1,126}[-_A-Za-z0-9]", item["Name"])
-            assert all(0 <= int(number) < 2**30 for number in item["Version"].split("."))
-            assert item["Version"].count(".") == 2
-            assert len(item.get("Data", "")) <= 16_000
-    (recipe,) = recipes(template).values()
-    assert recipe["Version"].startswith("1.21.")
-
-
-def test_build_logs_outlive_a_stack_that_failed_and_are_in_no_other_ones_way(stack: dict[str, Any]) -> None:
-    (recipe,) = recipes(stack).values()
-    ((name, log),) = [
-        (name, item)
-        for name, item in stack["Resources"].items()
-        if item["Type"] == "AWS::Logs::LogGroup" and not name.startswith("Offer")
-    ]
-    assert (log["DeletionPolicy"], log["UpdateReplacePolicy"]) == ("Retain", "Retain")
-    stack_id = {"Fn::Select": [2, {"Fn::Split": ["/", {"Ref": "AWS::StackId"}]}]}
-    assert log["Properties"]["LogGroupName"] == {
-        "Fn::Join": ["/", [f"/aws/imagebuilder/{recipe['Name']}", stack_id]],
-    }
-    assert log["Properties"]["RetentionInDays"] == 90
-    # Image Builder writes there, both CloudFormation's build and the pipeline's.
-    (image,) = found(stack, "Image")
-    assert image["LoggingConfiguration"] == {"LogGroupName": {"Ref": name}}
-    (pipeline,) = found(stack, "ImagePipeline")
-    assert set(map(str, pipeline["LoggingConfiguration"].values())) == {str({"Ref": name})}
 
 
 def found(template: dict[str, Any], kind: str) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from infra.stages import Stage, Team
 from infra.stages.checks import check
 from jobs.contract.queues import QUEUES, team_queue_name
 from tests.support.infra.observed_stage import EVERYTHING, MEMBER, OLD_POOL, Observed, observed
-from tests.support.infra.synthesis import resources
 
 
 def test_jobs_of_every_queue_are_reported_and_those_of_pools_that_retire(everything: Observed) -> None:
@@ -107,23 +106,6 @@ def test_without_on_demand_capacity_nothing_moves(plain: Observed) -> None:
     assert not [name for name in plain.all("AWS::Events::Rule") if name.startswith("SpotJobs")]
 
 
-def test_functions_run_the_newest_python_without_the_policy_that_writes_to_every_log(everything: Observed) -> None:
-    functions = everything.all("AWS::Lambda::Function")
-    assert len(functions) == 6
-    dead_letters = everything.arn("observability", everything.only("observability", "AWS::SQS::Queue"))
-    for function in functions.values():
-        assert function["Runtime"] == "python3.14"
-        assert function["DeadLetterConfig"] == {"TargetArn": dead_letters}
-        assert "LogGroup" in function["LoggingConfig"]
-    for rule in everything.all("AWS::Events::Rule").values():
-        for target in rule["Targets"]:
-            assert ":sns:" in target["Arn"] or target["DeadLetterConfig"] == {"Arn": dead_letters}
-    for role in resources(everything.template, "AWS::IAM::Role").values():
-        assert "ManagedPolicyArns" not in role
-    for group in resources(everything.template, "AWS::Logs::LogGroup").values():
-        assert group["RetentionInDays"] == 90
-
-
 def test_messages_go_to_each_address(everything: Observed) -> None:
     subscriptions = list(everything.all("AWS::SNS::Subscription").values())
     assert {s["Endpoint"] for s in subscriptions if s["Protocol"] == "email"} == {"a@example.org", "b@example.org"}
@@ -218,19 +200,6 @@ def test_only_workers_of_arrays_can_be_cancelled_when_a_sweep_has_no_point_left(
     assert role.decide_in("batch:TerminateJob", f"{job}:7", of_stage) != "allowed"
 
 
-def test_what_jobs_report_of_their_accelerators_becomes_a_metric_of_the_dashboard(plain: Observed) -> None:
-    [metric_filter] = plain.all("AWS::Logs::MetricFilter").values()
-    [transformation] = metric_filter["MetricTransformations"]
-    assert metric_filter["LogGroupName"] == plain.published("log-group")
-    assert transformation["MetricValue"] == "$.accelerator_utilization_percent"
-    [dashboard] = plain.all("AWS::CloudWatch::Dashboard").values()
-    text = json.dumps(json.loads(dashboard["DashboardBody"]))
-    for metric in ("QueueDepth", "RunningNodes", "SpendUsdPerHour", "Reclaims", transformation["MetricName"]):
-        assert f'"{metric}"' in text
-    assert "Spend is an estimate" in text
-    assert "FILL(queuedepth0, REPEAT)" in text
-
-
 def test_many_teams_fit() -> None:
     # GIVEN as many queues as Batch takes, of teams with the longest names, each with a budget and a role for its people
     names = [f"{number:02}-".ljust(31, "t") for number in range(10)]
@@ -274,20 +243,6 @@ def test_many_teams_fit() -> None:
     sources = [p.get("SourceArn", "") for p in many.all("AWS::Lambda::Permission").values()]
     [allowed] = [source for source in sources if source.startswith("arn:aws:sns:") and "*" in source]
     assert all(fnmatchcase(topic, allowed) for topic in heard)
-
-
-def test_nothing_costs_by_the_hour(everything: Observed) -> None:
-    # Alarms, one dashboard and what is called by events; no table, no stream, no provisioned concurrency, no schedule
-    # but the month's, and a look at the instances whose calls a month cost under a cent.
-    assert {resource["Type"] for resource in everything.template["Resources"].values()} <= {
-        *("AWS::Lambda::Function", "AWS::Lambda::Permission", "AWS::Lambda::EventInvokeConfig"),
-        *("AWS::SNS::Topic", "AWS::SNS::TopicPolicy", "AWS::SNS::Subscription"),
-        *("AWS::SQS::Queue", "AWS::SQS::QueuePolicy", "AWS::Events::Rule", "AWS::Budgets::Budget"),
-        *("AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::Logs::MetricFilter", "AWS::Logs::LogGroup"),
-        *("AWS::IAM::Role", "AWS::IAM::Policy", "AWS::SSM::Parameter"),
-    }
-    schedules = [rule for rule in everything.all("AWS::Events::Rule").values() if "ScheduleExpression" in rule]
-    assert len(schedules) == 2
 
 
 def _moves(stage: Observed) -> dict[str, str]:

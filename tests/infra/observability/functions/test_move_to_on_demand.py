@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.observability.functions import move_to_on_demand, reclaims, report_job
+from infra.observability.functions import move_to_on_demand
 from infra.observability.functions.move_to_on_demand import (
     SWEEP_TAG,
     Mover,
@@ -20,10 +20,9 @@ from infra.observability.functions.move_to_on_demand import (
     handler,
     with_children,
 )
-from jobs.contract import sweep as contract
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RETRY_RULES, is_reclaim
+from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RETRY_RULES
 from tests.infra.observability.functions.conftest import World
 from tests.support.waiting import wait_until
 
@@ -180,23 +179,6 @@ def test_a_sweep_is_not_moved_whose_workers_run_on_without_one_that_is_taken_awa
     assert decide(with_children(job, children, rules), rules) is None
 
 
-def test_the_tag_of_a_sweep_is_the_contracts() -> None:
-    assert SWEEP_TAG == contract.SWEEP_TAG == report_job.SWEEP_TAG
-
-
-def test_events_that_come_again_late_and_out_of_order_change_nothing(world: World, rules: Rules) -> None:
-    job_id = world.submit(*SLEEP)
-    early = [world.event(job_id, status=state) for state in ("RUNNABLE", "STARTING", "RUNNING")]
-    ended = stopped_for_a_move(world, rules)
-    for event in (*early, world.event(ended["jobId"]), world.event(ended["jobId"]), *reversed(early)):
-        handler(event, None)
-    assert len(world.named(ended["jobName"])) == 1
-    [successor] = world.named(ended["jobName"])
-    handler(world.event(successor["jobId"]), None)  # what the successor does concerns nobody
-    assert len(world.named(ended["jobName"])) == 1
-    assert not world.job(job_id)["isTerminated"]
-
-
 def test_of_many_calls_at_once_one_submits_the_job(world: World, rules: Rules) -> None:
     ended = stopped_for_a_move(world, rules)
     event = world.event(ended["jobId"])
@@ -329,17 +311,6 @@ def test_a_team_cannot_have_a_claim_written_among_another_teams_files(world: Wor
     assert world.aws.client("s3").list_objects_v2(Bucket=elsewhere)["KeyCount"] == 0
 
 
-def test_a_job_that_no_team_has_submitted_is_left_alone(world: World, rules: Rules) -> None:
-    job = world.job(world.submit("true", tags={"trainyard:run": "a-run"}))
-    assert decide({**job, "status": "FAILED", "statusReason": SPOT_WAITED_TOO_LONG}, rules) is None
-
-
-def test_a_job_that_batch_has_forgotten_is_left_alone(world: World, rules: Rules) -> None:
-    event = world.event(world.submit("true"))
-    event["detail"]["jobId"] = "00000000-0000-0000-0000-000000000000"
-    handler(event, None)
-
-
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
@@ -386,12 +357,3 @@ def test_what_a_job_was_given_by_aws_is_not_given_again(world: World, rules: Rul
     [task] = decision.request["ecsPropertiesOverride"]["taskProperties"]
     names = [item["name"] for item in task["containers"][0]["environment"]]
     assert sorted(names) == ["TRAINYARD_ACCELERATOR", "TRAINYARD_RUN_URI"]
-
-
-@pytest.mark.parametrize("attempt", [{"statusReason": RECLAIMED}, EXITED, TIMED_OUT, OWN_FAULT, {}])
-def test_the_function_and_the_command_line_call_the_same_attempts_reclaims(
-    attempt: dict[str, Any], rules: Rules
-) -> None:
-    containers = [container for task in attempt.get("taskProperties", []) for container in task["containers"]]
-    exit_code = containers[0]["exitCode"] if containers else None
-    assert reclaims.is_reclaim(attempt, rules) is is_reclaim(attempt.get("statusReason", ""), exit_code)

@@ -141,13 +141,6 @@ def test_a_raised_budget_lets_the_stage_go_on(world: World, stage: str, configur
     assert inbox.read() == [f"Stage {stage} may start jobs again, with a budget of 2000 USD a month."]
 
 
-def test_another_stages_environments_are_left_alone(world: World, configure: Configure) -> None:
-    for environment in environments(world):
-        world.batch.tag_resource(resourceArn=environment["computeEnvironmentArn"], tags={"trainyard:stage": "other"})
-    handler(used_up(STAGE_TOPIC), None)
-    assert states(world) == {"ENABLED"}
-
-
 def test_a_team_that_has_used_up_its_budget_waits_no_longer_and_submits_nothing(
     world: World, stage: str, role: str, configure: Configure, inbox: Inbox
 ) -> None:
@@ -232,17 +225,6 @@ def test_a_stop_does_not_outlive_its_budget(
     ]
 
 
-def test_where_nothing_was_stopped_nothing_is_ended(world: World, configure: Configure, inbox: Inbox) -> None:
-    for environment in environments(world):
-        world.batch.update_compute_environment(
-            computeEnvironment=environment["computeEnvironmentArn"], state="DISABLED"
-        )
-    handler(MONTHLY, None)
-    handler(DEPLOYED, None)
-    assert states(world) == {"DISABLED"}, "somebody has disabled them for a reason of their own"
-    assert inbox.read() == []
-
-
 @pytest.mark.parametrize(
     ("now", "then"),
     [
@@ -254,21 +236,6 @@ def test_where_nothing_was_stopped_nothing_is_ended(world: World, configure: Con
 )
 def test_a_month_is_one_of_utc(now: str, then: str) -> None:
     assert next_month(datetime.fromisoformat(now)) == datetime.fromisoformat(then)
-
-
-def test_a_team_without_a_role_is_stopped_all_the_same(
-    world: World, stage: str, role: str, configure: Configure
-) -> None:
-    world.aws.client("ssm").delete_parameter(Name=f"/trainyard/{stage}/{member_role_parameter('research')}")
-    handler(used_up(TEAM_TOPIC), None)
-    assert parameter(world, f"/trainyard/{stage}/budget-stop/research")
-    assert stop_tag(world, role) is None
-
-
-def test_what_a_budget_says_that_is_none_any_more_stops_nothing(world: World, stage: str, configure: Configure) -> None:
-    handler(used_up("arn:aws:sns:us-east-1:123456789012:gone"), None)
-    assert states(world) == {"ENABLED"}
-    assert parameter(world, f"/trainyard/{stage}/stage-budget-stop") is None
 
 
 def test_stops_and_roles_are_called_as_the_rest_of_the_stage_calls_them() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.observability.functions.tag_instances import Tagger, by_cluster, container_instances, handler
+from infra.observability.functions.tag_instances import Tagger, container_instances, handler
 from tests.infra.observability.functions.conftest import World
 from tests.support.embedded_aws import EmbeddedAws
 
@@ -48,22 +48,6 @@ def test_instances_of_several_clusters_are_found_and_tagged(embedded_aws: Embedd
             "trainyard:team": "research",
             "trainyard:run": "tiny-20260131-120000-0000",
         }
-
-
-def test_a_running_jobs_instance_is_looked_for_where_the_job_says(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = world.reached(world.submit("sleep", "600"), "RUNNING")
-    [arn] = container_instances([job])
-    assert ":container-instance/" in arn
-    handler(world.event(job["jobId"]), None)
-    line = json.loads(capsys.readouterr().out)
-    # There are no instances behind the embedded Batch.
-    assert line == {
-        "job": job["jobId"],
-        "instances": [],
-        "tags": {"trainyard:run": job["jobName"], "trainyard:team": "research"},
-    }
 
 
 def test_a_node_that_was_started_by_itself_has_the_tags_of_its_job(
@@ -118,11 +102,3 @@ def test_of_a_job_of_several_nodes_each_node_is_looked_at(world: World) -> None:
 )
 def test_either_shape_of_a_job_is_read(job: dict[str, Any], found: set[str]) -> None:
     assert container_instances([job]) == found
-
-
-def test_ecs_is_asked_cluster_by_cluster() -> None:
-    prefix = "arn:aws:ecs:us-east-1:123456789012:container-instance"
-    assert by_cluster([f"{prefix}/one/1", f"{prefix}/two/2", f"{prefix}/one/3"]) == {
-        "one": [f"{prefix}/one/1", f"{prefix}/one/3"],
-        "two": [f"{prefix}/two/2"],
-    }
