@@ -363,21 +363,3 @@ def test_the_hub_is_asked_where_it_answers(hub: dict[str, tuple[int, bytes]], aw
         "arguments.model: max_length 600 is more than the 512 tokens that hf://acme/long?revision=v1"
     )
     assert table.startswith("arguments.train_data: hf://acme/films?split=train: the hub knows no such data set")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("HF_ENDPOINT", "http://127.0.0.1:9", "the hub did not answer"),  # the port of discard, where nothing listens
-        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE is set"),
-    ],
-)
-@pytest.mark.usefixtures("hub")
-def test_a_hub_that_says_nothing_is_told_of(
-    *, name: str, value: str, why: str, aws: Aws, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    notes: list[str] = []
-    arguments = FinetuneClassification(model="hf://acme/none", train_data=put("t.csv", TABLE))
-    assert told(aws, arguments, note=notes.append) == []
-    assert notes == [f"hf://acme/none was not looked at: {why}"]

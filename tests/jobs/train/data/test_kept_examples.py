@@ -201,13 +201,6 @@ def test_what_is_made_in_no_time_is_not_kept(team: Team, monkeypatch: pytest.Mon
     assert not team.stored()
 
 
-def test_an_s3_that_takes_nothing_fails_no_training(team: Team, caplog: pytest.LogCaptureFixture) -> None:
-    rank = team.rank()
-    object.__setattr__(rank, "run", S3Location("no-such-bucket", "research/run/"))
-    assert len(team.examples(rank).train) == 169
-    assert "tokenized examples are not kept for the next attempt" in caplog.text
-
-
 @pytest.mark.parametrize("seconds", [0.0, 1000.0])
 def test_of_two_nodes_the_main_one_makes_them_and_the_other_fetches(
     team: Team, monkeypatch: pytest.MonkeyPatch, seconds: float

@@ -1,7 +1,6 @@
 """Packed tokens: what is packed is read again, whole batches at a time, and a damaged folder is told."""
 
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +42,11 @@ def test_every_token_is_read_again_in_its_order(tmp_path: Path) -> None:
     assert read.dtype == torch.int64
     assert read[read != 0].tolist() == [*range(5, 21), *range(100, 121), *range(500, 503)]
     assert packed.index.tokens("train") == 16 + 21 + 3
+    batch = packed.__getitems__([3, 0, 2, 0])
+    assert batch[:, 0].tolist() == [108, 5, 100, 5]
+    assert torch.equal(packed[-1], packed[5])
+    with pytest.raises(IndexError):
+        packed[6]
 
 
 @pytest.mark.parametrize("lengths", [[16], [3, 0, 20, 1], [5_000, 7_001]])
@@ -61,16 +65,6 @@ def test_only_the_last_sequence_of_a_file_is_padded(tmp_path: Path) -> None:
     assert padding.tolist() == [0, 0, 0, 0, 3]
 
 
-def test_rows_come_in_the_order_they_are_asked_for(tmp_path: Path) -> None:
-    save(tmp_path, ids(16), ids(16, start=100))
-    packed = PackedTokens(tmp_path, "train")
-    batch = packed.__getitems__([3, 0, 2, 0])
-    assert batch[:, 0].tolist() == [108, 5, 100, 5]
-    assert torch.equal(packed[-1], packed[3])
-    with pytest.raises(IndexError):
-        packed[4]
-
-
 @pytest.mark.parametrize(("vocabulary", "itemsize"), [(32_000, 2), (65_536, 2), (65_537, 4), (250_002, 4)])
 def test_ids_take_two_bytes_as_long_as_the_vocabulary_allows(tmp_path: Path, vocabulary: int, itemsize: int) -> None:
     save(tmp_path, np.array([vocabulary - 1], dtype=np.uint32), vocabulary=vocabulary)
@@ -82,15 +76,6 @@ def test_ids_take_two_bytes_as_long_as_the_vocabulary_allows(tmp_path: Path, voc
 def test_an_id_outside_the_vocabulary_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="outside a vocabulary of 10"):
         save(tmp_path, np.array([10], dtype=np.uint32), vocabulary=10)
-
-
-def test_workers_get_no_copy_of_the_files(tmp_path: Path) -> None:
-    save(tmp_path, ids(80_000, start=5), vocabulary=100_000)
-    packed = PackedTokens(tmp_path, "train")
-    first = packed[0]
-    travels = pickle.dumps(packed)
-    assert len(travels) < 5_000
-    assert torch.equal(pickle.loads(travels)[0], first)
 
 
 def test_a_folder_without_an_index_is_no_packed_tokens(tmp_path: Path) -> None:

@@ -132,19 +132,6 @@ def test_a_corpus_is_made_once(workshop: Workshop, tmp_path: Path, caplog: pytes
     assert workshop.corpus(data=data, held_out_fraction=0.1).location != first.location
 
 
-def test_only_missing_shards_are_made_again(workshop: Workshop, tmp_path: Path) -> None:
-    data = [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(300)))]
-    arguments: dict[str, Any] = {"data": data, "held_out_fraction": 0.1, "shard_bytes": 20_000}
-    corpus = workshop.corpus(**arguments)
-    before = workshop.modified(corpus)
-    workshop.delete(corpus, "train-00002.txt")
-    workshop.corpus(**arguments)
-    after = workshop.modified(corpus)
-    rewritten = {name for name in after if after[name] != before[name] and name.endswith(".txt")}
-    assert rewritten <= {"train-00002.txt", "held-out-00002.txt"}
-    assert workshop.metrics()[0]["step"] == 3
-
-
 def test_a_damaged_line_of_metrics_ends_no_job_that_is_resumed(
     workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,5 @@
 """Bad input of a corpus: told with its place, or counted and skipped."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.errors import NotFoundError, UsageError
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from tests.support.train.corpora import Workshop, paragraphs, put_jsonl
 from tests.support.train.hub import save_data_set
@@ -43,40 +41,6 @@ def test_a_row_that_no_memory_may_hold_is_told_with_its_place(
     location = put_too_long(tmp_path, kind)
     with pytest.raises(UsageError, match=rf", {place}: longer than 4096 bytes.*\n.*max_document_bytes higher"):
         workshop.corpus(data=[location], max_document_bytes=1024)
-
-
-READS_LITTLE_MEMORY = """
-import resource, sys
-import pyarrow.parquet
-from jobs.contract.errors import UsageError
-from jobs.train.data.tables import At
-from jobs.train.data.corpus_documents import Input
-
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20),) * 2)
-for location in sys.argv[1:]:
-    source = Input(location=location, column="text", paragraphs=False, max_document_bytes=1 << 30, s3=None)
-    try:
-        print(len(list(source.read(At()))))
-    except UsageError as error:
-        print(str(error).replace("\\n", " "))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no limit of a process's memory")
-def test_a_document_that_memory_does_not_hold_is_told_too(tmp_path: Path) -> None:
-    long = "word word\n" * (7 << 20)
-    (tmp_path / "a.csv").write_text(f'text\none\n"{long}"\n')
-    put_jsonl(tmp_path / "a.jsonl", ["one", long])
-    pq.write_table(pa.table({"text": ["one", long]}), tmp_path / "a.parquet", row_group_size=1)
-    locations = [str(tmp_path / f"a.{kind}") for kind in ("csv", "jsonl", "parquet")]
-    done = subprocess.run(
-        [sys.executable, "-c", READS_LITTLE_MEMORY, *locations], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for line, place in zip(done.stdout.splitlines(), ("line 2", "line 1", "row 1"), strict=True):
-        assert f"the document after {place} does not fit into memory" in line
-        assert "an instance type with more memory" in line
 
 
 BROKEN = b"caf\xe9 au lait"
@@ -151,11 +115,6 @@ def test_bad_input_is_told(workshop: Workshop, tmp_path: Path, name: str, conten
 def test_what_is_not_there_is_told(workshop: Workshop, location: str) -> None:
     with pytest.raises(NotFoundError, match="does not exist"):
         workshop.corpus(data=[location])
-
-
-def test_the_hub_that_is_not_reached_is_told(workshop: Workshop) -> None:
-    with pytest.raises(TrainyardError, match="hf://no/such"):
-        workshop.corpus(data=["hf://no/such"])
 
 
 @pytest.mark.parametrize(

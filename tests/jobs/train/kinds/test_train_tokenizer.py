@@ -67,12 +67,6 @@ def test_of_a_small_corpus_a_larger_share_is_taken(given: Any, text_bytes: int, 
     assert train_tokenizer.sample_fraction(arguments, text_bytes) == pytest.approx(expected)
 
 
-def test_cased_keeps_case_and_accents(workshop: Workshop, corpus: OpenArtifact) -> None:
-    tokenizer = loaded(workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=1, lowercase=False))
-    assert tokenizer.tokenize("The") == ["The"]
-    assert tokenizer.tokenize(CASED) != tokenizer.tokenize(CASED.lower())
-
-
 def test_the_same_text_gives_the_same_vocabulary_and_it_is_made_once(workshop: Workshop, corpus: OpenArtifact) -> None:
     first = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
     written = workshop.modified(first)

@@ -162,13 +162,9 @@ BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attenti
     [
         ("bert", {}, 16),
         ("roberta", {}, 14),
-        ("deberta", {}, 16),
         ("deberta-v2", {"position_biased_input": False}, None),
-        ("esm", {}, 14),
         ("esm", {"position_embedding_type": "rotary"}, None),
         ("gpt2", {**DECODER, "n_positions": 16}, 16),
-        ("gpt_neo", {"num_layers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}, 16),
-        ("opt", {"word_embed_proj_dim": 8, "ffn_dim": 8}, 16),
         ("bart", {**BOTH, "decoder_attention_heads": 1}, 16),
         ("llama", {"intermediate_size": 8}, None),
     ],
