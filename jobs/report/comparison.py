@@ -16,7 +16,6 @@ from jobs.report.curves import (
     Point,
     capitalized,
     curve_title,
-    evenly,
     figure_of,
     points,
     series_title,
@@ -36,8 +35,6 @@ _COMPARED = (
 _CURVES = ("loss", "eval_accuracy", "eval_f1", "eval_loss", "eval_perplexity", "learning_rate", "samples_per_second")
 _DASHES = ([1, 0], [6, 3], [2, 2], [10, 3, 2, 3])
 _PICTURE_HEIGHT = CURVE_HEIGHT + 40
-_MOST_VALUES = 8
-"""So many values of each curve are listed for those who do not see it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +158,6 @@ def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
             (run, stretch.step, stretch.value) for run, values in by_run.items() for stretch in stretches(values, ())
         ]
         title = curve_title(name) if name == "loss" else capitalized(series_title(name))
-        rows = [
-            (f"{point.step:,}", run, figure_of(point.value))
-            for run, values in by_run.items()
-            for point in evenly(values, _MOST_VALUES)
-        ]
         spec = chart(
             "overlaid",
             description=f"{title}. {words}",
@@ -173,7 +165,7 @@ def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
             dots=len(drawn) <= FEW_POINTS,
             **_looks(short_names(runs)),
         )
-        found.append(Curve(id=f"curve-{name}", title=title, summary=words, spec=spec, rows=rows))
+        found.append(Curve(id=f"curve-{name}", title=title, summary=words, spec=spec))
     return found
 
 

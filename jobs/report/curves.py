@@ -20,9 +20,6 @@ DRAWN_POINTS = 300
 """A longer curve is drawn as the means of about so many stretches, each before the range of its values, so that none
 of its peaks is lost."""
 
-LISTED_POINTS = 12
-"""So many points of a curve are listed for those who do not see it, and each carries its values for a pointer."""
-
 MAX_FURTHER_CURVES = 12
 
 _EVALUATION = "eval_"
@@ -102,8 +99,6 @@ class Curve:
     title: str
     summary: str
     spec: Mapping[str, Any]
-    rows: Sequence[tuple[str, ...]]
-    """Some of its points, evenly chosen, as rows of a table."""
 
 
 def curves(run: RecordedRun, marks: Sequence[Event]) -> list[Curve]:
@@ -215,17 +210,12 @@ def _curve(name: str, values: Sequence[Point], axis: TimeAxis, marks: Sequence[E
         by_series.setdefault(point.series, []).append(point)
     starts = sorted(attempt.started_at for attempt in run.attempts)
     drawn = [stretch for series in by_series.values() for stretch in stretches(series, starts)]
-    listed = [point for series in by_series.values() for point in evenly(series, LISTED_POINTS)]
     summary = " ".join(in_words(capitalized(series_title(series)), found) for series, found in by_series.items())
     return Curve(
         id=f"curve-{name}",
         title=title,
         summary=summary,
         spec=_chart(f"{title}. {summary}", drawn, axis, marks, logarithmic=name == "loss" and _spans_decades(values)),
-        rows=[
-            (axis.text(point.at), f"{point.step:,}", series_title(point.series), figure_of(point.value))
-            for point in listed
-        ],
     )
 
 
@@ -297,12 +287,6 @@ def capitalized(text: str) -> str:
 def _spans_decades(values: Sequence[Point]) -> bool:
     low, high = min(point.value for point in values), max(point.value for point in values)
     return low > 0 and high / low > 100
-
-
-def evenly(values: Sequence[Point], count: int) -> list[Point]:
-    if len(values) <= count:
-        return list(values)
-    return [values[round(number * (len(values) - 1) / (count - 1))] for number in range(count)]
 
 
 def in_words(series: str, values: Sequence[Point]) -> str:

@@ -89,7 +89,6 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         data="\n".join(_data(run)),
         differences=differences(run.spec, recipe) if run.spec else [],
         recipe=f"those of the ready spec {recipe.name}" if recipe else "the defaults of the kind",
-        commands=_commands(run),
     )
 
 
@@ -345,38 +344,3 @@ def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, s
 
 def _shown(value: Any) -> str:
     return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-_CLASSIFIERS = ("finetune-classification",)
-
-
-def _commands(run: RecordedRun) -> Sequence[tuple[str, str]]:
-    name, state = run.run_id, run.state
-    found = [("Fetch model, metrics and events", f"trainyard fetch {name}")]
-    if state in ("failed", "interrupted"):
-        found.insert(0, ("See why it ended", f"trainyard logs {name}"))
-        found.insert(1, ("Start it again, from its newest checkpoint if it has one", f"trainyard resume {name}"))
-    if run.spec is not None and run.spec.job == "script":
-        found.append(("Fetch the code that it was submitted with", f"trainyard fetch {name} --code"))
-    if state == "running":
-        found.insert(0, ("Watch it", f"trainyard logs {name} --follow"))
-    if state == "succeeded" and run.receipt and run.receipt.job in _CLASSIFIERS:
-        evaluate = f"trainyard submit jobs/specs/evaluate-reviews.yaml --set arguments.model=run://{name}/model"
-        found.append(("Try it on another table", f"{evaluate} \\\n  --set arguments.data=data://TEAM/TABLE.csv"))
-    if state == "succeeded" and (task := _pipeline(run)):
-        found.append(("Load it, once it is fetched", task))
-    found.append(("Hold it against another run", f"trainyard compare {name} OTHER"))
-    return found
-
-
-def _pipeline(run: RecordedRun) -> str:
-    tasks = {
-        "finetune-classification": ("text-classification", "a sentence to classify"),
-        "pretrain-mlm": ("fill-mask", "a sentence with one [MASK]"),
-    }
-    job = run.receipt.job if run.receipt else ""
-    if job not in tasks:
-        return ""
-    task, example = tasks[job]
-    folder = f"runs/{run.run_id}/model"
-    return f'from transformers import pipeline\nmodel = pipeline("{task}", model="{folder}")\nprint(model("{example}"))'

@@ -29,13 +29,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from tests.support.benchmarks.launched import differences, finished, launcher
 from tests.support.benchmarks.moments import DENIED, NOTICES, SIGTERM, WAYS, Interruption, Moment, drawn
@@ -122,7 +118,6 @@ def main() -> int:
     parser.add_argument("--faults", type=float, default=0.0, help="share of the requests to S3 that go wrong")
     parser.add_argument("--logs", type=Path, help="a folder for the output of all attempts")
     options = parser.parse_args()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     ended: list[Ended] = []
     with (
         tempfile.TemporaryDirectory() as name,
@@ -133,7 +128,6 @@ def main() -> int:
             seed=options.seed,
             latency_seconds=LATENCY_SECONDS,
         ) as far_s3,
-        Progress(*columns, console=Console(stderr=True)) as progress,
     ):
 
         def new_run() -> Run:
@@ -141,7 +135,6 @@ def main() -> int:
             scratch = Path(name) / run.location.key.strip("/")[-4:]
             return replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": far_s3.url}, scratch=scratch)
 
-        bar = progress.add_task("uninterrupted runs", total=options.moments)
         trainings = [
             Training.measured(kind, ranks, flags, far_s3, new_run())
             for kind, flags in _flags(direct_run(), Path(name)).items()
@@ -150,16 +143,15 @@ def main() -> int:
         ways = (*WAYS, DENIED) if options.faults else WAYS
         moments = drawn(options.moments, options.seed, len(trainings), ways)
         for number, (training, left) in enumerate(zip(trainings, moments, strict=True)):
-            progress.update(bar, description=f"{training.kind}, {training.ranks} rank(s)")
             chance = random.Random(f"{options.seed} {number}")
             while left:
                 done = _interrupted(training, new_run(), left, chance, options.logs)
                 if done.difference and not done.moments:
                     sys.exit(f"a run that nobody interrupted is not as the other one: {done.difference}")
                 ended.append(done)
-                progress.update(bar, advance=sum(moment.counts for moment in done.moments))
+                _show(done, len(ended))
     print(f"faults: {dict(far_s3.counts)}" if options.faults else "no faults")
-    return _print(ended, options.moments, ways)
+    return _sum_up(ended, options.moments, ways)
 
 
 def _flags(run: Run, folder: Path) -> dict[str, Flags]:
@@ -246,55 +238,32 @@ def _exit_code(run: Run, launched: Launched) -> int | None:
     return code
 
 
-def _print(ended: Sequence[Ended], moments: int, ways: Sequence[str]) -> int:
-    """The tables; the exit code."""
-    table = Table(box=None, pad_edge=False)
-    where = ("training", "ranks", "run", "attempt", "at s")
-    for title in (*where, "what it hit", "interrupted by", "ended after s", "exit code", "next from"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("equal")
-    for number, run, moment in _flat(ended):
+def _show(run: Ended, number: int) -> None:
+    """Print a line for each blow that the run has taken."""
+    for moment in run.moments:
         assert moment.hit is not None
         aimed = (
             "" if moment.counts else f" (not counted: {f'not {moment.part}' if moment.is_drawn else 'for the next'})"
         )
-        table.add_row(
-            run.training.kind,
-            str(run.training.ranks),
-            str(number),
-            str(moment.attempt),
-            f"{moment.seconds:.1f}",
-            f"{moment.hit.what}{aimed}",
-            moment.way,
-            f"{moment.ended_after_seconds:.1f}",
-            str(moment.exit_code),
-            f"step {moment.next_from}" if moment.next_from else "-",
-            "yes" if run.is_equal(moment) else f"no: {run.difference or 'not to be started again'}",
+        equal = "equal" if run.is_equal(moment) else f"NOT EQUAL: {run.difference or 'not to be started again'}"
+        print(
+            f"{run.training.kind}, {run.training.ranks} rank(s), run {number}, attempt {moment.attempt}, "
+            f"at {moment.seconds:.1f} s: {moment.way} hit {moment.hit.what}{aimed}; ended after "
+            f"{moment.ended_after_seconds:.1f} s with {moment.exit_code}, next from step {moment.next_from}: {equal}",
+            flush=True,
         )
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table)
-    print()
-    hits = Counter((moment.phase, moment.way) for _, _, moment in _flat(ended) if moment.counts)
-    summary = Table(box=None, pad_edge=False)
-    for title in ("phase", *ways, "in all"):
-        summary.add_column(title, justify="left" if title == "phase" else "right")
+
+
+def _sum_up(ended: Sequence[Ended], moments: int, ways: Sequence[str]) -> int:
+    """Print how often each phase was hit in each way; return the exit code."""
+    struck = [(run, moment) for run in ended for moment in run.moments]
+    hits = Counter((moment.phase, moment.way) for _, moment in struck if moment.counts)
     for phase in PHASES:
-        counts = [hits[phase, way] for way in ways]
-        summary.add_row(phase, *(str(count or "-") for count in counts), str(sum(counts)))
-    console.print(summary)
-    print()
-    counted = sum(run.is_equal(moment) for _, run, moment in _flat(ended) if moment.counts)
-    others = [run.is_equal(moment) for _, run, moment in _flat(ended) if not moment.counts]
-    if others:
-        print(f"not counted: {sum(others)} of {len(others)}")
-    print(f"{counted} of {moments}")
-    return 0 if counted == moments and all(others) else 1
-
-
-def _flat(ended: Sequence[Ended]) -> Iterator[tuple[int, Ended, Moment]]:
-    for number, run in enumerate(ended, 1):
-        for moment in run.moments:
-            yield number, run, moment
+        print(f"{phase:<12} " + ", ".join(f"{way} {hits[phase, way]}" for way in ways))
+    equal = sum(run.is_equal(moment) for run, moment in struck if moment.counts)
+    others = [run.is_equal(moment) for run, moment in struck if not moment.counts]
+    print(f"not counted: {sum(others)} of {len(others)}\n{equal} of {moments}")
+    return 0 if equal == moments and all(others) else 1
 
 
 if __name__ == "__main__":

@@ -23,14 +23,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from tests.benchmarks.kill_and_resume import LAUNCHER
@@ -126,8 +123,21 @@ def main() -> int:
             while left:
                 run = _interrupted(training, new_run(), left, chance)
                 ended.append(run)
-                print(f"{sum(len(each.blows) for each in ended)} of {options.moments}", file=sys.stderr, flush=True)
-    return _print(ended)
+                _show(run, len(ended))
+    equal = sum(len(run.blows) for run in ended if run.is_equal)
+    print(f"{equal} of {sum(len(run.blows) for run in ended)}")
+    return 0 if all(run.is_equal for run in ended) else 1
+
+
+def _show(run: Ended, number: int) -> None:
+    """Print a line for each blow that the run has taken."""
+    equal = "equal" if run.is_equal else f"NOT EQUAL: {run.difference or 'not to be started again'}"
+    for blow in run.blows:
+        print(
+            f"{run.training.name}, {run.training.ranks} rank(s), run {number}, at {blow.seconds:.1f} s: {blow.way} "
+            f"after the line '{blow.after[:50]}'; ended with {blow.exit_code}: {equal}",
+            flush=True,
+        )
 
 
 def _trainings(new_run: NewRun, folder: Path) -> "itertools.chain[Training]":
@@ -204,33 +214,6 @@ def _struck(launched: Launched, run: Run, way: str, chance: random.Random) -> li
             if ranks := launched.ranks():
                 return [chance.choice(ranks)]
     return everything  # also where there is no rank yet
-
-
-def _print(ended: Sequence[Ended]) -> int:
-    """Print the tables. Return the exit code."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("script", "ranks", "run", "at s", "interrupted by", "after the line", "exit code"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("equal")
-    for number, run in enumerate(ended, 1):
-        for blow in run.blows:
-            table.add_row(
-                run.training.name,
-                str(run.training.ranks),
-                str(number),
-                f"{blow.seconds:.1f}",
-                blow.way,
-                blow.after[:50],
-                str(blow.exit_code),
-                "yes" if run.is_equal else f"no: {run.difference or 'not to be started again'}",
-            )
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-    ways = Counter(blow.way for run in ended for blow in run.blows)
-    print("\n" + ", ".join(f"{way} {count}" for way, count in ways.items()))
-    blows = sum(len(run.blows) for run in ended)
-    equal = sum(len(run.blows) for run in ended if run.is_equal)
-    print(f"{equal} of {blows}")
-    return 0 if all(run.is_equal for run in ended) else 1
 
 
 if __name__ == "__main__":

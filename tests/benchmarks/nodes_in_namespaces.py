@@ -23,14 +23,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from tests.support.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
@@ -70,6 +64,14 @@ class Row:
     wrong: str = ""
     """Empty: all is as it should be."""
 
+    def __str__(self) -> str:
+        yes = {LEFT_ALONE: "reference", LATE: "equal steps"}.get(self.what, "equal")
+        return (
+            f"{self.job}, {self.nnodes} nodes, {self.what}: main node ended after {self.main_seconds:.1f} s, all after "
+            f"{self.all_seconds:.1f} s ({self.reason}), resumed from {self.resumed_from}: "
+            f"{f'NOT EQUAL: {self.wrong}' if self.wrong else yes}"
+        )
+
 
 def main() -> int:
     _options()
@@ -95,27 +97,20 @@ def inside() -> int:
     """The benchmark, where nothing it does to a network is seen outside."""
     options = _options()
     network = Network(max(options.nodes))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(dir=TEMPORARY) as name,
         launcher(Path(name), OUTSIDE) as new_run,
-        Progress(*columns, console=Console(stderr=True)) as progress,
     ):
         flags = (*finetuning(new_run().s3, save_tiny_bert(Path(name) / "tiny-bert"), Path(name)), *FLAGS)
-        trainings = [(kind, nnodes) for kind in options.job for nnodes in options.nodes]
-        bar = progress.add_task("", total=sum(1 + len(WAYS[kind]) for kind, _ in trainings))
-        for kind, nnodes in trainings:
-            progress.update(bar, description=f"{kind}, {nnodes} nodes, {LEFT_ALONE}")
+        for kind, nnodes in [(kind, nnodes) for kind in options.job for nnodes in options.nodes]:
             whole = Job(network, kind, nnodes, new_run(), flags=flags, logs=options.logs)
             rows.append(_left_alone(whole))
-            progress.advance(bar)
+            print(rows[-1], flush=True)
             for way in WAYS[kind]:
-                progress.update(bar, description=f"{kind}, {nnodes} nodes, {way}")
                 job = Job(network, kind, nnodes, new_run(), flags=flags, logs=options.logs)
                 rows.append(_late(job, whole.run) if way == LATE else _interrupted(job, way, network, whole.run))
-                progress.advance(bar)
-    _print(rows)
+                print(rows[-1], flush=True)
     return 1 if any(row.wrong for row in rows) else 0
 
 
@@ -243,19 +238,6 @@ def _counted(job: Job, way: str) -> list[int]:
 
 def _reason(node: Launched) -> str:
     return node.lines[-1].removeprefix("interrupted: ").strip() if node.lines else ""
-
-
-def _print(rows: Sequence[Row]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("job", "nodes", "what", "main node ended after s", "all after s", "its reason", "resumed from"):
-        table.add_column(title, no_wrap=title != "its reason")
-    table.add_column("equal")
-    for row in rows:
-        yes = {LEFT_ALONE: "reference", LATE: "steps"}.get(row.what, "yes")
-        equal = f"no: {row.wrong}" if row.wrong else yes
-        seconds = (f"{row.main_seconds:.1f}", f"{row.all_seconds:.1f}")
-        table.add_row(row.job, str(row.nnodes), row.what, *seconds, escape(row.reason), row.resumed_from, escape(equal))
-    Console(width=None if sys.stdout.isatty() else 180).print(table)
 
 
 if __name__ == "__main__":
