@@ -1,14 +1,11 @@
 """`trainyard compare RUN…`: runs side by side, as a table, as JSON and as a page."""
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -86,30 +83,10 @@ def _read(aws: Aws, stage_name: str, texts: Sequence[str]) -> list[RecordedRun]:
         return list(threads.map(lambda read: read(), found.values()))
 
 
-class _RunId:
-    """A run's id as a heading; where it has to go on in the next line, it does so after a hyphen."""
-
-    def __init__(self, run_id: str) -> None:
-        self._parts = re.findall(r"[^-]*-|[^-]+", run_id)
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
-        line = ""
-        for part in self._parts:
-            if line and len(line) + len(part) > options.max_width:
-                yield Text(line)
-                line = ""
-            line += part
-        yield Text(line)
-
-    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        whole = sum(map(len, self._parts))
-        return Measurement(max(map(len, self._parts)), whole).with_maximum(options.max_width)
-
-
 def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact], *, width: int) -> Table:
     """Return the table: a column for each of a few runs, a row for each of many.
 
-    Nothing is cut: ids and values go on in the next line, and of many runs the last facts that do not fit are left out.
+    Nothing is cut: ids and values wrap, and of many runs the last facts that do not fit are left out.
     """
     cells = [
         [Text(cell, style="green" if fact.best == number else "") for number, cell in enumerate(fact.cells)]
@@ -119,7 +96,7 @@ def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact], *, w
     if len(runs) <= _SIDE_BY_SIDE:
         table = tables.columns("")
         for name in names:
-            table.add_column(_RunId(name), overflow="fold", ratio=1)
+            table.add_column(name, overflow="fold", ratio=1)
         for fact, row in zip(compared, cells, strict=True):
             table.add_row(fact.label, *row)
         return table
