@@ -27,34 +27,27 @@ class Claim:
     step: str
     name: str
     text: str
-    on_embedded: bool = False
-    """Whether the embedded AWS can prove it. Otherwise it is never called proven there."""
 
 
 CLAIMS = (
     Claim(PLAN, "prices", "By AWS's prices of that day the worst case is within the limit"),
     Claim(PREFLIGHT, "account", "The account can take the stage: offers, zones, quotas, roles"),
-    Claim(DEPLOY, "templates", "The templates deploy through the CDK CLI, one after the other", on_embedded=True),
+    Claim(DEPLOY, "templates", "The templates deploy through the CDK CLI, one after the other"),
     Claim(DEPLOY, "images", "The job images are built and pushed, and Image Builder makes the AMI"),
-    Claim(
-        CPU_JOB,
-        "batch",
-        "A job goes through the Batch API, reads its team's files and leaves a receipt",
-        on_embedded=True,
-    ),
+    Claim(CPU_JOB, "batch", "A job goes through the Batch API, reads its team's files and leaves a receipt"),
     Claim(CPU_JOB, "container", "It runs in its image, on an instance that Batch started for it"),
     Claim(ACCELERATOR_JOB, "joins", "An accelerator instance boots its AMI, joins its cluster, and runs a job"),
-    Claim(ACCELERATOR_JOB, "training", "A spec fine-tunes a model, and reports how good it is", on_embedded=True),
+    Claim(ACCELERATOR_JOB, "training", "A spec fine-tunes a model, and reports how good it is"),
     Claim(ACCELERATOR_JOB, "accelerator", "It does so on the stage's accelerators"),
-    Claim(FABRIC_CHECK, "collectives", "Two nodes meet, and what they compute together is right", on_embedded=True),
+    Claim(FABRIC_CHECK, "collectives", "Two nodes meet, and what they compute together is right"),
     Claim(FABRIC_CHECK, "fabric", "They reach each other by HCCL or NCCL, over the fabric of their type"),
-    Claim(RECLAIM, "resumes", "A training whose node is taken away continues from its checkpoint", on_embedded=True),
+    Claim(RECLAIM, "resumes", "A training whose node is taken away continues from its checkpoint"),
     Claim(RECLAIM, "spot", "It does so when EC2 itself takes a Spot instance back"),
     Claim(ISOLATION, "iam", "AWS refuses a team's job the files of another team"),
     Claim(WATCHED, "alerts", "Alarms, dashboard and metrics are there, and somebody would be told"),
     Claim(WATCHED, "bill", "Budgets are there, and AWS's bill is split by tag"),
     Claim(WATCHED, "costs", "AWS's bill has for runs what their receipts say, by tag"),
-    Claim(DESTROY, "gone", "The stage goes, and only what is meant to stay is left", on_embedded=True),
+    Claim(DESTROY, "gone", "The stage goes, and only what is meant to stay is left"),
 )
 
 STEPS = tuple(dict.fromkeys(claim.step for claim in CLAIMS))
