@@ -1,6 +1,6 @@
 """What a stage costs while no job runs, counted from its templates at the prices of idle_costs.toml.
 
-python -m infra.idle_costs     the table of infra/docs/idle-costs.md: stages of infra/settings.py, prices, sources
+python -m infra.idle_costs     the table of infra/docs/idle-costs.md: the stages of infra/settings.py
 python -m infra.idle_costs --stage dev -o json     one stage's sum, and the instance types that cost more once jobs run
 """
 
@@ -81,16 +81,16 @@ def idle_costs(templates: Sequence[Template]) -> list[Line]:
 
 def table(stages: Mapping[str, Sequence[Line]]) -> Iterator[str]:
     """Yield the lines of a Markdown table: a row for each price that any stage has, a column for each stage."""
-    yield f"| what | price | {' | '.join(f'`{stage}`, a month' for stage in stages)} | turned off by | source |"
-    yield f"|---|---|{'---:|' * len(stages)}---|---|"
+    yield f"| what | price | {' | '.join(f'`{stage}`, a month' for stage in stages)} | turned off by |"
+    yield f"|---|---|{'---:|' * len(stages)}---|"
     for price in PRICES:
         found = [next((line for line in lines if line.price is price), None) for lines in stages.values()]
         if any(found):
             unit = f"${price.usd:g} {price.per}"
             cells = " | ".join(map(_cell, found))
-            yield f"| {price.what} | {unit} | {cells} | {price.turned_off_by} | {price.source}, {price.date} |"
+            yield f"| {price.what} | {unit} | {cells} | {price.turned_off_by} |"
     totals = (sum(line.usd_a_month or 0 for line in lines) for lines in stages.values())
-    yield f"| **together, without storage** | | {' | '.join(f'**${total:.2f}**' for total in totals)} | | |"
+    yield f"| **together, without storage** | | {' | '.join(f'**${total:.2f}**' for total in totals)} | |"
 
 
 def _cell(line: Line | None) -> str:
