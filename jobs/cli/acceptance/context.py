@@ -122,10 +122,10 @@ def program(
             check()
             time.sleep(0.2)
     printed = output.read_text(errors="replace")
-    if process.returncode not in codes:
+    if process.returncode not in codes or (process.returncode and not printed):
         lines = log.read_text(errors="replace").splitlines() or printed.splitlines()
         last = "\n".join(line for line in lines[-15:] if line.strip())
-        what = " ".join(command)
+        what = " ".join(["python", *command[command.index("-m") :]] if "-m" in command else command)
         raise TrainyardError(f"{what} failed with exit code {process.returncode}:\n{last}", next_step=f"see {log}")
     return printed
 

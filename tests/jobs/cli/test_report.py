@@ -67,18 +67,6 @@ def test_ctrl_c_ends_the_serving_and_leaves_the_file(
     assert 'id="live"' not in path.read_text()
 
 
-def test_records_that_are_cut_off_or_of_another_release_are_left_out(embedded: Aws, stage: DeployedStage) -> None:
-    run = three_attempts(20, run_id="cut-off-20261101-120000-00ab")
-    files = files_of(run)
-    files["metrics.jsonl"] += b'\n{"step": 7, "tim\n{"step": "x", "time": "2026"}\n[1]\n{"step": 1, "time": "never"}'
-    for name, content in {**files, "classes.json": b"[]", "spec.yaml": b"job: [unknown"}.items():
-        embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run.run_id}/{name}", Body=content)
-    found = read_run(embedded, storage.find_run(embedded, stage, run.run_id))
-    assert found.metrics == run.metrics
-    assert (found.spec, found.spec_text, found.classes) == (None, "job: [unknown", None)
-    assert "job: [unknown" in run_page(found, now=NOW)
-
-
 def test_a_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"^{tmp_path} cannot be written: Is a directory"):
         write(tmp_path, "")

@@ -1,7 +1,9 @@
 """What the steps ask of FIS, IAM and Cost Explorer, held against botocore's models, and what a record comes to."""
 
 import json
+import sys
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -11,6 +13,8 @@ from botocore.stub import ANY, Stubber
 from jobs.aws.connection import Aws
 from jobs.cli.acceptance import fis
 from jobs.cli.acceptance.command import steps_of
+from jobs.cli.acceptance.context import program
+from jobs.cli.acceptance.runner import LimitReachedError
 from jobs.cli.acceptance.watched import bill_days, billed_by_run, compared
 from jobs.contract.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claims_of, claims_seen, outcome_of
 from jobs.contract.errors import TrainyardError
@@ -194,3 +198,25 @@ def test_each_step_is_there_in_its_order_and_the_worst_case_is_within_the_defaul
     assert 10 < sum(step.usd for step in steps) < 40
     spot, hours = 3.93, 1.25
     assert next(step for step in steps if step.name == "reclaim").usd == spot * hours
+
+
+def test_a_program_that_fails_is_an_error_with_its_last_words_and_the_limit_ends_it(tmp_path: Path) -> None:
+    fails = [
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv[1]); print('no such role', file=sys.stderr); sys.exit(3)",
+    ]
+    assert program([*fails, "[]"], tmp_path / "it", aws=Aws(region="us-east-1"), codes=(0, 3)) == "[]\n"
+    with pytest.raises(TrainyardError, match=r"(?s)failed with exit code 3:\nno such role.*see .*it\.log"):
+        program([*fails, "[]"], tmp_path / "it", aws=Aws(region="us-east-1"))
+
+    def stop() -> None:
+        raise LimitReachedError("39.00 USD are spent")
+
+    with pytest.raises(LimitReachedError):
+        program(
+            [sys.executable, "-c", "import time; time.sleep(60)"],
+            tmp_path / "it",
+            aws=Aws(region="us-east-1"),
+            check=stop,
+        )
