@@ -95,23 +95,6 @@ def _held_out(packed: Path, tokenizer: Any) -> dict[str, torch.Tensor]:
     return data.__getitems__(range(len(data)))
 
 
-@pytest.mark.every_release
-@pytest.mark.parametrize(("ranks", "at_once"), [(1, 4), (2, 8), (2, 4), (4, 2)])
-def test_a_step_trains_on_the_same_sequences_on_any_number_of_ranks(ranks: int, at_once: int) -> None:
-    """As DataLoader and accelerate deal the batches that the Trainer takes in their order, and then accumulates."""
-    from accelerate.data_loader import BatchSamplerShard
-    from torch.utils.data import BatchSampler, SequentialSampler
-
-    steps, global_batch = 5, 16
-    batches = BatchSampler(SequentialSampler(range(steps * global_batch)), at_once, drop_last=False)
-    dealt = [list(BatchSamplerShard(batches, ranks, rank)) for rank in range(ranks)]
-    accumulated = global_batch // ranks // at_once
-    for step in range(steps):
-        of_step = [batch for rank in dealt for batch in rank[step * accumulated : (step + 1) * accumulated]]
-        numbers = sorted(number for batch in of_step for number in batch)
-        assert numbers == list(range(step * global_batch, (step + 1) * global_batch))
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
