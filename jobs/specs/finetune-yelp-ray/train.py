@@ -119,12 +119,9 @@ def train(config: dict[str, Any]) -> dict[str, float]:
     return {name: metrics[f"eval_{name}"] for name in ("accuracy", "loss")}
 
 
-def main() -> None:
-    args = arguments()
-    Path(args.output).mkdir(parents=True, exist_ok=True)
-    card, backend = {"hpu": ("HPU", "hccl"), "cuda": ("GPU", "nccl"), "cpu": (None, "gloo")}[device()]
-    # The path of a socket is short, so Ray's folder is right below /tmp.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+def start_ray(args: argparse.Namespace, card: str | None, folder: str, tries: int = 3) -> None:
+    """Start a Ray for this node alone. On a busy machine its agents may take longer than it waits (issue 65983)."""
+    try:
         ray.init(
             address="local",
             num_cpus=args.workers + 2,  # two for Ray's own actors
@@ -135,6 +132,20 @@ def main() -> None:
             _node_ip_address="127.0.0.1",
             _temp_dir=folder,
         )
+    except Exception:  # Ray raises no class of its own
+        ray.shutdown()
+        if tries == 1:
+            raise
+        start_ray(args, card, folder, tries - 1)
+
+
+def main() -> None:
+    args = arguments()
+    Path(args.output).mkdir(parents=True, exist_ok=True)
+    card, backend = {"hpu": ("HPU", "hccl"), "cuda": ("GPU", "nccl"), "cpu": (None, "gloo")}[device()]
+    # The path of a socket is short, so Ray's folder is right below /tmp.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        start_ray(args, card, folder)
         result = TorchTrainer(
             train,
             train_loop_config=vars(args),
