@@ -13,9 +13,8 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.report import write
 from jobs.client import batch, storage
-from jobs.client.prices import spot_paid
 from jobs.client.storage import StoredRun
-from jobs.contract.costs import By, Cost, Month, costs, month_of, spans, total
+from jobs.contract.costs import By, Cost, costs, month_of, spans, total
 from jobs.contract.errors import TrainyardError
 from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.records import Receipt
@@ -34,7 +33,6 @@ def show_costs(
     stage = batch.read_stage(aws, stage_name)
     runs = [run for run in storage.stored_runs(aws, stage) if team in (None, run.team)]
     receipts, unreadable = receipts_of(aws, runs)
-    receipts = _with_own_prices(aws, receipts, wanted)
     found = costs(receipts, by=by, month=wanted)
     if output == "json":
         tables.print_json([_fields(row, by) for row in found])
@@ -52,8 +50,6 @@ def show_costs(
     )
     if stage.embedded:
         note += f"; {FREE_HERE}"
-    if any(row.attempts_with_own_price for row in found):
-        note += "; Spot's own price: by EC2's price history of each attempt's hours, as far as it says them"
     if left_out := unknown_loss(receipt for receipt in receipts if costs([receipt], by="run", month=wanted)):
         note += f"; LOST is {left_out}"
     if not found:
@@ -71,15 +67,6 @@ def show_costs(
         page = costs_page(found, parts, by=by, when=when, stage=stage.name, note=note, now=now)
         write(html, page)
         console.print(f"the page: {html}")
-
-
-def _with_own_prices(aws: Aws, receipts: Sequence[Receipt], month: Month) -> list[Receipt]:
-    """Return the receipts, those of the month with what EC2 says of Spot in their attempts' own hours."""
-    wanted = [receipt.attempts if costs([receipt], by="run", month=month) else [] for receipt in receipts]
-    return [
-        receipt.model_copy(update={"spot_paid": paid})
-        for receipt, paid in zip(receipts, spot_paid(aws, *wanted), strict=True)
-    ]
 
 
 def receipts_of(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], list[str]]:
@@ -109,19 +96,17 @@ def costs_table(found: Sequence[Cost], *, by: By, width: int) -> Table:
     """
     whole = total(found)
     rows = [*found, whole] if len(found) > 1 else found
-    own = any(row.attempts_with_own_price for row in found)
     cells = {
         by.upper(): [row.name for row in rows],
         "RUNS": [str(row.runs) for row in rows],
         "HOURS": [f"{row.instance_hours:.2f}" for row in rows],
         "USD": [f"{row.usd:.2f}" for row in rows],
-        **({"SPOT'S OWN PRICE": [f"{row.spots_own_price_usd:.2f}" for row in rows]} if own else {}),
         "ON-DEMAND": [f"{row.on_demand_usd:.2f}" for row in rows],
         "SAVED": [f"{row.saved_percent:.0f} %" for row in rows],
         **{name.upper(): [f"{row.usd_by_phase[name]:.2f}" for row in rows] for name in UNPRODUCTIVE},
     }
     least = sorted(UNPRODUCTIVE, key=lambda name: whole.usd_by_phase[name])
-    less_needed = [*(name.upper() for name in least), "RUNS", "HOURS", "ON-DEMAND", "SPOT'S OWN PRICE", "SAVED"]
+    less_needed = [*(name.upper() for name in least), "RUNS", "HOURS", "ON-DEMAND", "SAVED"]
     shown = tables.fitting(cells, width=width, leave_out=less_needed)
     table = tables.columns(*shown)
     for column in table.columns[1:]:
@@ -138,7 +123,6 @@ def _fields(row: Cost, by: By) -> dict[str, str | int | float | None]:
         "runs": row.runs,
         "instance_hours": round(row.instance_hours, 6),
         "usd": round(row.usd, 6),
-        "spots_own_price_usd": round(row.spots_own_price_usd, 6) if row.attempts_with_own_price else None,
         "on_demand_usd": round(row.on_demand_usd, 6),
         "saved_usd": round(row.saved_usd, 6),
         "saved_percent": round(row.saved_percent, 1),

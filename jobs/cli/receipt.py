@@ -37,7 +37,7 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
     if jobs:
         found = jobs[-1].with_end(found)
-    [paid] = spot_paid(aws, found.attempts)
+    paid = spot_paid(aws, found.attempts)
     kept = stored(object_store.sizes(aws.s3, run.location))
     found = found.model_copy(update={"spot_paid": paid, "stored": kept})
     if output == "json":

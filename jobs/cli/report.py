@@ -80,7 +80,7 @@ def write(path: Path, html: str) -> None:
 def _page(aws: Aws, run: StoredRun, *, live: bool = False) -> str:
     recorded = read_run(aws, run)
     if recorded.receipt is not None and not live:  # EC2 need not be asked every few seconds
-        [paid] = spot_paid(aws, recorded.attempts)
+        paid = spot_paid(aws, recorded.attempts)
         recorded = replace(recorded, receipt=recorded.receipt.model_copy(update={"spot_paid": paid}))
     return _html(recorded, live=live)
 

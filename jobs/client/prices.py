@@ -60,48 +60,32 @@ def _spot(aws: Aws, row: InstanceType) -> Quote | None:
     return Quote(usd_per_hour=by_zone[-1][0], date=_today(), source=f"EC2's Spot price history: {zones}")
 
 
-def spot_paid(aws: Aws, *runs: Sequence[Attempt]) -> list[list[SpotPaid]]:
-    """Return what Spot cost in the hours and the zone of each attempt that says them, for each run, as far as EC2
-    remembers: 90 days.
+def spot_paid(aws: Aws, attempts: Sequence[Attempt]) -> list[SpotPaid]:
+    """Return what Spot cost in the hours and the zone of each attempt that has them, as far as EC2 remembers: 90 days.
 
-    EC2 is asked once for each instance type in each zone. An attempt that it has no price for is left out, and so are
-    all where this is not AWS or denies the question.
+    An attempt that it has no price for is left out, and so are all if this is not AWS or denies the question.
     """
-    on_spot = [[one for one in attempts if _is_on_spot(one)] for attempts in runs]
-    spans: dict[tuple[str, str], tuple[datetime, datetime]] = {}
-    for attempt in (one for attempts in on_spot for one in attempts):
-        begin, end = spans.get(_market(attempt), (attempt.started_at, ended_at(attempt)))
-        spans[_market(attempt)] = min(begin, attempt.started_at), max(end, ended_at(attempt))
-    found: dict[tuple[str, str], list[tuple[datetime, float]]] = {}
-    if (urlsplit(aws.endpoint).hostname or "").endswith(_OF_AWS):
-        try:
-            found = {market: _changes(aws, market, span) for market, span in spans.items()}
-        except Exception:  # noqa: BLE001 - denied or unreachable: the receipt's own prices are there
-            found = {}
-    return [
-        [paid for one in attempts if (paid := _paid(one, found.get(_market(one), []))) is not None]
-        for attempts in on_spot
-    ]
+    if not (urlsplit(aws.endpoint).hostname or "").endswith(_OF_AWS):
+        return []
+    try:
+        found = [_paid(one, _changes(aws, one)) for one in attempts if _is_on_spot(one)]
+    except Exception:  # noqa: BLE001 - denied or unreachable: the receipt's own prices are there
+        return []
+    return [paid for paid in found if paid is not None]
 
 
 def _is_on_spot(attempt: Attempt) -> bool:
     return attempt.capacity == "spot" and attempt.zone is not None and attempt.started_at < ended_at(attempt)
 
 
-def _market(attempt: Attempt) -> tuple[str, str]:
-    return attempt.instance_type, attempt.zone or ""
-
-
-def _changes(aws: Aws, market: tuple[str, str], span: tuple[datetime, datetime]) -> list[tuple[datetime, float]]:
-    """Return the prices of a time, each with the moment from which it held, the oldest first."""
-    name, zone = market
-    begin, end = span
+def _changes(aws: Aws, attempt: Attempt) -> list[tuple[datetime, float]]:
+    """Return the prices of an attempt's time, each with the moment from which it held, the oldest first."""
     pages = aws.quick_ec2.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=[name],  # type: ignore[list-item] # the stubs know the types of their day
+        InstanceTypes=[attempt.instance_type],  # type: ignore[list-item] # the stubs know the types of their day
         ProductDescriptions=[_LINUX],
-        AvailabilityZone=zone,
-        StartTime=begin,
-        EndTime=end,
+        AvailabilityZone=attempt.zone or "",
+        StartTime=attempt.started_at,
+        EndTime=ended_at(attempt),
     )
     # The newest first, and last the one that held at the begin.
     return sorted((item["Timestamp"], float(item["SpotPrice"])) for page in pages for item in page["SpotPriceHistory"])

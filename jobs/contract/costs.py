@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
-from jobs.contract.budget import usd_of_instances, usd_per_hour
+from jobs.contract.budget import usd_per_hour
 from jobs.contract.errors import UsageError
 from jobs.contract.instance_types import instance_type
 from jobs.contract.phases import PHASES, PhaseName, phases
@@ -25,10 +25,6 @@ class Cost:
     usd: float = 0.0
     on_demand_usd: float = 0.0
     """The same hours at the On-Demand price."""
-    spots_own_price_usd: float = 0.0
-    """The same hours with Spot at what EC2's price history says of them; where it says nothing, as in `usd`."""
-    attempts_with_own_price: int = 0
-    """Attempts of which it says something."""
     usd_by_phase: dict[PhaseName, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """What of it each phase took."""
 
@@ -45,8 +41,6 @@ class Cost:
         self.instance_hours += other.instance_hours
         self.usd += other.usd
         self.on_demand_usd += other.on_demand_usd
-        self.spots_own_price_usd += other.spots_own_price_usd
-        self.attempts_with_own_price += other.attempts_with_own_price
         for name, usd in other.usd_by_phase.items():
             self.usd_by_phase[name] += usd
 
@@ -116,16 +110,12 @@ def _of_run(receipt: Receipt, month: Month) -> Cost:
     prices = {
         attempt.number: usd_per_hour(instance_type(attempt.instance_type), "on-demand") for attempt in receipt.attempts
     }
-    paid = {each.attempt: each.usd for each in receipt.spot_paid}
-    by_estimate = {attempt.number: usd_of_instances(attempt) for attempt in receipt.attempts}
-    own_price = {number: usd / by_estimate[number] for number, usd in paid.items() if by_estimate.get(number)}
-    found = Cost(name=receipt.run_id, runs=1, attempts_with_own_price=len(own_price))
+    found = Cost(name=receipt.run_id, runs=1)
     for phase in phases(receipt.attempts):
         share = month.share(phase.started_at, phase.ended_at)
         hours, usd = share * phase.instance_seconds / 3600, share * phase.usd
         found.instance_hours += hours
         found.usd += usd
-        found.spots_own_price_usd += usd * own_price.get(phase.attempt, 1.0)
         found.on_demand_usd += hours * prices[phase.attempt]
         found.usd_by_phase[phase.name] += usd
     return found

@@ -57,13 +57,8 @@ def _tiles(everything: Cost) -> list[Tile]:
     lost = sum(everything.usd_by_phase[name] for name in UNPRODUCTIVE)
     share = f"{100 * lost / everything.usd:.0f} % of it" if everything.usd else ""
     hours = f"{everything.instance_hours:.1f} instance hours of {counted(everything.runs, 'run')}"
-    own = "by EC2's price history of each attempt's hours, as far as it says them"
     return [
         Tile("Runs cost", usd(everything.usd), hours),
-        *(
-            [Tile("Spot's own price", usd(everything.spots_own_price_usd), own)]
-            * bool(everything.attempts_with_own_price)
-        ),
         Tile("On-Demand", usd(everything.on_demand_usd), "the same hours"),
         Tile("Saved", usd(everything.saved_usd), f"{everything.saved_percent:.0f} % of the On-Demand price"),
         Tile("Brought no step", usd(lost), share),

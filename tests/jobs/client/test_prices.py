@@ -131,31 +131,22 @@ def test_an_attempt_on_spot_paid_the_price_of_each_of_its_hours_in_its_zone(aws:
     elsewhere = [attempt(number=2, zone=None), attempt(number=3, capacity="on-demand")]
     with Stubber(aws.quick_ec2) as ec2:
         ec2.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, asked)
-        [[paid]] = spot_paid(aws, [one, *elsewhere])
+        [paid] = spot_paid(aws, [one, *elsewhere])
         ec2.assert_no_pending_responses()
     expected = 2 * (0.5 * 4 + 1 * 8 + 1 * 6)
     assert paid == SpotPaid(attempt=1, zone="us-west-2b", low_usd_per_hour=4, high_usd_per_hour=8, usd=expected)
 
 
 def test_what_ec2_does_not_say_of_spot_is_left_out(aws: Aws) -> None:
-    with Stubber(aws.quick_ec2) as ec2:
-        ec2.add_response("describe_spot_price_history", {"SpotPriceHistory": []}, None)
-        ec2.add_client_error("describe_spot_price_history", "UnauthorizedOperation")
-        assert spot_paid(aws, [attempt()], [attempt()]) == [[], []]
-        assert spot_paid(aws, [attempt()]) == [[]]
-
-
-def test_ec2_is_asked_once_for_the_attempts_of_all_runs_in_a_zone(aws: Aws) -> None:
-    # The history does not reach back to the first run, and the second began before its first price.
-    history = [spot("us-west-2b", "6.00", 12), spot("us-west-2b", "8.00", 11)]
+    # The history does not reach back to the first attempt, and the second began before its first price.
     begin = datetime(2026, 11, 23, 10, 30, tzinfo=timezone.utc)
     before = attempt(started_at=begin.replace(day=1), last_seen_at=begin.replace(day=2))
-    later = attempt(number=4, started_at=begin.replace(hour=12, minute=15), last_seen_at=begin.replace(hour=13))
+    history = [spot("us-west-2b", "6.00", 12), spot("us-west-2b", "8.00", 11)]
     with Stubber(aws.quick_ec2) as ec2:
-        asked = {"StartTime": before.started_at, "EndTime": later.last_seen_at}
-        types = {"InstanceTypes": [ROW.name], "ProductDescriptions": ["Linux/UNIX"], "AvailabilityZone": "us-west-2b"}
-        ec2.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, {**types, **asked})
-        first, [second, third] = spot_paid(aws, [before], [attempt(nnodes=1), later])
-    assert first == []
-    assert (second.low_usd_per_hour, second.high_usd_per_hour, second.usd) == (6, 8, 1.5 * 8 + 1 * 6)
-    assert (third.low_usd_per_hour, third.high_usd_per_hour, third.usd) == (6, 6, 2 * 1.25 * 6)
+        for each in ([], history):
+            ec2.add_response("describe_spot_price_history", {"SpotPriceHistory": each}, None)
+        [paid] = spot_paid(aws, [before, attempt(number=2, nnodes=1)])
+        assert (paid.attempt, paid.low_usd_per_hour, paid.high_usd_per_hour) == (2, 6, 8)
+        assert paid.usd == 1.5 * 8 + 1 * 6
+        ec2.add_client_error("describe_spot_price_history", "UnauthorizedOperation")
+        assert spot_paid(aws, [attempt()]) == []

@@ -8,7 +8,7 @@ from jobs.contract.costs import costs, month_of, spans, total
 from jobs.contract.errors import UsageError
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
-from jobs.contract.records import Attempt, Receipt, SpotPaid
+from jobs.contract.records import Attempt, Receipt
 from jobs.train.launcher.accounting import receipt
 
 NOW = datetime(2026, 11, 23, 14, 30, tzinfo=timezone.utc)
@@ -61,19 +61,6 @@ def test_runs_are_added_up_by_team_by_kind_or_each_for_itself() -> None:
     assert [row.runs for row in costs(receipts, by="run", month=november)] == [1, 1, 1]
     everything = total(costs(receipts, by="run", month=november))
     assert everything.usd == pytest.approx(sum(each.estimated_usd or 0 for each in receipts))
-
-
-def test_what_ec2_says_of_spot_in_an_attempts_own_hours_stands_beside_the_estimate() -> None:
-    one = bill("vision/a-20261101-000000-0000", (day(1), 2.0), (day(1) + timedelta(hours=3), 1.0))
-    own = SpotPaid(attempt=1, zone="us-east-1b", low_usd_per_hour=3.0, high_usd_per_hour=3.0, usd=6.0)
-    november = month_of("2026-11", now=NOW)
-    [told] = costs([one.model_copy(update={"spot_paid": [own]})], by="run", month=november)
-    assert told.attempts_with_own_price == 1
-    assert told.usd == pytest.approx(3 * SPOT)
-    assert told.spots_own_price_usd == pytest.approx(6.0 + SPOT)
-    [untold] = costs([one], by="run", month=november)
-    assert untold.attempts_with_own_price == 0
-    assert untold.spots_own_price_usd == pytest.approx(untold.usd)
 
 
 def test_what_ran_over_the_end_of_a_month_is_parted_there() -> None:
