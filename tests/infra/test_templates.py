@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +62,6 @@ def test_every_suppressed_rule_has_a_reason(all_resources: list[Resource]) -> No
             assert "[" in rule["id"], f"{path} {name}: {rule['id']}"
 
 
-def test_every_wildcard_of_a_policy_has_a_written_reason(all_resources: list[Resource]) -> None:
-    unexplained = [
-        f"{path} {name}: {finding}"
-        for path, name, resource in all_resources
-        for finding in unexplained_wildcards(resource)
-    ]
-    assert unexplained == []
-
-
 def test_roles_trust_services_and_those_that_the_settings_name_only(all_resources: list[Resource]) -> None:
     for path, name, resource in all_resources:
         if resource["Type"] != "AWS::IAM::Role":
@@ -128,30 +118,6 @@ def test_what_holds_data_or_logs_is_kept(all_resources: list[Resource]) -> None:
         assert policies == ("Retain", "Retain"), f"{path} {name}"
 
 
-def test_names_are_generated_wherever_cloudformation_does_not_demand_one(all_resources: list[Resource]) -> None:
-    named = {
-        resource["Type"]
-        for _, _, resource in all_resources
-        for key in resource.get("Properties", {})
-        if (key in {"Name", "PolicyName"} or (key.endswith("Name") and key[:-4] in resource["Type"]))
-        and key not in _schema(resource["Type"]).get("required", [])
-    }
-    # Parameters are where generated names are found. Image Builder demands a name whatever the schema says, and writes
-    # to the log group that is called after its recipe.
-    assert named == {"AWS::SSM::Parameter", "AWS::ImageBuilder::ImagePipeline", "AWS::Logs::LogGroup"}
-    for path, name, resource in all_resources:
-        if resource["Type"] == "AWS::Logs::LogGroup":
-            assert flatten(resource["Properties"].get("LogGroupName", "/aws/imagebuilder/")).startswith(
-                "/aws/imagebuilder/"
-            ), f"{path} {name}"
-
-
-def test_templates_hold_no_key_pair_and_no_secret(templates: Templates, variants: Templates) -> None:
-    text = json.dumps({**templates, **variants}).lower()
-    for word in ("keyname", "ec2keypair", "password", "secretstring", "privatekey"):
-        assert f'"{word}"' not in text
-
-
 def _schema(resource_type: str) -> dict[str, Any]:
     """CloudFormation's own schema of a type, as cfn-lint carries it; empty for custom resources."""
     if not resource_type.startswith("AWS::"):
@@ -170,32 +136,6 @@ def _takes_tags(resource_type: str) -> bool:
         or schema.get("tagging", {}).get("taggable", False)
         or "Tags" in schema.get("properties", {})
     )
-
-
-def unexplained_wildcards(resource: dict[str, Any]) -> list[str]:
-    """Wildcards in what the policies of a resource allow, but for those that its metadata gives a reason for."""
-    explained = {
-        rule["id"].removeprefix("AwsSolutions-IAM5[").removesuffix("]")
-        for rule in resource.get("Metadata", {}).get("cdk_nag", {}).get("rules_to_suppress", [])
-        if rule["reason"]
-    }
-    return [finding for finding in _wildcards(resource) if finding not in explained]
-
-
-def _wildcards(resource: dict[str, Any]) -> Iterator[str]:
-    properties = resource.get("Properties", {})
-    documents = [properties[key] for key in ("PolicyDocument", "AssumeRolePolicyDocument") if key in properties]
-    documents += [policy["PolicyDocument"] for policy in properties.get("Policies", [])]
-    for document in documents:
-        for statement in _list(document["Statement"]):
-            if statement["Effect"] != "Allow":
-                continue
-            yield from (key for key in ("NotAction", "NotResource", "NotPrincipal") if key in statement)
-            for key in ("Action", "Resource"):
-                for value in _list(statement.get(key, [])):
-                    text = flatten(value)
-                    if "*" in text:
-                        yield f"{key}::{text}"
 
 
 def _list(value: Any) -> list[Any]:

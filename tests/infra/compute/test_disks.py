@@ -17,12 +17,6 @@ def test_disks_are_made_ready_before_docker_starts_by_the_ami_or_here_and_never_
         assert not any("/scratch" in script for _, script in boot_parts(data))
 
 
-def test_types_without_disks_have_no_script_for_them(launch_templates: dict[str, Any]) -> None:
-    of_cpus = [data for name, data in launch_templates.items() if name.startswith("cpu-")]
-    assert of_cpus
-    assert [script for data in of_cpus for _, script in boot_parts(data) if "/scratch" in script] == []
-
-
 def test_the_disks_become_one_and_docker_moves_there(everything: dict[str, Any], machine: Machine) -> None:
     machine.add_disks(8)
     (machine.root / "var/lib/docker").mkdir(parents=True)
@@ -40,13 +34,6 @@ def test_the_disks_become_one_and_docker_moves_there(everything: dict[str, Any],
     ]
     # What the AMI brought along goes with it.
     assert (machine.root / "scratch/docker/agent").read_text() == "image"
-
-
-def test_a_single_disk_needs_no_array(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(1)
-    assert machine.run(script_with(everything, "/scratch")).returncode == 0
-    assert "mkfs.xfs -f -L scratch /dev/nvme1n1" in machine.calls
-    assert not any(call.startswith(("mdadm", "dnf")) for call in machine.calls)
 
 
 def test_a_reboot_keeps_what_is_on_the_disks(everything: dict[str, Any], machine: Machine) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from infra.storage.shared_file_system import CONTAINER_PATH
 from jobs.contract.health import BAD_NODE_FILE
-from tests.infra.compute.conftest import Synthesised
 from tests.support.infra.boot_machine import Machine, script_with
-from tests.support.infra.instances import CPU, GAUDI, boot_parts, environments, launch_data, user_data
+from tests.support.infra.instances import CPU, GAUDI, boot_parts, user_data
 from tests.support.infra.shellcheck import shellcheck
 
 MAX_USER_DATA_BYTES = 16_384
@@ -95,18 +94,6 @@ def test_logs_of_the_boot_go_where_they_outlive_the_instance(
         "/var/log/ecs/ecs-agent.log": "{instance_id}/ecs-agent",
     }
     assert {item["log_group_name"] for item in files} == {"<InstanceLogsAB47D8DA>"}
-
-
-def test_an_instance_whose_logs_cannot_be_sent_runs_jobs_all_the_same(
-    launch_templates: dict[str, dict[str, Any]], machine: Machine
-) -> None:
-    sending(machine, launch_templates[f"{CPU}-spot"])
-    (machine.root / CONTROL).unlink()
-    (machine.root / "calls").unlink()
-    machine.answers["dnf"] = "exit 1"
-    done = machine.bash((machine.root / "usr/local/sbin/trainyard-instance-logs").read_text())
-    assert done.returncode == 1, "systemd tries it again"
-    assert not machine.called("systemctl")
 
 
 def test_a_node_that_a_job_found_bad_tells_how_the_job_ended_and_goes(
@@ -221,15 +208,3 @@ def assert_it_shuts_down(done: subprocess.CompletedProcess[str], machine: Machin
         "sleep 10",
         "systemctl poweroff --no-block",
     ]
-
-
-def test_only_accelerated_jobs_see_the_shared_file_system(synthesised: Synthesised) -> None:
-    made = synthesised(fsx_gib=1_200, max_on_demand_nodes=1, max_multinode_nodes=2)
-    mounting = {
-        name
-        for name in environments(made["compute"])
-        if any("lustre" in script for _, script in boot_parts(launch_data(made["compute"], name)))
-    }
-    assert mounting == {f"{GAUDI}-spot", f"{GAUDI}-on-demand", f"{GAUDI}-multinode"}
-    read = {item["Default"] for item in made["compute"]["Parameters"].values()}
-    assert {"/trainyard/test/fsx/dns-name", "/trainyard/test/fsx/mount-name"} <= read

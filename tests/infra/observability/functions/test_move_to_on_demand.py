@@ -236,30 +236,6 @@ def test_a_call_that_died_after_it_submitted_has_not_lost_the_job(
     assert claim_of(world, ended)["successor"] == submitted
 
 
-def test_a_job_that_its_owner_cancelled_stays_cancelled(world: World, rules: Rules) -> None:
-    job_id = world.submit(*SLEEP)
-    for _ in range(2):
-        world.reclaim(job_id)
-    world.batch.terminate_job(jobId=job_id, reason="not needed any more")
-    handler(world.event(job_id), None)
-    ended = world.reached(job_id, "FAILED")
-    handler(world.event(job_id), None)
-    assert ended["statusReason"] == "not needed any more"
-    assert world.named(ended["jobName"]) == []
-
-
-def test_the_last_attempt_may_be_the_one_reclaim_too_many(world: World, rules: Rules) -> None:
-    job_id = world.submit(
-        *SLEEP, retryStrategy={"attempts": 2, "evaluateOnExit": [{"onStatusReason": "Host EC2*", "action": "RETRY"}]}
-    )
-    for _ in range(2):
-        world.reclaim(job_id)
-    ended = world.reached(job_id, "FAILED")
-    assert ended["statusReason"].startswith("Host EC2")
-    handler(world.event(job_id), None)
-    assert len(world.named(ended["jobName"])) == 1
-
-
 def test_a_reclaim_that_the_container_was_faster_than_is_one(world: World, rules: Rules) -> None:
     # GIVEN a job whose container exits each time before its instance does, until it has no attempt left
     retry = {"attempts": 2, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]}
