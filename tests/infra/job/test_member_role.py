@@ -168,14 +168,6 @@ def test_people_forward_ports_of_instances_that_run_their_jobs(people: Role) -> 
         assert people.decide_in(action, session, {**own, "aws:userid": "AROA:bob"}) == "implicitly denied"
 
 
-@pytest.mark.parametrize(
-    "document", ["SSM-SessionManagerRunShell", "AWS-StartSSHSession", "AWS-StartPortForwardingSessionToRemoteHost"]
-)
-@pytest.mark.parametrize("account", ["", ACCOUNT])
-def test_people_get_no_shell_and_no_way_to_other_hosts(people: Role, document: str, account: str) -> None:
-    assert not people.may("ssm:StartSession", f"arn:aws:ssm:{REGION}:{account}:document/{document}")
-
-
 def test_a_document_that_is_not_allowed_is_refused_even_where_none_is_named(people: Role) -> None:
     # Without the check, StartSession with no document asks for the instance only, and gives a shell.
     starts = [s for s in statements(people) if "ssm:StartSession" in as_list(s["Action"])]
@@ -184,35 +176,51 @@ def test_a_document_that_is_not_allowed_is_refused_even_where_none_is_named(peop
         assert statement["Condition"]["BoolIfExists"] == {"ssm:SessionDocumentAccessCheck": "true"}
 
 
-@pytest.mark.parametrize(
-    "tags",
-    [
-        {},
-        {"aws:ResourceTag/trainyard:stage": "test"},
-        {"aws:ResourceTag/trainyard:stage": "test", "aws:ResourceTag/trainyard:team": "theirs"},
-        {"aws:ResourceTag/trainyard:stage": "prod", "aws:ResourceTag/trainyard:team": "our-team"},
-    ],
-    ids=str,
-)
-def test_people_reach_no_instance_of_another_team_or_stage(people: Role, tags: Context) -> None:
-    assert people.decide_in("ssm:StartSession", INSTANCE, {**tags, **CHECKED}) != "allowed"
+def foreign(service: str) -> list[Context]:
+    """Return the tags of what is not the team's: without any, another team's, another stage's."""
+    stage, team = f"{service}:ResourceTag/trainyard:stage", f"{service}:ResourceTag/trainyard:team"
+    return [{}, {stage: "test"}, {stage: "test", team: "theirs"}, {stage: "prod", team: "our-team"}]
+
+
+AS_OURS: Context = {
+    "aws:RequestTag/trainyard:team": "our-team",
+    "aws:RequestTag/trainyard:stage": "test",
+    "aws:TagKeys": ["trainyard:stage", "trainyard:team"],
+}
 
 
 @pytest.mark.parametrize(
-    "tags",
+    ("action", "resource", "context"),
     [
-        {},
-        {"ecs:ResourceTag/trainyard:stage": "test"},
-        {"ecs:ResourceTag/trainyard:stage": "test", "ecs:ResourceTag/trainyard:team": "theirs"},
-        {"ecs:ResourceTag/trainyard:stage": "prod", "ecs:ResourceTag/trainyard:team": "our-team"},
+        *(("ssm:StartSession", INSTANCE, {**tags, **CHECKED}) for tags in foreign("aws")),
+        *(("ecs:ExecuteCommand", resource, tags) for resource in (TASK, CLUSTER) for tags in foreign("ecs")),
+        # Not beside ECS either, where no log would tell of it.
+        ("ssm:StartSession", TASK, {**OWN_INSTANCE, **CHECKED}),
+        *(
+            ("ssm:StartSession", f"arn:aws:ssm:{REGION}:{account}:document/{document}", {})
+            for account in ("", ACCOUNT)
+            for document in (
+                *("SSM-SessionManagerRunShell", "AWS-StartSSHSession"),
+                "AWS-StartPortForwardingSessionToRemoteHost",
+            )
+        ),
+        *(("batch:TerminateJob", JOB, tags) for tags in foreign("aws")),
+        # A job without tags belongs to others of the account: with the team's tag it could be ended.
+        *(("batch:TagResource", JOB, {**AS_OURS, **tags}) for tags in foreign("aws")),
+        ("batch:UntagResource", JOB, OWN_INSTANCE),
+        ("batch:RegisterJobDefinition", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-definition/x", {}),
+        ("batch:UpdateJobQueue", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/x", {}),
+        ("ec2:RunInstances", "*", {}),
+        ("ecr:PutImage", f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/x", {}),
+        ("iam:PassRole", f"arn:aws:iam::{ACCOUNT}:role/x", {}),
+        ("logs:DeleteLogGroup", f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:x", {}),
+        ("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/budget-stop/our-team", {}),
+        ("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/testing/bucket/run", {}),
+        ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/x", {}),
     ],
-    ids=str,
 )
-def test_people_enter_no_job_of_another_team_or_stage(people: Role, tags: Context) -> None:
-    for resource in (TASK, CLUSTER):
-        assert people.decide_in("ecs:ExecuteCommand", resource, tags) != "allowed"
-    # AND not beside ECS either, where no log would tell of it
-    assert people.decide_in("ssm:StartSession", TASK, {**OWN_INSTANCE, **CHECKED}) != "allowed"
+def test_people_may_not(people: Role, action: str, resource: str, context: Context) -> None:
+    assert people.decide_in(action, resource, context) != "allowed"
 
 
 def test_where_the_stage_lets_nobody_in_no_role_has_a_permission_for_it() -> None:
@@ -240,21 +248,6 @@ def test_people_whose_budget_is_used_up_submit_nothing_and_still_watch_and_stop(
     # AND nobody takes the tag off himself, or hides it behind one of his session
     assert not people.may("iam:UntagRole", people.arn)
     assert {action for s in people.trust["Statement"] for action in as_list(s["Action"])} == {"sts:AssumeRole"}
-
-
-def test_people_stop_jobs_of_their_stage_only(people: Role) -> None:
-    # GIVEN a stage in the same account that has a team of the same name
-    elsewhere: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "prod"}
-    assert people.decide_in("batch:TerminateJob", JOB, elsewhere) != "allowed"
-
-
-@pytest.mark.parametrize("tags", [{}, {"aws:ResourceTag/trainyard:team": "theirs"}], ids=str)
-def test_no_one_takes_a_job_by_a_tag_whoevers_it_is(people: Role, tags: Context) -> None:
-    # A job without tags belongs to others of the account: with the team's tag it could be ended.
-    own: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
-    keys: Context = {"aws:TagKeys": ["trainyard:stage", "trainyard:team"]}
-    assert people.decide_in("batch:TagResource", JOB, {**own, **tags, **keys}) == "implicitly denied"
-    assert not people.may("batch:UntagResource", JOB)
 
 
 def test_no_one_gives_a_queue_or_a_definition_a_tag_that_means_something_else(
@@ -297,24 +290,6 @@ def test_no_one_pays_with_another_teams_share_or_uses_what_is_not_the_stages(
         decisions.append(people.decide_in("batch:SubmitJob", resource, {**given, **changed}))
     # THEN one of the three resources that it needs is refused
     assert set(decisions) != {"allowed"}
-
-
-@pytest.mark.parametrize(
-    ("action", "resource"),
-    [
-        ("batch:RegisterJobDefinition", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-definition/x"),
-        ("batch:UpdateJobQueue", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/x"),
-        ("ec2:RunInstances", "*"),
-        ("iam:PassRole", f"arn:aws:iam::{ACCOUNT}:role/x"),
-        ("logs:DeleteLogGroup", f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:x"),
-        ("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/budget-stop/our-team"),
-        ("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/testing/bucket/run"),
-        ("ssm:StartSession", f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/i-0"),
-        ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/x"),
-    ],
-)
-def test_people_change_nothing_of_the_stage(people: Role, action: str, resource: str) -> None:
-    assert not people.may(action, resource)
 
 
 def submission(stage: DeployedStage, templates: Templates, team: str) -> Iterator[tuple[str, Context]]:

@@ -86,9 +86,3 @@ def test_no_ami_is_built_before_the_answer(templates: Templates, variants: Templ
         function = only(template, "AWS::Lambda::Function")
         # A template's code has 4096 characters at most, and only such code has `cfnresponse`.
         assert len(function["Code"]["ZipFile"]) < 4096
-
-
-def test_who_was_promised_instances_can_do_without_the_answer(synthesised: Callable[..., Templates]) -> None:
-    template = synthesised(build_unoffered=True)["machine-image"]
-    assert not resources(template, OFFER)
-    assert not resources(template, "AWS::Lambda::Function")
