@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Response
 
-from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, functions, kept_objects, server_errors
+from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, kept_objects, server_errors
 from infra.emulator.access import HEALTH_PATH, Gate
 from infra.emulator.credentials import Credentials
 
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 StartResponse = Callable[..., Any]
 _RECLAIM = re.compile(r"/trainyard/jobs/([^/]+)/reclaim")
 _ENTER = re.compile(r"/trainyard/jobs/([^/]+)/enter")
-_ENVIRONMENT = re.compile(r"/trainyard/environments/([^/]+)/(code|next|result)")
 OWN_PATHS = (
     "GET /trainyard/health",
     "POST /trainyard/jobs/<id>/reclaim",
@@ -72,9 +71,6 @@ class Application:
         enter = _ENTER.fullmatch(path)
         if method == "POST" and enter:
             return _enter(enter[1], _body(environ))
-        environment = _ENVIRONMENT.fullmatch(path)
-        if environment:
-            return _answer_function(method, environment[1], environment[2], environ)
         return _json({"message": f"{method} {path}: there is {', '.join(OWN_PATHS)}"}, 404)
 
     def health(self) -> dict[str, Any]:
@@ -85,7 +81,7 @@ class Application:
             "started_at": self._started_at.isoformat(timespec="seconds"),
             "jobs": batch.job_counts(),
             "server_errors": server_errors.recorded(),
-            "unproven": cloudformation.unproven_types(),
+            "unproven": cloudformation.recorded_types(),
             "undelivered": events.undelivered(),
         }
 
@@ -148,23 +144,6 @@ def _inject_event(event: Any) -> Response:
         resources=tuple(event.get("resources", ())),
     )
     return _json({"id": event_id})
-
-
-def _answer_function(method: str, environment_id: str, what: str, environ: Mapping[str, Any]) -> Response:
-    """Tell the process of a function what it is to do, and take what it did."""
-    try:
-        environment = functions.find_environment(environment_id)
-        if (method, what) == ("GET", "code"):
-            return _json(environment.code())
-        if (method, what) == ("GET", "next"):
-            return _json({"work": environment.next_work()})
-        if (method, what) == ("POST", "result"):
-            result = _body(environ)
-            environment.result(str(result["payload"]), failed=bool(result.get("error")))
-            return _json({})
-    except functions.NoSuchEnvironmentError as error:
-        return _json({"message": str(error)}, status=404)
-    return _json({"message": f"{method} is not for this path"}, status=405)
 
 
 def _body(environ: Mapping[str, Any]) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 from moto.batch import urls
 from moto.batch.models import batch_backends
 
-from infra.emulator.batch import cloudformation
 from infra.emulator.batch.backend import BatchBackend
 from infra.emulator.batch.job import Job
 from infra.emulator.batch.quotas import check_settings
@@ -20,7 +19,7 @@ from infra.emulator.containers.executor import Executor
 from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.credentials import Credentials
 
-__all__ = ["cloudformation", "entrance", "install", "job_counts", "reclaim", "shutdown"]
+__all__ = ["entrance", "install", "job_counts", "reclaim", "shutdown"]
 
 
 def install(executor_name: str, *, credentials: Credentials, registry: str | None = None) -> None:

@@ -7,7 +7,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from infra.emulator import events
-from infra.emulator.cloudformation.models import Place
+from infra.emulator.cloudformation.resource_type import Made
+from infra.emulator.cloudformation.resources import Place
+from infra.emulator.cloudformation.template import TemplateError
 
 
 @dataclass(kw_only=True)
@@ -16,15 +18,18 @@ class StackResource:
 
     logical_id: str
     resource_type: str
-    physical_id: str
     properties: Mapping[str, Any]
     """As the template had them when it was last made or changed, references resolved."""
     declaration: Mapping[str, Any]
     """As the template has them now: its policies for deletion count."""
-    model: Any
+    made: Made
     status: str = "CREATE_COMPLETE"
     reason: str | None = None
     updated_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+    @property
+    def physical_id(self) -> str:
+        return self.made.ref
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,16 @@ class Event:
     client_request_token: str | None
     timestamp: datetime
     event_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+def attribute(resource: StackResource, name: str) -> Any:
+    """Return what Fn::GetAtt gives. Raises TemplateError if the type has no such attribute."""
+    if name not in resource.made.attributes:
+        raise TemplateError(
+            f"Template error: resource {resource.logical_id} ({resource.resource_type}) does not support attribute "
+            f"type {name} in Fn::GetAtt on the embedded AWS"
+        )
+    return resource.made.attributes[name]
 
 
 def tell_status(stack: Place, status: str, reason: str | None, client_request_token: str | None) -> None:

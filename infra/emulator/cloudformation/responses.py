@@ -1,7 +1,4 @@
-"""CloudFormation's API in front of `StackService`, instead of moto's own.
-
-Operations that are not here are moto's: those on templates work, those on stack sets know none of these stacks.
-"""
+"""CloudFormation's API in front of `StackService`, instead of moto's own: what the CDK CLI and the command line ask."""
 
 import json
 from typing import Any, ClassVar
@@ -11,8 +8,8 @@ from moto.cloudformation.exceptions import ValidationError
 from moto.cloudformation.responses import CloudFormationResponse, get_template_summary_response_from_template
 from moto.cloudtrail.responses import CloudTrailResponse
 from moto.core.responses import ActionResult, EmptyResult
+from moto.core.utils import camelcase_to_underscores
 
-from infra.emulator.cloudformation.changes import without_values
 from infra.emulator.cloudformation.records import StackResource
 from infra.emulator.cloudformation.service import ChangeSet, StackService, Submission
 from infra.emulator.cloudformation.stack import Stack
@@ -35,20 +32,16 @@ def _no_events(_response: CloudTrailResponse) -> str:
     return json.dumps({"Events": []})
 
 
-def unproven_types() -> list[str]:
-    """Types of resources that exist on record only, in all accounts and regions."""
-    return sorted({name for service in list(_services.values()) for name in service.unproven_types()})
+def recorded_types() -> list[str]:
+    """Return types of resources that exist on record only, in all accounts and regions."""
+    return sorted({name for service in list(_services.values()) for name in service.recorded_types()})
 
 
 class StackResponse(CloudFormationResponse):
     """Reads each request's parameters and shapes its answer."""
 
-    RESPONSE_KEY_PATH_TO_TRANSFORMER: ClassVar[dict[str, Any]] = {
-        # The others bring moto's own stacks into shape.
-        key: transform
-        for key, transform in CloudFormationResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER.items()
-        if key.startswith("DescribeStackSetOutput")
-    }
+    RESPONSE_KEY_PATH_TO_TRANSFORMER: ClassVar[dict[str, Any]] = {}
+    """Moto's bring its own stacks into shape."""
 
     @property
     def service(self) -> StackService:
@@ -56,8 +49,14 @@ class StackResponse(CloudFormationResponse):
         return _services.setdefault(key, StackService(*key))
 
     def call_action(self) -> Any:
+        name = camelcase_to_underscores(self._get_action())
+        if name not in vars(StackResponse):
+            setattr(self, name, self._refuse)  # moto's own knows none of these stacks
         with self.service.lock:
             return super().call_action()
+
+    def _refuse(self) -> ActionResult:
+        raise ValidationError(message=f"The embedded AWS does not implement {self._get_action()}.")
 
     # Stacks
 
@@ -145,24 +144,6 @@ class StackResponse(CloudFormationResponse):
             {"StackResourceSummaries": [_resource(stack, resource) for resource in stack.resources.values()]}
         )
 
-    def list_exports(self) -> ActionResult:
-        return ActionResult(
-            {
-                "Exports": [
-                    {"ExportingStackId": stack.stack_id, "Name": name, "Value": value}
-                    for stack in self.service.stacks.values()
-                    for name, value in stack.exports.items()
-                ]
-            }
-        )
-
-    def list_imports(self) -> ActionResult:
-        name = self._get_param("ExportName")
-        users = [stack.name for stack in self.service.stacks.values() if name in stack.imports]
-        if not users:
-            raise ValidationError(message=f"Export '{name}' is not imported by any stack.")
-        return ActionResult({"Imports": users})
-
     # Templates
 
     def get_template(self) -> ActionResult:
@@ -186,14 +167,13 @@ class StackResponse(CloudFormationResponse):
 
     def describe_change_set(self) -> ActionResult:
         change_set = self._change_set
-        with_values = self._get_bool_param("IncludePropertyValues")
         return ActionResult(
             _summary(change_set)
             | {
                 "Parameters": [
                     {"ParameterKey": key, "ParameterValue": value} for key, value in change_set.parameters.items()
                 ],
-                "Changes": change_set.changes if with_values else without_values(change_set.changes),
+                "Changes": change_set.changes,
                 "Tags": [{"Key": key, "Value": value} for key, value in change_set.tags.items()],
             }
         )
@@ -206,18 +186,6 @@ class StackResponse(CloudFormationResponse):
     def delete_change_set(self) -> ActionResult:
         self.service.delete_change_set(self._get_param("ChangeSetName"), self._get_param("StackName"))
         return EmptyResult()
-
-    def list_change_sets(self) -> ActionResult:
-        stack = self._stack
-        return ActionResult(
-            {
-                "Summaries": [
-                    _summary(change_set)
-                    for change_set in self.service.change_sets.values()
-                    if change_set.stack is stack
-                ]
-            }
-        )
 
     # Parts of requests
 

@@ -12,9 +12,9 @@ from moto.cloudformation.utils import get_stack_from_s3_url
 from moto.core.exceptions import ServiceException
 
 from infra.emulator.cloudformation.changes import changes_of
+from infra.emulator.cloudformation.resources import is_recorded
 from infra.emulator.cloudformation.stack import FINAL_FAILURES, Stack
 from infra.emulator.cloudformation.template import TemplateError, parse_template
-from infra.emulator.cloudformation.unproven import INERT_TYPES, UnprovenResource
 
 NO_CHANGES = "The submitted information didn't contain changes. Submit different information to create a change set."
 """The CDK CLI recognises an empty change set by these words of AWS."""
@@ -128,15 +128,11 @@ class StackService:
                 return stack
         raise ValidationError(name_or_id)
 
-    def unproven_types(self) -> set[str]:
-        """Types of resources that are on record without a service behind them."""
+    def recorded_types(self) -> set[str]:
+        """Return types of resources that are on record without a service behind them."""
         with self.lock:
-            return {
-                resource.resource_type
-                for stack in self.stacks.values()
-                for resource in stack.resources.values()
-                if isinstance(resource.model, UnprovenResource) and resource.resource_type not in INERT_TYPES
-            }
+            found = {one.resource_type for stack in self.stacks.values() for one in stack.resources.values()}
+            return {name for name in found if is_recorded(name)} - {"AWS::CDK::Metadata"}
 
     def template_from(self, body: str | None, url: str | None) -> str | None:
         """A template given as text, or lying in the emulated S3."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from infra.emulator.cloudformation import models
-from infra.emulator.cloudformation.models import Place, ResourceError
-from infra.emulator.cloudformation.records import Event, Output, StackResource, tell_status
+from infra.emulator.cloudformation import resources
+from infra.emulator.cloudformation.records import Event, Output, StackResource, attribute, tell_status
+from infra.emulator.cloudformation.resources import Place, ResourceError
 from infra.emulator.cloudformation.template import Scope, TemplateError, parse_template
 
 FINAL_FAILURES = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
@@ -146,18 +146,16 @@ class Stack:
         resource_type = declaration["Type"]
         self._event(logical_id, "", resource_type, "CREATE_IN_PROGRESS")
         try:
-            model = models.create(resource_type, logical_id, properties, self._place)
+            made = resources.create(resource_type, logical_id, properties, self._place)
         except (ResourceError, TemplateError) as error:
             self._event(logical_id, "", resource_type, "CREATE_FAILED", str(error))
             raise ResourceError(f"{logical_id} ({resource_type}): {error}") from None
-        physical_id = getattr(model, "physical_resource_id", None)
         self.resources[logical_id] = StackResource(
             logical_id=logical_id,
             resource_type=resource_type,
-            physical_id=physical_id or models.generate_name(resource_type, self.name, logical_id),
             properties=copy.deepcopy(properties),
             declaration=declaration,
-            model=model,
+            made=made,
         )
         self._event_of(self.resources[logical_id], "CREATE_COMPLETE")
 
@@ -191,7 +189,8 @@ class Stack:
         # Compared after references are resolved, so what needs a replaced resource follows it.
         if properties == old_properties:
             return
-        if models.must_replace(resource.model, resource.resource_type, old_properties, properties):
+        if resources.replaces(resource.resource_type, old_properties, properties):
+            resources.check_replaceable(resource.resource_type, old_properties, properties)
             self._create_resource(logical_id, declaration, properties)
             replacement = self.resources[logical_id]
             replaced.append(resource)
@@ -203,21 +202,14 @@ class Stack:
 
     def _change(self, resource: StackResource, properties: Mapping[str, Any]) -> None:
         self._event_of(resource, "UPDATE_IN_PROGRESS")
+        kind, logical_id = resource.resource_type, resource.logical_id
         try:
-            model = models.update(
-                resource.model,
-                resource.resource_type,
-                resource.logical_id,
-                old=resource.properties,
-                new=properties,
-                physical_id=resource.physical_id,
-                place=self._place,
-            )
+            old = resource.properties
+            made = resources.change(resource.made, kind, old=old, new=properties, place=self._place)
         except (ResourceError, TemplateError) as error:
             self._event_of(resource, "UPDATE_FAILED", str(error))
-            raise ResourceError(f"{resource.logical_id} ({resource.resource_type}): {error}") from None
-        resource.model = model
-        resource.physical_id = getattr(model, "physical_resource_id", None) or resource.physical_id
+            raise ResourceError(f"{logical_id} ({kind}): {error}") from None
+        resource.made = made
         resource.properties = copy.deepcopy(properties)
         self._event_of(resource, "UPDATE_COMPLETE")
 
@@ -228,9 +220,7 @@ class Stack:
     def _delete_resource(self, resource: StackResource, *, must: bool) -> None:
         self._event_of(resource, "DELETE_IN_PROGRESS")
         try:
-            note = models.delete(
-                resource.model, resource.resource_type, resource.properties, resource.physical_id, self._place
-            )
+            resources.delete(resource.made, resource.resource_type, resource.properties, self._place)
         except ResourceError as error:
             self._event_of(resource, "DELETE_FAILED", str(error))
             if must:
@@ -238,7 +228,7 @@ class Stack:
                     f"The following resource(s) failed to delete: [{resource.logical_id}]. {error}"
                 ) from None
         else:
-            self._event_of(resource, "DELETE_COMPLETE", note)
+            self._event_of(resource, "DELETE_COMPLETE")
 
     def _delete_all(self, *, retain: frozenset[str] = frozenset(), must: bool = True) -> None:
         for resource in reversed(list(self.resources.values())):
@@ -323,7 +313,6 @@ class Stack:
             region=self.region,
             stack_id=self.stack_id,
             stack_name=self.name,
-            tags=self.tags,
         )
 
     def scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
@@ -349,7 +338,7 @@ class Stack:
 
     def _attribute(self, logical_id: str, name: str) -> Any:
         resource = self._resource(logical_id)
-        return models.attribute(resource.model, resource.resource_type, logical_id, name)
+        return attribute(resource, name)
 
     def _import_value(self, name: str) -> str:
         for stack in self._neighbours():

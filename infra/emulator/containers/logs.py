@@ -91,20 +91,25 @@ def open_log_stream(
     group_name = options.get("awslogs-group", BATCH_LOG_GROUP)
     create = group_name == BATCH_LOG_GROUP or options.get("awslogs-create-group") == "true"
     stream_name = f"{options.get('awslogs-stream-prefix', definition)}/{container}/{task_id}"
+    if group_name not in backend.groups and not create:
+        raise LogDestinationError(
+            "failed to initialize logging driver: failed to create Cloudwatch log stream: "
+            f"ResourceNotFoundException: The specified log group does not exist. ({group_name})"
+        )
+    return LogStreamWriter(add_stream(backend, group_name, stream_name))
+
+
+def add_stream(backend: LogsBackend, group_name: str, stream_name: str) -> LogStream:
+    """Make a log stream, and its group if there is none."""
     with _creating:
         if group_name not in backend.groups:
-            if not create:
-                raise LogDestinationError(
-                    "failed to initialize logging driver: failed to create Cloudwatch log stream: "
-                    f"ResourceNotFoundException: The specified log group does not exist. ({group_name})"
-                )
             # New dictionaries in place of the old: requests iterate over them meanwhile, without a lock.
             group = LogGroup(backend.account_id, backend.region_name, group_name)
             backend.groups = {**backend.groups, group_name: group}
         group = backend.groups[group_name]
         stream = LogStream(group, stream_name)
         group.streams = {**group.streams, stream_name: stream}
-    return LogStreamWriter(stream)
+    return stream
 
 
 def _events(line: bytes) -> list[str]:

@@ -3,20 +3,18 @@
 from typing import Any
 
 from moto.awslambda.exceptions import InvalidParameterValueException
-from moto.awslambda.models import LambdaBackend, LambdaFunction, lambda_backends
+from moto.awslambda.models import LambdaFunction
 
 from infra.emulator.credentials import Credentials
 
-EVENT_INVOKE_SETTINGS = ("MaximumRetryAttempts", "MaximumEventAgeInSeconds", "DestinationConfig")
-
 
 class Function(LambdaFunction):
-    """A function, or a published version of one."""
+    """A function."""
 
     endpoint: str
     """The server's own address; `service.install` sets it."""
     credentials: Credentials
-    """The server's own; `service.install` sets them."""
+    """The server's own; `service.install` sets it."""
 
     def __init__(self, account_id: str, spec: dict[str, Any], region: str, version: str | int = 1) -> None:
         super().__init__(account_id=account_id, spec=spec, region=region, version=version)
@@ -24,29 +22,18 @@ class Function(LambdaFunction):
         self.logging_config: dict[str, Any] = spec.get("LoggingConfig") or {}
 
     @property
-    def backend(self) -> LambdaBackend:
-        return lambda_backends[self.account_id][self.region]
-
-    @property
-    def shown_version(self) -> str:
-        return str(self.version) if str(self.version).isdigit() else "$LATEST"
-
-    @property
-    def default_log_group(self) -> str:
-        return f"/aws/lambda/{self.function_name}"
-
-    @property
     def log_group(self) -> str:
-        return str(self.logging_config.get("LogGroup") or self.default_log_group)
+        return str(self.logging_config.get("LogGroup") or f"/aws/lambda/{self.function_name}")
 
     @property
-    def invoke_config(self) -> dict[str, Any]:
-        """Return how asynchronous invocations are tried again, and where their results go."""
-        return self.event_invoke_config[0].config if self.event_invoke_config else {}
+    def retries(self) -> int:
+        """Return how often an asynchronous invocation that failed is tried again."""
+        config = self.event_invoke_config[0].config if self.event_invoke_config else {}
+        return int(config.get("MaximumRetryAttempts", 2))
 
     @property
     def why_it_cannot_run(self) -> str | None:
-        """Say what stands in the way of running it here; None where nothing does."""
+        """Say what stands in the way of running it here; None if nothing does."""
         if self.package_type != "Zip":
             return "the embedded AWS runs functions from zip files only, not from container images"
         if not str(self.run_time).startswith("python"):
@@ -55,9 +42,24 @@ class Function(LambdaFunction):
             return "the embedded AWS runs functions without layers only"
         return None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return all variables that it sees."""
+        return {
+            **self.credentials.environment,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_LAMBDA_FUNCTION_NAME": self.function_name,
+            "AWS_LAMBDA_LOG_GROUP_NAME": self.log_group,
+            "TZ": "UTC",
+            **{name: str(value) for name, value in (self.environment_vars or {}).items()},
+        }
+
     def get_configuration(self, on_create: bool = False) -> dict[str, Any]:
-        logging = {"LogFormat": "Text", "LogGroup": self.default_log_group, **self.logging_config}
-        configuration = {**super().get_configuration(on_create), "LoggingConfig": logging}
+        configuration: dict[str, Any] = super().get_configuration(on_create)
+        configuration["LoggingConfig"] = {"LogFormat": "Text", "LogGroup": self.log_group}
         if self.dead_letter_config:
             configuration["DeadLetterConfig"] = self.dead_letter_config
         return configuration

@@ -1,166 +1,227 @@
-"""One run of a function: its environment, its log, its timeout and how it ended."""
+"""Runs of functions: in the host process, with a log; those that nobody waits for are tried again.
 
+Source: AWS Lambda developer guide, "How Lambda handles errors and retries with asynchronous invocation": two more
+tries, one minute and then two minutes later; then the dead-letter queue.
+"""
+
+import base64
 import json
+import logging
+import os
+import sys
+import tempfile
 import threading
 import time
 import uuid
-from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
-from moto.logs.models import LogGroup, LogStream, logs_backends
+from moto.logs.models import logs_backends
+from moto.sqs.models import sqs_backends
+from moto.utilities.arns import parse_arn
 
-from infra.emulator.containers.executor import CannotStartError
-from infra.emulator.containers.logs import LogStreamWriter
-from infra.emulator.errors import ConfigurationError
-from infra.emulator.functions import environment as environments
-from infra.emulator.functions.environment import Environment
+from infra.emulator.containers.executor import ContainerRun
+from infra.emulator.containers.logs import LogStreamWriter, add_stream
+from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.functions.function import Function
+from infra.emulator.server_errors import record_exception
+from infra.emulator.settings import number_setting
+
+logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT = 4
 """Invocations that run at once on this machine; the others wait. An AWS account starts with 1000."""
-INIT_SECONDS = 60
-"""For the start of the process and the import of the handler's module, which do not count against the timeout. Lambda
-gives 10; a laptop that trains beside it is slower."""
+RETRY_VARIABLE = "TRAINYARD_FUNCTION_RETRY_SECONDS"
+"""Server's environment: seconds before the second try of an invocation; the third comes after twice as many."""
 _TAIL_BYTES = 4096
+_TIMED_OUT = -14
+"""Exit code of a process that SIGALRM ended."""
 
 _slots = threading.BoundedSemaphore(MAX_CONCURRENT)
-_creating_log = threading.Lock()
+_workers = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="functions")
+_stopping = threading.Event()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How an invocation ended."""
 
-    request_id: str
     payload: str
     """The handler's result, or the error, as JSON."""
     failed: bool
     log_tail: bytes
 
 
-def run(function: Function, event: str, *, request_id: str | None = None) -> Outcome:
+def check_settings() -> None:
+    """Raise ConfigurationError if the variable is no number of seconds."""
+    _retry_seconds()
+
+
+def shutdown() -> None:
+    """Kill what runs and forget what waits; return when it is gone."""
+    _stopping.set()
+    _workers.shutdown(wait=False, cancel_futures=True)
+    _host.close()
+
+
+def invoke_later(function: Function, event: str, *, number: int = 1) -> None:
+    """Have a function run in the background. `event` is JSON, `number` the try."""
+    with suppress(RuntimeError):  # the server is ending
+        _workers.submit(_run_unwatched, function, event, number)
+
+
+def _run_unwatched(function: Function, event: str, number: int) -> None:
+    try:
+        outcome = run(function, event)
+        if not outcome.failed or _stopping.is_set():
+            return
+        if number <= function.retries:
+            timer = threading.Timer(_retry_seconds() * number, invoke_later, (function, event), {"number": number + 1})
+            timer.daemon = True
+            timer.start()
+        elif target := (function.dead_letter_config or {}).get("TargetArn"):
+            arn = parse_arn(target)
+            sqs_backends[arn.account][arn.region].send_message(arn.resource_id, event)
+    except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+        record_exception("Lambda", f"invoking {function.function_name}", error)
+
+
+def _retry_seconds() -> float:
+    return number_setting(RETRY_VARIABLE, 60)
+
+
+def run(function: Function, event: str) -> Outcome:
     """Invoke a function and wait for its end; `event` is JSON."""
+    request_id = str(uuid.uuid4())
     with _slots:
-        return _Invocation(function, event, request_id or str(uuid.uuid4())).run()
+        started = time.monotonic()
+        if problem := function.why_it_cannot_run:
+            output, payload, failed = _failure("Runtime.Unsupported", f"Error: {problem}")
+        else:
+            output, payload, failed = _outcome(_host.call(_work(function, event, request_id)), function)
+    end = f"END RequestId: {request_id}\nREPORT RequestId: {request_id} Duration: {time.monotonic() - started:.2f} s\n"
+    log = f"START RequestId: {request_id}\n{output}{end}".encode()
+    _write(function, log)
+    return Outcome(payload=payload, failed=failed, log_tail=log[-_TAIL_BYTES:])
 
 
-class _Invocation:
-    """One run of a function, as its environment serves it (environment.Served)."""
-
-    def __init__(self, function: Function, event: str, request_id: str) -> None:
-        self._function = function
-        self._event = event
-        self._request_id = request_id
-        self._result: tuple[str, bool] | None = None
-        self._log_stream, self._log = _open_log(function)
-        self._tail: deque[bytes] = deque(maxlen=256)
-        self._environment: Environment | None = None
-        self._over = threading.Event()
-        self._exit_code: int | None = None
-        self._timed_out = False
-        self._clock: threading.Timer | None = None
-        self._started = time.monotonic()
-
-    def run(self) -> Outcome:
-        self._write(f"START RequestId: {self._request_id} Version: {self._function.shown_version}\n")
-        try:
-            payload, failed = self._run()
-        finally:
-            if self._clock is not None:
-                self._clock.cancel()
-        duration = (time.monotonic() - self._started) * 1000
-        self._write(
-            f"END RequestId: {self._request_id}\nREPORT RequestId: {self._request_id} Duration: {duration:.2f} ms "
-            f"Memory Size: {self._function.memory_size} MB\n"
-        )
-        self._log.close()
-        tail = b"".join(self._tail)[-_TAIL_BYTES:]
-        return Outcome(request_id=self._request_id, payload=payload, failed=failed, log_tail=tail)
-
-    def _run(self) -> tuple[str, bool]:
-        problem = self._function.why_it_cannot_run
-        if problem:
-            return self._failure("Runtime.Unsupported", problem)
-        try:
-            self._environment = environments.take(self._function)
-        except (CannotStartError, ConfigurationError) as error:
-            return self._failure("Runtime.ExitError", str(error))
-        self._set_clock(INIT_SECONDS)
-        self._environment.serve(self)
-        self._over.wait()
-        if self._exit_code is None:
-            environments.give_back(self._environment)
-        if self._timed_out:
-            seconds = float(self._function.timeout)
-            return self._failure("Sandbox.Timedout", f"Task timed out after {seconds:.2f} seconds")
-        if self._result is None:
-            return self._failure("Runtime.ExitError", f"Runtime exited with error: exit status {self._exit_code}")
-        return self._result
-
-    def work(self) -> dict[str, Any]:
-        """The handler's module is loaded, and the event is handed over: from here on the timeout counts."""
-        self._started = time.monotonic()
-        self._set_clock(float(self._function.timeout))
-        function = self._function
-        return {
-            "request_id": self._request_id,
-            "event": self._event,
-            "function_name": function.function_name,
-            "version": function.shown_version,
-            "arn": function.function_arn,
-            "memory_mib": str(function.memory_size),
-            "timeout_seconds": float(function.timeout),
-            "log_group": function.log_group,
-            "log_stream": self._log_stream,
-        }
-
-    def on_output(self, output: bytes) -> None:
-        self._tail.append(output)
-        self._log.write(output)
-
-    def on_result(self, payload: str, *, failed: bool) -> None:
-        self._result = (payload, failed)
-
-    def on_over(self, exit_code: int | None) -> None:
-        self._exit_code = exit_code
-        self._over.set()
-
-    def _set_clock(self, seconds: float) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-        self._clock = threading.Timer(seconds, self._time_is_up)
-        self._clock.daemon = True
-        self._clock.start()
-
-    def _time_is_up(self) -> None:
-        if self._result is None and self._environment is not None:
-            self._timed_out = True
-            self._environment.kill()
-
-    def _write(self, text: str) -> None:
-        self.on_output(text.encode())
-
-    def _failure(self, kind: str, message: str) -> tuple[str, bool]:
-        text = message if kind == "Sandbox.Timedout" else f"Error: {message}"
-        self._write(f"{datetime.now(timezone.utc).isoformat()} {self._request_id} {text}\n")
-        shown = f"RequestId: {self._request_id} {text}"
-        return json.dumps({"errorType": kind, "errorMessage": shown}), True
+def _work(function: Function, event: str, request_id: str) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "event": event,
+        "code": base64.b64encode(function.code_bytes).decode(),
+        "handler": str(function.handler),
+        "environment": function.environment,
+        "function_name": function.function_name,
+        "arn": function.function_arn,
+        "timeout_seconds": float(function.timeout),
+        "log_group": function.log_group,
+    }
 
 
-def _open_log(function: Function) -> tuple[str, LogStreamWriter]:
-    """A stream of its own for each run: its name, and what writes to it."""
+def _outcome(end: dict[str, Any], function: Function) -> tuple[str, str, bool]:
+    """Return output, payload and whether it failed."""
+    if result := end["result"]:
+        return end["output"], result["payload"], bool(result.get("error"))
+    if end["code"] == _TIMED_OUT:
+        message = f"Task timed out after {float(function.timeout):.2f} seconds"
+        output, *rest = _failure("Sandbox.Timedout", message)
+    else:
+        message = f"Error: Runtime exited with error: exit status {end['code']}"
+        output, *rest = _failure("Runtime.ExitError", message)
+    return end["output"] + output, *rest
+
+
+def _failure(kind: str, message: str) -> tuple[str, str, bool]:
+    return f"{message}\n", json.dumps({"errorType": kind, "errorMessage": message}), True
+
+
+def _write(function: Function, output: bytes) -> None:
+    """Write a stream of its own for each run."""
     backend = logs_backends[function.account_id][function.region]
-    name = function.log_group
-    with _creating_log:
-        if name not in backend.groups:
-            backend.groups = {**backend.groups, name: LogGroup(backend.account_id, backend.region_name, name)}
-        group = backend.groups[name]
-        day = f"{datetime.now(timezone.utc):%Y/%m/%d}"
-        # In a group that functions share, streams carry the function's name.
-        owner = "" if name == function.default_log_group else f"{function.function_name}"
-        stream_name = f"{day}/{owner}[{function.shown_version}]{uuid.uuid4().hex}"
-        stream = LogStream(group, stream_name)
-        group.streams = {**group.streams, stream_name: stream}
-    return stream_name, LogStreamWriter(stream)
+    stream_name = f"{datetime.now(timezone.utc):%Y/%m/%d}/{function.function_name}[$LATEST]{uuid.uuid4().hex}"
+    writer = LogStreamWriter(add_stream(backend, function.log_group, stream_name))
+    writer.write(output)
+    writer.close()
+
+
+class _Host:
+    """The process that runs functions (host.py), started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._waiting: dict[str, Future[dict[str, Any]]] = {}
+        self._requests: int | None = None
+        self._handle: Any = None
+        self._rest = b""
+
+    def call(self, work: dict[str, Any]) -> dict[str, Any]:
+        """Have it run one invocation; return how that ended."""
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if self._requests is None:
+                self._requests = self._start()
+            self._waiting[work["request_id"]] = future
+            requests = self._requests
+        with self._writing:
+            _write_all(requests, json.dumps(work).encode() + b"\n")
+        return future.result()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._handle is not None:
+                self._handle.kill()
+
+    def _start(self) -> int:
+        """Start the process; return what writes to it."""
+        folder = tempfile.TemporaryDirectory(prefix="trainyard-functions-")
+        fifo = str(Path(folder.name, "requests"))
+        os.mkfifo(fifo, 0o600)
+        run = ContainerRun(
+            name="trainyard-functions",
+            command=(sys.executable, "-I", "-u", str(Path(__file__).with_name("host.py")), fifo),
+            environment={},
+            properties={},
+            task={},
+            job_id="functions",
+            on_output=self._on_output,
+        )
+        self._handle = ProcessExecutor().start(run)
+        threading.Thread(target=self._watch, args=(self._handle, folder), name="functions-host", daemon=True).start()
+        return os.open(fifo, os.O_RDWR)  # for writing alone would wait for the process, which may have failed
+
+    def _watch(self, handle: Any, folder: "tempfile.TemporaryDirectory[str]") -> None:
+        code = handle.wait().code
+        folder.cleanup()
+        with self._writing, self._lock:
+            if self._requests is not None:
+                os.close(self._requests)
+            self._requests, self._handle, self._rest = None, None, b""
+            waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            future.set_result({"code": code, "result": None, "output": ""})
+
+    def _on_output(self, output: bytes) -> None:
+        *lines, self._rest = (self._rest + output).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"{"):
+                logger.warning("functions: %s", line.decode(errors="replace"))  # what host.py itself fails with
+                continue
+            end = json.loads(line)
+            with self._lock:
+                future = self._waiting.pop(end["request_id"], None)
+            if future is not None:
+                future.set_result(end)
+
+
+def _write_all(descriptor: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(descriptor, text) :]
+
+
+_host = _Host()

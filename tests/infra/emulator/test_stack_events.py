@@ -7,6 +7,8 @@ from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.event_calls import messages, queue_of, rule
 from tests.support.emulator.stack_requests import parameter, stack_of, template
 
+DONE = ("CREATE", "UPDATE", "DELETE", "ROLLBACK", "UPDATE_ROLLBACK")
+
 
 def watch(aws: EmbeddedAws, stack: str) -> str:
     """Return the URL of a queue that gets the events of a stack, by a rule like the budget stop's."""
@@ -17,7 +19,7 @@ def watch(aws: EmbeddedAws, stack: str) -> str:
         "detail-type": ["CloudFormation Stack Status Change"],
         "detail": {
             "stack-id": [{"prefix": prefix}],
-            "status-details": {"status": [{"suffix": "_COMPLETE"}, {"suffix": "_FAILED"}]},
+            "status-details": {"status": [f"{what}_COMPLETE" for what in DONE] + ["CREATE_FAILED", "DELETE_FAILED"]},
         },
     }
     rule(aws, pattern, {"Arn": arn})

@@ -151,18 +151,55 @@ def test_an_export_in_use_neither_changes_nor_goes(cloudformation: Any) -> None:
     cloudformation.create_stack(StackName="exporting", TemplateBody=exporting("1"))
     importing = body({"A": parameter("/importing", {"Fn::ImportValue": "in-use"})})
     cloudformation.create_stack(StackName="importing", TemplateBody=importing)
-    assert cloudformation.list_imports(ExportName="in-use")["Imports"] == ["importing"]
-
     cloudformation.update_stack(StackName="exporting", TemplateBody=exporting("2"))
     assert status(cloudformation, "exporting") == "UPDATE_ROLLBACK_COMPLETE"
     assert reason(cloudformation, "exporting") == "Export in-use cannot be updated as it is in use by importing"
     cloudformation.delete_stack(StackName="exporting")
     assert status(cloudformation, "exporting") == "DELETE_FAILED"
-    assert {"Name": "in-use", "Value": "1"}.items() <= cloudformation.list_exports()["Exports"][-1].items()
 
     cloudformation.delete_stack(StackName="importing")
     cloudformation.delete_stack(StackName="exporting")
-    assert "in-use" not in [export["Name"] for export in cloudformation.list_exports()["Exports"]]
+    with pytest.raises(ClientError, match="does not exist"):
+        cloudformation.describe_stacks(StackName="exporting")
+
+
+def test_what_it_does_not_know_is_refused(cloudformation: Any) -> None:
+    with pytest.raises(ClientError, match="does not implement ListExports"):
+        cloudformation.list_exports()
+    cloudformation.create_stack(StackName="unknown", TemplateBody=body({"A": {"Type": "AWS::EC2::Instance"}}))
+    assert "the embedded AWS has no AWS::EC2::Instance" in reason(cloudformation, "unknown")
+    taken = {**bucket("unknown-bucket"), "Properties": {"BucketName": "unknown-bucket", "WebsiteConfiguration": {}}}
+    cloudformation.create_stack(StackName="unknown-property", TemplateBody=body({"A": taken}))
+    assert "has no WebsiteConfiguration of buckets" in reason(cloudformation, "unknown-property")
+
+
+def test_a_custom_name_stands_in_the_way_of_a_replacement(cloudformation: Any) -> None:
+    def group(description: str) -> str:
+        properties = {"GroupName": "custom", "GroupDescription": description}
+        return body({"A": {"Type": "AWS::EC2::SecurityGroup", "Properties": properties}})
+
+    cloudformation.create_stack(StackName="custom", TemplateBody=group("one"))
+    cloudformation.update_stack(StackName="custom", TemplateBody=group("two"))
+    assert "when a custom-named resource requires replacing" in reason(cloudformation, "custom")
+
+
+def test_what_moto_cannot_change_in_place_is_refused_not_replaced(cloudformation: Any) -> None:
+    def log(interval: str) -> str:
+        table = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}}
+        gateway = {"VpcId": {"Ref": "Vpc"}, "InternetGatewayId": interval}
+        return body({"Vpc": table, "A": {"Type": "AWS::EC2::VPCGatewayAttachment", "Properties": gateway}})
+
+    first, second = (cloudformation_gateway(cloudformation, name) for name in ("first", "second"))
+    cloudformation.create_stack(StackName="in-place", TemplateBody=log(first))
+    cloudformation.update_stack(StackName="in-place", TemplateBody=log(second))
+    assert "cannot change InternetGatewayId in place, as AWS would" in reason(cloudformation, "in-place")
+
+
+def cloudformation_gateway(cloudformation: Any, name: str) -> str:
+    template = body({"A": {"Type": "AWS::EC2::InternetGateway"}})
+    cloudformation.create_stack(StackName=f"gateway-{name}", TemplateBody=template)
+    (found,) = cloudformation.describe_stack_resources(StackName=f"gateway-{name}")["StackResources"]
+    return str(found["PhysicalResourceId"])
 
 
 def test_two_stacks_cannot_export_one_name(cloudformation: Any) -> None:

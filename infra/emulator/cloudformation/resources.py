@@ -1,0 +1,150 @@
+"""Between a stack and the services: makes, changes and deletes one resource through the class of its type."""
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from botocore.exceptions import ClientError, ParamValidationError
+from moto.cloudformation.utils import random_suffix
+from moto.core.exceptions import ServiceException
+from werkzeug.exceptions import HTTPException
+
+from infra.emulator import kept_objects
+from infra.emulator.cloudformation.api import Account, Api, Properties
+from infra.emulator.cloudformation.resource_type import RECORDED, TYPES, Made, ResourceType, without
+from infra.emulator.cloudformation.schemas import replacing
+from infra.emulator.server_errors import record_exception
+
+
+class ResourceError(Exception):
+    """A service refused a resource: the stack fails with its words as the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a stack's resources are made."""
+
+    account_id: str
+    region: str
+    stack_id: str
+    stack_name: str
+
+    def api(self, resource_type: ResourceType) -> Api:
+        return Api(resource_type.service, Account(self.account_id, self.region))
+
+
+_BUCKET = "AWS::S3::Bucket"
+NAME_LIMITS = {
+    "AWS::Events::Rule": 64,
+    "AWS::IAM::Role": 64,
+    "AWS::Lambda::Function": 64,
+    _BUCKET: 63,
+    "AWS::SQS::Queue": 80,
+}
+"""Longest names, if shorter than the 128 characters that most services take."""
+LOWER_CASE_NAMES = frozenset({_BUCKET, "AWS::ECR::Repository"})
+
+
+class _Recorded(ResourceType):
+    """A type without a service behind it: a name and an ARN, the same each time."""
+
+    def __init__(self, name: str) -> None:
+        _, self.service, self._kind = (*name.lower().split("::"), "")[:3]
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        ref = str(properties.get("Name", name))
+        return Made(ref, {"Arn": api.arn(f"{self._kind}/{ref}")}, name)
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        del api, old, new
+        return made
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        """Nothing is there but the record."""
+
+
+def is_recorded(resource_type: str) -> bool:
+    """Say whether resources of a type are only kept on record: what a custom resource's function does is not done."""
+    return resource_type in RECORDED or resource_type.startswith("Custom::")
+
+
+def create(resource_type: str, logical_id: str, properties: Properties, place: Place) -> Made:
+    """Make a resource. Raises ResourceError if its service refuses it."""
+    found = _type(resource_type)
+    name = properties.get(found.name_property) or _generated_name(resource_type, place.stack_name, logical_id)
+    with _reasons(f"creating {logical_id} ({resource_type})"):
+        return found.create(place.api(found), str(name), copy.deepcopy(properties))
+
+
+def replaces(resource_type: str, old: Properties, new: Properties) -> list[str]:
+    """Return the changed properties for which AWS makes another resource; none: it changes in place."""
+    return replacing(resource_type, old, new)
+
+
+def check_replaceable(resource_type: str, old: Properties, new: Properties) -> None:
+    """Raise ResourceError for a resource that cannot be replaced, since the other one would have its name."""
+    name_property = _type(resource_type).name_property
+    name = new.get(name_property)
+    if name is not None and name == old.get(name_property):
+        raise ResourceError(
+            "CloudFormation cannot update a stack when a custom-named resource requires replacing. Rename "
+            f"{name} and update the stack again."
+        )
+
+
+def change(made: Made, resource_type: str, *, old: Properties, new: Properties, place: Place) -> Made:
+    """Change a resource in place. Raises ResourceError if its service refuses the change."""
+    found = _type(resource_type)
+    with _reasons(f"updating {made.ref} ({resource_type})"):
+        api = place.api(found)
+        if found.tagging is None:
+            return found.change(api, made, old, copy.deepcopy(new))
+        changed, before, after = made, without(old, "Tags"), without(new, "Tags")
+        if before != after:
+            changed = found.change(api, made, before, copy.deepcopy(after))
+        if old.get("Tags") != new.get("Tags"):
+            found.change_tags(api, changed, old, new)
+        return changed
+
+
+def delete(made: Made, resource_type: str, properties: Properties, place: Place) -> None:
+    """Delete a resource. Raises ResourceError if its service refuses: a bucket that is not empty, say."""
+    found = _type(resource_type)
+    with _reasons(f"deleting {made.ref} ({resource_type})"):
+        found.delete(place.api(found), made, properties)
+
+
+def _type(resource_type: str) -> ResourceType:
+    if is_recorded(resource_type):
+        return _Recorded(resource_type)
+    if resource_type not in TYPES:
+        raise ResourceError(f"the embedded AWS has no {resource_type}")
+    return TYPES[resource_type]
+
+
+def _generated_name(resource_type: str, stack_name: str, logical_id: str) -> str:
+    """Return a physical name as CloudFormation makes them: stack, logical id, something random."""
+    suffix = random_suffix()
+    if is_recorded(resource_type):
+        suffix = hashlib.sha256(f"{stack_name}/{logical_id}".encode()).hexdigest()[:12]
+    name = f"{f'{stack_name}-{logical_id}'[: NAME_LIMITS.get(resource_type, 128) - 13]}-{suffix}"
+    name = name.lower() if resource_type in LOWER_CASE_NAMES else name
+    return kept_objects.lasting_name(name, f"{stack_name}/{logical_id}") if resource_type == _BUCKET else name
+
+
+@contextmanager
+def _reasons(doing: str) -> Iterator[None]:
+    """Turn what a service answers into a ResourceError; anything else also goes on record as a crash."""
+    try:
+        yield
+    except (ServiceException, HTTPException) as error:
+        raise ResourceError(getattr(error, "message", None) or str(error)) from error
+    except ClientError as error:
+        raise ResourceError(error.response["Error"].get("Message") or str(error)) from error
+    except ParamValidationError as error:
+        raise ResourceError(str(error)) from error
+    except Exception as error:
+        record_exception("CloudFormation", doing, error)
+        raise ResourceError(f"{type(error).__name__}: {error} (an error of the embedded AWS, see its log)") from error

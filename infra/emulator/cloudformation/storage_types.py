@@ -1,0 +1,293 @@
+"""Buckets, secrets, keys, parameters, repositories and file systems."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from moto.iam.access_control import IAMPolicy, PermissionResult
+from moto.s3.cloud_formation import cfn_to_api_encryption
+from moto.s3.exceptions import BucketNotEmpty
+from moto.s3.models import FakeBucket, FakeDeleteMarker, S3Backend, s3_backends
+
+from infra.emulator.cloudformation.api import Api, Properties, PropertyError
+from infra.emulator.cloudformation.resource_type import TYPES, Made, Plain, ResourceType, holds, without
+
+_list_objects_of_moto = S3Backend.list_objects
+
+
+def install() -> None:
+    """Let bucket policies be put without their conditions turning into denials, and deleted folders not be listed."""
+    FakeBucket.get_permission = _get_permission
+    S3Backend.list_objects = _list_objects
+
+
+def _get_permission(bucket: Any, action: str, resource: str) -> Any:
+    """Check a bucket's policy as moto does, without the statements that have a condition.
+
+    It reads no conditions, so "deny what is not TLS" would deny every request here, all of which are plain http.
+    """
+    if bucket.policy is None:
+        return PermissionResult.NEUTRAL
+    policy = json.loads(bucket.policy)
+    statements = policy.get("Statement", [])
+    statements = statements if isinstance(statements, list) else [statements]
+    policy["Statement"] = [statement for statement in statements if "Condition" not in statement]
+    return IAMPolicy(json.dumps(policy)).is_action_permitted(action, resource)
+
+
+def _list_objects(
+    backend: Any, bucket: Any, prefix: str | None, delimiter: str | None, **page: Any
+) -> tuple[Any, list[str], bool, str | None]:
+    """List a bucket without the folders of which only delete markers are left."""
+    keys, folders, is_truncated, next_marker = _list_objects_of_moto(backend, bucket, prefix, delimiter, **page)
+    if delimiter:
+        start = len(prefix or "")
+        live = {
+            name[: name.index(delimiter, start) + len(delimiter)]
+            for name, key in bucket.keys.items()
+            if name.startswith(prefix or "") and delimiter in name[start:] and not isinstance(key, FakeDeleteMarker)
+        }
+        folders = [folder for folder in folders if folder in live]
+    return keys, folders, is_truncated, next_marker
+
+
+class Bucket(ResourceType):
+    """AWS::S3::Bucket."""
+
+    service = "s3"
+    name_property = "BucketName"
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        bucket = _s3(api).create_bucket(name, api.account.region)
+        _configure(_s3(api), bucket, properties)
+        domain = f"{name}.s3.{api.account.region}.amazonaws.com"
+        return Made(name, {"Arn": f"arn:aws:s3:::{name}", "RegionalDomainName": domain}, name)
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        _configure(_s3(api), _s3(api).get_bucket(made.name), new)
+        return made
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        if _s3(api).delete_bucket(made.name) is None:
+            raise BucketNotEmpty(made.name)
+
+
+def _s3(api: Api) -> Any:
+    return s3_backends[api.account.id]["aws"]
+
+
+_CONFIGURED = frozenset(
+    {
+        "AccessControl",  # of the CDK bootstrap: Private, as all are
+        "BucketEncryption",
+        "BucketName",
+        "LifecycleConfiguration",
+        "LoggingConfiguration",
+        "OwnershipControls",
+        "PublicAccessBlockConfiguration",
+        "Tags",
+        "VersioningConfiguration",
+    }
+)
+
+
+def _configure(s3: Any, bucket: Any, properties: Properties) -> None:
+    """Bring a bucket to what its properties say; what they no longer say goes back to the default."""
+    if unknown := sorted(properties.keys() - _CONFIGURED):
+        raise PropertyError(f"the embedded AWS has no {', '.join(unknown)} of buckets")
+    name = bucket.name
+    if encryption := properties.get("BucketEncryption"):
+        s3.put_bucket_encryption(name, cfn_to_api_encryption(encryption))
+    if versioning := properties.get("VersioningConfiguration"):
+        s3.put_bucket_versioning(name, versioning["Status"])
+    elif bucket.versioning_status is not None:
+        s3.put_bucket_versioning(name, "Suspended")  # what was versioned once can only be suspended
+    if access_block := properties.get("PublicAccessBlockConfiguration"):
+        # As strings: they come as XML if a client sets them.
+        s3.put_public_access_block(name, {key: str(value).lower() for key, value in access_block.items()})
+    else:
+        s3.delete_public_access_block(name)
+    ownership = properties.get("OwnershipControls")
+    bucket.ownership_rule = ownership["Rules"][0]["ObjectOwnership"] if ownership else None
+    logging = properties.get("LoggingConfiguration")
+    # Not through put_bucket_logging, which wants the target's policy first; CloudFormation makes that afterwards.
+    target = logging and {
+        "TargetBucket": logging.get("DestinationBucketName", name),
+        "TargetPrefix": logging.get("LogFilePrefix", ""),
+    }
+    bucket.logging = target or {}
+    rules = properties.get("LifecycleConfiguration", {}).get("Rules", [])
+    s3.put_bucket_lifecycle_configuration(name, [_lifecycle_rule(rule) for rule in rules])
+    s3.put_bucket_tagging(name, {tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])})
+
+
+def _lifecycle_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rule of the template in the words of PutBucketLifecycleConfiguration."""
+    known = {
+        "ID": rule.get("Id"),
+        "Status": rule["Status"],
+        "Filter": _filter(rule),
+        "Expiration": {"Days": str(rule["ExpirationInDays"])} if "ExpirationInDays" in rule else None,
+        "NoncurrentVersionExpiration": rule.get("NoncurrentVersionExpiration"),
+        "AbortIncompleteMultipartUpload": rule.get("AbortIncompleteMultipartUpload"),
+        "Transition": [
+            {"Days": item["TransitionInDays"], "StorageClass": item["StorageClass"]}
+            for item in rule.get("Transitions", [])
+        ],
+        "NoncurrentVersionTransition": [
+            {"NoncurrentDays": item["TransitionInDays"], "StorageClass": item["StorageClass"]}
+            for item in rule.get("NoncurrentVersionTransitions", [])
+        ],
+    }
+    return {key: value for key, value in known.items() if value not in (None, [])}
+
+
+def _filter(rule: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = rule.get("Prefix", "")
+    tags = [{"Key": tag["Key"], "Value": tag["Value"]} for tag in rule.get("TagFilters", [])]
+    return {"And": {"Tag": tags, "Prefix": prefix}} if tags else {"Prefix": prefix}
+
+
+class Secret(ResourceType):
+    """AWS::SecretsManager::Secret, whose value somebody puts later."""
+
+    service = "secretsmanager"
+    name_property = "Name"
+    tagging = ("TagResource", "UntagResource", "SecretId")
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        arn = api("CreateSecret", **{**properties, "Name": name})["ARN"]
+        return Made(arn, {"Id": arn}, name)
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        described = ("Description", "KmsKeyId")
+        super().change(api, made, without(old, *described), without(new, *described))
+        api("UpdateSecret", SecretId=made.ref, Description=new.get("Description", ""), KmsKeyId=new.get("KmsKeyId"))
+        return made
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        api("DeleteSecret", SecretId=made.ref)  # with the 30 days in which it can be restored
+
+
+class Key(ResourceType):
+    """AWS::KMS::Key."""
+
+    service = "kms"
+    tagging = ("TagResource", "UntagResource", "KeyId")
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        request = without(properties, "EnableKeyRotation", "KeyPolicy", "PendingWindowInDays")
+        key = api("CreateKey", **request, Policy=properties.get("KeyPolicy"))["KeyMetadata"]
+        made = Made(key["KeyId"], {"Arn": key["Arn"], "KeyId": key["KeyId"]}, name)
+        self._rotate(api, made, properties)
+        return made
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        changeable = ("Description", "EnableKeyRotation", "KeyPolicy", "PendingWindowInDays")
+        super().change(api, made, without(old, *changeable), without(new, *changeable))
+        api("UpdateKeyDescription", KeyId=made.ref, Description=new.get("Description", ""))
+        api("PutKeyPolicy", KeyId=made.ref, PolicyName="default", Policy=new["KeyPolicy"])
+        self._rotate(api, made, new)
+        return made
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        days = properties.get("PendingWindowInDays", 30)
+        api("ScheduleKeyDeletion", KeyId=made.ref, PendingWindowInDays=days)
+
+    def _rotate(self, api: Api, made: Made, properties: Properties) -> None:
+        on = holds(properties.get("EnableKeyRotation"))
+        api("EnableKeyRotation" if on else "DisableKeyRotation", KeyId=made.ref)
+
+
+class Parameter(Plain):
+    """AWS::SSM::Parameter; a change, of its tags too, puts the template's value, whatever somebody wrote meanwhile."""
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        api("PutParameter", **{**without(new, "Tags"), "Name": made.name}, Overwrite=True)
+        resource = {"ResourceType": "Parameter", "ResourceId": made.name}
+        if gone := sorted(set(old.get("Tags", {})) - set(new.get("Tags", {}))):
+            api("RemoveTagsFromResource", **resource, TagKeys=gone)
+        if new.get("Tags"):
+            api("AddTagsToResource", **resource, Tags=new["Tags"])
+        return made
+
+
+class Repository(ResourceType):
+    """AWS::ECR::Repository."""
+
+    service = "ecr"
+    name_property = "RepositoryName"
+    tagging = ("TagResource", "UntagResource", "ResourceArn")
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        request = without(properties, "EmptyOnDelete", "LifecyclePolicy", "RepositoryPolicyText", "RepositoryName")
+        made = api("CreateRepository", **request, RepositoryName=name)["repository"]
+        self._set_policies(api, name, {}, properties)
+        return Made(name, {"Arn": made["repositoryArn"], "RepositoryUri": made["repositoryUri"]}, name)
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        mutability = new.get("ImageTagMutability", "MUTABLE")
+        api("PutImageTagMutability", RepositoryName=made.name, ImageTagMutability=mutability)
+        scanning = new.get("ImageScanningConfiguration", {"ScanOnPush": False})
+        api("PutImageScanningConfiguration", RepositoryName=made.name, ImageScanningConfiguration=scanning)
+        self._set_policies(api, made.name, old, new)
+        return made
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        api("DeleteRepository", RepositoryName=made.name, Force=holds(properties.get("EmptyOnDelete")))
+
+    def tagged_by(self, made: Made) -> str:
+        return str(made.attributes["Arn"])
+
+    def _set_policies(self, api: Api, name: str, old: Properties, new: Properties) -> None:
+        if lifecycle := new.get("LifecyclePolicy", {}).get("LifecyclePolicyText"):
+            api("PutLifecyclePolicy", RepositoryName=name, LifecyclePolicyText=lifecycle)
+        elif old.get("LifecyclePolicy"):
+            api("DeleteLifecyclePolicy", RepositoryName=name)
+        if policy := new.get("RepositoryPolicyText"):
+            api("SetRepositoryPolicy", RepositoryName=name, PolicyText=policy)
+        elif old.get("RepositoryPolicyText"):
+            api("DeleteRepositoryPolicy", RepositoryName=name)
+
+
+class FileSystem(Plain):
+    """AWS::FSx::FileSystem. Nothing is mounted."""
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        made = super().create(api, name, properties)
+        made.attributes["LustreMountName"] = made.attributes["LustreMountName"] or "fsx"
+        return made
+
+    def tagged_by(self, made: Made) -> str:
+        return str(made.attributes["ResourceARN"])
+
+
+TYPES |= {
+    "AWS::ECR::Repository": Repository(),
+    "AWS::FSx::FileSystem": FileSystem(
+        service="fsx",
+        create_by="CreateFileSystem",
+        ref="FileSystem.FileSystemId",
+        attributes={
+            "DNSName": "FileSystem.DNSName",
+            "LustreMountName": "FileSystem.LustreConfiguration.MountName",
+            "ResourceARN": "FileSystem.ResourceARN",
+        },
+        delete_by=("DeleteFileSystem", "FileSystemId"),
+        tagging=("TagResource", "UntagResource", "ResourceARN"),
+    ),
+    "AWS::KMS::Key": Key(),
+    "AWS::S3::Bucket": Bucket(),
+    "AWS::S3::BucketPolicy": Plain(
+        service="s3",
+        create_by="PutBucketPolicy",
+        renamed={"PolicyDocument": "Policy"},
+        ref="=Bucket",
+        delete_by=("DeleteBucketPolicy", "Bucket"),
+        put=True,
+    ),
+    "AWS::SSM::Parameter": Parameter(
+        service="ssm", name_property="Name", create_by="PutParameter", delete_by=("DeleteParameter", "Name")
+    ),
+    "AWS::SecretsManager::Secret": Secret(),
+}

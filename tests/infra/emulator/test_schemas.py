@@ -1,0 +1,32 @@
+from typing import Any
+
+import pytest
+
+from infra.emulator.cloudformation.schemas import replacing
+
+ENVIRONMENT = "AWS::Batch::ComputeEnvironment"
+SPOT = {"Type": "SPOT", "MaxvCpus": 8, "InstanceTypes": ["dl1.24xlarge"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "replaced"),
+    [
+        ("AWS::SSM::Parameter", {"Value": "1"}, {"Value": "2"}, []),
+        ("AWS::SSM::Parameter", {"Name": "a", "Value": "1"}, {"Name": "b", "Value": "2"}, ["Name"]),
+        ("AWS::EC2::VPC", {}, {"EnableDnsSupport": True}, []),
+        ("AWS::EC2::PlacementGroup", {"Tags": []}, {}, ["Tags"]),
+        ("AWS::Budgets::Budget", {"Budget": {"BudgetName": "a"}}, {"Budget": {"BudgetName": "b"}}, ["Budget"]),
+        ("AWS::Budgets::Budget", {"Budget": {"TimeUnit": "DAILY"}}, {"Budget": {"TimeUnit": "MONTHLY"}}, []),
+        (ENVIRONMENT, {"ComputeResources": SPOT}, {"ComputeResources": {**SPOT, "MaxvCpus": 16}}, []),
+        (ENVIRONMENT, {"ComputeResources": SPOT}, {"ComputeResources": {**SPOT, "Type": "EC2"}}, ["ComputeResources"]),
+        (
+            ENVIRONMENT,
+            {"ComputeResources": SPOT},
+            {"ComputeResources": {**SPOT, "Type": "EC2"}, "ReplaceComputeEnvironment": "false"},
+            [],
+        ),
+        ("Custom::Anything", {"Name": "a"}, {"Name": "b"}, []),
+    ],
+)
+def test_what_replaces_a_resource(kind: str, old: dict[str, Any], new: dict[str, Any], replaced: list[str]) -> None:
+    assert replacing(kind, old, new) == replaced
