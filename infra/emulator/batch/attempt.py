@@ -16,9 +16,8 @@ from infra.emulator.batch.compute import ComputeEnvironment
 from infra.emulator.batch.environment import SecretError, container_environment, resolve_secrets
 from infra.emulator.batch.job import Job, now_milliseconds
 from infra.emulator.batch.job_definition import resource
-from infra.emulator.batch.overrides import Container
 from infra.emulator.batch.retry import Outcome
-from infra.emulator.batch.task import ContainerRecord, Task, TaskRecord, new_task_record
+from infra.emulator.batch.task import Task, TaskRecord, new_task_record
 from infra.emulator.containers.executor import CannotStartError, ContainerRun, Executor, Exit, Handle
 from infra.emulator.containers.logs import LogDestinationError, LogStreamWriter, open_log_stream
 from infra.emulator.credentials import Credentials
@@ -85,7 +84,7 @@ class Attempt(threading.Thread):
         self._cause: tuple[Cause, str] | None = None
         self._reclaimed: set[str] = set()
         self._units = job.nodes or [job]
-        self._main_unit = self._units[job.submission.main_node if job.nodes else 0]
+        self._main_unit = self._units[0]
         self._tasks: dict[str, Task] = {unit.id: self._new_task(unit) for unit in self._units}
         self._main = self._tasks[self._main_unit.id]
         for unit in self._units:
@@ -112,6 +111,8 @@ class Attempt(threading.Thread):
 
     def entrance(self, unit: Job) -> Mapping[str, Any] | None:
         """Return what the container of `unit` (the job, or one of its nodes) is entered by; None where it cannot be."""
+        if not self.job.submission.task.get("enableExecuteCommand"):
+            return None
         return self._tasks[(self._main_unit if unit is self.job else unit).id].entrance()
 
     def run(self) -> None:
@@ -131,7 +132,7 @@ class Attempt(threading.Thread):
         self._main.start()
         self._main.settled.wait()
         others = [unit for unit in self._units if unit is not self._main_unit]
-        if self._main.ended_unstarted:
+        if self._main.finished.is_set() and not self._main.started:
             others = []
         for unit in others:
             self._tasks[unit.id].start()
@@ -145,14 +146,11 @@ class Attempt(threading.Thread):
         return self._conclude()
 
     def _conclude(self) -> Result:
-        task = self._main
-        record = task.record
-        reason = self._status_reason(self._main_unit)
-        decisive = task.ended.decisive or ContainerRecord(name="")
-        outcome = Outcome(exit_code=decisive.exit_code, reason=decisive.reason, status_reason=reason)
-        record.status_reason = reason
+        record = self._main.record
+        record.status_reason = reason = self._status_reason(self._main_unit)
+        outcome = Outcome(exit_code=record.exit_code, reason=record.reason, status_reason=reason)
         return Result(
-            succeeded=task.ended.succeeded and self._cause is None and self._main_unit.id not in self._reclaimed,
+            succeeded=self._main.succeeded and self._cause is None and self._main_unit.id not in self._reclaimed,
             outcome=outcome,
             may_retry=self._cause is None,
         )
@@ -165,13 +163,10 @@ class Attempt(threading.Thread):
             return f"Host EC2 (instance {task.record.instance_id}) terminated."
         if task.record.status_reason is not None:
             return task.record.status_reason
-        return EXITED if task.ended.started else FAILED_TO_START
+        return EXITED if task.started else FAILED_TO_START
 
     def _new_task(self, unit: Job) -> Task:
         record = new_task_record(account_id=self.place.account_id, region=self.place.region, cluster=self.place.cluster)
-
-        def start_container(container: Container, shown: ContainerRecord) -> Handle:
-            return self._start_container(unit, record, container, shown)
 
         def running() -> None:
             record.started_at = now_milliseconds()
@@ -179,64 +174,66 @@ class Attempt(threading.Thread):
 
         def ended(task: Task) -> None:
             record.stopped_at = now_milliseconds()
-            if unit.id in self._reclaimed:  # with its instance gone, nothing reports how a container ended
-                for container in record.containers:
-                    container.exit_code = None
+            if unit.id in self._reclaimed:  # with its instance gone, nothing reports how the container ended
+                record.exit_code = None
             record.status_reason = self._status_reason(unit)
             if unit is not self.job:
-                self._on_node_ended(unit, task.ended.succeeded)
+                self._on_node_ended(unit, task.succeeded)
 
-        node = unit.node or self.job.submission.nodes[0]
-        return Task(node, record, start_container=start_container, on_running=running, on_ended=ended)
+        return Task(
+            record,
+            start_container=lambda: self._start_container(unit, record),
+            on_running=running,
+            on_ended=ended,
+        )
 
-    def _start_container(self, unit: Job, record: TaskRecord, container: Container, shown: ContainerRecord) -> Handle:
-        submission = self.job.submission
+    def _start_container(self, unit: Job, record: TaskRecord) -> Handle:
+        """Start the container of a job or node. Raises CannotStartError."""
+        submission, place = self.job.submission, self.place
+        container = submission.container
         if submission.overrides_too_long:
             raise CannotStartError("Container Overrides length must be at most 8192")
         try:
-            secrets = resolve_secrets(
-                container.properties.get("secrets") or (),
-                account_id=self.place.account_id,
-                region=self.place.region,
-            )
+            secrets = resolve_secrets(container.get("secrets") or (), account_id=place.account_id, region=place.region)
         except SecretError as error:
             record.status_reason = str(error)
             raise CannotStartError(str(error)) from error
         task_id = record.task_arn.rsplit("/", 1)[-1]
         try:
             log = open_log_stream(
-                self.place.logs,
-                container.properties.get("logConfiguration"),
+                place.logs,
+                container.get("logConfiguration"),
                 definition=submission.definition.name,
-                container=container.name,
+                container=container["name"],
                 task_id=task_id,
             )
         except LogDestinationError as error:
             raise CannotStartError(f"CannotStartContainerError: Error response from daemon: {error}") from error
-        memory = resource(container.properties, "MEMORY")
+        own = {item["name"]: item.get("value", "") for item in container.get("environment") or ()}
+        memory = resource(container, "MEMORY")
         run = ContainerRun(
-            name=f"trainyard-{task_id}-{container.name}",
-            command=container.command,
+            name=f"trainyard-{task_id}-{container['name']}",
+            command=tuple(container.get("command") or ()),
             environment=container_environment(
-                own={**container.environment, **secrets},
+                own={**own, **secrets},
                 endpoint=submission.endpoint,
-                credentials=self.place.credentials,
-                region=self.place.region,
+                credentials=place.credentials,
+                region=place.region,
                 job_id=unit.id,
                 attempt=self.number,
                 queue=submission.queue.name,
-                compute_environment=self.place.environment.name,
+                compute_environment=place.environment.name,
                 array=unit.array,
                 node=unit.node_position,
             ),
-            properties=container.properties,
-            task=(unit.node or submission.nodes[0]).task or {},
+            properties=container,
+            task=submission.task,
             memory_mib=None if memory is None else int(memory),
             job_id=unit.id,
             on_output=log.write,
         )
-        handle = self.place.executor.start(run)
-        shown.log_stream_name = log.name
+        handle = place.executor.start(run)
+        record.log_stream_name = log.name
         return _LoggedHandle(handle, log)
 
 

@@ -97,19 +97,6 @@ class BatchBackend(MotoBatchBackend):
             self.ecs_backend.delete_cluster(environment.ecs_name)
             self.environments = {arn: one for arn, one in self.environments.items() if one is not environment}
 
-    def retire_environment(self, identifier: str) -> None:
-        """Disable it, and delete it once no queue has it any more: CloudFormation has put another in its place."""
-        with self.scheduler.lock:
-            environment = self.environment(identifier)
-            environment.update({"state": "DISABLED"})
-            environment.retired = True
-            self._delete_retired()
-
-    def _delete_retired(self) -> None:
-        used = {one.arn for queue in self.queues.values() for one in queue.environments}
-        for environment in [one for one in self.environments.values() if one.retired and one.arn not in used]:
-            self.delete_environment(environment.arn)
-
     def environment(self, identifier: str) -> ComputeEnvironment:
         """Find a compute environment by name or ARN. Raises ClientException where there is none."""
         return _find_or_refuse(self.environments, identifier, f"Compute environment {identifier} does not exist")
@@ -138,7 +125,6 @@ class BatchBackend(MotoBatchBackend):
             )
             self._check_policy(request)
             queue.update(request, environments)
-            self._delete_retired()
             self.scheduler.dispatch()
         return queue
 
@@ -153,7 +139,6 @@ class BatchBackend(MotoBatchBackend):
             for job in self._jobs_of(queue):
                 self.scheduler.terminate(job, QUEUE_DELETED)
             self.queues = {arn: one for arn, one in self.queues.items() if one is not queue}
-            self._delete_retired()
 
     def queue(self, identifier: str) -> JobQueue:
         """Find a job queue by name or ARN. Raises ClientException where there is none."""
@@ -220,7 +205,6 @@ class BatchBackend(MotoBatchBackend):
                 queue=self.queue(request["jobQueue"]),
                 endpoint=endpoint,
                 job_exists=jobs.__contains__,
-                array_size_of=lambda job_id: len(jobs[job_id].children) or None,
             )
             self._sequence += 1
             job = self._new_job(str(uuid.uuid4()), submission)
@@ -271,10 +255,10 @@ class BatchBackend(MotoBatchBackend):
 
     def _add_children(self, job: Job) -> None:
         submission = job.submission
-        if submission.is_multinode:
-            job.nodes = [
-                self._new_job(f"{job.id}#{node.index}", submission, parent=job, node=node) for node in submission.nodes
-            ]
+        job.nodes = [
+            self._new_job(f"{job.id}#{index}", submission, parent=job, node=index)
+            for index in range(submission.nodes or 0)
+        ]
         if submission.array_size is not None:
             job.children = [
                 self._new_job(
@@ -287,7 +271,7 @@ class BatchBackend(MotoBatchBackend):
             ]
             job.unfinished_children = submission.array_size
         for each in job.children or [job]:
-            each.outstanding = _dependencies(job, each.array)
+            each.outstanding = {dependency["jobId"] for dependency in submission.depends_on}
 
     # What the parts above share
 
@@ -335,21 +319,6 @@ class BatchBackend(MotoBatchBackend):
     def _tag(self, arn: str, request: Mapping[str, Any]) -> None:
         if request.get("tags"):
             self.tag_resource(arn, dict(request["tags"]))
-
-
-def _dependencies(job: Job, array: ArrayPosition | None) -> set[str]:
-    """Return the ids of the jobs that `job`, or its child at `array`, waits for."""
-    found = set()
-    for dependency in job.submission.depends_on:
-        kind = dependency.get("type")
-        if kind == "N_TO_N" and array is not None:
-            found.add(f"{dependency['jobId']}:{array.index}")
-        elif kind == "SEQUENTIAL" and array is not None:
-            if array.index > 0:
-                found.add(f"{job.id}:{array.index - 1}")
-        else:
-            found.add(dependency["jobId"])
-    return found
 
 
 ThingT = TypeVar("ThingT", ComputeEnvironment, JobQueue)

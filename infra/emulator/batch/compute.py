@@ -5,18 +5,17 @@ asked for, where Batch itself changes it as its queues need it.
 """
 
 import copy
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from moto.batch.exceptions import ClientException
 from moto.batch.utils import make_arn_for_compute_env, make_arn_for_job_queue
 
-from infra.emulator.batch.quotas import MAX_QUEUE_ENVIRONMENTS, TIME_LIMIT_REASONS, TIME_LIMIT_SECONDS
+from infra.emulator.batch.job_definition import check_name
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_TYPES = ("EC2", "SPOT", "FARGATE", "FARGATE_SPOT")
+_TYPES = ("EC2", "SPOT")
 _STATES = ("ENABLED", "DISABLED")
+MAX_QUEUE_ENVIRONMENTS = 3
 
 
 class ComputeEnvironment:
@@ -36,8 +35,6 @@ class ComputeEnvironment:
         self.ecs_name = f"{self.name}_Batch"
         self.ecs_arn = ""
         self.used_vcpus = 0.0
-        self.retired = False
-        """True once another took its place: it goes when no queue has it any more."""
 
     @property
     def enabled(self) -> bool:
@@ -45,12 +42,13 @@ class ComputeEnvironment:
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        return self.properties.get("computeResources") or {}
+        resources: Mapping[str, Any] = self.properties["computeResources"]
+        return resources
 
     @property
     def max_vcpus(self) -> float:
-        """Return how many vCPUs it may have: 0 if unmanaged, since there its instances are the user's to start."""
-        return float(self.resources.get("maxvCpus", 0))
+        """Return how many vCPUs it may have."""
+        return float(self.resources["maxvCpus"])
 
     @property
     def takes_multinode(self) -> bool:
@@ -128,30 +126,18 @@ class JobQueue:
 
 
 def _check_environment(properties: Mapping[str, Any]) -> None:
-    _check_name(properties.get("computeEnvironmentName"), "computeEnvironmentName")
+    check_name(properties.get("computeEnvironmentName"), "computeEnvironmentName")
     _check_state(properties)
-    kind = properties.get("type")
-    if kind not in ("MANAGED", "UNMANAGED"):
-        raise ClientException(f"type {kind} must be one of MANAGED | UNMANAGED")
-    if properties.get("eksConfiguration"):
-        raise ClientException("eksConfiguration: the embedded AWS Batch runs jobs on ECS only")
-    if kind == "UNMANAGED":
-        return
-    resources = properties.get("computeResources")
-    if not resources:
-        raise ClientException("computeResources must be specified for a MANAGED compute environment")
+    if properties.get("type") != "MANAGED" or properties.get("eksConfiguration"):
+        raise ClientException("the embedded AWS Batch knows MANAGED compute environments on ECS only")
+    resources = properties.get("computeResources") or {}
     if resources.get("type") not in _TYPES:
-        raise ClientException(f"computeResources.type must be one of {' | '.join(_TYPES)}")
-    if resources.get("maxvCpus", -1) < 0:
-        raise ClientException("computeResources.maxvCpus must be given, and not be negative")
-    if not resources.get("subnets"):
-        raise ClientException("computeResources.subnets must have at least one subnet")
-    if resources["type"].startswith("FARGATE"):
-        return
-    if not resources.get("instanceRole"):
-        raise ClientException("Error executing request, Exception : Instance role is required.")
-    if not 0 <= resources.get("minvCpus", 0) <= resources["maxvCpus"]:
-        raise ClientException("computeResources.minvCpus must be between 0 and maxvCpus")
+        raise ClientException(f"computeResources.type must be one of {' | '.join(_TYPES)} on the embedded AWS")
+    for name in ("subnets", "instanceRole"):
+        if not resources.get(name):
+            raise ClientException(f"computeResources.{name} must be given")
+    if not 0 <= resources.get("minvCpus", 0) <= resources.get("maxvCpus", -1):
+        raise ClientException("computeResources.maxvCpus must be given, and minvCpus be between 0 and maxvCpus")
     if not resources.get("securityGroupIds") and not resources.get("launchTemplate"):
         raise ClientException("computeResources.securityGroupIds must be given, or a launch template that has some")
 
@@ -168,7 +154,7 @@ def _check_desired_vcpus(resources: Mapping[str, Any], present: float) -> None:
 
 
 def _check_queue(properties: Mapping[str, Any], environments: list[ComputeEnvironment]) -> None:
-    _check_name(properties.get("jobQueueName"), "jobQueueName")
+    check_name(properties.get("jobQueueName"), "jobQueueName")
     _check_state(properties)
     if properties.get("priority") is None or properties["priority"] < 0:
         raise ClientException("priority must be given, and not be negative")
@@ -176,29 +162,6 @@ def _check_queue(properties: Mapping[str, Any], environments: list[ComputeEnviro
         raise ClientException(
             f"computeEnvironmentOrder must have 1 to {MAX_QUEUE_ENVIRONMENTS} compute environments, "
             f"but has {len(environments)}"
-        )
-    fargate = {str(environment.resources.get("type", "")).startswith("FARGATE") for environment in environments}
-    if len(fargate) > 1:
-        raise ClientException("EC2 and Fargate compute environments can't be mixed in a job queue")
-    for action in properties.get("jobStateTimeLimitActions") or ():
-        _check_time_limit(action)
-
-
-def _check_time_limit(action: Mapping[str, Any]) -> None:
-    where = "jobStateTimeLimitActions"
-    if action.get("reason") not in TIME_LIMIT_REASONS:
-        raise ClientException(f"{where}: reason must be one of {' | '.join(TIME_LIMIT_REASONS)}")
-    if action.get("state") != "RUNNABLE" or action.get("action") != "CANCEL":
-        raise ClientException(f"{where}: state must be RUNNABLE and action CANCEL")
-    if action.get("maxTimeSeconds") not in TIME_LIMIT_SECONDS:
-        limits = f"{TIME_LIMIT_SECONDS.start} and {TIME_LIMIT_SECONDS.stop - 1}"
-        raise ClientException(f"{where}: maxTimeSeconds must be between {limits}")
-
-
-def _check_name(name: object, what: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ClientException(
-            f"{what} {name} is invalid: up to 128 letters, numbers, hyphens and underscores are allowed"
         )
 
 

@@ -36,7 +36,6 @@ class NodePosition:
 
     index: int
     count: int
-    main_index: int
 
 
 def container_environment(
@@ -72,8 +71,8 @@ def container_environment(
     if node is not None:
         variables["AWS_BATCH_JOB_NODE_INDEX"] = str(node.index)
         variables["AWS_BATCH_JOB_NUM_NODES"] = str(node.count)
-        variables["AWS_BATCH_JOB_MAIN_NODE_INDEX"] = str(node.main_index)
-        if node.index != node.main_index:  # absent on the main node
+        variables["AWS_BATCH_JOB_MAIN_NODE_INDEX"] = "0"
+        if node.index:  # absent on the main node
             variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = LOOPBACK
     return variables
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 
 from infra.emulator.batch.environment import ArrayPosition, NodePosition
-from infra.emulator.batch.overrides import Node
 from infra.emulator.batch.submission import Submission
 from infra.emulator.batch.task import TaskRecord
 
@@ -69,9 +68,9 @@ class Job:
         on_change: "Callable[[Job], None]",
         parent: "Job | None" = None,
         array: ArrayPosition | None = None,
-        node: Node | None = None,
+        node: int | None = None,
     ) -> None:
-        """`sequence` orders jobs by their submission. Of `array` and `node`, a child has one and others none.
+        """`sequence` orders jobs by their submission. Of `array` and `node` (an index) a child has one.
 
         `on_change` is called at each change of state, under the scheduler's lock.
         """
@@ -101,8 +100,6 @@ class Job:
         self.is_terminated = False
         self.outstanding: set[str] = set()
         """Ids of jobs that must succeed first."""
-        self.blocked_since: float | None = None
-        """The reading of time.monotonic() since when it holds up its queue, for the reason in `status_reason`."""
         self.cancel_reason: str | None = None
         """Why it was asked to end: while PENDING, carried out when the dependencies are through; an array's parent ends
         with it when all its children have ended."""
@@ -118,15 +115,13 @@ class Job:
 
     @property
     def node_position(self) -> NodePosition | None:
-        if self.node is None or self.parent is None:
+        if self.node is None:
             return None
-        return NodePosition(
-            index=self.node.index, count=len(self.submission.nodes), main_index=self.submission.main_node
-        )
+        return NodePosition(index=self.node, count=self.submission.nodes or 1)
 
     @property
     def is_main_node(self) -> bool:
-        return self.node is not None and self.node.index == self.submission.main_node
+        return self.node == 0
 
     def enter(self, status: Status, reason: str | None = None) -> None:
         """Change the state. Raises ValueError on a change that Batch does not know."""
@@ -138,7 +133,6 @@ class Job:
             self.started_at = now_milliseconds()
         elif status in FINAL:
             self.stopped_at = now_milliseconds()
-        self.blocked_since = None
         self._on_change(self)
 
     def restart(self) -> None:

@@ -1,40 +1,23 @@
 """Job definitions: what RegisterJobDefinition takes, refuses and shows again.
 
-The request is kept whole, in the shape of the API; defaults that Batch fills in are filled in here.
+Of all that Batch knows this is what the stacks use: `ecsProperties` with one task of one container, for one node or for
+all nodes alike. The request is kept whole, in the shape of the API.
 """
 
 import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from moto.batch.exceptions import ClientException
 from moto.batch.utils import make_arn_for_task_def
 
-from infra.emulator.batch.quotas import MAX_CONTAINERS, MAX_JOB_DEFINITION_BYTES, minimum_timeout_seconds
+from infra.emulator.batch.quotas import MAX_JOB_DEFINITION_BYTES, minimum_timeout_seconds
 from infra.emulator.batch.retry import check_strategy
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_CONTAINER_DEFAULTS: Mapping[str, Any] = {
-    "command": [],
-    "environment": [],
-    "mountPoints": [],
-    "resourceRequirements": [],
-    "secrets": [],
-    "ulimits": [],
-    "volumes": [],
-}
-_TASK_CONTAINER_DEFAULTS: Mapping[str, Any] = {
-    "command": [],
-    "dependsOn": [],
-    "environment": [],
-    "essential": True,
-    "mountPoints": [],
-    "resourceRequirements": [],
-    "secrets": [],
-    "ulimits": [],
-}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+ALL_NODES = "0:"
 
 
 class JobDefinition:
@@ -49,18 +32,18 @@ class JobDefinition:
         self.properties: dict[str, Any] = copy.deepcopy(
             {name: value for name, value in request.items() if name not in ("jobDefinitionName", "tags")}
         )
-        self.properties.setdefault("parameters", {})
         self.properties["platformCapabilities"] = request.get("platformCapabilities") or ["EC2"]
         for rule in self.properties.get("retryStrategy", {}).get("evaluateOnExit", ()):
             rule["action"] = rule["action"].lower()  # Batch shows it so, however it was given
-        for container in self._containers():
-            defaults = _TASK_CONTAINER_DEFAULTS if "name" in container else _CONTAINER_DEFAULTS
-            for name, value in defaults.items():
-                container.setdefault(name, copy.deepcopy(value))
 
     @property
     def is_multinode(self) -> bool:
         return bool(self.properties["type"] == "multinode")
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """Return what each node runs: the one element of taskProperties."""
+        return _tasks(self.properties)[0]
 
     @property
     def retry_strategy(self) -> Mapping[str, Any]:
@@ -82,33 +65,36 @@ class JobDefinition:
             "tags": dict(tags),
         }
 
-    def _containers(self) -> Iterator[dict[str, Any]]:
-        for properties in [self.properties, *self.properties.get("nodeProperties", {}).get("nodeRangeProperties", [])]:
-            for _, container in _containers_of(properties):
-                yield container
-
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Raise ClientException where Batch refuses such a definition."""
-    name = request.get("jobDefinitionName")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ClientException(
-            f"jobDefinitionName {name} is invalid: up to 128 letters, numbers, hyphens and underscores are allowed"
-        )
+    """Raise ClientException if Batch refuses such a definition, or the embedded AWS does."""
+    check_name(request.get("jobDefinitionName"), "jobDefinitionName")
     size = len(json.dumps(request, separators=(",", ":"), ensure_ascii=False).encode())
     if size > MAX_JOB_DEFINITION_BYTES:
         raise ClientException(f"Job definition is {size} bytes long, the limit is {MAX_JOB_DEFINITION_BYTES} bytes")
-    if request.get("eksProperties") is not None:
-        raise ClientException("eksProperties: the embedded AWS Batch runs jobs on ECS only")
-    _check_type(request)
+    if unknown := sorted(request.keys() & {"containerProperties", "eksProperties", "parameters"}):
+        raise ClientException(f"{unknown[0]}: the embedded AWS Batch knows ecsProperties only")
+    kind = request.get("type")
+    if kind not in ("container", "multinode"):
+        raise ClientException(f"Job definition type must be one of container, multinode, but was {kind}")
+    if kind == "multinode":
+        _check_nodes(request.get("nodeProperties") or {})
+    _check_tasks(_tasks(request))
     check_timeout(request.get("timeout"))
-    problem = check_strategy(request.get("retryStrategy") or {})
-    if problem:
+    if problem := check_strategy(request.get("retryStrategy") or {}):
         raise ClientException(problem)
 
 
+def check_name(name: object, what: str) -> None:
+    """Raise ClientException for a name that Batch does not take."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ClientException(
+            f"{what} {name} is invalid: up to 128 letters, numbers, hyphens and underscores are allowed"
+        )
+
+
 def check_timeout(timeout: Mapping[str, Any] | None) -> None:
-    """Raise ClientException where attemptDurationSeconds is too short."""
+    """Raise ClientException if attemptDurationSeconds is too short."""
     seconds = (timeout or {}).get("attemptDurationSeconds")
     if seconds is not None and seconds < minimum_timeout_seconds():
         raise ClientException(
@@ -116,90 +102,36 @@ def check_timeout(timeout: Mapping[str, Any] | None) -> None:
         )
 
 
-def parse_targets(targets: str, node_count: int) -> range:
-    """The nodes that a targetNodes such as `0:3`, `2:` or `:` names. Raises ClientException where it names none."""
-    match = re.fullmatch(r"(\d*):(\d*)|(\d+)", targets)
-    if match is None:
-        raise ClientException(f"targetNodes {targets} is no range of node indexes such as 0:3")
-    if match[3] is not None:
-        return range(int(match[3]), int(match[3]) + 1)
-    first = int(match[1] or 0)
-    last = int(match[2]) if match[2] else node_count - 1
-    return range(first, last + 1)
-
-
-def _check_type(request: Mapping[str, Any]) -> None:
-    kind = request.get("type")
-    given = [name for name in ("containerProperties", "ecsProperties", "nodeProperties") if request.get(name)]
-    if kind == "multinode":
-        if given != ["nodeProperties"]:
-            raise ClientException("A multinode job definition must have nodeProperties, and only them")
-        if "FARGATE" in (request.get("platformCapabilities") or ()):
-            raise ClientException("Multinode job definitions are not supported on Fargate")
-        _check_nodes(request["nodeProperties"])
-    elif kind == "container":
-        if len(given) != 1 or given == ["nodeProperties"]:
-            raise ClientException(
-                "A container job definition must have exactly one of containerProperties and ecsProperties"
-            )
-        _check_containers(_containers_of(request), "")
-    else:
-        raise ClientException(f"Job definition type must be one of container, multinode, but was {kind}")
-
-
-def _check_nodes(nodes: Mapping[str, Any]) -> None:
-    count = nodes.get("numNodes", 0)
-    if count < 1:
-        raise ClientException("nodeProperties: numNodes must be at least 1")
-    if not 0 <= nodes.get("mainNode", -1) < count:
-        raise ClientException("nodeProperties: mainNode must be fewer than numNodes")
-    ranges = nodes.get("nodeRangeProperties") or []
-    covered: set[int] = set()
-    for item in ranges:
-        targets = item.get("targetNodes", "")
-        covered.update(parse_targets(targets, count))
-        if len([name for name in ("container", "ecsProperties") if item.get(name)]) != 1:
-            raise ClientException(f"Node range {targets} must have exactly one of container and ecsProperties")
-        _check_containers(_containers_of(item), f"Node range {targets}: ")
-    if covered != set(range(count)):
-        raise ClientException(f"Node ranges must account for all nodes, 0 to {count - 1}, and no others")
-
-
-def _check_containers(containers: Iterable[tuple[str, Mapping[str, Any]]], where: str) -> None:
-    listed = list(containers)
-    if not listed:
-        raise ClientException(f"{where}taskProperties must have exactly one element with at least one container")
-    if len(listed) > MAX_CONTAINERS:
-        raise ClientException(f"{where}a task can have at most {MAX_CONTAINERS} containers")
-    names = [container.get("name") for style, container in listed if style == "ecs"]
-    if len(listed) > 1 and (None in names or len(set(names)) < len(names)):
-        raise ClientException(f"{where}every container of a task must have a name of its own")
-    if not any(container.get("essential", True) for _, container in listed):
-        raise ClientException(f"{where}All jobs must have at least one essential container")
-    for _, container in listed:
-        if not container.get("image"):
-            raise ClientException(f"{where}Container properties must contain image")
-        for kind, what in (("VCPU", "vCPU"), ("MEMORY", "Memory")):
-            if resource(container, kind) is None:
-                raise ClientException(f"Error executing request, Exception : {where}{what} is not provided.")
-
-
 def resource(container: Mapping[str, Any], kind: str) -> float | None:
-    """Return what a container asks for: VCPU, MEMORY (MiB) or GPU; None where it says nothing."""
+    """Return what a container asks for: VCPU, MEMORY (MiB) or GPU; None if it says nothing."""
     for requirement in container.get("resourceRequirements") or ():
         if requirement["type"] == kind:
             return float(requirement["value"])
-    # The fields that came before resourceRequirements.
-    old: int | None = container.get({"VCPU": "vcpus", "MEMORY": "memory"}.get(kind, ""))
-    return None if old is None else float(old)
+    return None
 
 
-def _containers_of(properties: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the containers of a definition or of one node range, each with `container` or `ecs` before it."""
-    single = properties.get("containerProperties") or properties.get("container")
-    if single:
-        yield "container", single
-    tasks = (properties.get("ecsProperties") or {}).get("taskProperties") or []
-    if len(tasks) == 1:
-        for container in tasks[0].get("containers") or ():
-            yield "ecs", container
+def _tasks(properties: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tasks of a definition, or of its one node range."""
+    ranges = (properties.get("nodeProperties") or {}).get("nodeRangeProperties") or [properties]
+    tasks: list[dict[str, Any]] = (ranges[0].get("ecsProperties") or {}).get("taskProperties") or []
+    return tasks
+
+
+def _check_nodes(nodes: Mapping[str, Any]) -> None:
+    if nodes.get("numNodes", 0) < 1 or nodes.get("mainNode") != 0:
+        raise ClientException("nodeProperties: numNodes must be at least 1, and mainNode 0 on the embedded AWS")
+    if [item.get("targetNodes") for item in nodes.get("nodeRangeProperties") or ()] != [ALL_NODES]:
+        raise ClientException(f"nodeRangeProperties: the embedded AWS knows one range, of targetNodes {ALL_NODES}")
+
+
+def _check_tasks(tasks: list[dict[str, Any]]) -> None:
+    if [len(task.get("containers") or ()) for task in tasks] != [1]:
+        raise ClientException("ecsProperties: the embedded AWS knows one task with one container")
+    [container] = tasks[0]["containers"]
+    if not container.get("image"):
+        raise ClientException("Container properties must contain image")
+    if not container.get("essential", True) or container.get("dependsOn"):
+        raise ClientException("All jobs must have at least one essential container")
+    for kind, what in (("VCPU", "vCPU"), ("MEMORY", "Memory")):
+        if resource(container, kind) is None:
+            raise ClientException(f"Error executing request, Exception : {what} is not provided.")

@@ -18,11 +18,17 @@ from infra.emulator.batch import fair_share
 from infra.emulator.batch.attempt import Attempt, Cause, Place, Result
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.job import BEFORE_STARTING, Job, Status
-from infra.emulator.batch.queue_head import HeadWatch
 from infra.emulator.batch.retry import should_retry
 
 DEPENDENCY_FAILED = "Dependent Job failed"
 CHILD_FAILED = "Array Child Job failed"
+TOO_LARGE = (
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - All compute environments have a maxVcpu setting that is "
+    "smaller than the job requirements."
+)
+NO_CAPACITY = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity requested for instance type"
+)
 MAX_TASKS = 32
 """Tasks that run on this machine at once, each with a process and three threads. What comes after waits, as for an
 instance."""
@@ -54,7 +60,7 @@ class Scheduler:
         """The latest use of queues with a scheduling policy, by job and attempt."""
         self._ended: deque[Job] = deque()
         """Jobs whose end is still to be followed up."""
-        self._head_watch = HeadWatch(wake=self.dispatch, on_blocked=on_blocked)
+        self._on_blocked = on_blocked
         self._closed = False
 
     # What the API asks for
@@ -115,7 +121,6 @@ class Scheduler:
         """Kill everything that runs, and start nothing any more. Returns when it is gone."""
         with self.lock:
             self._closed = True
-            self._head_watch.close()
             attempts = list(self._attempts.values())
             for attempt in attempts:
                 attempt.stop(Cause.SHUTDOWN, "The embedded AWS was stopped", grace_seconds=0)
@@ -142,15 +147,20 @@ class Scheduler:
             for queue in sorted(self._queues(), key=lambda queue: -queue.priority):
                 while not self._closed and (job := self._next_job(queue)) is not None:
                     environment = self._find_room(job)
-                    if environment is not None:
-                        self._start(job, environment)
-                    elif (reason := self._head_watch.verdict(queue, job)) is not None:
-                        job.is_cancelled = True
-                        self._fail(job, reason)
-                    else:
+                    if environment is None:
+                        self._note_blocked(job)
                         break
+                    self._start(job, environment)
             if self._ended:  # something was cancelled, and others may have waited for it
                 self.dispatch()
+
+    def _note_blocked(self, job: Job) -> None:
+        """Say why a job at the head of its queue will not start as things are, if it just has to wait for nobody."""
+        reason = _blocking_reason(job)
+        if reason != job.status_reason:
+            job.status_reason = reason
+            if reason is not None:
+                self._on_blocked(job)
 
     def _evaluate(self, job: Job) -> None:
         """A new job: wait for others, or for capacity."""
@@ -209,7 +219,7 @@ class Scheduler:
         for environment in job.submission.queue.environments:
             fits = environment.used_vcpus + job.submission.vcpus <= environment.max_vcpus
             # On Spot a multi-node job waits for ever, as it does on AWS.
-            if environment.enabled and fits and (environment.takes_multinode or not job.submission.is_multinode):
+            if environment.enabled and fits and (environment.takes_multinode or job.submission.nodes is None):
                 return environment
         return None
 
@@ -232,7 +242,7 @@ class Scheduler:
         self._attempts[job.id] = attempt
         job.enter(Status.STARTING)
         if job.nodes:
-            job.nodes[job.submission.main_node].enter(Status.STARTING)
+            job.nodes[0].enter(Status.STARTING)
         attempt.start()
 
     def _note_running(self, unit: Job) -> None:
@@ -325,3 +335,22 @@ class Scheduler:
             return
         of_dependency = {child.status_reason for child in failed} == {DEPENDENCY_FAILED}
         self._end(parent, Status.FAILED, parent.cancel_reason or (DEPENDENCY_FAILED if of_dependency else CHILD_FAILED))
+
+
+def _blocking_reason(job: Job) -> str | None:
+    """Return why a job will not start as things are; None if it just has to wait for others.
+
+    Source: AWS Batch user guide, "Jobs stuck in a RUNNABLE status". Of its reasons two can arise here: a job that is
+    larger than any environment, and, as the stand-in for instances that EC2 does not have, that every environment which
+    could hold the job is DISABLED. Of a multi-node job Batch gives none if all environments are Spot.
+    """
+    environments = list(job.submission.queue.environments)
+    if job.submission.nodes is not None:
+        environments = [environment for environment in environments if environment.takes_multinode]
+    large_enough = [one for one in environments if job.submission.vcpus <= one.max_vcpus]
+    if any(environment.enabled for environment in large_enough) or not environments:
+        return None
+    if not large_enough:
+        return TOO_LARGE
+    types = sorted({str(name) for one in large_enough for name in one.resources.get("instanceTypes", ())})
+    return f"{NO_CAPACITY} [{', '.join(types)}]"

@@ -1,5 +1,6 @@
-"""SubmitJob's request, checked: what Batch refuses is refused here, before there is a job."""
+"""SubmitJob's request, checked and applied to its definition: what Batch refuses is refused before there is a job."""
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -9,14 +10,15 @@ from typing import Any
 from moto.batch.exceptions import ClientException
 
 from infra.emulator.batch.compute import JobQueue
-from infra.emulator.batch.job_definition import JobDefinition, check_timeout
-from infra.emulator.batch.overrides import Node, resolve_nodes
-from infra.emulator.batch.quotas import MAX_ARRAY_SIZE, MAX_DEPENDENCIES, MAX_OVERRIDES_CHARACTERS, MIN_ARRAY_SIZE
+from infra.emulator.batch.job_definition import ALL_NODES, JobDefinition, check_name, check_timeout, resource
+from infra.emulator.batch.quotas import ARRAY_SIZES, MAX_DEPENDENCIES, MAX_OVERRIDES_CHARACTERS
 from infra.emulator.batch.retry import check_strategy
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _MAX_TAGS = 50
+_UNKNOWN = frozenset(
+    {"containerOverrides", "eksPropertiesOverride", "parameters", "consumableResourcePropertiesOverride"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,10 @@ class Submission:
     queue: JobQueue
     endpoint: str
     """Where the request came in, which is where the job finds the embedded AWS."""
-    nodes: tuple[Node, ...]
-    node_properties: Mapping[str, Any] | None
-    """The node properties of a multi-node job, with overrides applied."""
-    parameters: Mapping[str, str]
+    task: Mapping[str, Any]
+    """What each node runs, in the shape of the API, overrides applied."""
+    nodes: int | None
+    """The number of nodes of a multi-node job; None: it is none."""
     retry_strategy: Mapping[str, Any]
     timeout_seconds: float | None
     depends_on: tuple[Mapping[str, str], ...]
@@ -43,16 +45,13 @@ class Submission:
     """Accepted all the same: ECS refuses the task when the job is placed."""
 
     @property
+    def container(self) -> Mapping[str, Any]:
+        container: Mapping[str, Any] = self.task["containers"][0]
+        return container
+
+    @property
     def vcpus(self) -> float:
-        return sum(node.vcpus for node in self.nodes)
-
-    @property
-    def is_multinode(self) -> bool:
-        return self.node_properties is not None
-
-    @property
-    def main_node(self) -> int:
-        return int(self.node_properties["mainNode"]) if self.node_properties else 0
+        return (resource(self.container, "VCPU") or 0) * (self.nodes or 1)
 
 
 def parse_submission(
@@ -62,48 +61,38 @@ def parse_submission(
     queue: JobQueue,
     endpoint: str,
     job_exists: Callable[[str], bool],
-    array_size_of: Callable[[str], int | None],
 ) -> Submission:
-    """Read a request of SubmitJob. Raises ClientException where Batch refuses it."""
-    name = request.get("jobName")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    """Read a request of SubmitJob. Raises ClientException if Batch refuses it, or the embedded AWS does."""
+    check_name(request.get("jobName"), "Job name")
+    if unknown := sorted(request.keys() & _UNKNOWN):
         raise ClientException(
-            f"Job name {name} should match valid pattern: up to 128 letters, numbers, hyphens and underscores, "
-            "the first a letter or a number"
+            f"{unknown[0]}: the embedded AWS Batch knows ecsPropertiesOverride and nodeOverrides only"
         )
     if not queue.enabled:
         raise ClientException(f"JobQueue {queue.name} is in DISABLED state, it must be ENABLED to accept jobs.")
-    _check_capability(definition, queue)
     strategy = request.get("retryStrategy") or definition.retry_strategy
-    problem = check_strategy(strategy)
-    if problem:
+    if problem := check_strategy(strategy):
         raise ClientException(problem)
     check_timeout(request.get("timeout"))
     timeout = request.get("timeout") or definition.timeout
-    parameters = {**definition.properties["parameters"], **(request.get("parameters") or {})}
-    nodes, node_properties = resolve_nodes(definition, request, parameters)
+    task, nodes = _overridden(definition, request)
     array_size = (request.get("arrayProperties") or {}).get("size")
-    if array_size is not None:
-        if node_properties is not None:
-            raise ClientException("Multi-node parallel jobs can't be array jobs.")
-        if not MIN_ARRAY_SIZE <= array_size <= MAX_ARRAY_SIZE:
-            raise ClientException(
-                f"Array size must be between {MIN_ARRAY_SIZE} and {MAX_ARRAY_SIZE}, but was {array_size}"
-            )
+    if array_size is not None and (nodes is not None or array_size not in ARRAY_SIZES):
+        limits = f"{ARRAY_SIZES.start} and {ARRAY_SIZES.stop - 1}"
+        raise ClientException(f"Array size must be between {limits}, but was {array_size}; no nodes can be an array.")
     depends_on = tuple(request.get("dependsOn") or ())
-    _check_dependencies(depends_on, array_size, job_exists, array_size_of)
+    _check_dependencies(depends_on, job_exists)
     _check_share(request, queue)
     if len(request.get("tags") or ()) > _MAX_TAGS:
         raise ClientException(f"A job can have at most {_MAX_TAGS} tags")
     propagate = request.get("propagateTags")
     return Submission(
-        name=name,
+        name=request["jobName"],
         definition=definition,
         queue=queue,
         endpoint=endpoint,
+        task=task,
         nodes=nodes,
-        node_properties=node_properties,
-        parameters=parameters,
         retry_strategy=_lower_actions({"attempts": 1, **strategy}),
         timeout_seconds=timeout.get("attemptDurationSeconds"),
         depends_on=depends_on,
@@ -115,37 +104,67 @@ def parse_submission(
     )
 
 
-def _check_capability(definition: JobDefinition, queue: JobQueue) -> None:
-    fargate = any(str(item.resources.get("type", "")).startswith("FARGATE") for item in queue.environments)
-    for capability in definition.properties["platformCapabilities"]:
-        if (capability == "FARGATE") != fargate:
+def _overridden(definition: JobDefinition, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """Return what each node runs, and how many nodes there are, if it is a multi-node job."""
+    task = copy.deepcopy(dict(definition.task))
+    if not definition.is_multinode:
+        if request.get("nodeOverrides"):
+            raise ClientException("Node overrides should not be set for jobs that are not multi-node parallel jobs.")
+        _override(task, request.get("ecsPropertiesOverride"))
+        return task, None
+    if request.get("ecsPropertiesOverride"):
+        raise ClientException(
+            "ecsPropertiesOverride should not be set for multi-node parallel jobs, use nodeOverrides."
+        )
+    overrides = request.get("nodeOverrides") or {}
+    for item in overrides.get("nodePropertyOverrides") or ():
+        if item.get("targetNodes") != ALL_NODES:
             raise ClientException(
-                f"Job Queue is attached to Compute Environment that can not run Jobs with capability {capability}."
+                f"NodeOverride targets should match job definition. Non matching targets - {item.get('targetNodes')}"
             )
+        _override(task, item.get("ecsPropertiesOverride"))
+    return task, overrides.get("numNodes") or definition.properties["nodeProperties"]["numNodes"]
 
 
-def _check_dependencies(
-    depends_on: tuple[Mapping[str, str], ...],
-    array_size: int | None,
-    job_exists: Callable[[str], bool],
-    array_size_of: Callable[[str], int | None],
-) -> None:
+def _override(task: Mapping[str, Any], ecs: Mapping[str, Any] | None) -> None:
+    [container] = task["containers"]
+    for override in (item for one in (ecs or {}).get("taskProperties") or () for item in one.get("containers") or ()):
+        if override.get("name") != container.get("name"):
+            raise ClientException(
+                f"ecsPropertiesOverride: container {override.get('name')} does not exist in the job definition. "
+                f"It has: {container.get('name')}."
+            )
+        _override_container(container, override)
+
+
+def _override_container(container: dict[str, Any], override: Mapping[str, Any]) -> None:
+    if override.get("command"):
+        if "" in override["command"]:
+            raise ClientException("Container overrides: command can't contain an empty string.")
+        container["command"] = list(override["command"])
+    environment = {item["name"]: item.get("value", "") for item in container.get("environment") or ()}
+    for item in override.get("environment") or ():
+        if item.get("name", "").startswith("AWS_BATCH"):
+            raise ClientException(
+                f"Environment variable {item['name']}: names that start with AWS_BATCH are reserved for Batch."
+            )
+        environment[item["name"]] = item.get("value", "")
+    container["environment"] = [{"name": name, "value": value} for name, value in environment.items()]
+    requirements = {item["type"]: item["value"] for item in container["resourceRequirements"]}
+    requirements |= {item["type"]: item["value"] for item in override.get("resourceRequirements") or ()}
+    container["resourceRequirements"] = [{"type": kind, "value": value} for kind, value in requirements.items()]
+
+
+def _check_dependencies(depends_on: tuple[Mapping[str, str], ...], job_exists: Callable[[str], bool]) -> None:
     if len(depends_on) > MAX_DEPENDENCIES:
         raise ClientException(
             f"A job can depend on at most {MAX_DEPENDENCIES} jobs, but dependsOn has {len(depends_on)}"
         )
     for dependency in depends_on:
-        job_id, kind = dependency.get("jobId"), dependency.get("type")
-        if kind in ("SEQUENTIAL", "N_TO_N") and array_size is None:
-            raise ClientException(f"Dependency type {kind} is for array jobs only.")
-        if kind == "SEQUENTIAL" and job_id is None:
-            continue
-        if job_id is None:
-            raise ClientException("dependsOn: jobId must be given, except for type SEQUENTIAL.")
-        if not job_exists(job_id):
-            raise ClientException(f"Job {job_id} in dependsOn does not exist.")
-        if kind == "N_TO_N" and array_size_of(job_id) != array_size:
-            raise ClientException(f"N_TO_N dependency: job {job_id} must be an array job of size {array_size}.")
+        if dependency.keys() != {"jobId"}:
+            raise ClientException("dependsOn: the embedded AWS knows jobId only")
+        if not job_exists(dependency["jobId"]):
+            raise ClientException(f"Job {dependency['jobId']} in dependsOn does not exist.")
 
 
 def _check_share(request: Mapping[str, Any], queue: JobQueue) -> None:
@@ -165,8 +184,7 @@ def _check_share(request: Mapping[str, Any], queue: JobQueue) -> None:
 
 
 def _overrides_length(request: Mapping[str, Any]) -> int:
-    names = ("containerOverrides", "ecsPropertiesOverride", "nodeOverrides")
-    given = {name: request[name] for name in names if request.get(name)}
+    given = {name: request[name] for name in ("ecsPropertiesOverride", "nodeOverrides") if request.get(name)}
     return len(json.dumps(given, separators=(",", ":"), ensure_ascii=False)) if given else 0
 
 

@@ -268,5 +268,6 @@ class ProcessHandle:
         os.close(self._status_fd)
         self._lifeline.close()
         self._output.close()
-        # The init process has done so, unless it was killed.
-        shutil.rmtree(self._directory, ignore_errors=True)
+        # Otherwise the init process has done so, and the folder may be the next attempt's by now.
+        if self._process.returncode < 0:
+            shutil.rmtree(self._directory, ignore_errors=True)

@@ -24,7 +24,7 @@ from moto.logs.models import logs_backends
 from moto.sqs.models import sqs_backends
 from moto.utilities.arns import parse_arn
 
-from infra.emulator.containers.executor import ContainerRun
+from infra.emulator.containers.executor import KILLED_EXIT_CODE, ContainerRun
 from infra.emulator.containers.logs import LogStreamWriter, add_stream
 from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.functions.function import Function
@@ -164,6 +164,8 @@ class _Host:
         """Have it run one invocation; return how that ended."""
         future: Future[dict[str, Any]] = Future()
         with self._lock:
+            if _stopping.is_set():
+                return {"code": KILLED_EXIT_CODE, "result": None, "output": ""}
             if self._requests is None:
                 self._requests = self._start()
             self._waiting[work["request_id"]] = future

@@ -4,7 +4,6 @@ import getpass
 import http.client
 import json
 import re
-import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from playwright.sync_api import Page
 
+from infra.emulator import client
+from infra.emulator.credentials import Credentials
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.emulator.web_page import REBOUND_NAME, web_page
 
@@ -64,13 +65,10 @@ def test_every_name_of_this_machine_is_answered(aws: EmbeddedAws, host: str) -> 
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example",
         "evil.example:{port}",
         "localhost.evil.example",
         "127.0.0.1.evil.example",
-        "s3.amazonaws.com",
         "0.0.0.0:{port}",
-        "localhost@evil.example",
         "",
     ],
 )
@@ -86,14 +84,12 @@ def test_no_other_name_is_answered_whatever_the_credentials(aws: EmbeddedAws, ho
     [
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
-        {"Origin": "http://localhost:1"},
         {"Origin": "https://localhost"},
         {"Sec_Fetch_Site": "cross-site"},
         {"Sec_Fetch_Site": "same-site"},
-        {"Origin": "http://evil.example", "Access_Control_Request_Method": "POST"},
     ],
 )
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_no_request_of_a_page_is_answered_whatever_the_credentials(
     aws: EmbeddedAws, method: str, headers: dict[str, str]
 ) -> None:
@@ -106,38 +102,18 @@ def test_no_request_of_a_page_is_answered_whatever_the_credentials(
         assert not [name for name in answered if name.lower().startswith("access-control-")]
 
 
-def test_what_a_user_types_into_a_browser_is_answered_and_no_page_may_read_it(aws: EmbeddedAws) -> None:
-    for site in ("none", "same-origin"):
-        status, answered, content = ask(aws, "/trainyard/health", Sec_Fetch_Site=site)
-        assert status == 200
-        assert json.loads(content)["executor"] == "process"
-        assert not [name for name in answered if name.lower().startswith("access-control-")]
-    status, answered, _ = ask(aws, "/there/a/file", Authorization=signed(aws.credentials.access_key_id))
-    assert status == 200
-    assert not [name for name in answered if name.lower().startswith("access-control-")]
-
-
 @pytest.mark.parametrize(
     ("method", "path"),
     [
         ("POST", "/moto-api/reset"),
         ("GET", "/moto-api/data.json"),
-        ("POST", "/moto-api/seed?a=1"),
         ("POST", "/trainyard/jobs/any/reclaim"),
         ("POST", "/trainyard/events"),
-        ("GET", "/trainyard/environments/any/code"),
     ],
 )
 def test_what_acts_needs_the_token(aws: EmbeddedAws, method: str, path: str) -> None:
     key = aws.credentials.access_key_id
-    for authorization in (
-        "",
-        "Bearer ",
-        f"Bearer {key}",
-        signed(key),
-        signed("test"),
-        aws.credentials.secret_access_key,
-    ):
+    for authorization in ("", "Bearer ", f"Bearer {key}", signed(key), aws.credentials.secret_access_key):
         assert ask(aws, path, method=method, Authorization=authorization)[0] == 403
     assert "there" in buckets(aws)
     if "reset" not in path:
@@ -145,29 +121,14 @@ def test_what_acts_needs_the_token(aws: EmbeddedAws, method: str, path: str) -> 
         assert ask(aws, path, method=method, body="{}", Authorization=token)[0] in (200, 400, 404)
 
 
-@pytest.mark.parametrize("service", ["s3", "sts", "batch", "cloudformation", "ssm", "lambda", "logs", "iam"])
-@pytest.mark.parametrize("key", ["test", "AKIAIOSFODNN7EXAMPLE", "TRAINYARD", ""])
-def test_other_credentials_are_refused_by_every_service(aws: EmbeddedAws, service: str, key: str) -> None:
-    calls = {
-        "s3": "list_buckets",
-        "sts": "get_caller_identity",
-        "batch": "describe_job_queues",
-        "cloudformation": "describe_stacks",
-        "ssm": "describe_parameters",
-        "lambda": "list_functions",
-        "logs": "describe_log_groups",
-        "iam": "list_roles",
-    }
-    make: Any = boto3.client  # typed by service name, of which any may come
-    stranger = make(
-        service,
-        endpoint_url=aws.endpoint,
-        aws_access_key_id=key or "x",
-        aws_secret_access_key=aws.credentials.secret_access_key,
-        region_name="us-east-1",
-    )
+@pytest.mark.parametrize(
+    ("service", "call"), [("s3", "list_buckets"), ("batch", "describe_job_queues"), ("iam", "list_roles")]
+)
+@pytest.mark.parametrize("key", ["AKIAIOSFODNN7EXAMPLE", "TRAINYARD", "x"])
+def test_other_credentials_are_refused_by_every_service(aws: EmbeddedAws, service: str, call: str, key: str) -> None:
+    stranger = client.client(service, aws.endpoint, Credentials(key, aws.credentials.secret_access_key))
     with pytest.raises(ClientError, match="trainyard local env") as refused:
-        getattr(stranger, calls[service])()
+        getattr(stranger, call)()
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
@@ -182,13 +143,6 @@ def test_unsigned_requests_are_refused(aws: EmbeddedAws) -> None:
     assert buckets(aws) == ["there"]
 
 
-def test_a_header_that_was_made_to_be_read_for_long_is_refused_at_once(aws: EmbeddedAws) -> None:
-    for authorization in ("AWS4-x " + "Credential=" * 5900, "AWS4-x " + "Credential=a " * 5000, "AWS " * 16_000):
-        began = time.monotonic()
-        assert ask(aws, "/", Authorization=authorization)[0] == 403
-        assert time.monotonic() - began < 1
-
-
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
 def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws: EmbeddedAws, version: str) -> None:
     s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=Config(signature_version=version))
@@ -197,20 +151,6 @@ def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws:
         assert answer.read() == b"content"
     parts = urlsplit(get.replace(aws.credentials.access_key_id, "test"))
     assert ask(aws, f"{parts.path}?{parts.query}")[0] == 403
-
-
-@pytest.mark.parametrize("payload_signing_enabled", [True, False])
-def test_uploads_with_checksums_behind_them_work(aws: EmbeddedAws, payload_signing_enabled: bool) -> None:
-    config = Config(s3={"payload_signing_enabled": payload_signing_enabled})
-    s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=config)
-    s3.put_object(Bucket="there", Key="streamed", Body=b"x" * 100_000, ChecksumAlgorithm="SHA256")
-    assert s3.get_object(Bucket="there", Key="streamed")["Body"].read() == b"x" * 100_000
-
-
-def test_a_bucket_may_stand_in_the_host(aws: EmbeddedAws) -> None:
-    host = f"there.{urlsplit(aws.endpoint).netloc}"
-    status, _, content = ask(aws, "/a/file", Host=host, Authorization=signed(aws.credentials.access_key_id))
-    assert (status, content) == (200, b"content")
 
 
 def test_its_own_key_is_that_of_a_user_called_as_who_started_it(aws: EmbeddedAws) -> None:

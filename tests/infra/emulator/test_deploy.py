@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from infra.settings import STAGES
-from jobs.contract.queues import CPU_SPOT, SPOT, team_queue_name
+from jobs.contract.queues import CPU_SPOT, SPOT
 from jobs.contract.stage import (
     CPU_INSTANCE_TYPE,
     DATA_BUCKET,
     INSTANCE_TYPE,
-    LOG_GROUP,
     RUN_BUCKET,
-    DeployedStage,
     parameter_path,
     queue_parameter,
 )
@@ -44,21 +41,6 @@ def resource_types(aws: Any) -> set[str]:
     }
 
 
-def test_every_parameter_names_something_that_is_there(deployed_aws: Any) -> None:
-    values = parameters(deployed_aws)
-    stage = DeployedStage.from_parameters("dev", values)
-
-    for bucket in (DATA_BUCKET, RUN_BUCKET):
-        deployed_aws.client("s3").head_bucket(Bucket=values[bucket])
-    groups = deployed_aws.client("logs").describe_log_groups(logGroupNamePrefix=values[LOG_GROUP])["logGroups"]
-    assert [group["logGroupName"] for group in groups] == [values[LOG_GROUP]]
-    assert groups[0]["retentionInDays"] == STAGES["dev"].log_retention_days
-    assert values[INSTANCE_TYPE] == STAGES["dev"].instance_type
-    assert values[CPU_INSTANCE_TYPE] == STAGES["dev"].cpu_instance_type
-    assert {team_queue_name(name, "research") for name in (SPOT, CPU_SPOT)} <= stage.queues.keys()
-    assert stage.teams == tuple(sorted(team.name for team in STAGES["dev"].teams))
-
-
 def test_queues_lead_to_compute_environments_with_launch_templates(deployed_aws: Any) -> None:
     batch, values = deployed_aws.client("batch"), parameters(deployed_aws)
     for name, instance_type in ((SPOT, values[INSTANCE_TYPE]), (CPU_SPOT, values[CPU_INSTANCE_TYPE])):
@@ -73,19 +55,6 @@ def test_queues_lead_to_compute_environments_with_launch_templates(deployed_aws:
         template = resources["launchTemplate"]["launchTemplateId"]
         (found,) = deployed_aws.client("ec2").describe_launch_templates(LaunchTemplateIds=[template])["LaunchTemplates"]
         assert found["LaunchTemplateId"] == template
-
-
-def test_job_definitions_carry_what_the_stack_says(deployed_aws: Any) -> None:
-    stage = DeployedStage.from_parameters("dev", parameters(deployed_aws))
-    arns = list(stage.job_definitions.values())
-    found = deployed_aws.client("batch").describe_job_definitions(jobDefinitions=arns)["jobDefinitions"]
-
-    assert {item["jobDefinitionArn"] for item in found} == set(arns)
-    for item in found:
-        (task,) = item["ecsProperties"]["taskProperties"]
-        assert [container["name"] for container in task["containers"]] == ["main"]
-        assert item["retryStrategy"]["evaluateOnExit"]
-        assert item["timeout"]["attemptDurationSeconds"] > 0
 
 
 def test_buckets_are_versioned_private_and_speak_tls_only(deployed_aws: Any) -> None:

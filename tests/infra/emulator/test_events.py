@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
-from tests.support.emulator.batch_calls import Batch, prepare
+from tests.support.emulator.batch_calls import Batch, main, prepare
 from tests.support.emulator.event_calls import inject, messages, policy, queue_of, rule
 
 
@@ -51,13 +51,13 @@ def test_each_change_of_a_jobs_state_is_an_event(batch: Batch, aws: EmbeddedAws)
         "SUCCEEDED",
     ]
     retried, last = received[4]["detail"], received[-1]
-    assert [attempt["container"]["exitCode"] for attempt in retried["attempts"]] == [1]
+    assert [main(attempt)["exitCode"] for attempt in retried["attempts"]] == [1]
     assert len(last["detail"]["attempts"]) == 2
     assert last["resources"] == [ended["jobArn"]]
     assert last["account"] == "123456789012"
     assert last["time"].endswith("Z")
-    assert {key: last["detail"][key] for key in ("jobId", "jobQueue", "tags", "statusReason", "container")} == {
-        key: ended[key] for key in ("jobId", "jobQueue", "tags", "statusReason", "container")
+    assert {key: last["detail"][key] for key in ("jobId", "jobQueue", "tags", "statusReason", "ecsProperties")} == {
+        key: ended[key] for key in ("jobId", "jobQueue", "tags", "statusReason", "ecsProperties")
     }
 
 

@@ -92,38 +92,6 @@ def test_ends_with_the_process_it_was_given(tmp_path: Path) -> None:
     assert not state_file.exists()
 
 
-def test_does_not_start_for_a_process_that_is_gone() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        gone.wait(30)
-
-    assert _refusal("--exit-with-pid", str(gone.pid)) == (
-        3,
-        [f"error: --exit-with-pid: there is no process {gone.pid}"],
-    )
-    assert _refusal("--exit-with-pid", "-5") == (3, ["error: --exit-with-pid: there is no process -5"])
-
-
-@pytest.mark.parametrize(
-    ("redirection", "reason"), [(">&-", "is closed"), (">/dev/full", "cannot be written: No space left on device")]
-)
-def test_an_output_that_does_not_take_the_address_is_an_error_with_a_way_out(redirection: str, reason: str) -> None:
-    command = ["sh", "-c", f'"$@" {redirection}', "sh", *SERVE]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert finished.returncode == 3
-    assert finished.stderr.splitlines()[-2:] == [
-        f"error: standard output, which gets the address, {reason}",
-        "Next: name a --state-file",
-    ]
-
-
-@pytest.mark.parametrize("port", ["65536", "-1", "http"])
-def test_what_is_no_port_is_a_usage_error(port: str) -> None:
-    code, lines = _refusal("--port", port)
-
-    assert code == 2
-    assert lines[-1].endswith(f"error: argument --port: {port} is not a port: they go from 0 to 65535")
-
-
 @pytest.mark.parametrize(
     ("name", "reason"), [("file/state.json", "file: File exists"), ("folder", "folder: Is a directory")]
 )
@@ -183,14 +151,14 @@ def test_what_moto_cannot_do_is_an_answer_and_on_record(failing_aws: EmbeddedAws
 def test_a_model_that_breaks_fails_the_stack_and_is_on_record(failing_aws: EmbeddedAws) -> None:
     before = len(failing_aws.health()["server_errors"])
     cloudformation = failing_aws.client("cloudformation")
-    broken = {"Resources": {"Topic": {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String"}}}}
+    broken = {"Resources": {"Policy": {"Type": "AWS::SNS::TopicPolicy", "Properties": {}}}}
     cloudformation.create_stack(StackName="broken", TemplateBody=json.dumps(broken))
 
     (stack,) = cloudformation.describe_stacks(StackName="broken")["Stacks"]
     assert stack["StackStatus"] == "ROLLBACK_COMPLETE"
-    assert "KeyError: 'Value'" in stack["StackStatusReason"]
+    assert "KeyError: 'Topics'" in stack["StackStatusReason"]
     (error,) = failing_aws.health()["server_errors"][before:]
-    assert error["operation"] == "creating Topic (AWS::SSM::Parameter)"
+    assert error["operation"] == "creating Policy (AWS::SNS::TopicPolicy)"
     assert "Traceback" in failing_aws.log.read_text()
 
 

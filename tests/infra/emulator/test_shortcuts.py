@@ -4,7 +4,6 @@ import random
 
 import psutil
 import pytest
-from botocore.exceptions import ClientError
 
 from tests.support.embedded_aws import EmbeddedAws
 
@@ -52,11 +51,3 @@ def test_what_is_no_single_range_gets_the_whole_object(
 ) -> None:
     more = {"Range": asked} if asked else {}
     assert embedded_aws.client("s3").get_object(Bucket="of-ranges", Key="weights", **more)["Body"].read() == content
-
-
-@pytest.mark.usefixtures("content")
-def test_a_range_behind_the_end_is_refused(embedded_aws: EmbeddedAws) -> None:
-    with pytest.raises(ClientError) as refused:
-        embedded_aws.client("s3").get_object(Bucket="of-ranges", Key="weights", Range=f"bytes={SIZE_BYTES}-")
-    assert refused.value.response["Error"]["Code"] == "InvalidRange"
-    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 416

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from tests.support.embedded_aws import EmbeddedAws
 from tests.support.waiting import pause
 
 STOP_TIMEOUT_SECONDS = 1
-"""The address of the server that the fixture `batch` starts."""
+"""Of the server that the fixture `batch` starts."""
 ENDED = ("SUCCEEDED", "FAILED")
 
 FoundT = TypeVar("FoundT")
@@ -47,7 +47,7 @@ class Batch:
         return name
 
     def queue(self, *environments: str, priority: int = 1, **more: Any) -> str:
-        """Make a queue, with an environment of its own where none is given; return its name."""
+        """Make a queue, with an environment of its own if none is given; return its name."""
         name = f"queue-{uuid.uuid4().hex[:8]}"
         order = [
             {"order": place, "computeEnvironment": environment}
@@ -58,37 +58,20 @@ class Batch:
         )
         return name
 
-    def definition(self, *command: str, vcpus: int = 1, **more: Any) -> str:
-        """Register a containerProperties definition; return its name."""
-        name = f"definition-{uuid.uuid4().hex[:8]}"
-        self.client.register_job_definition(
-            jobDefinitionName=name, type="container", containerProperties=container(*command, vcpus=vcpus), **more
-        )
-        return name
+    def definition(self, *command: str, vcpus: int = 1, container: Mapping[str, Any] | None = None, **more: Any) -> str:
+        """Register a definition of one node; return its name."""
+        tasks = ecs_properties(*command, vcpus=vcpus, **(container or {}))
+        return self._register(type="container", ecsProperties=tasks, **more)
 
-    def ecs_definition(self, containers: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        name = f"definition-{uuid.uuid4().hex[:8]}"
-        self.client.register_job_definition(
-            jobDefinitionName=name,
-            type="container",
-            ecsProperties={"taskProperties": [{"containers": list(containers)}]},
-            **more,
-        )
-        return name
-
-    def multinode_definition(self, command: str, *, nodes: int = 2, targets: str = "0:", **more: Any) -> str:
+    def multinode_definition(self, command: str, *, nodes: int = 2, **more: Any) -> str:
         """Every node runs the same shell command; one vCPU each."""
+        ranges = [{"targetNodes": "0:", "ecsProperties": ecs_properties("sh", "-c", command)}]
+        properties = {"numNodes": nodes, "mainNode": 0, "nodeRangeProperties": ranges}
+        return self._register(type="multinode", nodeProperties=properties, **more)
+
+    def _register(self, **request: Any) -> str:
         name = f"definition-{uuid.uuid4().hex[:8]}"
-        self.client.register_job_definition(
-            jobDefinitionName=name,
-            type="multinode",
-            nodeProperties={
-                "numNodes": nodes,
-                "mainNode": 0,
-                "nodeRangeProperties": [{"targetNodes": targets, "container": container("sh", "-c", command)}],
-            },
-            **more,
-        )
+        self.client.register_job_definition(jobDefinitionName=name, **request)
         return name
 
     def submit(self, definition: str, queue: str, **more: Any) -> str:
@@ -131,27 +114,42 @@ class Batch:
         return [event["message"] for event in events]
 
     def output(self, job: Mapping[str, Any]) -> list[str]:
-        """Return all that a job's last attempt wrote."""
-        return self.lines(job["container"]["logStreamName"])
+        """Return all that an attempt wrote, or a job's last one."""
+        return self.lines(main(job)["logStreamName"])
 
     def said(self, job_id: str, line: str) -> dict[str, Any]:
         """Wait until a running job has written a line."""
 
         def look() -> dict[str, Any] | None:
             job = self.job(job_id)
-            return job if "logStreamName" in job["container"] and line in self.output(job) else None
+            return job if "logStreamName" in main(job) and line in self.output(job) else None
 
         return until(look, f"job {job_id} says {line!r}")
 
 
-def container(*command: str, vcpus: int = 1, **more: Any) -> dict[str, Any]:
-    """containerProperties, or with a name a container of ecsProperties."""
-    return {
+def main(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container of an attempt, or of a job as it runs or ran last."""
+    (task,) = shown.get("ecsProperties", shown)["taskProperties"]
+    (container,) = task["containers"]
+    return dict(container)
+
+
+def ecs_properties(*command: str, vcpus: int = 1, **more: Any) -> dict[str, Any]:
+    container = {
+        "name": "main",
         "image": "stand-in",
         "command": list(command),
         "resourceRequirements": [{"type": "VCPU", "value": str(vcpus)}, {"type": "MEMORY", "value": "128"}],
         **more,
     }
+    return {"taskProperties": [{"containers": [container]}]}
+
+
+def overrides(**container: Any) -> dict[str, Any]:
+    """Return SubmitJob's overrides of the container."""
+    if isinstance(container.get("environment"), dict):
+        container["environment"] = [{"name": name, "value": text} for name, text in container["environment"].items()]
+    return {"taskProperties": [{"containers": [{"name": "main", **container}]}]}
 
 
 def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) -> FoundT:

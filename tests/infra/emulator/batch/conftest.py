@@ -14,7 +14,6 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
     settings = {
         "TRAINYARD_STOP_TIMEOUT_SECONDS": STOP_TIMEOUT_SECONDS,
         "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": 1,
-        "TRAINYARD_TIME_LIMIT_SCALE": 0.001,
         "TRAINYARD_SECRET_OF_THE_SERVER": "not for jobs",
     }
     with run_embedded_aws(tmp_path_factory.mktemp("batch"), environment=settings) as aws:

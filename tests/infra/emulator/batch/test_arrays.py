@@ -46,34 +46,6 @@ def test_children_are_retried_each_by_itself(batch: Batch) -> None:
     assert [len(child["attempts"]) for child in children(batch, parent["jobId"], 2)] == [1, 2]
 
 
-def test_sequential_children_run_one_after_the_other(batch: Batch) -> None:
-    parent = batch.shell("true", arrayProperties={"size": 3}, dependsOn=[{"type": "SEQUENTIAL"}])
-    first, second, third = children(batch, parent["jobId"], 3)
-    assert first["stoppedAt"] <= second["startedAt"] <= second["stoppedAt"] <= third["startedAt"]
-
-
-def test_a_failed_child_ends_a_sequence_however_long(batch: Batch) -> None:
-    parent = batch.shell("false", arrayProperties={"size": 3000}, dependsOn=[{"type": "SEQUENTIAL"}])
-    assert parent["arrayProperties"]["statusSummary"]["FAILED"] == 3000
-    (last,) = batch.client.describe_jobs(jobs=[f"{parent['jobId']}:2999"])["jobs"]
-    assert (last["statusReason"], last["attempts"]) == ("Dependent Job failed", [])
-
-
-def test_children_wait_for_the_child_of_the_same_index(batch: Batch) -> None:
-    queue = batch.queue()
-    script = "[ $AWS_BATCH_JOB_ARRAY_INDEX = 0 ] || { echo ready; sleep 600; }"
-    first = batch.submit(batch.definition("sh", "-c", script), queue, arrayProperties={"size": 2})
-    second = batch.submit(
-        batch.definition("true"), queue, arrayProperties={"size": 2}, dependsOn=[{"jobId": first, "type": "N_TO_N"}]
-    )
-    assert batch.ended(f"{second}:0")["status"] == "SUCCEEDED"
-    batch.said(f"{first}:1", "ready")
-    assert batch.job(f"{second}:1")["status"] == "PENDING"
-    batch.client.terminate_job(jobId=first, reason="enough")
-    assert batch.ended(f"{second}:1")["statusReason"] == "Dependent Job failed"
-    assert batch.ended(first)["statusReason"] == "enough"
-
-
 def test_a_job_that_depends_on_an_array_waits_for_all_of_it(batch: Batch) -> None:
     queue = batch.queue()
     array = batch.submit(batch.definition("sleep", "0.2"), queue, arrayProperties={"size": 2})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.emulator.batch_calls import Batch, container
+from tests.support.emulator.batch_calls import Batch
 
 
 class BatchStack:
@@ -72,7 +72,6 @@ class BatchStack:
                     "PlatformCapabilities": ["EC2"],
                     "PropagateTags": True,
                     "SchedulingPriority": 1,
-                    "Parameters": {"Word": "hello"},
                     "Timeout": {"AttemptDurationSeconds": 600},
                     "RetryStrategy": {
                         "Attempts": 2,
@@ -87,7 +86,7 @@ class BatchStack:
                                         "Name": "main",
                                         "Image": "stand-in",
                                         "Essential": "true",
-                                        "Command": ["echo", "Ref::Word"],
+                                        "Command": ["echo", "hello"],
                                         "Environment": [{"Name": "Key", "Value": "Value"}],
                                         "ResourceRequirements": [
                                             {"Type": "VCPU", "Value": "1"},
@@ -185,7 +184,6 @@ def test_a_stack_makes_what_jobs_need(stack: BatchStack) -> None:
     assert queue["computeEnvironmentOrder"] == [{"order": 1, "computeEnvironment": stack.physical_id("Environment")}]
     assert queue["schedulingPolicyArn"] == stack.physical_id("Policy")
     assert queue["jobStateTimeLimitActions"][0]["maxTimeSeconds"] == 600
-    assert definition["parameters"] == {"Word": "hello"}
     assert definition["timeout"] == {"attemptDurationSeconds": 600}
     assert definition["retryStrategy"] == {
         "attempts": 2,
@@ -214,12 +212,12 @@ def test_an_update_of_a_definition_registers_a_revision(stack: BatchStack, kept:
     stack.properties("Definition")["ResourceRetentionPolicy"] = {"SkipDeregisterOnUpdate": kept}
     stack.create()
     first = stack.physical_id("Definition")
-    stack.properties("Definition")["Parameters"] = {"Word": "bye"}
+    stack.properties("Definition")["SchedulingPriority"] = 2
     stack.update()
     second = stack.physical_id("Definition")
     assert (first.rpartition(":")[0], first[-2:], second[-2:]) == (second.rpartition(":")[0], ":1", ":2")
     assert stack.definition(first)["status"] == ("ACTIVE" if kept else "INACTIVE")
-    assert stack.definition(second)["parameters"] == {"Word": "bye"}
+    assert stack.definition(second)["schedulingPriority"] == 2
     assert stack.outputs()["Definition"] == second
 
 
@@ -255,41 +253,6 @@ def test_other_infrastructure_replaces_an_environment_unless_the_template_forbid
     left = stack.batch.client.describe_compute_environments(computeEnvironments=[first])["computeEnvironments"]
     assert left == []
     assert stack.run()["status"] == "SUCCEEDED"
-
-
-def test_a_multinode_definition(stack: BatchStack) -> None:
-    node = container("sh", "-c", "echo $AWS_BATCH_JOB_NUM_NODES")
-    stack.resources = {
-        "Environment": stack.resources["Environment"],
-        "Policy": stack.resources["Policy"],
-        "Queue": stack.resources["Queue"],
-        "Definition": {
-            "Type": "AWS::Batch::JobDefinition",
-            "Properties": {
-                "Type": "multinode",
-                "NodeProperties": {
-                    "NumNodes": 2,
-                    "MainNode": 0,
-                    "NodeRangeProperties": [
-                        {
-                            "TargetNodes": "0:",
-                            "Container": {
-                                "Image": node["image"],
-                                "Command": node["command"],
-                                "ResourceRequirements": [
-                                    {"Type": one["type"], "Value": one["value"]} for one in node["resourceRequirements"]
-                                ],
-                            },
-                        }
-                    ],
-                },
-            },
-        },
-    }
-    stack.create()
-    job = stack.run()
-    assert job["status"] == "SUCCEEDED"
-    assert stack.batch.output(stack.batch.job(f"{job['jobId']}#0")) == ["2"]
 
 
 def test_deleting_the_stack_deletes_all(stack: BatchStack) -> None:

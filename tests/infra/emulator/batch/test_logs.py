@@ -2,11 +2,12 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.emulator.containers.logs import MAX_EVENT_BYTES, LineSplitter
-from tests.support.emulator.batch_calls import Batch, container
+from tests.support.emulator.batch_calls import Batch, main
 
 
 def split(*chunks: bytes) -> list[str]:
@@ -57,17 +58,12 @@ def test_lines_appear_while_the_job_runs(batch: Batch, tmp_path: Path) -> None:
     gate.touch()
     job = batch.ended(job_id)
     events = batch.aws.client("logs").get_log_events(
-        logGroupName="/aws/batch/job", logStreamName=job["container"]["logStreamName"], startFromHead=True
+        logGroupName="/aws/batch/job", logStreamName=main(job)["logStreamName"], startFromHead=True
     )["events"]
     assert [event["message"] for event in events] == ["first", "last"]
     times = [event["timestamp"] for event in events]
     assert before - 1 <= times[0] <= times[1] <= time.time() * 1000
     assert times[0] <= job["stoppedAt"]
-
-
-def test_stdout_and_stderr_keep_their_order(batch: Batch) -> None:
-    job = batch.shell("for i in 1 2 3 4 5 6 7 8; do echo out $i; echo err $i >&2; done")
-    assert batch.output(job) == [f"{name} {number}" for number in range(1, 9) for name in ("out", "err")]
 
 
 def test_much_output_is_complete(batch: Batch) -> None:
@@ -76,31 +72,21 @@ def test_much_output_is_complete(batch: Batch) -> None:
     assert [int(line.split()[0]) for line in lines] == list(range(9999))
 
 
+def configured(batch: Batch, driver: str, **options: str) -> dict[str, Any]:
+    container = {"logConfiguration": {"logDriver": driver, "options": options}}
+    return batch.ended(batch.submit(batch.definition("echo", "hello", container=container), batch.queue()))
+
+
 def test_the_definitions_group_and_prefix(batch: Batch) -> None:
     group = f"/group/{time.time_ns()}"
     batch.aws.client("logs").create_log_group(logGroupName=group)
-    options = {"awslogs-group": group, "awslogs-stream-prefix": "prefix", "awslogs-region": "us-east-1"}
-    configuration = {"logDriver": "awslogs", "options": options}
-    definition = batch.ecs_definition([container("echo", "hello", name="main", logConfiguration=configuration)])
-    job = batch.ended(batch.submit(definition, batch.queue()))
+    job = configured(batch, "awslogs", **{"awslogs-group": group, "awslogs-stream-prefix": "team/kind"})
     (task,) = job["attempts"][0]["taskProperties"]
-    stream = task["containers"][0]["logStreamName"]
-    assert stream == f"prefix/main/{task['taskArn'].rsplit('/', 1)[-1]}"
-    assert batch.lines(stream, group) == ["hello"]
+    assert main(job)["logStreamName"] == f"team/kind/main/{task['taskArn'].rsplit('/', 1)[-1]}"
+    assert batch.lines(main(job)["logStreamName"], group) == ["hello"]
 
 
 def test_a_missing_log_group_fails_the_start(batch: Batch) -> None:
-    configuration = {"logDriver": "awslogs", "options": {"awslogs-group": "/no/such/group"}}
-    definition = batch.ecs_definition([container("true", name="main", logConfiguration=configuration)])
-    job = batch.ended(batch.submit(definition, batch.queue()))
+    job = configured(batch, "awslogs", **{"awslogs-group": "/no/such/group"})
     assert job["statusReason"] == "Task failed to start"
-    (shown,) = job["attempts"][0]["taskProperties"][0]["containers"]
-    assert shown["reason"].startswith("CannotStartContainerError: ")
-    assert "The specified log group does not exist." in shown["reason"]
-
-
-def test_another_log_driver_writes_no_stream(batch: Batch) -> None:
-    definition = batch.ecs_definition([container("echo", name="main", logConfiguration={"logDriver": "json-file"})])
-    job = batch.ended(batch.submit(definition, batch.queue()))
-    assert job["status"] == "SUCCEEDED"
-    assert "logStreamName" not in job["attempts"][0]["taskProperties"][0]["containers"][0]
+    assert "The specified log group does not exist." in main(job["attempts"][0])["reason"]

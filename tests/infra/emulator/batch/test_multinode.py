@@ -1,11 +1,11 @@
 """Multi-node parallel jobs: nodes as processes of this machine."""
 
-import uuid
 from typing import Any
 
 import pytest
 
-from tests.support.emulator.batch_calls import Batch, container, until
+from tests.support.emulator.batch_calls import Batch, overrides, until
+from tests.support.emulator.batch_calls import main as main_container
 
 MAIN = "$AWS_BATCH_JOB_NODE_INDEX = $AWS_BATCH_JOB_MAIN_NODE_INDEX"
 
@@ -47,7 +47,7 @@ def test_every_node_knows_its_place(batch: Batch) -> None:
     ]
     # The children start once the main node runs, and what is told of the job is what the main node did.
     assert main["startedAt"] <= child["startedAt"]
-    assert job["attempts"][0]["container"]["logStreamName"] == main["container"]["logStreamName"]
+    assert main_container(job["attempts"][0])["logStreamName"] == main_container(main)["logStreamName"]
 
 
 def test_the_main_nodes_exit_ends_the_job_and_the_others(batch: Batch) -> None:
@@ -58,8 +58,8 @@ def test_the_main_nodes_exit_ends_the_job_and_the_others(batch: Batch) -> None:
     job = batch.ended(job_id)
     assert job["status"] == "SUCCEEDED"
     main, child = nodes(batch, job_id, 2)
-    assert (main["status"], main["container"]["exitCode"]) == ("SUCCEEDED", 0)
-    assert (child["status"], child["container"]["exitCode"]) == ("FAILED", 3)
+    assert (main["status"], main_container(main)["exitCode"]) == ("SUCCEEDED", 0)
+    assert (child["status"], main_container(child)["exitCode"]) == ("FAILED", 3)
     assert batch.output(child) == ["stopped"]
     assert child["stoppedAt"] <= job["stoppedAt"]
 
@@ -80,8 +80,7 @@ def test_the_main_nodes_failure_starts_all_nodes_again(batch: Batch) -> None:
     job_id = submit(batch, script, retryStrategy={"attempts": 2})
     assert batch.ended(job_id)["status"] == "SUCCEEDED"
     for node in nodes(batch, job_id, 2):
-        streams = [attempt["container"]["logStreamName"] for attempt in node["attempts"]]
-        assert [batch.lines(stream) for stream in streams] == [["1"], ["2"]]
+        assert [batch.output(attempt) for attempt in node["attempts"]] == [["1"], ["2"]]
 
 
 def test_the_timeout_is_the_jobs(batch: Batch) -> None:
@@ -107,77 +106,12 @@ def test_all_nodes_need_room_at_once(batch: Batch) -> None:
 
 
 def test_node_overrides(batch: Batch) -> None:
-    override = {
-        "numNodes": 3,
-        "nodePropertyOverrides": [
-            {
-                "targetNodes": "0:",
-                "containerOverrides": {
-                    "command": ["sh", "-c", f"echo $WORD; [ {MAIN} ] && sleep 0.6; true"],
-                    "environment": [{"name": "WORD", "value": "overridden"}],
-                },
-            }
-        ],
-    }
-    job_id = submit(batch, "false", nodeOverrides=override)
+    command = ["sh", "-c", f"echo $WORD $AWS_BATCH_JOB_NUM_NODES; [ {MAIN} ] && sleep 0.6; true"]
+    given = {"targetNodes": "0:", "ecsPropertiesOverride": overrides(command=command, environment={"WORD": "of"})}
+    job_id = submit(batch, "false", nodeOverrides={"numNodes": 3, "nodePropertyOverrides": [given]})
     job = batch.ended(job_id)
     assert job["status"] == "SUCCEEDED"
     assert job["nodeProperties"]["numNodes"] == 3
-    assert [batch.output(node) for node in nodes(batch, job_id, 3)] == [["overridden"]] * 3
-
-
-def test_ecs_properties_in_a_node_range_and_their_overrides(batch: Batch) -> None:
-    command = f"echo $WORD $AWS_BATCH_JOB_NUM_NODES; [ {MAIN} ] && sleep 0.6; true"
-    main = container("false", name="main", environment=[{"name": "WORD", "value": "defined"}])
-    task = {"ipcMode": "host", "containers": [main]}
-    node_range = {"targetNodes": "0:", "ecsProperties": {"taskProperties": [task]}}
-    name = f"definition-{uuid.uuid4().hex[:8]}"
-    batch.client.register_job_definition(
-        jobDefinitionName=name,
-        type="multinode",
-        nodeProperties={"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [node_range]},
-    )
-    (shown,) = batch.client.describe_job_definitions(jobDefinitionName=name)["jobDefinitions"]
-    (shown_range,) = shown["nodeProperties"]["nodeRangeProperties"]
-    assert shown_range["ecsProperties"]["taskProperties"][0]["ipcMode"] == "host"
-
-    override = {"name": "main", "command": ["sh", "-c", command], "environment": [{"name": "WORD", "value": "of"}]}
-    overrides = {"targetNodes": "0:", "ecsPropertiesOverride": {"taskProperties": [{"containers": [override]}]}}
-    job_id = batch.submit(name, batch.queue(), nodeOverrides={"numNodes": 3, "nodePropertyOverrides": [overrides]})
-    job = batch.ended(job_id)
-    assert job["status"] == "SUCCEEDED"
-    assert job["nodeProperties"]["numNodes"] == 3
-    for node in nodes(batch, job_id, 3):
-        (ran,) = node["ecsProperties"]["taskProperties"][0]["containers"]
-        assert batch.lines(ran["logStreamName"]) == ["of 3"]
-
-
-def test_the_narrower_range_overrides_the_wider(batch: Batch) -> None:
-    name = batch.multinode_definition("true")
-    ranges = [
-        {"targetNodes": "0:", "container": container("sh", "-c", "echo wide; sleep 0.5")},
-        {"targetNodes": "1:1", "container": container("echo", "narrow")},
-    ]
-    batch.client.register_job_definition(
-        jobDefinitionName=name,
-        type="multinode",
-        nodeProperties={"numNodes": 2, "mainNode": 0, "nodeRangeProperties": ranges},
-    )
-    job_id = batch.submit(name, batch.queue())
-    batch.ended(job_id)
-    assert [batch.output(node) for node in nodes(batch, job_id, 2)] == [["wide"], ["narrow"]]
-
-
-@pytest.mark.parametrize(
-    ("targets", "override", "complaint"),
-    [
-        ("0:1", {"numNodes": 3}, "open upper boundary"),
-        ("0:", {"nodePropertyOverrides": [{"targetNodes": "0:0"}]}, "Non matching targets - 0:0"),
-    ],
-)
-def test_node_overrides_that_batch_refuses(
-    batch: Batch, targets: str, override: dict[str, Any], complaint: str
-) -> None:
-    definition = batch.multinode_definition("true", targets=targets)
-    with pytest.raises(batch.client.exceptions.ClientException, match=complaint):
-        batch.submit(definition, batch.queue(), nodeOverrides=override)
+    assert [batch.output(node) for node in nodes(batch, job_id, 3)] == [["of 3"]] * 3
+    with pytest.raises(batch.client.exceptions.ClientException, match="Non matching targets - 0:0"):
+        submit(batch, "true", nodeOverrides={"nodePropertyOverrides": [{**given, "targetNodes": "0:0"}]})

@@ -76,6 +76,8 @@ def test_a_job_larger_than_any_environment_waits_and_says_so(batch: Batch) -> No
     assert job["status"] == "RUNNABLE"
     assert job["statusReason"].startswith("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE")
     assert not job["attempts"]
+    behind = batch.submit(batch.definition("true"), job["jobQueue"])
+    assert "statusReason" not in batch.job(behind)
 
 
 def test_a_disabled_environment_starts_nothing_until_it_is_enabled(batch: Batch) -> None:
@@ -84,6 +86,7 @@ def test_a_disabled_environment_starts_nothing_until_it_is_enabled(batch: Batch)
     batch.client.update_compute_environment(computeEnvironment=environment, state="DISABLED")
     job_id = batch.submit(batch.definition("true"), queue)
     assert states(batch, job_id) == ["RUNNABLE"]
+    assert batch.job(job_id)["statusReason"].startswith("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY")
     batch.client.update_compute_environment(computeEnvironment=environment, state="ENABLED")
     assert batch.ended(job_id)["status"] == "SUCCEEDED"
 
@@ -181,3 +184,10 @@ def test_deleting_a_queue_ends_its_jobs(batch: Batch, gate: Path) -> None:
     batch.client.delete_job_queue(jobQueue=queue)
     assert batch.client.describe_job_queues(jobQueues=[queue])["jobQueues"] == []
     assert [batch.ended(job_id)["status"] for job_id in (running, waiting)] == ["FAILED", "FAILED"]
+
+
+def test_the_front_of_a_queue_is_what_waits_in_its_order(batch: Batch) -> None:
+    queue, definition = batch.queue(batch.environment(max_vcpus=0)), batch.definition("true")
+    jobs = [batch.submit(definition, queue) for _ in range(3)]
+    front = batch.client.get_job_queue_snapshot(jobQueue=queue)["frontOfQueue"]["jobs"]
+    assert [job["jobArn"].rsplit("/", 1)[-1] for job in front] == jobs

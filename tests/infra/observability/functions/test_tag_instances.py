@@ -61,6 +61,12 @@ def test_a_node_that_was_started_by_itself_has_the_tags_of_its_job(
 
 
 def test_of_a_job_of_several_nodes_each_node_is_looked_at(world: World) -> None:
+    container = {
+        "name": "main",
+        "image": "probe",
+        "command": ["sleep", "600"],
+        "resourceRequirements": [{"type": "VCPU", "value": "96"}, {"type": "MEMORY", "value": "760000"}],
+    }
     definition = world.batch.register_job_definition(
         jobDefinitionName=f"nodes-{uuid.uuid4().hex[:8]}",
         type="multinode",
@@ -70,14 +76,7 @@ def test_of_a_job_of_several_nodes_each_node_is_looked_at(world: World) -> None:
             "nodeRangeProperties": [
                 {
                     "targetNodes": "0:",
-                    "container": {
-                        "image": "probe",
-                        "command": ["sleep", "600"],
-                        "resourceRequirements": [
-                            {"type": "VCPU", "value": "96"},
-                            {"type": "MEMORY", "value": "760000"},
-                        ],
-                    },
+                    "ecsProperties": {"taskProperties": [{"containers": [container]}]},
                 }
             ],
         },
