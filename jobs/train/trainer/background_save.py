@@ -101,7 +101,7 @@ def _why_no_copy(trainer: Any) -> str | None:
         return "they are adapters, which are small"
     owner = next(part for part in type(trainer).__mro__ if "_save" in vars(part))
     if not owner.__module__.startswith(("transformers.", "optimum.")):
-        return f"{type(trainer).__name__} writes them in its own way"
+        return f"{owner.__name__} writes them in its own way"
     return None
 
 

@@ -30,7 +30,7 @@ WARM: dict[str, Any] = {
 WARM_WITH_PACKAGES: dict[str, Any] = {
     "kind": "script",
     "imports": (
-        *("datasets", "lightning.pytorch.callbacks", "peft", "sentence_transformers", "trl.scripts.utils"),
+        *("datasets", "peft"),
         *("transformers.trainer", "transformers.models.llama.modeling_llama", "trl.trainer.sft_trainer", *_LIBRARY),
     ),
 }

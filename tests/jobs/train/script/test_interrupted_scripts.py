@@ -160,36 +160,36 @@ trainer.train(""",
 
 
 @pytest.mark.every_release
-@pytest.mark.parametrize("step", [24, 36], ids=["in the midst", "at the end"])
 def test_an_evaluation_at_an_epochs_end_that_the_last_attempt_did_not_come_to_is_made_up(
-    *, step: int, new_run: NewRun, s3: "S3Client", tmp_path: Path
+    new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
     code = write_files(tmp_path / "code", {"train.py": EVALUATES_EPOCHS})
     whole = new_run()
     uninterrupted = whole.attempt(*script_flags(s3, code, "train.py 0"), **WARM)
     assert [line["step"] for line in whole.metrics() if "eval_loss" in line][:3] == [12, 24, 36]
-    run = new_run()
 
-    # WHEN the node is lost between the save at an epoch's last step and the evaluation that follows
-    first = run.start(*script_flags(s3, code, f"train.py {step}"), **WARM)
-    first.wait_for_line("hangs in the evaluation")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while step not in run.complete_checkpoints():
-        assert time.monotonic() < deadline, first.output
-        time.sleep(0.1)
-    first.kill()
-    run.wait_until_gone()
-    second = run.attempt(*script_flags(s3, code, f"train.py {step}"), attempt=2, **WARM)
+    for step in (24, 36):  # in the midst, and at the end
+        run = new_run()
+        # WHEN the node is lost between the save at an epoch's last step and the evaluation that follows
+        first = run.start(*script_flags(s3, code, f"train.py {step}"), **WARM)
+        first.wait_for_line("hangs in the evaluation")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while step not in run.complete_checkpoints():
+            assert time.monotonic() < deadline, first.output
+            time.sleep(0.1)
+        first.kill()
+        run.wait_until_gone()
+        second = run.attempt(*script_flags(s3, code, f"train.py {step}"), attempt=2, **WARM)
 
-    # THEN the next attempt evaluates first, and all is as if nothing had happened
-    assert f"start: resumed from checkpoint step-{step}\n" in second.lines
-    assert_same(run, whole, "output/model/model.safetensors")
-    assert run.receipt().result["eval_loss"] == whole.receipt().result["eval_loss"]
-    best = [
-        [line.rpartition("-")[2] for line in lines if line.startswith("best")]
-        for lines in (uninterrupted.lines, second.lines)
-    ]
-    assert best[0] == best[1] != []
+        # THEN the next attempt evaluates first, and all is as if nothing had happened
+        assert f"start: resumed from checkpoint step-{step}\n" in second.lines
+        assert_same(run, whole, "output/model/model.safetensors")
+        assert run.receipt().result["eval_loss"] == whole.receipt().result["eval_loss"]
+        best = [
+            [line.rpartition("-")[2] for line in lines if line.startswith("best")]
+            for lines in (uninterrupted.lines, second.lines)
+        ]
+        assert best[0] == best[1] != []
 
 
 @pytest.mark.every_release

@@ -1,9 +1,8 @@
-"""Trainings of TRL and sentence-transformers, interrupted and resumed.
+"""Trainings of TRL with adapters of peft, interrupted and resumed.
 
 Their packages lie in .venv/scripts, since they would make every other Trainer of the tests start slower.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,40 +16,10 @@ import pytest
 
 from tests.support.train.language_models import instructions, save_tiny_llama, write_lines
 from tests.support.train.launching import NewRun, Run
-from tests.support.train.reviews import save_tiny_bert
 from tests.support.train.scripts import PACKAGES, REPOSITORY, WARM_WITH_PACKAGES, script_flags, write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-
-SENTENCES = """
-import sys
-from pathlib import Path
-import torch
-from datasets import load_dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.losses import CosineSimilarityLoss
-from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
-
-model, data, output = sys.argv[1:]
-set_seed(7)
-model = SentenceTransformer(model, device="cpu")
-trainer = SentenceTransformerTrainer(
-    model=model,
-    args=SentenceTransformerTrainingArguments(
-        output, max_steps=80, per_device_train_batch_size=4, save_steps=10, logging_steps=4, report_to=[],
-        use_cpu=True, disable_tqdm=True,
-    ),
-    train_dataset=load_dataset("json", data_files=data, split="train"),
-    loss=CosineSimilarityLoss(model),
-)
-Path(output).mkdir(exist_ok=True)
-last = get_last_checkpoint(output)
-print("goes on from", last and last.rpartition("/")[2], flush=True)
-trainer.train(resume_from_checkpoint=last)
-model.save(f"{output}/model")
-"""
 
 TUNED = """
 import sys
@@ -81,26 +50,13 @@ trainer.save_model(str(trainyard.output() / "adapter"))
 trainyard.result(words=len(rows), kind="adapter")
 """
 
-SENTENCES_WITH_CALLBACK = (
-    SENTENCES.replace("    loss=Cos", "    callbacks=[trainyard.Callback(checkpoint_every_steps=6)],\n    loss=Cos")
-    .replace("get_last_checkpoint(output)", "trainyard.checkpoint()")
-    .replace("import torch\n", "import torch\nimport trainyard\n")
-    .replace("import sys", "import sys", 1)
-)
-
-Files = dict[str, str]
-
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models and data."""
     folder = tmp_path_factory.mktemp("inputs")
     save_tiny_llama(folder / "llama")
-    save_tiny_bert(folder / "bert")
-    rows = instructions(80)
-    write_lines(folder / "talks/train.jsonl", rows[:64])
-    pairs = [{"sentence1": row["prompt"], "sentence2": row["completion"], "score": 0.5} for row in rows]
-    write_lines(folder / "pairs.jsonl", [json.loads(json.dumps(pair)) for pair in pairs])
+    write_lines(folder / "talks/train.jsonl", instructions(64))
     return folder
 
 
@@ -120,27 +76,25 @@ def inputs(here: Path, put: Callable[[Path, str], str]) -> dict[str, str]:
     return {path.name.partition(".")[0]: put(path, f"others/{path.name}") for path in here.iterdir()}
 
 
-def test_with_the_callback_they_end_as_if_nobody_had_interrupted_them(
+def test_adapters_end_as_if_nobody_had_interrupted_them(
     new_run_of_script: NewRun, inputs: dict[str, str], here: Path, s3: "S3Client", tmp_path: Path
 ) -> None:
-    # WHEN both are run bare, where the library does nothing
-    bare = write_files(tmp_path / "bare", {"sft.py": TUNED, "sentences.py": SENTENCES_WITH_CALLBACK})
-    both = (
-        "import runpy, sys\n"
-        f"sys.argv = ['sft.py', '{here}/llama', '{here}/talks/train.jsonl']\n"
-        "runpy.run_path('sft.py', run_name='__main__')\n"
-        f"sys.argv = ['sentences.py', '{here}/bert', '{here}/pairs.jsonl', 'output']\n"
-        "runpy.run_path('sentences.py', run_name='__main__')\n"
-    )
+    # WHEN it is run bare, where the library does nothing
+    bare = write_files(tmp_path / "bare", {"sft.py": TUNED})
     environment = {**os.environ, **PACKAGES, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] += f":{REPOSITORY}"
     done = subprocess.run(
-        [sys.executable, "-c", both], cwd=bare, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "sft.py", f"{here}/llama", f"{here}/talks/train.jsonl"],
+        cwd=bare,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
     # THEN adapters that were interrupted by SIGTERM are the same
-    code = write_files(tmp_path / "code", {"sft.py": TUNED, "sentences.py": SENTENCES_WITH_CALLBACK})
+    code = write_files(tmp_path / "code", {"sft.py": TUNED})
     given = {name: inputs[name] for name in ("llama", "talks")}
     flags = script_flags(s3, code, "sft.py {inputs.llama} {inputs.talks}/train.jsonl", inputs=given)
     run = new_run_of_script()
@@ -159,16 +113,3 @@ def test_with_the_callback_they_end_as_if_nobody_had_interrupted_them(
     result = run.receipt().result
     assert (result["words"], result["kind"]) == (64, "adapter")
     assert result["eval_loss"] > 0
-
-    # AND sentence embeddings whose node was lost without a word
-    given = {name: inputs[name] for name in ("bert", "pairs")}
-    flags = script_flags(s3, code, "sentences.py {inputs.bert} {inputs.pairs} {output}", inputs=given)
-    run = new_run_of_script()
-    first = run.start(*flags, **WARM_WITH_PACKAGES)
-    first.wait_for_line("[progress] 40/80")
-    first.wait_for_line("checkpoint: step")
-    first.kill()
-    run.wait_until_gone()
-    second = run.attempt(*flags, attempt=2, **WARM_WITH_PACKAGES)
-    assert any("start: resumed from checkpoint step-" in line for line in second.lines)
-    assert run.read("output/model/model.safetensors") == (bare / "output/model/model.safetensors").read_bytes()

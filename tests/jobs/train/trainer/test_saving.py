@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import Trainer
 
 from jobs.contract.locations import S3Location
 from jobs.train.trainer import background_save
-from jobs.train.trainer.background_save import BackgroundSave, Snapshot, available_bytes
+from jobs.train.trainer.background_save import BackgroundSave, Snapshot, _why_no_copy, available_bytes
 from jobs.train.trainer.trainer import Options, trainer_class
 
 RUN = S3Location("runs", "research/some-20260102-030405-0a1b/")
@@ -53,7 +55,7 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
 
 def trained(folder: Path, writes: Writes | None) -> Any:
     """A model with tied weights and a buffer after two steps, of the second of which a checkpoint was made."""
-    from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments, set_seed
+    from transformers import BertConfig, BertForMaskedLM, TrainingArguments, set_seed
 
     set_seed(7)
     config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
@@ -76,6 +78,31 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Without what names the folder itself."""
     files = (folder / "checkpoint-2").iterdir()
     return {path.name: path.read_bytes() for path in files if path.name != "training_args.bin"}
+
+
+class OwnWay(Trainer):  # type: ignore[misc]  # transformers has no types
+    """Writes its model as sentence-transformers does."""
+
+    def _save(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "reason"),
+    [
+        (Trainer, {}, None),
+        (OwnWay, {}, "OwnWay writes them in its own way"),
+        (Trainer, {"is_deepspeed_enabled": True}, "each rank has a part of them"),
+        (Trainer, {"is_fsdp_enabled": True}, "each rank has a part of them"),
+        (Trainer, {"model": SimpleNamespace(peft_config={"default": {}})}, "they are adapters, which are small"),
+    ],
+)
+def test_the_trainer_writes_what_no_copy_can_stand_for(
+    base: type[Any], changes: dict[str, Any], reason: str | None
+) -> None:
+    trainer = object.__new__(trainer_class(base))
+    vars(trainer).update({"is_deepspeed_enabled": False, "is_fsdp_enabled": False, "model": None, **changes})
+    assert _why_no_copy(trainer) == reason
 
 
 def test_a_copy_keeps_what_was_there_in_memory_that_is_used_again() -> None:
