@@ -34,7 +34,6 @@ from jobs.train.trainer.best import BestEvaluation, take_best
 from jobs.train.trainer.callback import callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import asking_for_saves
-from jobs.train.trainer.core_binding import bind_to_cores
 from jobs.train.trainer.determinism import Order, as_it_comes, in_order
 from jobs.train.trainer.evaluation import Evaluations, stretches
 from jobs.train.trainer.halving import Rungs
@@ -104,8 +103,6 @@ def train(
     rank.start_up.done("checkpoint")
     trainer = attempt.build()
     rank.start_up.done("model")
-    if accelerator.name == "hpu":
-        bind_to_cores(rank.local_rank, rank.local_world_size)
     trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
     attempt.leave_model(trainer)
     attempt.leave(trainer, attempt.evaluate(trainer))
