@@ -5,7 +5,7 @@ import signal
 import time
 from typing import Any
 
-from tests.support.train.launching import PATIENCE_SECONDS, Run
+from tests.support.train.launching import Run
 from tests.support.train.listeners import open_to_the_network
 
 
@@ -39,23 +39,6 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
     assert run.receipt().state == "interrupted"
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
-
-
-def test_a_rank_that_is_stopped_before_it_trains_ends_the_attempt_too(run: Run, recipe: tuple[str, ...]) -> None:
-    launched = run.start(*recipe, options=["--hang-timeout-seconds=3"])
-    launched.wait_for_line("attempt 1 of ")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not any(path.stat().st_size for path in run.scratch.glob("*/heartbeats/0")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    launched.ranks()[0].suspend()
-
-    assert launched.wait() == 75
-    assert launched.lines[-1] == (
-        "interrupted: rank 0 of node 0 (stopped, last seen working): no sign of life for 3 s; "
-        "if it is started again, it starts over: it has saved no checkpoint\n"
-    )
-    run.wait_until_gone()
 
 
 def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
