@@ -1,37 +1,24 @@
-"""Files of a team in the stage's data bucket: put there whole or gone on with, listed, removed.
+"""Files of a team in the stage's data bucket: put there, listed, removed.
 
-Each upload carries the SHA-256 of its bytes, which S3 checks on arrival. One that is interrupted goes on with the
-parts that are there: which upload it was stands in a file on this machine, as those who may write a team's keys may
-not list the bucket's uploads.
+Each upload carries the SHA-256 of its bytes, which S3 checks on arrival.
 """
 
-import base64
 import contextlib
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.aws.errors import error_code
 from jobs.aws.hashing import sha256
 from jobs.contract.artifact import content_fingerprint
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
 from jobs.contract.locations import DATA, S3Location, stays_below
 from jobs.contract.stage import SHARED_PREFIX, DeployedStage
 
-PART_BYTES = 16 << 20
-_MAX_PARTS = 10_000
-"""Amazon S3 multipart upload limits, S3's user guide."""
-
 HASH = "trainyard-sha256"
 """The key of the metadata in which an object has the hash of its content."""
-
-UPLOADS = Path(".trainyard/uploads")
-"""Where it stands, below the working directory, which uploads have not ended."""
 
 
 @dataclass(frozen=True)
@@ -66,24 +53,14 @@ def files_of(source: Path, place: S3Location) -> dict[Path, S3Location]:
     return {source / name: place / name for name in names}
 
 
-def put(aws: Aws, source: Path, place: S3Location, *, uploads: Path, sent: Callable[[int], None]) -> bool:
+def put(aws: Aws, source: Path, place: S3Location, *, sent: Callable[[int], None]) -> bool:
     """Upload one file; False where it is there already. `sent` gets the bytes of each part that is there now."""
     hashed, size = sha256(source), source.stat().st_size
     if _is_there(aws, place, size, hashed):
         sent(size)
         return False
-    if size <= PART_BYTES:
-        content = source.read_bytes()
-        aws.s3.put_object(
-            Bucket=place.bucket,
-            Key=place.key,
-            Body=content,
-            ChecksumSHA256=_checksum(content),
-            Metadata={HASH: hashed},
-        )
-        sent(size)
-        return True
-    _put_parts(aws, source, place, hashed, uploads=uploads, sent=sent)
+    arguments: dict[str, Any] = {"ChecksumAlgorithm": "SHA256", "Metadata": {HASH: hashed}}
+    aws.s3.upload_file(str(source), place.bucket, place.key, ExtraArgs=arguments, Callback=sent)
     return True
 
 
@@ -95,73 +72,6 @@ def _is_there(aws: Aws, place: S3Location, size: int, hashed: str) -> bool:
             return False
         raise
     return found["ContentLength"] == size and found["Metadata"].get(HASH) == hashed
-
-
-def _put_parts(
-    aws: Aws, source: Path, place: S3Location, hashed: str, *, uploads: Path, sent: Callable[[int], None]
-) -> None:
-    size = source.stat().st_size
-    part_bytes = max(PART_BYTES, -(-size // _MAX_PARTS))
-    note = uploads / f"{hashlib.sha256(f'{place} {hashed} {part_bytes}'.encode()).hexdigest()[:16]}.json"
-    upload, there = _begun(aws, place, note)
-    if upload is None:
-        upload = aws.s3.create_multipart_upload(
-            Bucket=place.bucket, Key=place.key, ChecksumAlgorithm="SHA256", Metadata={HASH: hashed}
-        )["UploadId"]
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps({"upload": upload, "location": str(place)}))
-    parts: list[dict[str, Any]] = []
-    with source.open("rb") as file:
-        for number in range(1, -(-size // part_bytes) + 1):
-            content = file.read(part_bytes)
-            named = {"PartNumber": number, "ChecksumSHA256": _checksum(content)}
-            if not _is_same(there.get(number), content):
-                named["ETag"] = aws.s3.upload_part(
-                    Bucket=place.bucket,
-                    Key=place.key,
-                    UploadId=upload,
-                    PartNumber=number,
-                    Body=content,
-                    ChecksumSHA256=str(named["ChecksumSHA256"]),
-                )["ETag"]
-            else:
-                named["ETag"] = there[number]["ETag"]
-            parts.append(named)
-            sent(len(content))
-    aws.s3.complete_multipart_upload(
-        Bucket=place.bucket,
-        Key=place.key,
-        UploadId=upload,
-        MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
-    )
-    note.unlink()
-
-
-def _begun(aws: Aws, place: S3Location, note: Path) -> tuple[str | None, dict[int, Mapping[str, Any]]]:
-    """Return the id of an upload that was begun before, and its parts by their numbers; None where there is none."""
-    try:
-        upload = str(json.loads(note.read_text())["upload"])
-        pages = aws.s3.get_paginator("list_parts").paginate(Bucket=place.bucket, Key=place.key, UploadId=upload)
-        return upload, {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
-    except (OSError, ValueError, LookupError, TypeError):  # a note that is none of ours
-        return None, {}
-    except Exception as error:
-        if error_code(error) != "NoSuchUpload":  # the bucket drops those that nobody ended
-            raise
-        return None, {}
-
-
-def _is_same(part: Mapping[str, Any] | None, content: bytes) -> bool:
-    """Return whether a part that is there has this content: by the checksum that it was sent with."""
-    if part is None or part["Size"] != len(content):
-        return False
-    if "ChecksumSHA256" in part:
-        return bool(part["ChecksumSHA256"] == _checksum(content))
-    return bool(part["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest())
-
-
-def _checksum(content: bytes) -> str:
-    return base64.b64encode(hashlib.sha256(content).digest()).decode()
 
 
 def entry(aws: Aws, stage: DeployedStage, place: S3Location) -> Entry:

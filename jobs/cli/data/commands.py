@@ -77,7 +77,7 @@ def _model_folder(connect: Callable[[], Aws], stage_name: str, location: str) ->
 
 
 def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) -> None:
-    """Run `trainyard data put`. Raises StoppedError on Ctrl-C, after which the same command goes on."""
+    """Run `trainyard data put`. Raises StoppedError on Ctrl-C, after which the same command sends the other files."""
     stage = read_stage(aws, stage_name)
     place = team_data.place_of(stage, location)
     if not place.key.partition("/")[2]:
@@ -91,12 +91,11 @@ def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) 
         bar = progress.add_task(source.name, total=sum(path.stat().st_size for path in files))
         try:
             for path, target in files.items():
-                new += team_data.put(
-                    aws, path, target, uploads=team_data.UPLOADS, sent=lambda size: progress.advance(bar, size)
-                )
+                new += team_data.put(aws, path, target, sent=lambda size: progress.advance(bar, size))
         except KeyboardInterrupt:
             raise StoppedError(
-                f"stopped before all of {source} was sent", next_step=f"trainyard data put {source} {location} goes on"
+                f"stopped before all of {source} was sent",
+                next_step=f"trainyard data put {source} {location} again",
             ) from None
     whole = place / source.name if source.is_file() and place.key.endswith("/") else place
     entry = team_data.entry(aws, stage, whole)

@@ -79,40 +79,6 @@ def test_followed_logs_come_live_and_ctrl_c_leaves_the_job_alone(
     wait_for(embedded, stage, job_id)
 
 
-def test_progress_feeds_a_bar_on_a_terminal_and_the_other_lines_pass_above_it(
-    *,
-    trainyard: Trainyard,
-    embedded: Aws,
-    stage: DeployedStage,
-    clean_environment: dict[str, str],
-    deployed_environment: Mapping[str, str],
-    tmp_path: Path,
-) -> None:
-    shown = tmp_path / "shown"
-    steps = f"for step in 1 2 3; do echo [progress] $step/3 loss 0.$step; {wait_for_file(shown)}; rm {shown}; done"
-    plan = planned_to_run(embedded, stage, ["sh", "-c", f"echo before; {steps}; echo after"])
-    send(embedded, plan)
-    with Terminal(
-        [TRAINYARD, "logs", plan.run_id, "--follow"],
-        environment={**clean_environment, **deployed_environment},
-        folder=tmp_path,
-    ) as terminal:
-        for step in (1, 2, 3):
-            terminal.wait_until_shown(f"{step}/3")
-            terminal.wait_until_shown(f"loss 0.{step}")
-            if step == 2:
-                status = trainyard("status", plan.run_id, environment=deployed_environment).stdout
-                assert "2 of 3 (67 %): loss 0.2" in status
-            shown.touch()
-        terminal.wait_until_shown("[SUCCEEDED]")
-        assert terminal.wait() == 0
-    assert "attempt 1" in terminal.shown
-    assert "[progress]" not in terminal.shown
-    lines = [line.strip() for line in terminal.shown.splitlines()]
-    assert any(line.endswith("before") for line in lines)
-    assert any(line.endswith("after") for line in lines)
-
-
 def test_following_waits_out_throttling_and_loses_no_line(
     trainyard: Trainyard, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy, tmp_path: Path
 ) -> None:

@@ -21,7 +21,6 @@ from jobs.contract.locations import S3Location
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.jobs.submitting import wait_for
 from tests.support.train.reviews import reviews
 from tests.support.train.scripts import write_files
 
@@ -71,57 +70,6 @@ def test_the_ready_spec_trains_and_gives_its_code_back(
     assert f"{code} is damaged" in refused.stderr
     assert not list((tmp_path / "elsewhere").rglob("*.py"))
     embedded.s3.delete_object(Bucket=code.bucket, Key=code.key)  # others pack the same files
-
-
-WAITS = """
-import os, time
-folder = os.environ["TRAINYARD_CHECKPOINTS"]
-open(f"{folder}/step.tmp", "w").write("7")
-os.rename(f"{folder}/step.tmp", f"{folder}/step")
-time.sleep(600)
-"""
-
-GOES_ON = """
-import os
-print("the changed script goes on from", open(os.path.join(os.environ["TRAINYARD_CHECKPOINTS"], "step")).read())
-"""
-
-
-def test_a_cancelled_script_goes_on_with_changed_code_where_that_is_asked_for(
-    trainyard: Trainyard, embedded: Aws, stage: DeployedStage, deployed_environment: Mapping[str, str], tmp_path: Path
-) -> None:
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return trainyard(*arguments, environment=deployed_environment)
-
-    write_files(tmp_path / "code", {"train.py": WAITS})
-    arguments = {"code": "code", "command": "train.py"}
-    spec = {"name": "changes", "job": "script", "resources": {"nproc_per_node": 1}, "arguments": arguments}
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    submitted = json.loads(command("submit", "spec.yaml", "--detach", "-o", "json").stdout)
-    run_id = submitted["run_id"]
-    manifest = f"research/{run_id}/checkpoints/step-1/manifest.json"
-    embedded.s3.get_waiter("object_exists").wait(
-        Bucket=stage.run_bucket, Key=manifest, WaiterConfig={"Delay": 1, "MaxAttempts": 120}
-    )
-    assert command("cancel", run_id, "--yes").returncode == 0
-    wait_for(embedded, stage, submitted["job_id"])
-
-    write_files(tmp_path / "code", {"train.py": GOES_ON})
-    change = ("resume", run_id, "--set", "arguments.code=code")
-    refused = command(*change)
-    assert refused.returncode == 2
-    assert "arguments.code: " in refused.stderr
-    assert "--allow-changes" in refused.stderr
-    done = command(*change, "--allow-changes")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the changed script goes on from 7" in done.stdout
-    assert "changed since checkpoint step-1, as asked: code " in done.stdout
-
-    [fetched] = command("fetch", run_id, "--code").stdout.split()
-    assert (tmp_path / fetched).read_text() == GOES_ON, "the code that it goes on with"
-    assert command("report", run_id).returncode == 0
-    [page] = tmp_path.rglob("*.html")
-    assert f"trainyard fetch {run_id} --code" in page.read_text()
 
 
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n"

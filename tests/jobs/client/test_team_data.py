@@ -1,9 +1,8 @@
-"""A team's files in the data bucket: sent whole or gone on with, listed with a fingerprint, removed."""
+"""A team's files in the data bucket: sent, listed with a fingerprint, removed."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,6 @@ from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.planning import STAGE
 
 BUCKET = "team-data"
-PART = 5 << 20
-"""S3's least size of a part that is not the last."""
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +35,12 @@ def stage(aws: Aws) -> Iterator[DeployedStage]:
         aws.s3.delete_object(Bucket=BUCKET, Key=item["Key"])
 
 
-def put(aws: Aws, stage: DeployedStage, source: Path, location: str, sent: list[int] | None = None) -> list[bool]:
+def put(aws: Aws, stage: DeployedStage, source: Path, location: str) -> list[bool]:
     files = team_data.files_of(source, team_data.place_of(stage, location))
-    said = [] if sent is None else sent
-    uploads = source.parent / "uploads"
-    return [team_data.put(aws, path, place, uploads=uploads, sent=said.append) for path, place in files.items()]
+    sent: list[int] = []
+    found = [team_data.put(aws, path, place, sent=sent.append) for path, place in files.items()]
+    assert sum(sent) == sum(path.stat().st_size for path in files)
+    return found
 
 
 def test_a_folder_is_put_listed_and_removed(aws: Aws, stage: DeployedStage, tmp_path: Path) -> None:
@@ -64,57 +62,15 @@ def test_a_folder_is_put_listed_and_removed(aws: Aws, stage: DeployedStage, tmp_
     identity = identity_of(f"s3://{BUCKET}/research/model", s3=lambda: aws.s3)
     assert content_fingerprint(identity) == changed.fingerprint, "what a run writes down"
 
-    (tmp_path / "models.txt").write_text("begins alike")
-    put(aws, stage, tmp_path / "models.txt", "data://research/")
+    (tmp_path / "models.txt").write_bytes(bytes(9 << 20))  # in several parts
+    assert put(aws, stage, tmp_path / "models.txt", "data://research/") == [True]
+    assert put(aws, stage, tmp_path / "models.txt", "data://research/") == [False]
     team_data.remove(aws, team_data.place_of(stage, "data://research/model"))
     assert [left.location for left in team_data.entries(aws, stage, team_data.place_of(stage, "data://research/"))] == [
         "data://research/models.txt"
     ]
     with pytest.raises(NotFoundError, match=r"data://research/model/ holds nothing"):
         list(team_data.entries(aws, stage, team_data.place_of(stage, "data://research/model")))
-
-
-def test_an_upload_that_was_interrupted_goes_on_with_the_parts_that_are_there(
-    aws: Aws, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(team_data, "PART_BYTES", PART)
-    source = tmp_path / "large.bin"
-    source.write_bytes(b"".join(bytes([number]) * PART for number in range(3)) + b"end")
-    real, parts = aws.s3.upload_part, list[int]()
-
-    def fail_at_the_third(**asked: Any) -> Any:
-        parts.append(asked["PartNumber"])
-        if parts == [1, 2, 3]:
-            raise KeyboardInterrupt
-        return real(**asked)
-
-    monkeypatch.setattr(aws.s3, "upload_part", fail_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        put(aws, stage, source, "data://research/large.bin")
-    sent: list[int] = []
-    assert put(aws, stage, source, "data://research/large.bin", sent) == [True]
-    assert parts == [1, 2, 3, 3, 4]
-    assert sent == [PART, PART, PART, 3]
-    place = {"Bucket": BUCKET, "Key": "research/large.bin"}
-    assert aws.s3.get_object(**place)["Body"].read() == source.read_bytes()  # type: ignore[arg-type]
-    assert not list((tmp_path / "uploads").iterdir())
-    assert put(aws, stage, source, "data://research/large.bin") == [False]
-
-
-def test_an_upload_that_the_bucket_has_dropped_begins_anew(
-    aws: Aws, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(team_data, "PART_BYTES", PART)
-    source = tmp_path / "large.bin"
-    source.write_bytes(b"a" * PART + b"b")
-    complete = aws.s3.complete_multipart_upload
-    monkeypatch.setattr(aws.s3, "complete_multipart_upload", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        put(aws, stage, source, "data://research/large.bin")
-    monkeypatch.setattr(aws.s3, "complete_multipart_upload", complete)
-    [upload] = aws.s3.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
-    aws.s3.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
-    assert put(aws, stage, source, "data://research/large.bin") == [True]
 
 
 @pytest.mark.parametrize(
