@@ -21,7 +21,7 @@ from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.launcher.request import parse
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws
-from tests.support.jobs.limited_role import limited_to_research
+from tests.support.jobs.limited_role import LimitedRole
 from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
 
 OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-0002"
@@ -34,8 +34,8 @@ def limited(
     """Two teams' runs are there; this is the connection of one of them."""
     for team, run in (("research", OURS), ("product", THEIRS)):
         embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{team}/{run}/spec.yaml", Body=b"{}")
-    with limited_to_research(deployed_aws.endpoint) as url:
-        point_at(monkeypatch, url)
+    with LimitedRole(deployed_aws.endpoint) as proxy:
+        point_at(monkeypatch, proxy.url)
         yield Aws()
 
 

@@ -11,7 +11,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import ConfigurationError, NotFoundError
 from jobs.contract.locations import S3Location
 from jobs.contract.run import CHECKPOINT_TAG
-from tests.support.jobs.limited_role import limited_to_research
+from tests.support.jobs.limited_role import LimitedRole
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -22,10 +22,9 @@ FOLDER = S3Location("runs", "research/limited-role/")
 @pytest.fixture
 def limited(s3: "S3Client", s3_endpoint: str) -> Iterator["S3Client"]:
     """A client under such a role; the buckets are the ones of `s3`."""
-    with limited_to_research(s3_endpoint) as url:
-        client = boto3.client(
-            "s3", endpoint_url=url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
-        )
+    with LimitedRole(s3_endpoint) as proxy:
+        session = boto3.Session("test", "test", region_name="us-east-1")
+        client = session.client("s3", endpoint_url=proxy.url)
         yield client
         client.close()
 
