@@ -19,6 +19,9 @@ from jobs.contract.stage import DEFAULT_STAGE, image_parameter, image_repository
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.images.source_tree import SourceTree
 
+# docker's client leaves its socket to the garbage collector where no engine answers.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
 RELEASE = release().name
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
