@@ -23,6 +23,7 @@ from jobs.cli.options import (
     Network,
     NoCheck,
     Output,
+    Overrides,
     Run,
     Wait,
     Yes,
@@ -134,14 +135,7 @@ def submit(
     wait: Wait = False,
     detach: Detach = False,
     yes: Yes = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Replace a value of the spec: --set arguments.epochs=2; of one of several: --set NAME.KEY=VALUE",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     output: Output = "table",
 ) -> None:
     """Submit a spec as one job, and follow it to its end.
@@ -172,14 +166,7 @@ def resume(
     ctx: typer.Context,
     *,
     run: Run,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Replace a value of the spec: --set max_usd=20, --set resources.capacity=on-demand",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     allow_changes: Annotated[
         bool,
         typer.Option(

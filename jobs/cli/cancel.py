@@ -1,15 +1,11 @@
 """`trainyard cancel`: stops a run, whatever its state."""
 
-import sys
-
-import typer
-
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.options import ask
 from jobs.cli.sweep import refuse_point
 from jobs.client import batch, storage
 from jobs.client.follow import may_go_on
-from jobs.client.job import Job
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.retries import CANCELLED_REASON
 from jobs.contract.run import is_latest
@@ -23,7 +19,11 @@ def cancel(aws: Aws, stage_name: str, text: str, *, reason: str, yes: bool) -> N
     job = batch.job_of(aws, stage, run.run_id)
     console = tables.stderr()
     if is_latest(text) and not job.ended and not yes:
-        _confirm_cancel(job)
+        unasked = UsageError(
+            f"nothing was cancelled: 'latest' is {job.run_id}, and there is no terminal to ask on whether it is meant",
+            next_step=f"trainyard cancel {job.run_id}, or add --yes",
+        )
+        ask(f"Cancel {job.run_id}, submitted {tables.moment(job.created_at)}?", unasked=unasked)
     if may_go_on(stage, job):
         raise TrainyardError(
             f"{job.run_id} is between two jobs: what ran on Spot has ended, and may go on On-Demand",
@@ -35,13 +35,3 @@ def cancel(aws: Aws, stage_name: str, text: str, *, reason: str, yes: bool) -> N
     batch.terminate(aws, job, reason=f"{CANCELLED_REASON} {aws.caller}{f': {reason}' if reason else ''}")
     console.print(f"{job.run_id} ({job.state}) is being stopped")
     console.print(f"next: trainyard status {job.run_id}", soft_wrap=True)
-
-
-def _confirm_cancel(job: Job) -> None:
-    """Ask whether this is the run that was meant: another one may have been submitted since."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            f"nothing was cancelled: 'latest' is {job.run_id}, and there is no terminal to ask on whether it is meant",
-            next_step=f"trainyard cancel {job.run_id}, or add --yes",
-        )
-    typer.confirm(f"Cancel {job.run_id}, submitted {tables.moment(job.created_at)}?", abort=True, err=True)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +25,13 @@ def user_path(text: str) -> Path:
 def folder_of(text: str) -> Path | None:
     """Return the folder that a fetched run is named by, `runs/RUN`; None if the text is a run's id or a name."""
     return user_path(text) if os.sep in text and not is_latest(text) else None
+
+
+def ask(question: str, *, unasked: UsageError) -> None:
+    """Ask before something is spent or lost. Raises `unasked` if there is no terminal, typer.Abort on a no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise unasked
+    typer.confirm(question, abort=True, err=True)
 
 
 def parse_since(text: str) -> datetime:
@@ -53,6 +61,14 @@ BuildArguments = Annotated[
 ]
 Network = Annotated[str | None, typer.Option(metavar="MODE", help="Docker's network mode for RUN: host, …")]
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a value of the spec: --set arguments.epochs=2; of one of several specs: --set NAME.KEY=VALUE",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, print the exact SubmitJob request, submit nothing.")
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from jobs.cli.completion import complete_run
-from jobs.cli.options import RUNS_FOLDER, Output, Run, RunOrFolder, latest_of_team, user_path
+from jobs.cli.options import RUNS_FOLDER, Output, Overrides, Run, RunOrFolder, latest_of_team, user_path
 
 past = typer.Typer()
 
@@ -52,10 +52,7 @@ def estimate(
     examples: Annotated[
         int | None, typer.Option(min=1, help="Training examples, where they cannot be counted before the job runs.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the spec: --set arguments.epochs=2"),
-    ] = None,
+    overrides: Overrides = None,
     output: Output = "table",
 ) -> None:
     """Reckon what a spec would take on each instance type: time, money and the range, the cheapest first.

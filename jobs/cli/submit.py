@@ -17,6 +17,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import sweep, tables
 from jobs.cli.list import ListedRun, show_runs
 from jobs.cli.live import LiveView, detaching
+from jobs.cli.options import ask
 from jobs.cli.plain import print_text
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_specs, with_absolute_paths
@@ -346,15 +347,12 @@ def raise_failure(job: Job, *, cause: Job | None = None, receipt: Receipt | None
 
 def confirm(plans: Sequence[Plan], *, verb: str = "Submit") -> None:
     """Ask before money is spent. Raises UsageError where nobody can be asked, typer.Abort on a no."""
-    import typer
-
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            "nothing was submitted: there is no terminal to ask on before money is spent",
-            next_step="add --yes, or look first with --dry-run",
-        )
+    unasked = UsageError(
+        "nothing was submitted: there is no terminal to ask on before money is spent",
+        next_step="add --yes, or look first with --dry-run",
+    )
     queues = " and ".join(dict.fromkeys(planned.queue for planned in plans))
     runs = f"{len(plans)} runs " if len(plans) > 1 else ""
     if len(plans) == 1 and plans[0].sweep is not None:
         runs = f"{counted(plans[0].sweep.points, 'point')} "
-    typer.confirm(f"{verb} {runs}to queue {queues}?", abort=True, err=True)
+    ask(f"{verb} {runs}to queue {queues}?", unasked=unasked)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from jobs.cli.acceptance.spend import Meter
 from jobs.cli.acceptance.watched import watched_step
 from jobs.cli.demo import STATE_FOLDER
 from jobs.cli.embedded import INTERRUPTS
+from jobs.cli.options import ask
 from jobs.cli.plain import print_text
 from jobs.cli.report import write
 from jobs.contract.acceptance import (
@@ -135,16 +135,13 @@ def _show_plan(context: Context, record: AcceptanceRecord, *, worst_usd: float) 
 
 def _confirm(context: Context, *, yes: bool, worst_usd: float) -> None:
     """Ask once, before anything is made. Raises UsageError if nobody can be asked, typer.Abort on a no."""
-    import typer
-
     if yes or context.aws.embedded:
         return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            "nothing was begun: there is no terminal to ask on before money is spent", next_step="add --yes"
-        )
     what = "Run jobs on" if context.keep else "Deploy, use and destroy"
-    typer.confirm(f"{what} stage '{context.stage}' for at most {usd(worst_usd)}?", abort=True, err=True)
+    unasked = UsageError(
+        "nothing was begun: there is no terminal to ask on before money is spent", next_step="add --yes"
+    )
+    ask(f"{what} stage '{context.stage}' for at most {usd(worst_usd)}?", unasked=unasked)
 
 
 def _run(context: Context, state: State, steps: list[Step], too_expensive: LimitReachedError | None) -> Ending:

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.options import ask
 from jobs.cli.plain import print_text
 from jobs.client import team_data
 from jobs.client.batch import read_stage
@@ -140,15 +140,11 @@ def ls(aws: Aws, stage_name: str, location: str, *, output: str) -> None:
 
 def rm(aws: Aws, stage_name: str, location: str, *, yes: bool) -> None:
     """Run `trainyard data rm`. Raises UsageError where nobody can be asked, typer.Abort on a no."""
-    import typer
-
     stage = read_stage(aws, stage_name)
     place = team_data.place_of(stage, location)
     entry = team_data.entry(aws, stage, place)
     what = f"{counted(entry.files, 'file')}, {entry.size:,} bytes, at {location}"
     if not yes:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(f"nothing was removed: {what}", next_step="add --yes")
-        typer.confirm(f"Remove {what}?", abort=True, err=True)
+        ask(f"Remove {what}?", unasked=UsageError(f"nothing was removed: {what}", next_step="add --yes"))
     team_data.remove(aws, place)
     tables.stderr().print(f"removed {what}")

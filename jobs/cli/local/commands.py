@@ -2,14 +2,13 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.cli import embedded, tables
-from jobs.cli.options import RUNS_FOLDER
+from jobs.cli.options import RUNS_FOLDER, ask
 from jobs.cli.plain import print_text
 from jobs.client import batch
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
@@ -111,16 +110,11 @@ def _names(runs: Sequence[str]) -> str:
 
 
 def _confirm_loss(lost: Sequence[str]) -> None:
-    import typer
-
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            f"the embedded AWS was not stopped, since all that is in it would be lost: {'; '.join(lost)}",
-            next_step="trainyard fetch RUN, or add --yes",
-        )
-    for sentence in lost:
-        tables.stderr().print(sentence)
-    typer.confirm("Stop the embedded AWS and lose that?", abort=True, err=True)
+    unasked = UsageError(
+        f"the embedded AWS was not stopped, since all that is in it would be lost: {'; '.join(lost)}",
+        next_step="trainyard fetch RUN, or add --yes",
+    )
+    ask("\n".join([*lost, "Stop the embedded AWS and lose that?"]), unasked=unasked)
 
 
 def status(state_file: Path, *, output: str) -> None:
