@@ -1,11 +1,12 @@
 """`trainyard images` without a Docker engine; tests/images/test_build.py has one."""
 
+import gc
 import hashlib
 import itertools
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,15 @@ from jobs.contract.stage import DEFAULT_STAGE, image_parameter, image_repository
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.images.source_tree import SourceTree
 
-# docker's client leaves its socket to the garbage collector where no engine answers.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Close here what docker's client leaves to the garbage collector where no engine answers: its socket."""
+    yield
+    gc.collect()
+
 
 RELEASE = release().name
 
