@@ -3,7 +3,6 @@
 Queues are moto's. E-mail and text messages go nowhere: what a topic published can be read from a queue that subscribes.
 """
 
-import base64
 import json
 import logging
 from datetime import datetime, timezone
@@ -36,12 +35,9 @@ def _publish(subscription: Any, message: str, message_id: str, **more: Any) -> N
                 "%s does not take what %s publishes: %s", subscription.endpoint, subscription.topic_arn, error
             )
         return
-    attributes = more.get("message_attributes")
-    matcher = subscription._filter_policy_matcher  # noqa: SLF001 - moto has no other way
-    if matcher is not None and not matcher.matches(attributes, message):
+    if subscription.attributes.get("FilterPolicy") or more.get("message_structure"):
+        logger.warning("%s: the embedded AWS delivers to functions whole messages only", subscription.arn)
         return
-    if more.get("message_structure") == "json":
-        message = subscription._parse_message_structure(message, "lambda")  # noqa: SLF001 - likewise
     function = functions.find(subscription.endpoint)
     if not service_may(
         function.policy.statements,
@@ -52,14 +48,11 @@ def _publish(subscription: Any, message: str, message_id: str, **more: Any) -> N
     ):
         logger.warning("%s may not be invoked by %s: it has no such permission", function, subscription.topic_arn)
         return
-    event = _event(subscription, message, message_id, more.get("subject"), attributes or {})
+    event = _event(subscription, message, message_id, more.get("subject"))
     functions.invoke_later(function, json.dumps(event))
 
 
-def _event(
-    subscription: Any, message: str, message_id: str, subject: str | None, attributes: dict[str, Any]
-) -> dict[str, Any]:
-    shown = {name: {"Type": item["Type"], "Value": _text(item["Value"])} for name, item in attributes.items()}
+def _event(subscription: Any, message: str, message_id: str, subject: str | None) -> dict[str, Any]:
     notification = {
         "Type": "Notification",
         "MessageId": message_id,
@@ -67,16 +60,6 @@ def _event(
         "Subject": subject,
         "Message": message,
         "Timestamp": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.000Z}",
-        "MessageAttributes": shown,
+        "MessageAttributes": {},
     }
-    record = {
-        "EventSource": "aws:sns",
-        "EventVersion": "1.0",
-        "EventSubscriptionArn": subscription.arn,
-        "Sns": notification,
-    }
-    return {"Records": [record]}
-
-
-def _text(value: Any) -> str:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+    return {"Records": [{"EventSource": "aws:sns", "EventVersion": "1.0", "Sns": notification}]}

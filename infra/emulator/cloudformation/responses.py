@@ -61,8 +61,9 @@ class StackResponse(CloudFormationResponse):
     # Stacks
 
     def create_stack(self) -> ActionResult:
-        on_failure = "DO_NOTHING" if self._get_bool_param("DisableRollback") else self._get_param("OnFailure")
-        stack = self.service.create_stack(self._submission(), on_failure=on_failure or "ROLLBACK")
+        if self._get_param("OnFailure") == "DELETE":
+            raise ValidationError(message="The embedded AWS does not implement OnFailure DELETE.")
+        stack = self.service.create_stack(self._submission(), rolls_back=self._rolls_back)
         stack.termination_protection = bool(self._get_bool_param("EnableTerminationProtection"))
         return ActionResult({"StackId": stack.stack_id})
 
@@ -72,7 +73,6 @@ class StackResponse(CloudFormationResponse):
     def delete_stack(self) -> ActionResult:
         self.service.delete_stack(
             self._get_param("StackName"),
-            retain=frozenset(self._get_param("RetainResources", [])),
             client_request_token=self._get_param("ClientRequestToken"),
         )
         return EmptyResult()
@@ -85,18 +85,6 @@ class StackResponse(CloudFormationResponse):
         name = self._get_param("StackName")
         stacks = [self.service.stack(name)] if name else list(self.service.stacks.values())
         return ActionResult({"Stacks": [_describe(stack) for stack in stacks]})
-
-    def list_stacks(self) -> ActionResult:
-        wanted = self._get_param("StackStatusFilter", [])
-        return ActionResult(
-            {
-                "StackSummaries": [
-                    _describe(stack) | {"TemplateDescription": stack.description}
-                    for stack in (*self.service.stacks.values(), *self.service.deleted)
-                    if not wanted or stack.status in wanted
-                ]
-            }
-        )
 
     def describe_stack_events(self) -> ActionResult:
         stack = self._stack
@@ -179,8 +167,8 @@ class StackResponse(CloudFormationResponse):
         )
 
     def execute_change_set(self) -> ActionResult:
-        on_failure = "DO_NOTHING" if self._get_bool_param("DisableRollback") else "ROLLBACK"
-        self.service.execute_change_set(self._change_set, self._get_param("ClientRequestToken"), on_failure)
+        token = self._get_param("ClientRequestToken")
+        self.service.execute_change_set(self._change_set, token, rolls_back=self._rolls_back)
         return EmptyResult()
 
     def delete_change_set(self) -> ActionResult:
@@ -188,6 +176,10 @@ class StackResponse(CloudFormationResponse):
         return EmptyResult()
 
     # Parts of requests
+
+    @property
+    def _rolls_back(self) -> bool:
+        return not self._get_bool_param("DisableRollback")
 
     @property
     def _stack(self) -> Stack:

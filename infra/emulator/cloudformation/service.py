@@ -77,17 +77,16 @@ class StackService:
 
     # Stacks
 
-    def create_stack(self, submission: Submission, *, on_failure: str) -> Stack:
+    def create_stack(self, submission: Submission, *, rolls_back: bool) -> Stack:
         if submission.stack_name in self.stacks:
             raise AlreadyExistsException(f"Stack [{submission.stack_name}] already exists")
         stack = self._new_stack(submission.stack_name)
         try:
             self._fill_in(stack, submission)
-            stack.create(submission.template_body or "", self._parameters(stack, submission), on_failure=on_failure)
+            stack.create(submission.template_body or "", self._parameters(stack, submission), rolls_back=rolls_back)
         except TemplateError as error:
             del self.stacks[stack.name]
             raise ValidationError(message=str(error)) from None
-        self._forget_if_deleted(stack)
         return stack
 
     def update_stack(self, submission: Submission) -> Stack:
@@ -105,7 +104,7 @@ class StackService:
             raise ValidationError(message=str(error)) from None
         return stack
 
-    def delete_stack(self, name_or_id: str, *, retain: frozenset[str], client_request_token: str | None) -> None:
+    def delete_stack(self, name_or_id: str, *, client_request_token: str | None) -> None:
         """Deleting what does not exist is no error, on AWS as here."""
         stack = next((item for item in self.stacks.values() if name_or_id in (item.name, item.stack_id)), None)
         if stack is None:
@@ -115,8 +114,10 @@ class StackService:
                 message=f"Stack [{stack.name}] cannot be deleted while TerminationProtection is enabled"
             )
         stack.client_request_token = client_request_token
-        stack.delete(retain=retain)
-        self._forget_if_deleted(stack)
+        stack.delete()
+        if stack.status == "DELETE_COMPLETE":
+            del self.stacks[stack.name]
+            self.deleted.append(stack)
 
     def stack(self, name_or_id: str) -> Stack:
         """A stack by name, or by id even after it is gone. Raises ValidationError where there is none."""
@@ -198,7 +199,7 @@ class StackService:
                 return item
         raise ChangeSetNotFoundError(f"ChangeSet [{name_or_id}] does not exist")
 
-    def execute_change_set(self, change_set: ChangeSet, client_request_token: str | None, on_failure: str) -> None:
+    def execute_change_set(self, change_set: ChangeSet, client_request_token: str | None, *, rolls_back: bool) -> None:
         if change_set.execution_status != "AVAILABLE":
             raise ValidationError(
                 message=f"ChangeSet [{change_set.change_set_id}] cannot be executed in its current status of "
@@ -209,7 +210,7 @@ class StackService:
         stack.client_request_token = client_request_token
         try:
             if stack.status == "REVIEW_IN_PROGRESS":
-                stack.create(change_set.template_body, change_set.parameters, on_failure=on_failure)
+                stack.create(change_set.template_body, change_set.parameters, rolls_back=rolls_back)
             else:
                 stack.update(change_set.template_body, change_set.parameters)
         except TemplateError as error:
@@ -219,7 +220,6 @@ class StackService:
         self.change_sets = {
             key: item for key, item in self.change_sets.items() if item.stack is not stack or item is change_set
         }
-        self._forget_if_deleted(stack)
 
     def delete_change_set(self, name_or_id: str, stack_name: str | None) -> None:
         """Deleting what does not exist is no error, on AWS as here."""
@@ -266,8 +266,3 @@ class StackService:
     def _check_updatable(self, stack: Stack) -> None:
         if stack.status in FINAL_FAILURES or not stack.status.endswith("_COMPLETE"):
             raise ValidationError(message=f"Stack:{stack.stack_id} is in {stack.status} state and can not be updated.")
-
-    def _forget_if_deleted(self, stack: Stack) -> None:
-        if stack.status == "DELETE_COMPLETE":
-            del self.stacks[stack.name]
-            self.deleted.append(stack)

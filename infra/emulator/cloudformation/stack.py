@@ -63,8 +63,8 @@ class Stack:
 
     # What CloudFormation does with a stack
 
-    def create(self, template_body: str, parameters: Mapping[str, str], *, on_failure: str = "ROLLBACK") -> None:
-        """Make the stack's resources. `on_failure`: ROLLBACK, DELETE or DO_NOTHING.
+    def create(self, template_body: str, parameters: Mapping[str, str], *, rolls_back: bool) -> None:
+        """Make the stack's resources. `rolls_back`: those of a stack that fails are deleted again.
 
         Raises TemplateError, with nothing done, where the template or a parameter is wrong. What a service refuses
         shows in `status` and `reason`.
@@ -79,7 +79,7 @@ class Stack:
                 self._create_resource(logical_id, declaration, scope.resolve(declaration.get("Properties", {})))
             self.outputs = self._resolve_outputs(scope)
         except (ResourceError, TemplateError) as error:
-            self._fail_create(str(error), on_failure)
+            self._fail_create(str(error), rolls_back=rolls_back)
         else:
             self.imports = self._importing
             self._enter("CREATE_COMPLETE")
@@ -120,12 +120,12 @@ class Stack:
         self.resources = {logical_id: self.resources[logical_id] for logical_id in order}
         self._enter("UPDATE_COMPLETE")
 
-    def delete(self, *, retain: frozenset[str] = frozenset()) -> None:
+    def delete(self) -> None:
         """Delete the stack's resources, those last that others need; DELETE_FAILED where one cannot go."""
         self._enter("DELETE_IN_PROGRESS", "User Initiated")
         try:
             self._check_exports_in_use(set(), [])
-            self._delete_all(retain=retain)
+            self._delete_all(must=True)
         except (ResourceError, TemplateError) as error:
             self._enter("DELETE_FAILED", str(error))
             return
@@ -230,9 +230,9 @@ class Stack:
         else:
             self._event_of(resource, "DELETE_COMPLETE")
 
-    def _delete_all(self, *, retain: frozenset[str] = frozenset(), must: bool = True) -> None:
+    def _delete_all(self, *, must: bool) -> None:
         for resource in reversed(list(self.resources.values())):
-            if resource.logical_id in retain or self._retained(resource):
+            if self._retained(resource):
                 self._event_of(resource, "DELETE_SKIPPED")
             else:
                 self._delete_resource(resource, must=must)
@@ -245,16 +245,14 @@ class Stack:
 
     # Failure
 
-    def _fail_create(self, reason: str, on_failure: str) -> None:
-        if on_failure == "DO_NOTHING":
+    def _fail_create(self, reason: str, *, rolls_back: bool) -> None:
+        if not rolls_back:
             self._enter("CREATE_FAILED", reason)
             return
         self._enter("ROLLBACK_IN_PROGRESS", f"{reason}. Rollback requested by user.")
         self._delete_all(must=False)
         self._enter("ROLLBACK_COMPLETE")
         self.reason = reason
-        if on_failure == "DELETE":
-            self.delete()
 
     def _roll_update_back(self, reason: str, undo: list[Callable[[], None]]) -> None:
         self._enter("UPDATE_ROLLBACK_IN_PROGRESS", reason)

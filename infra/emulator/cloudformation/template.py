@@ -148,10 +148,6 @@ class Scope:
                     return _text(left) == _text(right)
                 case "Fn::Not":
                     return not self._holds(operand[0])
-                case "Fn::And":
-                    return all(self._holds(item) for item in operand)
-                case "Fn::Or":
-                    return any(self._holds(item) for item in operand)
                 case "Fn::Contains":
                     values, value = self.resolve(operand)
                     return _text(value) in [_text(item) for item in values]
@@ -189,11 +185,11 @@ class Scope:
     # Intrinsic functions
 
     def resolve(self, value: Any) -> Any:
-        """Return `value` with every intrinsic function and dynamic reference replaced by what it stands for."""
+        """Return `value` with every intrinsic function replaced by what it stands for."""
         if isinstance(value, list):
             return [item for item in map(self.resolve, value) if item is not NO_VALUE]
-        if isinstance(value, str):
-            return self._dynamic_references(value)
+        if isinstance(value, str) and "{{resolve:" in value:
+            raise TemplateError(f"the embedded AWS does not implement dynamic references: {value}")
         if not isinstance(value, dict):
             return value
         if len(value) == 1:
@@ -220,31 +216,18 @@ class Scope:
                 return self.resolve(if_true if self.condition(name) else if_false)
             case "Fn::Select":
                 index, items = self.resolve(operand)
-                try:
-                    return items[int(index)]
-                except IndexError:
-                    raise TemplateError(
-                        f"Template error: Fn::Select cannot select nonexistent value at index {index}"
-                    ) from None
+                if int(index) >= len(items):
+                    raise TemplateError(f"Template error: Fn::Select cannot select nonexistent value at index {index}")
+                return items[int(index)]
             case "Fn::Split":
                 separator, text = self.resolve(operand)
                 return _text(text).split(separator)
-            case "Fn::FindInMap":
-                name, first, second = self.resolve(operand)
-                try:
-                    return self.template["Mappings"][name][first][second]
-                except KeyError:
-                    raise TemplateError(
-                        f"Template error: Unable to get mapping for {name}::{first}::{second}"
-                    ) from None
             case "Fn::ImportValue":
                 return self.import_value(_text(self.resolve(operand)))
             case "Fn::GetAZs":
                 return [f"{self.resolve(operand) or self.region}{letter}" for letter in AVAILABILITY_ZONES]
             case "Fn::Base64":
                 return base64.b64encode(_text(self.resolve(operand)).encode()).decode()
-            case "Fn::ToJsonString":
-                return json.dumps(self.resolve(operand))
         raise TemplateError(f"Template error: the embedded AWS does not implement {function} (in {json.dumps(whole)})")
 
     def _ref(self, name: str) -> Any:
@@ -281,18 +264,8 @@ class Scope:
 
         return _SUBSTITUTION.sub(replace, text)
 
-    def _dynamic_references(self, text: str) -> str:
-        def replace(match: re.Match[str]) -> str:
-            service, name = match.groups()
-            if service != "ssm":
-                raise TemplateError(f"the embedded AWS does not implement the dynamic reference {match[0]}")
-            return self._ssm_parameter(name)
-
-        return _DYNAMIC_REFERENCE.sub(replace, text) if "{{resolve:" in text else text
-
 
 _SUBSTITUTION = re.compile(r"\$\{(![^}]*|[A-Za-z0-9_:.]+)\}")
-_DYNAMIC_REFERENCE = re.compile(r"\{\{resolve:([a-z-]+):([^}]*)\}\}")
 
 
 def no_echo_parameters(template: Mapping[str, Any]) -> set[str]:

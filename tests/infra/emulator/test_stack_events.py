@@ -5,7 +5,7 @@ from typing import Any
 from infra.emulator import ACCOUNT_ID, REGION
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.event_calls import messages, queue_of, rule
-from tests.support.emulator.stack_requests import parameter, stack_of, template
+from tests.support.emulator.stack_requests import parameter, template
 
 DONE = ("CREATE", "UPDATE", "DELETE", "ROLLBACK", "UPDATE_ROLLBACK")
 
@@ -24,26 +24,6 @@ def watch(aws: EmbeddedAws, stack: str) -> str:
     }
     rule(aws, pattern, {"Arn": arn})
     return url
-
-
-def statuses(aws: EmbeddedAws, url: str, count: int) -> list[str]:
-    return [event["detail"]["status-details"]["status"] for event in messages(aws, url, count)]
-
-
-def test_an_event_tells_stack_status_and_request(embedded_aws: EmbeddedAws) -> None:
-    url = watch(embedded_aws, "eventful")
-    embedded_aws.client("cloudformation").create_stack(
-        StackName="eventful", TemplateBody=template({"One": parameter("1")}), ClientRequestToken="token-1"
-    )
-
-    (event,) = messages(embedded_aws, url, 1)
-    stack_id = stack_of(embedded_aws.client, "eventful")["StackId"]
-    assert event["resources"] == [stack_id]
-    assert event["detail"] == {
-        "stack-id": stack_id,
-        "status-details": {"status": "CREATE_COMPLETE", "status-reason": ""},
-        "client-request-token": "token-1",
-    }
 
 
 def test_changes_failures_and_ends_are_told_in_order(embedded_aws: EmbeddedAws) -> None:
@@ -68,7 +48,9 @@ def test_changes_failures_and_ends_are_told_in_order(embedded_aws: EmbeddedAws) 
     s3.delete_object(Bucket="told-all", Key="held")
     cloudformation.delete_stack(StackName="told-all")
 
-    assert statuses(embedded_aws, url, 9) == [
+    told = messages(embedded_aws, url, 9)
+    assert told[0]["resources"] == [told[0]["detail"]["stack-id"]]
+    assert [event["detail"]["status-details"]["status"] for event in told] == [
         *("ROLLBACK_COMPLETE", "DELETE_COMPLETE"),
         *("CREATE_FAILED", "DELETE_COMPLETE"),
         "CREATE_COMPLETE",

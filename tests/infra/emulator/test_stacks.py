@@ -148,6 +148,8 @@ def test_an_export_in_use_neither_changes_nor_goes(cloudformation: Any) -> None:
 def test_what_it_does_not_know_is_refused(cloudformation: Any) -> None:
     with pytest.raises(ClientError, match="does not implement ListExports"):
         cloudformation.list_exports()
+    with pytest.raises(ClientError, match="does not implement OnFailure DELETE"):
+        cloudformation.create_stack(StackName="goes", TemplateBody=body({"A": parameter("/a")}), OnFailure="DELETE")
     cloudformation.create_stack(StackName="unknown", TemplateBody=body({"A": {"Type": "AWS::EC2::Instance"}}))
     assert "the embedded AWS has no AWS::EC2::Instance" in reason(cloudformation, "unknown")
     taken = {**bucket("unknown-bucket"), "Properties": {"BucketName": "unknown-bucket", "WebsiteConfiguration": {}}}
