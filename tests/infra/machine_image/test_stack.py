@@ -78,13 +78,9 @@ def test_what_the_pipeline_builds_takes_the_place_of_what_the_deployment_built(s
     assert len({item["Name"] for item in distributions.values()}) == len(distributions) == 2
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"machine_image": AMI}, {"machine_image": "ssm:/somebody/gaudi"}, {"instance_type": "p4d.24xlarge"}],
-    ids=["id", "parameter", "CUDA"],
-)
-def test_where_an_ami_is_given_or_aws_has_one_none_is_built(synthesised: Synthesised, settings: dict[str, Any]) -> None:
-    assert "machine-image" not in synthesised(**settings)
+def test_no_ami_is_built_if_one_is_given_or_aws_has_one(variants: Templates) -> None:
+    assert "all/machine-image" in variants
+    assert not {"closed/machine-image", "p4d-24xlarge/machine-image"} & variants.keys()
 
 
 def test_a_retiring_pool_keeps_an_ami_of_its_own(synthesised: Synthesised) -> None:
@@ -136,10 +132,9 @@ def test_documents_run_in_the_order_in_which_they_need_each_other(stack: dict[st
     assert list(ordered(stack, recipe)) == ["kernel", "container-host", "gaudi", "efa", "scratch", "job-image"]
 
 
-def test_with_fsx_the_ami_has_its_client(synthesised: Synthesised, stack: dict[str, Any]) -> None:
-    template = synthesised(fsx_gib=1_200)["machine-image"]
-    for found, wanted in ((template, "true"), (stack, "false")):
-        (recipe,) = recipes(found).values()
+def test_with_fsx_the_ami_has_its_client(variants: Templates, stack: dict[str, Any]) -> None:
+    for found, wanted in ((variants["all/machine-image"], "true"), (stack, "false")):
+        recipe = next(iter(recipes(found).values()))
         assert ordered(found, recipe)["kernel"] == {"LustreClient": wanted}
 
 
