@@ -20,8 +20,8 @@ os.environ |= {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
-    # Seconds for Ray's own processes to start in, on a busy machine.
-    "RAY_raylet_start_wait_time_s": "300",
+    # Time for Ray's own processes to start in, on a busy machine; start_ray tries again after the first.
+    "RAY_raylet_start_wait_time_s": "60",
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
