@@ -20,8 +20,6 @@ from jobs.contract.locations import DATA, S3Location
 from jobs.contract.placement import Placement, place
 from jobs.contract.prices import Prices, recorded
 from jobs.contract.queues import MARKET, Capacity
-from jobs.contract.recipe import hpu_trainer
-from jobs.contract.releases import check_hpu_trainer
 from jobs.contract.run import ARGUMENTS, run_prefix, submitted_at
 from jobs.contract.spec import JobSpec, PlannedPoint
 from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deploying
@@ -166,7 +164,6 @@ def plan(
             *_refusal(lambda: check_trackers(arguments, spec.team, stage)),
             *_refusal(lambda: _check_ranks(spec, arguments, placement)),
             *_refusal(lambda: _check_compiling(arguments, placement.instance_type)),
-            *_refusal(lambda: check_hpu_trainer(hpu_trainer(arguments), stage.row_of(spec.kind), stage.release)),
             *_refusal(lambda: _check_team_reads(in_s3, spec.team, stage)),
         ]
     )

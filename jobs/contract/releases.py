@@ -16,7 +16,6 @@ import tomllib
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 from jobs.contract.output import run_program
-from jobs.contract.recipe import HpuTrainer
 
 RELEASES_FILE = Path(__file__).parents[2] / "images" / "releases.toml"
 
@@ -58,15 +57,6 @@ class Release:
     def package_version(self) -> str:
         """Return the version of Habana's Debian packages of this release, the driver among them."""
         return f"{self.name}-{self.build}"
-
-    @property
-    def has_plain_trainer(self) -> bool:
-        """Return whether the Trainer of its transformers knows an HPU by itself, without optimum-habana.
-
-        Read in the packages on PyPI: is_torch_hpu_available came with transformers 4.50.0, which asks for accelerate
-        1.5.0, the first with HCCL.
-        """
-        return _numbers(self.transformers) >= (4, 50) and _numbers(self.accelerate or "0") >= (1, 5)
 
     @property
     def build_arguments(self) -> dict[str, str]:
@@ -145,21 +135,6 @@ def pytorch_of(row: InstanceType, name: str | None) -> str | None:
     """
     chosen = releases().get(name or "")
     return chosen.pytorch if chosen is not None and row.gaudi_generation is not None else None
-
-
-def check_hpu_trainer(trainer: HpuTrainer, row: InstanceType, name: str | None) -> None:
-    """Raise ConfigurationError where jobs on `row` cannot have this Trainer in a stage of the release called `name`."""
-    chosen = releases().get(name or "")
-    if trainer == "optimum-habana" or row.gaudi_generation is None or chosen is None or chosen.has_plain_trainer:
-        return
-    fitting = [
-        other.name for other in releases().values() if other.has_plain_trainer and row.gaudi_generation in other.gaudi
-    ]
-    raise ConfigurationError(
-        f"arguments.hpu_trainer: the stage's release '{chosen.name}' has transformers {chosen.transformers} with "
-        f"accelerate {chosen.accelerate}, whose Trainer knows no HPU",
-        next_step=f"leave it out, or have the stage moved to release {' or '.join(fitting)}",
-    )
 
 
 def check_image(root: str, chosen: Release) -> None:

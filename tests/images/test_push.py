@@ -299,7 +299,7 @@ def test_the_sign_in_is_in_no_file(bench: Bench) -> None:
     [
         (["cpi"], 2, "image 'cpi' not found; did you mean 'cpu'?"),
         (["cuda"], 3, "has no repository for image 'cuda'"),
-        (["cpu", "--release", "1.20.0"], 3, "runs image 'cpu' of release 1.20.0"),
+        (["cpu", "--release", "1.23.0"], 3, "runs image 'cpu' of release 1.23.0"),
         (["cpu", "--release", "9"], 2, "release '9' has no row"),
     ],
     ids=["image", "repository", "release of no pool", "release"],

@@ -71,8 +71,7 @@ class Epoch(Callback):
 
         `folder` is that of the checkpoint that the training resumes from, if there is one.
 
-        A Trainer that got its callback late is past the point where this can be changed, and transformers before 4.49
-        (releases before 1.20) has no such point.
+        A Trainer that got its callback late is past the point where this can be changed.
         """
         loader, accumulated = trainer.callback_handler.train_dataloader, trainer.args.gradient_accumulation_steps
         if self._is_counted:
@@ -85,8 +84,7 @@ class Epoch(Callback):
             raise TrainyardError(
                 f"the {self._batches} batches of an epoch are no multiple of gradient_accumulation_steps "
                 f"({accumulated}), and this training could not be resumed as if uninterrupted",
-                next_step="give the Trainer its callback where it is made, Trainer(…, callbacks=[trainyard.Callback()])"
-                + ("" if hasattr(trainer, "set_initial_training_values") else ", and take release 1.20.0 or newer"),
+                next_step="give the Trainer the callback when it is made, Trainer(…, callbacks=[trainyard.Callback()])",
             )
 
     def collating(self, collate: Callable[[Any], Any], args: Any) -> Callable[[Any], Any]:

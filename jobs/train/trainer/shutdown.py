@@ -83,7 +83,7 @@ class Shutdown(Callback):
             self._listens = True
             self._files.listen(self._rank.local_rank)
         if state.global_step >= state.max_steps:
-            control.should_save = True  # Trainer of transformers before 4.46 (release 1.18) left that out
+            control.should_save = True  # a Trainer that does not save by steps would leave that out
             return
         decision = self._agreement.boundary()
         if self._save_is_due or (decision is not None and decision.action != "leave"):

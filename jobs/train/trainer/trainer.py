@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.train.trainer import compat, tied_weights
+from jobs.train.trainer import tied_weights
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.determinism import arrange_gradient_buckets
 from jobs.train.trainer.epoch import Epoch
@@ -133,9 +133,6 @@ def trainer_class(base: type[Any]) -> type[Any]:
             if self._epoch is not None:
                 self._epoch.resume(self, Path(self._resumed_folder))
 
-        def create_optimizer(self) -> Any:
-            return compat.with_modes(super().create_optimizer())
-
         def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> Any:
             if not self._keeps_settings:
                 return super()._load_optimizer_and_scheduler(*args, **kwargs)
@@ -146,8 +143,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
             if self._reseed is not None:
                 self._reseed(self.state.global_step)
                 return
-            with compat.arrays_allowed():
-                super()._load_rng_state(*args, **kwargs)
+            super()._load_rng_state(*args, **kwargs)
             if self._makes_up is not None:
                 self._makes_up()
 

@@ -26,7 +26,6 @@ from tests.support.emulator.batch_calls import ENDED, until
 from tests.support.emulator.staged_account import KIND, Account, Seen
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
-OTHER_RELEASE = "1.20.0"
 
 TEAM = Team(name="evaluation", huggingface_token=True, monthly_budget_usd=50)
 GROWN: dict[str, Any] = {
@@ -35,7 +34,7 @@ GROWN: dict[str, Any] = {
     "monthly_budget_usd": 1000,
     "teams": (*STAGES["dev"].teams, TEAM),
 }
-UPGRADED = {**GROWN, "release": OTHER_RELEASE}
+UPGRADED = {**GROWN, "instance_type": "p4d.24xlarge", "release": "1.23.0"}
 SETTLED = {**UPGRADED, "monthly_budget_usd": 2000}
 
 

@@ -79,11 +79,11 @@ def test_an_image_was_not_built_until_it_is_pushed(templates: Templates) -> None
 
 
 def test_each_release_that_a_pool_has_can_be_pushed(synthesised: Callable[..., Templates]) -> None:
-    names = published(synthesised(retiring=(Pool(instance_type="dl1.24xlarge", release="1.20.0"),))["image"], "test")
-    assert {image_parameter("gaudi", "1.20.0"), image_parameter("gaudi", release().name)} <= set(names)
+    names = published(synthesised(retiring=(Pool(instance_type="p4d.24xlarge", release="1.23.0"),))["image"], "test")
+    assert {image_parameter("cuda", "1.23.0"), image_parameter("gaudi", release().name)} <= set(names)
     # What runs on CPU instances has the stage's own release.
     assert image_parameter("cpu", release().name) in names
-    assert image_parameter("cpu", "1.20.0") not in names
+    assert image_parameter("cpu", "1.23.0") not in names
     assert names["release"] == release().name
 
 

@@ -95,13 +95,19 @@ def test_a_retiring_pool_needs_as_much_again_of_its_family(asked: Ask, play: Pla
     # GIVEN quotas that are enough for one pool
     play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-6E869C2A": 288.0, "L-34B43A08": 64.0}))
     # WHEN a second one of the family stays for what was submitted to it
-    retiring = (Pool(instance_type="dl1.24xlarge", release="1.20.0"),)
-    limits = {"max_nodes": 2, "max_on_demand_nodes": 1, "max_multinode_nodes": 2, "max_cpu_nodes": 4}
+    retiring = (Pool(instance_type="p4d.24xlarge", release="1.23.0"),)
+    limits = {
+        "instance_type": "p4d.24xlarge",
+        "max_nodes": 2,
+        "max_on_demand_nodes": 1,
+        "max_multinode_nodes": 2,
+        "max_cpu_nodes": 4,
+    }
     spot, on_demand, cpu = asked(quotas, retiring=retiring, **limits)
     # THEN both may run all that the limits allow, at once
     assert spot.verdict == "problem"
     assert spot.text.endswith(
-        "384 are needed for 2 x dl1.24xlarge + 2 x dl1.24xlarge of retiring pool dl1-24xlarge-1-20-0"
+        "384 are needed for 2 x p4d.24xlarge + 2 x p4d.24xlarge of retiring pool p4d-24xlarge-1-23-0"
     )
     assert spot.next_step.endswith("--quota-code L-85EED4F7 --desired-value 384")
     assert on_demand.next_step.endswith("--quota-code L-6E869C2A --desired-value 576")

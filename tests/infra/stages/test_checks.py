@@ -13,13 +13,11 @@ from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool,
 from infra.stages.checks import check, selected_stages
 from infra.stages.limits import LOG_RETENTION_DAYS
 from jobs.contract.errors import ConfigurationError
-from jobs.contract.releases import releases
 
-OLDER = list(releases())[-1]
 SUBNET = "subnet-0123456789abcdef0"
 VPC = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=(SUBNET,))
 GAUDI = Pool(instance_type="dl1.24xlarge")
-OLD_GAUDI = replace(GAUDI, release=OLDER)
+RETIRING = Pool(instance_type="p4d.24xlarge", release="1.23.0")
 CUSTOM_AMI = "ami-0123456789abcdef0"
 
 
@@ -128,9 +126,9 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
             "oidc_provider_arn: must be that of token.actions.githubusercontent.com",
         ),
         ("retiring", (GAUDI,), "'dl1-24xlarge-1-21-0' is what new jobs run on; it cannot retire as well"),
-        ("retiring", (OLD_GAUDI,) * 2, "names a pool twice"),
-        ("retiring", (replace(OLD_GAUDI, release="1.23.0"),), "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge"),
-        ("retiring", (replace(OLD_GAUDI, machine_image="ami"),), "machine_image: must be 'ami-…' or 'ssm:/…', not"),
+        ("retiring", (RETIRING,) * 2, "names a pool twice"),
+        ("retiring", (replace(GAUDI, release="1.23.0"),), "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge"),
+        ("retiring", (replace(RETIRING, machine_image="ami"),), "machine_image: must be 'ami-…' or 'ssm:/…', not"),
         *(("machine_image", value, "must be 'ami-…' or 'ssm:/…', not") for value in ("ami-xyz", "ssm:relative")),
         *(("root_device_name", value, "must be a device such as '/dev/sda1', not") for value in ("sda1", "/dev/ä")),
         *(("region", value, "must be a region's name") for value in ("\ud800", "US-EAST-1", "us-east", "us-east-1a")),
@@ -230,7 +228,7 @@ def test_no_stage_is_called_like_part_of_another() -> None:
         {"vpc_cidr": "192.168.0.0/16", "bootstrap_qualifier": "mlteam"},
         {"alerts": Alerts(emails=("ml@example.org",))},
         {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
-        {"retiring": (OLD_GAUDI, replace(GAUDI, instance_type="p4d.24xlarge"))},
+        {"retiring": (RETIRING, replace(RETIRING, release=None))},
         {"account": "012345678901", "region": "us-gov-west-1"},
         {"instance_type": "m6i.4xlarge", "release": "1.23.0"},
         {"image_tag": "1.21.0-2"},
@@ -242,8 +240,8 @@ def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> 
 
 
 def test_an_ami_cannot_be_built_without_a_way_out() -> None:
-    lines = refusal(nat_gateways=0, retiring=(OLD_GAUDI,)).splitlines()
-    assert [line.partition(": the AMI of ")[0] for line in lines] == ["machine_image", "retiring: machine_image"]
+    said = [refusal(nat_gateways=0), refusal(nat_gateways=0, instance_type="p4d.24xlarge", retiring=(GAUDI,))]
+    assert [line.partition(": the AMI of ")[0] for line in said] == ["machine_image", "retiring: machine_image"]
 
 
 def test_promised_capacity_is_for_on_demand_instances_and_has_an_id() -> None:
@@ -263,7 +261,7 @@ def test_a_stage_has_as_many_queues_as_batch_takes() -> None:
     assert "these have 13 x 4, a set for each team" in refusal(teams=teams[:13], **everything)
     assert "these have 26 x 2, a set for each team" in refusal(teams=teams)
     # A retiring pool has queues of its own, and teams that share have one set together.
-    upgraded = {**everything, "retiring": (OLD_GAUDI,)}
+    upgraded = {**everything, "retiring": (RETIRING,)}
     assert "these have 8 x 7, a set for each team" in refusal(teams=teams[:8], **upgraded)
     shared = tuple(replace(team, shares_instances=True) for team in teams[6:])
     check(Stage(name="test", teams=(*teams[:6], *shared), **upgraded))

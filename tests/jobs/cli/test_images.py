@@ -147,10 +147,10 @@ def test_a_list_where_no_revision_is_known_says_so(tmp_path: Path) -> None:
     for path in tree.root.glob(".git"):
         path.rename(tmp_path / "away")
     environment = {**NO_ENGINE, "GIT_CEILING_DIRECTORIES": str(tmp_path)}
-    done = tree.images("list", "--release", "1.20.0", "-o", "json", environment=environment)
+    done = tree.images("list", "--release", "1.23.0", "-o", "json", environment=environment)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert (answer["release"], answer["tag"]) == ("1.20.0", None)
+    assert (answer["release"], answer["tag"]) == ("1.23.0", None)
     assert "not a git repository" in answer["unknown"]["sources"]
     told = tree.images("list", "-o", "json", environment={**environment, "TRAINYARD_REVISION": "0123456789ab"})
     assert json.loads(told.stdout)["tag"] == f"{release().name}-0123456789ab"
@@ -203,7 +203,7 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
     oldest = f"{version}-000000000000"
     digest = _put(embedded, repository, oldest)
     tags = [oldest, *(f"{version}-{number:012d}" for number in range(1, 8))]
-    for tag in (*tags[1:], "1.20.0-000000000000"):
+    for tag in (*tags[1:], "1.23.0-000000000000"):
         _put(embedded, repository, tag)
     embedded.ssm.put_parameter(Name=parameter, Value=f"{uri}@{digest}", Overwrite=True)
     try:
@@ -226,7 +226,7 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
     finally:
         embedded.ssm.put_parameter(Name=parameter, Value=before, Overwrite=True)
         embedded.ecr.batch_delete_image(
-            repositoryName=repository, imageIds=[{"imageTag": tag} for tag in (*tags, "1.20.0-000000000000")]
+            repositoryName=repository, imageIds=[{"imageTag": tag} for tag in (*tags, "1.23.0-000000000000")]
         )
 
 

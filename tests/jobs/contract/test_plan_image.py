@@ -20,7 +20,7 @@ def with_images(stage: DeployedStage, *, deployed: str, pushed: str, image_tag: 
         release="1.21.0",
         image_tag=image_tag,
         job_images={"finetune-classification": deployed},
-        images={("gaudi", "1.21.0"): pushed, ("gaudi", "1.20.0"): OLD},
+        images={("gaudi", "1.21.0"): pushed, ("gaudi", "1.23.0"): OLD},
     )
 
 

@@ -95,26 +95,6 @@ def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node(
     assert "--gang-min-nnodes" not in " ".join(command_of(one))
 
 
-def test_the_trainer_of_transformers_is_refused_in_a_release_whose_own_knows_no_hpu() -> None:
-    asked = spec(arguments={**ARGUMENTS, "hpu_trainer": "transformers"})
-    with pytest.raises(ConfigurationError) as caught:
-        plan(asked, replace(STAGE, release="1.20.0"), run_id=RUN_ID)
-    assert str(caught.value) == (
-        "arguments.hpu_trainer: the stage's release '1.20.0' has transformers 4.49.0 with accelerate 0.33.0, whose "
-        "Trainer knows no HPU\nNext: leave it out, or have the stage moved to release 1.21.0"
-    )
-    # WHEN the release has it, or there is no HPU, or nobody asks for it
-    on_cuda = replace(STAGE, release="1.20.0", instance_type=instance_type("p4d.24xlarge"))
-    for planned in (
-        plan(asked, replace(STAGE, release="1.21.0"), run_id=RUN_ID),
-        plan(asked, on_cuda, run_id=RUN_ID),
-        plan(asked, STAGE, run_id=RUN_ID),
-    ):
-        # THEN the job is told
-        assert "--hpu-trainer=transformers" in command_of(planned)
-    assert "--hpu-trainer=optimum-habana" in command_of(plan(spec(), replace(STAGE, release="1.20.0"), run_id=RUN_ID))
-
-
 @pytest.mark.parametrize(
     "resources", [{}, {"nnodes": 2}, {"nnodes": 2, "capacity": "spot"}, {"capacity": "on-demand"}], ids=str
 )

@@ -41,7 +41,7 @@ def test_parameters_have_these_names() -> None:
     assert job_definition_parameter("research", "finetune-classification", several_nodes=True) == (
         "job-definition-multinode/research/finetune-classification"
     )
-    assert queue_parameter("spot", retiring="dl1-24xlarge-1-20-0") == "queue/spot/dl1-24xlarge-1-20-0"
+    assert queue_parameter("spot", retiring="p4d-24xlarge-1-23-0") == "queue/spot/p4d-24xlarge-1-23-0"
     assert queue_parameter("spot", team="health") == "team-queue/health/spot"
     assert queue_parameter("spot", team="health", retiring="old") == "team-queue/health/spot/old"
     assert image_repository_parameter("gaudi") == "image-repository/gaudi"
@@ -136,7 +136,7 @@ def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
         "dev",
         {
             **PARAMETERS,
-            "queue/spot/dl1-24xlarge-1-20-0": "arn:queue/old",
+            "queue/spot/p4d-24xlarge-1-23-0": "arn:queue/old",
             "job-definition-multinode/research/finetune-classification": "arn:definition/several:2",
             "shared-data-mount": "/shared-data",
             "budget-stop/product": '{"budget_usd": 500, "since": "2026-11-20", "until": "2026-12-01"}',
@@ -144,7 +144,7 @@ def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
     )
     # A retiring pool's jobs are still found, and the current queue is the one without a suffix.
     assert stage.queues["spot"] == "arn:queue/gaudi"
-    assert stage.queues["spot/dl1-24xlarge-1-20-0"] == "arn:queue/old"
+    assert stage.queues["spot/p4d-24xlarge-1-23-0"] == "arn:queue/old"
     assert stage.job_definition("research", "finetune-classification", several_nodes=True) == "arn:definition/several:2"
     assert stage.shared_data_mount == "/shared-data"
     assert stage.budget_stop("research") is None

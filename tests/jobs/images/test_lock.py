@@ -9,7 +9,7 @@ from jobs.contract.errors import TrainyardError
 from jobs.contract.image_hierarchy import image, images
 from jobs.contract.releases import Release, release, releases
 from jobs.images import lock
-from jobs.images.lock import IMAGES, check, lock_file, requirements
+from jobs.images.lock import IMAGES, check, lock_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,12 +63,6 @@ def test_what_is_installed_on_a_laptop_is_hashed_and_torch_for_each_of_its_sourc
         assert of_image in torch
 
 
-def test_an_older_release_asks_for_its_own_versions() -> None:
-    asked = requirements(image("gaudi"), release("1.18.0"))
-    assert {"optimum-habana==1.14.1", "transformers==4.45.2", "accelerate==0.33.0", "torch==2.4.0"} <= set(asked)
-    assert "datasets" in asked  # unpinned: that optimum-habana ends before the laptop's
-
-
 def test_an_image_that_there_is_not_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "jobs.images.lock", "gaudy"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -83,12 +77,12 @@ def test_one_word_locks_every_image_of_a_release_each_after_its_parent(
     monkeypatch.setattr(lock, "ROOT", tmp_path)
     monkeypatch.setattr(lock, "lock_file", lambda of, row: tmp_path / row.name / f"{of.name}.txt")
     monkeypatch.setattr(lock, "lock", lambda of, row, torch_index: of.name)
-    monkeypatch.setattr(sys, "argv", ["lock", "all", "1.20.0"])
+    monkeypatch.setattr(sys, "argv", ["lock", "all", "1.23.0"])
     lock.main()
     written = capsys.readouterr().err.splitlines()
-    assert sorted(written) == sorted(f"1.20.0/{name}.txt" for name in images())
+    assert sorted(written) == sorted(f"1.23.0/{name}.txt" for name in images())
     assert all(
-        written.index(f"1.20.0/{one.parent}.txt") < written.index(f"1.20.0/{one.name}.txt")
+        written.index(f"1.23.0/{one.parent}.txt") < written.index(f"1.23.0/{one.name}.txt")
         for one in images().values()
         if one.parent
     )

@@ -1,7 +1,7 @@
 """The HPU branch against the optimum-habana of a release: its real classes, on a CPU.
 
     make contract                      every release, and a table of the results
-    make contract RELEASE=1.20.0       one
+    make contract RELEASE=1.23.0       one
 
 Without either it is the default release's. optimum-habana is no part of the tests' environment: it asks for versions
 that only the Gaudi image has, so the image's own packages are installed beside it (image_environment.py).
@@ -71,9 +71,8 @@ def test_what_is_said_to_be_a_default_is_one(description: dict[str, Any], name: 
 
 
 def test_models_are_made_with_the_attention_that_habanas_examples_use(description: dict[str, Any]) -> None:
-    """Releases before 1.20 have no such argument."""
     assert description["model_arguments"] == {"attn_implementation": "eager"}
-    assert description["attention_default"] in ("eager", None)
+    assert description["attention_default"] == "eager"
 
 
 def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from infra.stages import Alerts, Pool, Stage, Team
 from tests.support.infra.deployed_roles import DeployedStage
 from tests.support.infra.synthesis import Templates, resources, stacks_of
 
-OLD_POOL = Pool(instance_type="dl1.24xlarge", release="1.20.0")
+OLD_POOL = Pool(instance_type="p4d.24xlarge", release="1.23.0")
 MEMBER = "arn:aws:iam::123456789012:role/somebody"
 EVERYTHING: dict[str, Any] = {
     "max_on_demand_nodes": 2,

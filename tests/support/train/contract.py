@@ -1,7 +1,7 @@
 """The code in the container against the packages of every release, as a table.
 
     make contract                        all rows of images/releases.toml
-    make contract RELEASE=1.20.0         one
+    make contract RELEASE=1.23.0         one
     python -m tests.support.train.contract [RELEASE …]
     python -m tests.support.train.contract --row-pytorch [RELEASE …]   with each row's version of PyTorch too, 3 GB each
 

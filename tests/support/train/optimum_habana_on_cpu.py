@@ -48,12 +48,6 @@ class HpuOnCpu(Accelerator):
         refused = dict.fromkeys(("use_habana", "use_lazy_mode", "use_hpu_graphs_for_inference"), False)
         return {**super().training_arguments(alone=alone), **refused, "use_cpu": True}
 
-    def trainer_arguments(self, **given: Any) -> dict[str, Any]:
-        arguments = super().trainer_arguments(**given)
-        # GaudiTrainer uses it on an HPU only, but through release 1.19 imports it anyway.
-        arguments["gaudi_config"].use_fused_clip_norm = False
-        return arguments
-
     def set_seed(self, seed: int) -> None:
         """Seed by optimum-habana's own function; the cards' generators are stood in for."""
 
@@ -200,12 +194,11 @@ def _force(made: type[Any], **values: Any) -> None:
 
 def run_script(command: list[str]) -> None:
     """Run a script of one's own, which takes optimum-habana's classes itself, with what a CPU forces them to."""
-    # peft expects that somebody has imported it, from PyTorch 2.5 on. The transformers of 1.18.0 does not.
+    # peft expects that somebody has imported it, from PyTorch 2.5 on.
     import torch.distributed.tensor  # noqa: F401
     from optimum import habana
 
     _force(habana.GaudiTrainingArguments, use_habana=False, use_lazy_mode=False, use_cpu=True)
-    _force(habana.GaudiConfig, use_fused_clip_norm=False)
     sys.argv = command
     sys.path[0] = str(Path(command[0]).parent)
     runpy.run_path(command[0], run_name="__main__")

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jobs.contract.errors import ConfigurationError
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.kinds import finetune_classification
@@ -91,12 +90,9 @@ def _module(name: str, **content: Any) -> types.ModuleType:
 
 
 def describe() -> dict[str, Any]:
-    """Return what is passed, what is known, and what became of it; on a release that knows no HPU, how that is told."""
+    """Return what is passed, what is known, and what became of it."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    try:
-        HPU.prepare(alone=True)
-    except ConfigurationError as error:
-        return {"versions": versions, "refused": str(error)}
+    HPU.prepare(alone=True)
     trainer, made = HPU.trainer_class(), HPU.training_arguments_class()
     arguments = HPU.training_arguments(alone=True)
     kept = made(output_dir="unused", **arguments)
