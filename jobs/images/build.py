@@ -10,10 +10,9 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import docker
 from docker.errors import ImageNotFound
@@ -24,9 +23,10 @@ from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardErro
 from jobs.contract.image_hierarchy import Image, image, with_descendants
 from jobs.contract.releases import Release
 from jobs.contract.revision import ROOT, image_tag, is_dirty, local_name, source_commit, source_revision
+from jobs.contract.words import duration
 from jobs.images import engine
 from jobs.images.bases import BASE_ARGUMENT, default_base
-from jobs.images.build_output import CONTEXT, BuildOutput, Vertex
+from jobs.images.build_output import CONTEXT, BuildOutput
 from jobs.images.lock import lock_file
 
 _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP", "NO", "ALL"))
@@ -78,17 +78,6 @@ class BuiltImage:
         return local_name(self.image.name, self.tag)
 
 
-class Watcher(Protocol):
-    """Something that is told of a build as it goes on, such as a view of it in a terminal."""
-
-    def begins(self, image: Image) -> None: ...
-
-    def goes_on(self, image: Image, vertex: Vertex, output: BuildOutput) -> None:
-        """Hear that `vertex` has begun or ended."""
-
-    def ends(self, built: BuiltImage) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Build:
     """The images of one release, to be built from the sources as they are."""
@@ -136,8 +125,8 @@ class Build:
                     f"--build-arg {BASE_ARGUMENT}={asked}",
                 )
 
-    def run(self, planned: Sequence[Image], watcher: Watcher) -> list[BuiltImage]:
-        """Build the images of a plan one after the other.
+    def run(self, planned: Sequence[Image], say: Callable[[str], None]) -> list[BuiltImage]:
+        """Build the images of a plan one after the other. `say` gets a line for each step.
 
         Raises TrainyardError with the end of the failing step's output, ConfigurationError for a base that cannot be
         pulled or a full disk, StoppedError after Ctrl-C. Images that were complete by then stay, and are named.
@@ -145,7 +134,7 @@ class Build:
         built: list[BuiltImage] = []
         try:
             for one in planned:
-                built.append(self._build(one, watcher))  # noqa: PERF401 - what is complete counts after a failure too
+                built.append(self._build(one, say))  # noqa: PERF401 - what is complete counts after a failure too
         except TrainyardError as error:
             if built:
                 whole = ", ".join(one.name for one in built)
@@ -153,8 +142,8 @@ class Build:
             raise
         return built
 
-    def _build(self, one: Image, watcher: Watcher) -> BuiltImage:
-        watcher.begins(one)
+    def _build(self, one: Image, say: Callable[[str], None]) -> BuiltImage:
+        say(f"{one.name}: build")
         began = time.monotonic()
         before = self._find(one.name)
         output = BuildOutput(one.dockerfile.read_text())
@@ -168,7 +157,7 @@ class Build:
             errors="replace",
         )
         try:
-            self._watch(process, one, output, watcher)
+            self._watch(process, one, output, say)
             exit_code = process.wait()
         except KeyboardInterrupt:
             raise StoppedError(f"stopped: '{one.name}' was not built, and no image got its name") from None
@@ -185,15 +174,18 @@ class Build:
             raise self._failure(one, output, exit_code)
         self._keep_packages(one)
         built = self._built(one, output, time.monotonic() - began)
-        watcher.ends(built)
+        say(f"{one.name}: {built.name} in {duration(built.seconds)}")
         return built
 
-    def _watch(self, process: "subprocess.Popen[str]", one: Image, output: BuildOutput, watcher: Watcher) -> None:
+    def _watch(
+        self, process: "subprocess.Popen[str]", one: Image, output: BuildOutput, say: Callable[[str], None]
+    ) -> None:
         for line in process.stderr or ():
             vertex = output.feed(line)
             if vertex is None:
                 continue
-            watcher.goes_on(one, vertex, output)
+            if line := vertex.progress:
+                say(f"{one.name}: {line}")
             if vertex.name == CONTEXT and vertex.is_done and (now := source_revision()) != self.revision:
                 raise TrainyardError(
                     f"the sources changed from {self.revision} to {now} while '{one.name}' was built from them; it "

@@ -17,6 +17,9 @@ _FLAGS = re.compile(r"^(\w+)(?: --\S+)+")
 
 _TAIL_LINES = 15
 
+_SLOW_SECONDS = 1.0
+"""The duration of a longer step is reported."""
+
 CONTEXT = "[internal] load build context"
 """What BuildKit calls the reading of the source files."""
 
@@ -52,6 +55,17 @@ class Vertex:
         return f"{self.stage} {self.number}/{self.total}".lstrip()
 
     @property
+    def progress(self) -> str:
+        """Return the line that reports its newest change; empty if nobody needs one."""
+        if not self.number or self.error is not None:
+            return ""
+        if not self.is_done:
+            return f"{self.place} {self.summary}"
+        took = f"{self.seconds:.1f} s" if self.seconds >= _SLOW_SECONDS else ""
+        note = "cached" if self.is_cached else took
+        return note and f"{self.place} {note}"
+
+    @property
     def base(self) -> str | None:
         """Return the base image that it asks a registry for, if that is what it does."""
         found = _BASE.match(self.name)
@@ -59,7 +73,7 @@ class Vertex:
 
 
 class BuildOutput:
-    """The progress of a build: it takes the output's lines one by one, and knows how far the build is."""
+    """The progress of a build: it takes the output's lines one by one."""
 
     def __init__(self, dockerfile: str) -> None:
         """Begin with nothing done. `dockerfile` is the text that is built."""
@@ -77,16 +91,6 @@ class BuildOutput:
     def layers(self) -> list[Vertex]:
         """Return the steps that make the image's own layers: of the last stage, and of those that it is built on."""
         return [step for step in self.steps if step.stage in self._stages and not step.instruction.startswith("FROM ")]
-
-    @property
-    def total(self) -> int:
-        """Return the number of the Dockerfile's steps; 0 as long as nothing is known."""
-        return sum({step.stage: step.total for step in self.steps}.values())
-
-    @property
-    def current(self) -> Vertex | None:
-        """Return what began last of all that runs now."""
-        return next((vertex for vertex in reversed(self._vertices.values()) if not vertex.is_done), None)
 
     @property
     def failed(self) -> Vertex | None:

@@ -14,10 +14,9 @@ engine, which is where the embedded AWS looks for it.
 import base64
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import docker
@@ -78,16 +77,6 @@ class Pushed:
     """True: nothing had to be sent."""
     leaves_own: bool = False
     """True: this machine's own build of the tag was not sent, and may be another one."""
-
-
-class Watcher(Protocol):
-    """Something that is told of a push as it goes on, such as a view of it in a terminal."""
-
-    def begins(self, image: Image, target: str) -> None: ...
-
-    def goes_on(self, image: Image, layer: str, status: str, sent_bytes: int, total_bytes: int) -> None: ...
-
-    def ends(self, pushed: Pushed) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +147,13 @@ class Push:
                     "push it all the same with --allow-dirty",
                 )
 
-    def run(self, chosen: Iterable[Image], watcher: Watcher) -> list[Pushed]:
-        """Push them one after the other.
+    def run(self, chosen: Iterable[Image], say: Callable[[str], None]) -> list[Pushed]:
+        """Push them one after the other, and report each to `say`.
 
         Raises ConfigurationError where the registry refuses, TrainyardError where it does not answer or holds something
         else afterwards, StoppedError after Ctrl-C. What is not there then has no name in the engine that says it were.
         """
-        return [self._push(one, watcher) for one in chosen]
+        return [self._push(one, say) for one in chosen]
 
     def record(self, pushed: Iterable[Pushed]) -> dict[str, str]:
         """Write the parameters; on the embedded AWS, those of the images that they stand in for too.
@@ -185,7 +174,7 @@ class Push:
             )
         return changed
 
-    def _push(self, one: Image, watcher: Watcher) -> Pushed:
+    def _push(self, one: Image, say: Callable[[str], None]) -> Pushed:
         uri = self.stage.repositories[one.name]
         if self.registry.is_missing(uri, embedded=self.aws.embedded):
             self._tag(one, uri)
@@ -195,17 +184,17 @@ class Push:
             done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{digest}", was_there=True, leaves_own=own)
         else:
             target = self.registry.repository(uri)
-            watcher.begins(one, f"{target}:{self.tag}")
-            done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{self._send(one, target, watcher)}", was_there=False)
-        watcher.ends(done)
+            say(f"{one.name}: push to {target}:{self.tag}")
+            done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{self._send(one, target)}", was_there=False)
+        say(f"{one.name}: {'was there' if done.was_there else 'done'}, {done.uri}")
         return done
 
-    def _send(self, one: Image, target: str, watcher: Watcher) -> str:
+    def _send(self, one: Image, target: str) -> str:
         """Send an image, and return the digest that the registry has it by."""
         self._tag(one, target)
         arrived = False
         try:
-            told = self._stream(one, target, watcher)
+            told = self._stream(one, target)
             self._verify(one, target, told)
             arrived = True
         except KeyboardInterrupt:
@@ -224,7 +213,7 @@ class Push:
                 next_step="see who else pushes there, then the same command again",
             )
 
-    def _stream(self, one: Image, target: str, watcher: Watcher) -> str:
+    def _stream(self, one: Image, target: str) -> str:
         digest = ""
         try:
             for line in self.client.api.push(
@@ -233,14 +222,6 @@ class Push:
                 if "error" in line:
                     raise self._refusal(one, f"pushed to {target}", str(line["error"]))
                 digest = (line.get("aux") or {}).get("Digest", digest)
-                progress = line.get("progressDetail") or {}
-                watcher.goes_on(
-                    one,
-                    line.get("id", ""),
-                    line.get("status", ""),
-                    progress.get("current", 0),
-                    progress.get("total", 0),
-                )
         except (DockerException, OSError) as error:
             raise self._refusal(one, f"pushed to {target}", _words(error)) from error
         return digest

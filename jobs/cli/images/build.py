@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from jobs.cli import tables
-from jobs.cli.images.build_view import BuildView
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.instance_types import instance_type
 from jobs.contract.releases import Release, check_image, release, release_for
@@ -36,12 +36,16 @@ def build(
     job = Build(client=client, release=row, revision=source_revision(), build_arguments=arguments, network=network)
     planned = job.plan(names, all_descendants=all_descendants)
     console.print(f"release {row.name}, revision {job.revision}: {', '.join(image.name for image in planned)}")
-    with BuildView(planned) as view:
-        built = job.run(planned, view)
+    built = job.run(planned, progress)
     if output == "json":
         tables.print_json([_built_json(image) for image in built])
     else:
         tables.show(_built_table(built), on=tables.stdout())
+
+
+def progress(line: str) -> None:
+    """Print a line about a build or a push that is under way."""
+    tables.stderr().print(Text(line), soft_wrap=True)
 
 
 def chosen_release(images: Sequence[str], name: str | None, instance_type_name: str | None = None) -> Release:

@@ -7,8 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.cli import tables
-from jobs.cli.images.build import chosen_release
-from jobs.cli.images.build_view import BuildView
+from jobs.cli.images.build import chosen_release, progress
 from jobs.contract.errors import StoppedError, TrainyardError, UsageError
 from jobs.contract.image_hierarchy import Image, image, with_descendants
 from jobs.contract.revision import image_tag, local_name, source_revision
@@ -47,9 +46,7 @@ def test(
         build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
         build.check_bases(one for one in chosen.values() if one.name not in missing)
         if missing:
-            planned = build.plan(missing, all_descendants=False)
-            with BuildView(planned) as view:
-                build.run(planned, view)
+            build.run(build.plan(missing, all_descendants=False), progress)
         elif arguments:
             console.print(f"note: nothing was to be built, so --build-arg {', '.join(arguments)} changed nothing")
     elif arguments:

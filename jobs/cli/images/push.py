@@ -3,15 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.progress import DownloadColumn
-
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.images.bars import ImageBars
-from jobs.cli.images.build_view import BuildView
+from jobs.cli.images.build import progress
 from jobs.cli.plain import print_text
 from jobs.contract.errors import UsageError
-from jobs.contract.image_hierarchy import Image
 from jobs.contract.releases import release
 from jobs.contract.revision import image_tag, source_revision
 from jobs.contract.stage import deploying
@@ -20,9 +16,6 @@ from jobs.images.bases import BASE_ARGUMENT
 from jobs.images.build import Build, parse_build_arguments
 from jobs.images.push import Push, Pushed, Registry, check_clean
 from jobs.images.stage_images import StageImages
-
-_HAS_ARRIVED = ("Pushed", "Layer already exists", "Mounted")
-"""Docker's status of a layer that the registry has begins with one of these."""
 
 
 def push(
@@ -90,15 +83,12 @@ def push_images(
             console.print(f"{parent.name}: pull what was pushed already, to build on it")
             job.fetch(parent)
         engine.build_command()
-        planned = build.plan(missing, all_descendants=False)
-        with BuildView(planned) as view:
-            build.run(planned, view)
+        build.run(build.plan(missing, all_descendants=False), progress)
     elif arguments:
         console.print(f"note: nothing was to be built, so --build-arg {', '.join(arguments)} changed nothing")
     if official_only:
         job.check_bases(chosen)
-    with PushView(chosen) as push_view:
-        pushed = job.run(chosen, push_view)
+    pushed = job.run(chosen, progress)
     recorded = job.record(pushed)
     for one in pushed:
         if one.leaves_own:
@@ -120,39 +110,3 @@ def _pushed_json(one: Pushed, release_name: str, recorded: Mapping[str, str]) ->
         "was_there": one.was_there,
         "recorded": sorted(name for name, uri in recorded.items() if uri == one.uri),
     }
-
-
-class PushView(ImageBars):
-    """Shows a push on stderr until it is closed."""
-
-    def __init__(self, chosen: Sequence[Image]) -> None:
-        super().__init__(chosen, DownloadColumn())
-        self._layers: dict[str, tuple[int, int]] = {}
-        """Layers of the image that is being pushed: bytes sent, and bytes in all."""
-
-    def begins(self, image: Image, target: str) -> None:
-        self._layers = {}
-        if self._bars:
-            self._bars.start_task(self._tasks[image.name])
-        else:
-            self._print(f"{image.name}: push to {target}")
-
-    def goes_on(self, image: Image, layer: str, status: str, sent_bytes: int, total_bytes: int) -> None:
-        sent, total = self._layers.get(layer, (0, 0))
-        if total_bytes:
-            # Docker counts on beyond its own total while it compresses.
-            sent, total = min(sent_bytes, total_bytes), total_bytes
-        elif status.startswith(_HAS_ARRIVED):
-            sent = total
-        else:
-            return
-        self._layers[layer] = (sent, total)
-        if self._bars:
-            done, all_bytes = (sum(part) for part in zip(*self._layers.values(), strict=True))
-            self._bars.update(self._tasks[image.name], completed=done, total=all_bytes)
-
-    def ends(self, pushed: Pushed) -> None:
-        if self._bars:
-            self._bars.stop_task(self._tasks[pushed.image.name])
-        else:
-            self._print(f"{pushed.image.name}: {'was there' if pushed.was_there else 'done'}, {pushed.uri}")

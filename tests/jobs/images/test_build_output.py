@@ -26,17 +26,30 @@ def read(name: str, dockerfile: str = ONE_STAGE) -> tuple[BuildOutput, list[Vert
 
 def test_steps_and_how_they_ended() -> None:
     output, events = read("cpu_after_edit")
-    assert output.total == 7
     assert {step.number: step.is_cached for step in output.layers} == {
         **dict.fromkeys((2, 3, 4), True),
         **dict.fromkeys((5, 6, 7), False),
     }
     assert all(step.is_done for step in output.steps)
     assert output.failed is None
-    assert output.current is None
     assert {step.number: step.seconds for step in output.steps}[6] == 2.6
     begun = [vertex.number for vertex in events if vertex.number]
     assert begun == [number for number in range(1, 8) for _ in ("begins", "ends")]
+
+
+def test_progress_is_a_line_when_a_step_begins_and_one_when_there_is_more_to_report() -> None:
+    output = BuildOutput(ONE_STAGE)
+    told = ("#4 [internal] load build context", "#5 [2/3] RUN --network=none a", "#5 CACHED", "#6 [3/3] RUN b")
+    vertices = [output.feed(line) for line in told]
+    lines = [vertex.progress for vertex in vertices[:3:2] if vertex]
+    assert lines == ["", "2/3 cached"]
+    began, *_ = [vertex for vertex in vertices if vertex and not vertex.is_done and vertex.number]
+    assert began.progress == "3/3 RUN b"
+    for end, reported in (("0.4", ""), ("12.5", "3/3 12.5 s")):
+        began.is_done, began.seconds = True, float(end)
+        assert began.progress == reported
+    began.error = "exit code: 1"
+    assert began.progress == ""
 
 
 def test_an_instruction_is_shown_without_its_flags() -> None:
@@ -51,7 +64,6 @@ def test_an_images_layers_are_those_of_its_last_stage() -> None:
     output, _ = read("cpu_ray", TWO_STAGES)
     assert [step.place for step in output.steps] == ["packages 1/3", "packages 2/3", "packages 3/3", "stage-1 2/2"]
     assert [step.place for step in output.layers] == ["stage-1 2/2"]
-    assert output.total == 5
     named, _ = read("cpu_ray", TWO_STAGES.replace("FROM ${PARENT_IMAGE}\n", "FROM ${PARENT_IMAGE} AS final\n"))
     assert named.layers == []
 
@@ -79,8 +91,6 @@ def test_steps_of_ten_and_more_are_padded() -> None:
 def test_buildx_prints_the_same_with_more_around_it() -> None:
     output, events = read("buildx_warning")
     assert output.failed is None
-    assert output.current is None
-    assert output.total == 10
     assert [(step.number, step.seconds, step.is_cached) for step in output.layers] == [
         (2, 0.0, True),
         (3, 31.5, False),
@@ -100,18 +110,6 @@ def test_a_failure_in_buildx_is_known_with_its_step() -> None:
     assert list(output.failed.tail)[-1] == "ModuleNotFoundError: No module named 'nothing_like_it'"
     assert str(output.failed.error).endswith("did not complete successfully: exit code: 1")
     assert output.failed.base is None
-
-
-def test_what_runs_now_is_the_last_that_began() -> None:
-    output = BuildOutput(ONE_STAGE)
-    output.feed("#4 [1/3] FROM docker.io/library/a\n")
-    output.feed("#5 [internal] load build context\n")
-    assert output.current
-    assert output.current.name == "[internal] load build context"
-    output.feed("#5 DONE 0.1s\n")
-    assert output.current.number == 1
-    output.feed("#5 [internal] load build context\n")  # said again, where more is said of it
-    assert output.current.number == 1
 
 
 def test_a_step_that_prints_what_buildkit_would_is_not_believed() -> None:

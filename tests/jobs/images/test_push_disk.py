@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,9 +10,9 @@ from docker import DockerClient
 
 from jobs.aws.connection import Aws
 from jobs.contract.errors import ConfigurationError
-from jobs.contract.image_hierarchy import Image, image
+from jobs.contract.image_hierarchy import image
 from jobs.contract.releases import release
-from jobs.images.push import Push, Pushed, Registry
+from jobs.images.push import Push, Registry
 from jobs.images.stage_images import StageImages
 from tests.support.http_server import JsonHandler, serving
 
@@ -50,19 +49,6 @@ class FullEngine(JsonHandler, BaseHTTPRequestHandler):
         self.answer(200, [])
 
 
-class Watcher:
-    """A watcher of a push that looks away."""
-
-    def begins(self, image: Image, target: str) -> None:
-        pass
-
-    def goes_on(self, *told: Any) -> None:
-        pass
-
-    def ends(self, pushed: Pushed) -> None:
-        pass
-
-
 @pytest.fixture
 def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[Push]:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
@@ -81,7 +67,7 @@ def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[Push]:
 def test_a_push_that_fills_the_disk_says_so_and_leaves_no_name(push: Push) -> None:
     FullEngine.removed.clear()
     with pytest.raises(ConfigurationError) as caught:
-        push.run([image("cpu-notebook")], Watcher())
+        push.run([image("cpu-notebook")], print)
     assert str(caught.value).startswith("the disk of the Docker engine is full: 'cpu-notebook' was not pushed to ")
     assert FULL in str(caught.value)
     assert "docker builder prune" in str(caught.value.next_step)
