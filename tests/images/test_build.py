@@ -14,7 +14,6 @@ import pytest
 
 from jobs.contract.releases import release
 from tests.support.images.source_tree import SourceTree, rows_of
-from tests.support.jobs.terminal import Terminal
 
 # The first to ask for the base and the cpu image waits until they are there, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -259,18 +258,6 @@ def test_sources_that_change_as_they_are_read_make_no_image(
     assert ended.returncode == 1, ended.stdout
     assert re.search(rf"error: the sources changed from {tree.revision}-dirty-\S+ to \S+ while 'probe'", ended.stderr)
     assert names(docker_engine, "probe", tree) == set()
-
-
-def test_a_terminal_shows_a_bar_for_each_image(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
-    tree.add_image("probe", QUICK + "RUN sleep 1\n")
-    tree.add_image("more", CHILD, parent="probe")
-    command = tree.command("build", "probe-more", *base)
-    with Terminal(command, environment=tree.environment(), folder=tree.root) as terminal:
-        terminal.wait_until_shown("RUN sleep 1")
-        assert terminal.wait(timeout_seconds=120) == 0
-        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.shown)
-    assert re.search(r"probe +━[^\n]* 3/3 0:00:0\d trainyard/probe:", shown), shown
-    assert re.search(r"probe-more +━[^\n]* 2/2 0:00:0\d trainyard/probe-more:", shown), shown
 
 
 def test_the_list_tells_current_from_outdated(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
