@@ -16,7 +16,7 @@ This module tells one attempt in the order in which it happens. It is also the e
         nodes.py                              the nodes of one attempt hear each other
         health.py                             whether this node is well, before its ranks start
         node_ranks.py, rank_lines.py          the ranks of this node: started by torchrun, and what they print
-        fork_server.py, rank_environment.py   what ranks are forked from, and the variables that they find
+        rank_environment.py                   the variables that ranks find
         recipe_cache.py                       what a node's HPUs have compiled, kept for the next attempt
         watchdog.py                           ranks that hang, nodes that are lost
         shutdown.py                           SIGTERM and Spot notice: the ranks save and stop
@@ -66,7 +66,6 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.channel import read_heartbeats
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.accounting import AttemptRecord, BudgetWatch
-from jobs.train.launcher.fork_server import ForkServer, fork_server
 from jobs.train.launcher.gang import GangMember
 from jobs.train.launcher.health import check_nodes
 from jobs.train.launcher.instance import capacity_paid, own_address, scratch_folder
@@ -101,14 +100,13 @@ def main(
         if stop_timeout_seconds is not None:
             launch = replace(launch, stop_timeout_seconds=stop_timeout_seconds)
         _join_standard_error_to_output()
-        with fork_server(launch) as server:
-            if launch.node.is_main:
-                capacity = capacity_paid(launch.capacity, os.environ, on_instance=launch.on_instance)
-                launch = replace(launch, capacity=capacity)
-            if launch.gang is None:
-                return _on_accelerator(launch, disks, None, server)
-            with GangMember.of(launch, launch.gang) as gang:
-                return _on_accelerator(launch, disks, gang, server)
+        if launch.node.is_main:
+            capacity = capacity_paid(launch.capacity, os.environ, on_instance=launch.on_instance)
+            launch = replace(launch, capacity=capacity)
+        if launch.gang is None:
+            return _on_accelerator(launch, disks, None)
+        with GangMember.of(launch, launch.gang) as gang:
+            return _on_accelerator(launch, disks, gang)
     except (TrainyardError, ValidationError) as error:
         print(f"error: {one_line(error)}", flush=True)
         return 1
@@ -119,7 +117,7 @@ def main(
         return INTERRUPTED_EXIT_CODE
 
 
-def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None, server: ForkServer | None) -> int:
+def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None) -> int:
     """Find this node's accelerators, meet the gang if it is of one, and make the attempt. Returns the exit code."""
     with shutdown.signals_held_back():
         accelerator = accelerators.choose(
@@ -136,9 +134,7 @@ def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None, server
             return _said(meeting)
         launch = replace(launch, node=gang.node(meeting), attempt=meeting.number, capacity=meeting.capacity)
     with scratch_folder(disks, launch.run, node=launch.node.index, on_instance=launch.on_instance) as scratch:
-        if server is not None:
-            server.begin(scratch)
-        return _attempt(launch, accelerator, scratch, gang, server=server, disks=disks)
+        return _attempt(launch, accelerator, scratch, gang, disks=disks)
 
 
 def _cards_checked(launch: Launch) -> int | None:
@@ -148,15 +144,7 @@ def _cards_checked(launch: Launch) -> int | None:
     return row.accelerators if checked and launch.accelerator_asked == row.accelerator else None
 
 
-def _attempt(
-    launch: Launch,
-    accelerator: Accelerator,
-    scratch: Path,
-    gang: GangMember | None,
-    *,
-    server: ForkServer | None,
-    disks: Path,
-) -> int:
+def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: GangMember | None, *, disks: Path) -> int:
     """Make one attempt, from its record's first line to its last. Returns the exit code."""
     record = budget = None
     utilization = Utilization(accelerator.name, node=launch.node.index, limit_seconds=launch.idle_limit_seconds)
@@ -172,9 +160,7 @@ def _attempt(
         end = budget.start() if budget is not None else None
         if end is None:
             with utilization:
-                end = _on_all_nodes(
-                    launch, accelerator, scratch, gang, utilization=utilization, server=server, disks=disks
-                )
+                end = _on_all_nodes(launch, accelerator, scratch, gang, utilization=utilization, disks=disks)
     except Interrupted as interruption:
         end = retried(str(interruption), "ended")
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
@@ -200,13 +186,12 @@ def _on_all_nodes(
     gang: GangMember | None,
     *,
     utilization: Utilization,
-    server: ForkServer | None,
     disks: Path,
 ) -> End:
     """Meet the other nodes, and run the ranks of this one until all have ended. Returns how the attempt ended."""
     if launch.node.nnodes == 1:
         end = check_nodes(launch, accelerator, scratch, None, disks=disks)
-        return end or run_ranks(launch, accelerator, scratch, None, gang, utilization=utilization, server=server)
+        return end or run_ranks(launch, accelerator, scratch, None, gang, utilization=utilization)
     if gang is None and launch.node.is_main:
         # Not what EC2 says: AWS Batch gives such a container a network interface of its own.
         address = own_address(None, object_store.connect().meta.endpoint_url)
@@ -219,7 +204,7 @@ def _on_all_nodes(
         if end is None:
             end = check_nodes(launch, accelerator, scratch, nodes, disks=disks)
         if end is None:
-            end = run_ranks(launch, accelerator, scratch, nodes, gang, utilization=utilization, server=server)
+            end = run_ranks(launch, accelerator, scratch, nodes, gang, utilization=utilization)
     if gang is not None and not launch.node.is_main:
         shutdown.raise_on_signals()
         end = gang.followed(end)

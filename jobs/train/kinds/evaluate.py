@@ -21,7 +21,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract import model_files
 from jobs.contract.words import counted
 from jobs.kinds.evaluate import Evaluate
-from jobs.train.accelerator import CPU, Accelerator, of_rank
+from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.data import artifacts, labelled_text, sources
 from jobs.train.data.labelled_buckets import number_of_widths
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
@@ -47,12 +47,6 @@ METRICS = "metrics.parquet"
 def check(arguments: Evaluate, world_size: int) -> None:
     """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
     arguments.check(world_size)
-
-
-def preload(arguments: Evaluate) -> None:
-    """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
-    _stay_offline(arguments)  # it is read at the import
-    CPU.trainer_class()
 
 
 def evaluate(rank: Rank, arguments: Evaluate) -> None:

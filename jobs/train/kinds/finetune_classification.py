@@ -22,7 +22,7 @@ from jobs.contract.artifact import content_fingerprint
 from jobs.contract.data_summary import DataSummary
 from jobs.contract.run import DATA
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.train.accelerator import CPU, of_rank
+from jobs.train.accelerator import of_rank
 from jobs.train.data import artifacts, labelled_text, sources
 from jobs.train.data.kept_examples import KeptExamples, fetched_or_made
 from jobs.train.data.labelled_buckets import in_batches, number_of_widths
@@ -45,20 +45,6 @@ log = logging.getLogger("trainyard")
 def check(arguments: FinetuneClassification, world_size: int) -> None:
     """Check the arguments before any rank starts; the launcher calls it. Raises UsageError on what cannot work."""
     arguments.check(world_size)
-
-
-def preload(arguments: FinetuneClassification) -> None:
-    """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
-    _stay_offline(arguments)  # it is read at the import
-    CPU.trainer_class()
-    import numpy.ma  # noqa: F401 - NumPy loads it where it counts distinct values
-    import torch.utils.tensorboard  # noqa: F401
-    from transformers import AutoModelForSequenceClassification
-
-    import jobs.train.trainer.training  # noqa: F401
-
-    # To find a model's class, transformers imports the configurations of all models that it knows.
-    AutoModelForSequenceClassification._model_mapping.keys()  # noqa: SLF001 - there is no public way to it
 
 
 def finetune(rank: Rank, arguments: FinetuneClassification) -> None:

@@ -24,7 +24,7 @@ from jobs.contract import model_files
 from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
 from jobs.contract.locations import S3, S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
-from jobs.train.accelerator import CPU, Accelerator, of_rank
+from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.data import packed_tokens, sources
 from jobs.train.data.artifacts import hub_folder, open_artifact
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
@@ -61,16 +61,6 @@ class Inputs(BaseModel):
 def check(arguments: PretrainMlm, world_size: int) -> None:
     """Check the arguments before any rank starts; the launcher calls it. Raises UsageError on what cannot work."""
     arguments.check(world_size)
-
-
-def preload(arguments: PretrainMlm) -> None:
-    """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
-    _stay_offline(arguments)  # it is read at the import
-    CPU.trainer_class()
-    import torch.utils.tensorboard  # noqa: F401
-
-    import jobs.train.models.masked_bert
-    import jobs.train.trainer.training  # noqa: F401
 
 
 def pretrain(rank: Rank, arguments: PretrainMlm) -> None:

@@ -15,7 +15,6 @@ from jobs.kinds.script import Script
 from jobs.train.accelerator import Accelerator
 from jobs.train.channel import ask_comparison, stopped, told_verdict
 from jobs.train.launcher import shutdown
-from jobs.train.launcher.fork_server import ForkServer
 from jobs.train.launcher.gang import GangMember, Latecomers
 from jobs.train.launcher.instance import InstanceMetadata
 from jobs.train.launcher.nodes import Nodes
@@ -54,12 +53,8 @@ def run_ranks(
     gang: GangMember | None,
     *,
     utilization: Utilization,
-    server: ForkServer | None,
 ) -> End:
-    """Run this node's ranks until they have ended. Returns how the attempt ended, for all nodes on the main one.
-
-    `server` forks them; None: each is a fresh process.
-    """
+    """Run this node's ranks until they have ended. Returns how the attempt ended, for all nodes on the main one."""
     with shutdown.signals_held_back():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -68,16 +63,12 @@ def run_ranks(
     _silence_torchrun()
     if launch.options.halving is not None:
         ask_comparison(scratch, launch.options.halving)
-    if server is not None:
-        server.replace_start_of(launch.nproc_per_node)
     lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
     script = _script(launch, accelerator, scratch)
     recipes = recipe_cache(launch, accelerator, scratch, os.environ)  # before the ranks' variables are among them
     try:
         os.environ.update(rank_environment(launch, accelerator, scratch))
     except TrainyardError as error:
-        if server is not None:
-            server.close()
         return End(code=1, reason=one_line(error), cause="own")
     # Any free port, no race for it; there until the ranks have ended.
     store = serve_store(launch.node.main_address) if launch.node.nnodes == 1 else None
@@ -114,8 +105,6 @@ def run_ranks(
     except ChildFailedError as error:
         lacked_memory = None if kills_before is None else memory_kills() != kills_before
         end = with_full_disk(_failed(error.failures, launch, lines, stopping, lacked_memory=lacked_memory), scratch)
-    if server is not None:
-        server.close()
     if script is not None:
         end = _end_of_script(script, end, stopping, scratch)
     if end.code == 0 and (halving := launch.options.halving) is not None and told_verdict(scratch) is None:

@@ -19,10 +19,12 @@ ends its own (ProcessGroupNCCL.cpp, getDumpTimeout), by its default 60 s, for wh
 (`python -m tests.benchmarks.lost_peer --device cuda`). Nothing of theirs is read."""
 
 
-def import_environment(nproc_per_node: int) -> dict[str, str]:
-    """Return the variables that PyTorch, transformers and datasets read when they are imported."""
+def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
+    """Return all variables that the launcher sets for its ranks, beside those that torchrun sets."""
+    import psutil
+
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    share = str(max(1, cores // nproc_per_node))
+    share = str(max(1, cores // launch.nproc_per_node))
     return {
         # Each rank's share of the cores; PyTorch takes them all for each of its processes, and torch.compile up to 32.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share),
@@ -35,15 +37,6 @@ def import_environment(nproc_per_node: int) -> dict[str, str]:
         "USE_FLAX": "0",
         # Releases of datasets before 4 run the code of a data set on the hub otherwise.
         "HF_DATASETS_TRUST_REMOTE_CODE": "0",
-    }
-
-
-def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
-    """Return all variables that the launcher sets for its ranks, beside those that torchrun sets."""
-    import psutil
-
-    return {
-        **import_environment(launch.nproc_per_node),
         SCRATCH_VARIABLE: str(scratch),
         "TMPDIR": str(scratch),  # PyTorch leaves folders in there
         LAUNCHER_PID_VARIABLE: str(os.getpid()),

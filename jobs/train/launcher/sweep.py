@@ -7,7 +7,6 @@ failed, and the next is taken. The budget is the sweep's: what all points have t
 
 import contextlib
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -41,13 +40,9 @@ from jobs.contract.sweep import (
     stop_name,
     values_text,
 )
-from jobs.train import accelerator as accelerators
 from jobs.train.accelerator import AUTO
 from jobs.train.batch_job import job_id
-from jobs.train.imports import imports_that_stay
-from jobs.train.launcher.fork_server import ForkedProcess, fork_module
 from jobs.train.launcher.instance import capacity_paid
-from jobs.train.launcher.rank_environment import import_environment
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -84,7 +79,7 @@ class Worker:
         self._spending = Spending(self._s3, sweep, self._points, job=self._job, halves=options.halving is not None)
         on_instance = environment.get(ACCELERATOR_VARIABLE, AUTO) != AUTO
         self._capacity = capacity_paid(options.capacity, environment, on_instance=on_instance)
-        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._signals: list[int] = []
         """Those that came; with the first one the worker ends, once its point has saved."""
 
@@ -200,16 +195,8 @@ class Worker:
                 self._process.terminate()
                 return self._process.wait(), why
 
-    def _launcher(self, flags: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes] | ForkedProcess":
+    def _launcher(self, flags: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
         """Start a launcher in a session of its own: signals reach it through this process alone."""
-        # Before PyTorch is imported: to look for an accelerator may do that.
-        os.environ.update(import_environment(self._options.nproc_per_node))
-        if accelerators.is_cpu(environment.get(ACCELERATOR_VARIABLE, AUTO)):
-            # It needs PyTorch: what this process has imported it finds, and so do the points after this one.
-            with imports_that_stay():
-                import torch.distributed.launcher.api  # noqa: F401
-            if (forked := fork_module(_LAUNCHER, flags, environment)) is not None:
-                return forked
         return subprocess.Popen([sys.executable, "-m", _LAUNCHER, *flags], env=environment, start_new_session=True)
 
     def _note(self, point: PointRecord, claim: Claim, ended: Ended, reason: str) -> Ended:

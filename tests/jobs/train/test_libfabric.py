@@ -102,7 +102,6 @@ def test_a_job_of_several_nodes_ends_where_the_image_cannot_use_their_efa(
         None,
         None,
         utilization=Utilization("cuda", node=0, limit_seconds=0),
-        server=None,
     )
     assert (end.code, end.cause) == (1, "own")
     assert "NCCL_NET=Socket" in (end.reason or "")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
 
 from jobs.train.imports import imports_that_stay
-from jobs.train.launcher.fork_server import run_module
+from tests.support.train.warm_ranks import run_module
 
 HOST = "127.0.0.1"
 

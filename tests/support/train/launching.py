@@ -35,8 +35,8 @@ _SCAN_EVERY_SECONDS = 0.5
 _WITHOUT_FORKS = """
 import sys
 from jobs.train import launch
-from jobs.train.kinds.fabric_check import entrypoint
-del entrypoint.preload
+from tests.support.train import warm_ranks
+warm_ranks.start_fresh()
 sys.exit(launch.main())
 """
 

@@ -1,9 +1,9 @@
 """Launchers, and embedded AWSs, that are forked from one process which has imported what they import.
 
-The launcher forks its ranks in the same way (jobs/train/launcher/fork_server.py), so that a node imports PyTorch once.
-Tests launch some hundreds of trainings of a second each, and would import it hundreds of times: four seconds of CPU
-each. Whatever a launch brings along that is read during an import makes it a fresh process instead, and so do other
-packages and interpreters. Jobs of the embedded AWS are forked in the same way (warm_jobs.py), with their containers.
+Such a launcher forks its ranks in the same way (warm_ranks.py). Tests launch some hundreds of trainings of a second,
+and would import PyTorch and transformers hundreds of times: four seconds of CPU each. Whatever a launch brings along
+that is read during an import makes it a fresh process instead, and so do other packages and interpreters. Jobs of the
+embedded AWS are forked in the same way (warm_jobs.py), with their containers.
 
 Ranks of a script are fresh processes, as those of users are, unless the test names the modules that they are to find
 imported: then they are forked as well, from a process that has imported nothing else than a launcher and these.
@@ -38,9 +38,9 @@ from infra.emulator import REGION
 from infra.emulator.containers import container_init
 from jobs.train.accelerator import CPU
 from jobs.train.imports import imports_that_stay
-from jobs.train.kinds import script
-from jobs.train.launcher.fork_server import name_process, run_module, run_to_its_end
 from tests.support.collector import seldom_collect
+from tests.support.train import warm_ranks
+from tests.support.train.warm_ranks import name_process, run_module, run_to_its_end
 
 _REPOSITORY = Path(__file__).parents[3]
 _LAUNCHER = "jobs.train.launch"
@@ -53,6 +53,8 @@ _IMPORTED_BY_RANKS = (
     "torch.utils.tensorboard",
     "numpy.ma",
 )
+_KINDS = ["finetune-classification", "pretrain-mlm", "evaluate", "fabric-check"]
+"""Those whose ranks are forked; with a script's modules imported, its ranks too."""
 _SERVICES = ("batch", "cloudformation", "ec2", "events", "iam", "logs", "s3", "ssm", "sts")
 """Those of moto that most servers come to use."""
 SERVERS = (
@@ -299,9 +301,9 @@ def serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
             importlib.import_module(name)
         if _is_warm:
             _prepare_moto()
-    seldom_collect()
     if imports and not _is_warm:
-        script.preload = lambda _: None  # type: ignore[attr-defined]  # which has the launcher fork its ranks
+        _KINDS.append("script")
+    seldom_collect()
     assert threading.active_count() == 1  # a fork takes no other thread along
     _fork_for_requests(requests)
 
@@ -382,11 +384,20 @@ def _take_over(environment: Mapping[str, str], output: int, stdin: int = 0) -> N
 def _run(command: Sequence[str]) -> NoReturn:
     """Be what Python is with these arguments."""
     name_process(" ".join(["python", *command]))
+    warm_ranks.fork_launchers()
+    if _forks_ranks(command):
+        warm_ranks.fork_ranks()
     option, program, *argv = command
     if option == "-m":
         run_module(program, argv)
     sys.argv = [option, *argv]
     run_to_its_end(functools.partial(exec, program, vars(types.ModuleType("__main__"))))
+
+
+def _forks_ranks(command: Sequence[str]) -> bool:
+    """Return whether a launcher's ranks find imported what they need, and it starts ranks itself."""
+    is_worker = any(word.startswith("--sweep-attempts=") for word in command)
+    return not is_worker and any(kind in command for kind in _KINDS)
 
 
 def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> NoReturn:

@@ -40,11 +40,6 @@ def check(arguments: FabricCheck, world_size: int) -> None:
     arguments.check(world_size)
 
 
-def preload(arguments: FabricCheck) -> None:  # noqa: ARG001 - each kind's has them
-    """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
-    import torch.distributed  # noqa: F401
-
-
 def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
     """Check and measure what connects the ranks; all of them call it.
 

@@ -55,8 +55,6 @@ def make_worker(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    # A fork of this process would have pytest in it. The workers of tests/jobs/cli/test_sweeps.py fork.
-    monkeypatch.setattr(module, "fork_module", lambda *_: None)
     environment = dict(os.environ)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -210,20 +208,3 @@ def test_a_point_that_takes_too_long_or_was_interrupted_too_often_has_failed_and
     assert claim(run, 1).reason == "it was interrupted in each of its 2 attempts"
     assert (claim(run, 2).ended, claim(run, 2).reason) == ("failed", "its timeout_hours were over: 0.00333333")
     assert claim(run, 3).ended in ("succeeded", "failed")
-
-
-def test_pytorch_is_looked_for_when_a_ranks_share_of_the_cores_is_set(
-    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It reads that when it is imported, and a point that is forked, with its ranks, has the worker's."""
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5})
-    found: list[str | None] = []
-
-    def is_cpu(_: str) -> bool:
-        found.append(os.environ.get("OMP_NUM_THREADS"))
-        return True
-
-    monkeypatch.setattr("jobs.train.accelerator.is_cpu", is_cpu)
-    assert make_worker(nproc_per_node=2)._launcher(["--help"], dict(os.environ)).wait() == 0
-    assert found == ["3"]
