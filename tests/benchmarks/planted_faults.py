@@ -1,0 +1,127 @@
+"""How many planted faults the tests find: one changed line at a time, two hundred of them, spread over the product.
+
+python -m tests.benchmarks.planted_faults                 all of planted_faults.json; exits 1 if a tenth is not found
+python -m tests.benchmarks.planted_faults --part 1/2      every second one, beside another clone that runs the others
+
+It changes the checkout that it runs in, one line at a time, and puts each line back: run it in a clone of your own.
+Each fault meets the test file that mirrors the changed one, then those that import it, then the rest of their folder,
+until a test fails. What runs longer than `--seconds` counts as not found. A line that has gone is skipped, and counted.
+"""
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.infra.synthesis import ROOT
+
+FAULTS = Path(__file__).with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One line of the product, and the wrong one in its place, both without their indentation."""
+
+    file: str
+    old: str
+    new: str
+
+    @property
+    def path(self) -> Path:
+        return ROOT / self.file
+
+    def planted(self, text: str) -> str | None:
+        """Return the file's text with the fault, or None if the line is not in there exactly once."""
+        lines = text.splitlines(keepends=True)
+        places = [number for number, line in enumerate(lines) if line.strip() == self.old]
+        if len(places) != 1:
+            return None
+        lines[places[0]] = lines[places[0]].replace(self.old, self.new)
+        return "".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.planted_faults", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--part", default="1/1", help="I/N: every N-th fault, from the I-th (default: 1/1)")
+    parser.add_argument("--seconds", type=float, default=240, help="longest time for one fault (default: 240)")
+    options = parser.parse_args()
+    first, step = map(int, options.part.split("/"))
+    if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT, check=False).returncode:
+        parser.error("this checkout has changes that are not committed. Next: run it in a clone of your own")
+    ends: Counter[str] = Counter()
+    for item in json.loads(FAULTS.read_text())[first - 1 :: step]:
+        fault = Fault(**item)
+        end = _end(fault, options.seconds)
+        ends[end] += 1
+        print(f"{end:<10} {fault.file}: {fault.new}", flush=True)
+    tried = sum(ends.values()) - ends["skipped"]
+    found = tried - ends["not found"]
+    print(f"{found} of {tried} found; {dict(ends)}")
+    return int(found < 0.9 * tried)
+
+
+def _end(fault: Fault, seconds: float) -> str:
+    """Return what found the fault: "mirror", "importers" or "folder", else "not found" or "skipped"."""
+    text = fault.path.read_text() if fault.path.exists() else ""
+    planted = fault.planted(text)
+    if planted is None:
+        return "skipped"
+    fault.path.write_text(planted)
+    try:
+        for name, files in _tests(fault.file):
+            if files and _fails(files, seconds):
+                return name
+    finally:
+        fault.path.write_text(text)
+    return "not found"
+
+
+def _fails(files: list[str], seconds: float) -> bool:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=seconds, check=False).returncode == 1
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _tests(file: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield test files in three groups, nearest first. No file is in two of them."""
+    changed = Path(file)
+    folder = Path("tests", changed.parent)
+    near = [path for path in (folder / f"test_{changed.stem}.py",) if (ROOT / path).exists()]
+    yield "mirror", [str(path) for path in near]
+    importers = [path for path in _importing(changed.with_suffix("")) if path not in near]
+    yield "importers", [str(path) for path in importers]
+    rest = sorted(path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py"))
+    yield "folder", [str(path) for path in rest if path not in near and path not in importers]
+
+
+def _importing(module: Path) -> list[Path]:
+    """Return the test files that import a module."""
+    wanted = ".".join(module.parts)
+    return [
+        path.relative_to(ROOT)
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if wanted in _imports(ast.parse(path.read_text()))
+    ]
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())
