@@ -52,11 +52,6 @@ def duration_seconds(attempt: Attempt) -> float:
     return max(0.0, ((attempt.finished_at or attempt.last_seen_at) - attempt.started_at).total_seconds())
 
 
-def usd_of_instances(attempt: Attempt) -> float:
-    """Return what an attempt's instances cost from its begin to its end, without what nodes waited before it."""
-    return duration_seconds(attempt) * attempt.nnodes / 3600 * attempt_usd_per_hour(attempt)
-
-
 def instance_hours(attempt: Attempt) -> float:
     return (duration_seconds(attempt) * attempt.nnodes + attempt.waited_instance_seconds) / 3600
 

@@ -24,8 +24,6 @@ class Queue:
     """True: instances side by side in one placement group. Batch runs jobs of several nodes On-Demand only."""
     priority: int = 1
     """The queue with the higher number gets instances first where several share them."""
-    purpose: str
-    """The jobs that it takes; completes "for …"."""
 
     @property
     def capacity(self) -> Capacity:
@@ -50,27 +48,23 @@ _ROWS = (
         name=SPOT,
         accelerated=True,
         capacities=("spot", "on-demand"),
-        purpose="jobs of one node, and of several that start one by one",
     ),
     Queue(
         name=ON_DEMAND,
         accelerated=True,
         capacities=("on-demand",),
         priority=10,  # what was reclaimed too often goes before what Spot has no room for
-        purpose="jobs of one node that must not be interrupted, or were too often",
     ),
     Queue(
         name=MULTINODE,
         accelerated=True,
         capacities=("on-demand",),
         several_nodes=True,
-        purpose="jobs of several nodes",
     ),
     Queue(
         name=CPU_SPOT,
         accelerated=False,
         capacities=("spot",),
-        purpose="corpus and tokenizer work",
     ),
 )
 

@@ -305,11 +305,6 @@ def choose(
     return Accelerator(name="cpu", devices=0, reason="auto: " + ", ".join(absences))
 
 
-def is_cpu(asked: str) -> bool:
-    """Return whether `choose` can find nothing but a CPU; where that was not asked for, this may import torch."""
-    return asked == CPU.name or (asked == AUTO and not _hpus()[0] and not _cuda_devices()[0])
-
-
 def of_rank(environment: Mapping[str, str]) -> Accelerator:
     """Return, in a rank, what the launcher chose and wrote there; nothing is looked for again."""
     name = environment.get(ACCELERATOR_VARIABLE, "cpu")
