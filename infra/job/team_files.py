@@ -13,7 +13,6 @@ _WRITE = (
     "s3:PutObjectTagging",  # checkpoints and caches carry the tag by which they expire
     "s3:DeleteObject",  # leaves the version, which the lifecycle keeps for its time
     "s3:AbortMultipartUpload",
-    "s3:ListMultipartUploadParts",
 )
 
 

@@ -90,7 +90,6 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
             (buckets["Runs"], {"s3:prefix": "our-team/"}),
             (buckets["Data"], {"s3:prefix": "shared/models/x/"}),
         ],
-        "s3:ListMultipartUploadParts": [(f"{buckets['Data']}/our-team/train.jsonl", {})],
         "s3:PutObject": [
             (f"{run}/spec.yaml", {}),
             (f"{run}/arguments/0f.json", {}),

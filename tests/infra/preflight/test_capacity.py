@@ -10,6 +10,7 @@ from infra.stages import CapacityReservation, ExistingVpc, Pool, Team
 from jobs.contract.instance_types import INSTANCE_TYPES
 from tests.infra.preflight.conftest import Ask, stage_of
 from tests.support.embedded_aws import EmbeddedAws
+from tests.support.emulator import batch_calls
 
 Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
 
@@ -93,7 +94,7 @@ def test_quotas_are_held_against_all_that_the_stage_may_use_at_once(asked: Ask, 
 
 def test_a_retiring_pool_needs_as_much_again_of_its_family(asked: Ask, play: Play) -> None:
     # GIVEN quotas that are enough for one pool
-    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-6E869C2A": 288.0, "L-34B43A08": 64.0}))
+    play("SERVICE_QUOTAS", _quotas(applied={"L-7212CCBC": 192.0, "L-417A185B": 288.0, "L-34B43A08": 64.0}))
     # WHEN a second one of the family stays for what was submitted to it
     retiring = (Pool(instance_type="p4d.24xlarge", release="1.23.0"),)
     limits = {
@@ -109,8 +110,8 @@ def test_a_retiring_pool_needs_as_much_again_of_its_family(asked: Ask, play: Pla
     assert spot.text.endswith(
         "384 are needed for 2 x p4d.24xlarge + 2 x p4d.24xlarge of retiring pool p4d-24xlarge-1-23-0"
     )
-    assert spot.next_step.endswith("--quota-code L-85EED4F7 --desired-value 384")
-    assert on_demand.next_step.endswith("--quota-code L-6E869C2A --desired-value 576")
+    assert spot.next_step.endswith("--quota-code L-7212CCBC --desired-value 384")
+    assert on_demand.next_step.endswith("--quota-code L-417A185B --desired-value 576")
     assert cpu.verdict == "ok"
 
 
@@ -129,19 +130,17 @@ def test_queues_have_to_fit_beside_those_of_others(asked: Ask, connected: Embedd
     teams = tuple(Team(name=f"team{number}") for number in range(12))
     wanted: dict[str, Any] = {"teams": teams, "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
     assert [found.verdict for found in asked(batch_quotas, **wanted)] == ["ok", "ok"]
-    batch = connected.client("batch")
+    batch = batch_calls.prepare(connected)
 
-    def queue(name: str, **tags: str) -> None:
-        environment = batch.create_compute_environment(computeEnvironmentName=name, type="UNMANAGED", tags=tags)
-        order = [{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}]
-        batch.create_job_queue(jobQueueName=name, priority=1, computeEnvironmentOrder=order, tags=tags)
+    def queue(**tags: str) -> None:
+        batch.queue(batch.environment(tags=tags), tags=tags)
 
     # What the stage itself has there already counts once.
-    queue("own", **{"trainyard:stage": "test"})
-    for name in ("one", "two"):
-        queue(name)
+    queue(**{"trainyard:stage": "test"})
+    queue()
+    queue()
     assert [found.verdict for found in asked(batch_quotas, **wanted)] == ["ok", "ok"]
-    queue("three", **{"trainyard:stage": "other"})
+    queue(**{"trainyard:stage": "other"})
     queues, environments = asked(batch_quotas, **wanted)
     assert (queues.verdict, environments.verdict) == ("problem", "problem")
     assert queues.text == "48 job queues of the stage and 3 of others; Batch takes 50 in a region of an account"

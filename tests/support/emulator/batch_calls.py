@@ -28,7 +28,7 @@ class Batch:
     security_group: str
     instance_profile: str
 
-    def environment(self, *, max_vcpus: int = 64, kind: str = "EC2") -> str:
+    def environment(self, *, max_vcpus: int = 64, kind: str = "EC2", **more: Any) -> str:
         """Make a compute environment; return its name."""
         name = f"environment-{uuid.uuid4().hex[:8]}"
         self.client.create_compute_environment(
@@ -43,6 +43,7 @@ class Batch:
                 "securityGroupIds": [self.security_group],
                 "instanceRole": self.instance_profile,
             },
+            **more,
         )
         return name
 

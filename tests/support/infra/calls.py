@@ -13,11 +13,11 @@ from tests.support.infra.synthesis import ROOT
 _S3_OPERATIONS = {
     "ListObjectsV2": "s3:ListBucket",
     "HeadObject": "s3:GetObject",
+    "UploadFile": "s3:PutObject",
     "UploadFileobj": "s3:PutObject",
     "CreateMultipartUpload": "s3:PutObject",
     "UploadPart": "s3:PutObject",
     "CompleteMultipartUpload": "s3:PutObject",
-    "ListParts": "s3:ListMultipartUploadParts",
     "DownloadFile": "s3:GetObject",
     "DownloadFileobj": "s3:GetObject",
 }

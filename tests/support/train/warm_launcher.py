@@ -385,11 +385,16 @@ def _run(command: Sequence[str]) -> NoReturn:
     """Be what Python is with these arguments."""
     name_process(" ".join(["python", *command]))
     warm_ranks.fork_launchers()
-    if _forks_ranks(command):
-        warm_ranks.fork_ranks()
     option, program, *argv = command
     if option == "-m":
+        if _forks_ranks(command):
+            warm_ranks.fork_ranks()
         run_module(program, argv)
+    if _forks_ranks(command):
+        # Not before the program has changed what it wants changed: its ranks find that too.
+        launcher = importlib.import_module(_LAUNCHER)
+        begin = launcher.main
+        vars(launcher)["main"] = lambda *given, **named: (warm_ranks.fork_ranks(), begin(*given, **named))[1]
     sys.argv = [option, *argv]
     run_to_its_end(functools.partial(exec, program, vars(types.ModuleType("__main__"))))
 

@@ -44,16 +44,19 @@ _ARG_START, _ARG_END = 45, 46
 """Fields of /proc/PID/stat, counted from the state, for where the command line lies in memory (proc_pid_stat(5), 48 and
 49)."""
 
-_start_fresh = api.get_subprocess_handler  # type: ignore[attr-defined]  # no release names it as its own
+_fresh: list[bool] = []
+"""Not empty: this launcher starts its ranks as those of users do."""
 
 
 def start_fresh() -> None:
-    """Let this launcher start its ranks as those of users do."""
-    api.get_subprocess_handler = _start_fresh  # type: ignore[attr-defined]
+    """Let this launcher start its ranks as those of users do. To be called before it begins."""
+    _fresh.append(True)
 
 
 def fork_ranks() -> None:
     """Make torchrun fork this launcher's ranks. To be called before the launcher has threads or connections."""
+    if _fresh:
+        return
     here, there = Pipe()
     launcher = os.getpid()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
