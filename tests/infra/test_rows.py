@@ -36,7 +36,7 @@ def test_a_team_is_a_row() -> None:
 
 def test_stages_and_queues_are_rows(tmp_path: Path) -> None:
     # WHEN a stage is added that differs in nothing but its name, and a queue
-    urgent = replace(QUEUES[SPOT], name="urgent", purpose="jobs that others wait for")
+    urgent = replace(QUEUES[SPOT], name="urgent")
     with added_queue(urgent.name, urgent):
         made = synthesise([BASE, replace(BASE, name="other")], tmp_path)
     of_test, of_other = ({path: item for path, item in made.items() if name in path} for name in ("test/", "other/"))

@@ -32,7 +32,7 @@ import types
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 from infra.emulator import REGION
 from infra.emulator.containers import container_init
@@ -394,7 +394,12 @@ def _run(command: Sequence[str]) -> NoReturn:
         # Not before the program has changed what it wants changed: its ranks find that too.
         launcher = importlib.import_module(_LAUNCHER)
         begin = launcher.main
-        vars(launcher)["main"] = lambda *given, **named: (warm_ranks.fork_ranks(), begin(*given, **named))[1]
+
+        def main(*given: Any, **named: Any) -> int:
+            warm_ranks.fork_ranks()
+            return int(begin(*given, **named))
+
+        vars(launcher)["main"] = main
     sys.argv = [option, *argv]
     run_to_its_end(functools.partial(exec, program, vars(types.ModuleType("__main__"))))
 
