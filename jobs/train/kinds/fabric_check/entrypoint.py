@@ -63,16 +63,6 @@ def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
     bench = _Bench(rank, arguments, accelerator, barrier, device=device, dtypes=dtypes, phases=len(groups))
     for group in groups:
         collect(rank, barrier, report, group.phase, bench.measure(group))
-    if rank.world_size > 2:
-        links, wrong = probe.probe_pairs(
-            rank,
-            accelerator,
-            barrier,
-            device=device,
-            message_bytes=arguments.largest_message_bytes,
-            seconds=arguments.seconds_per_measurement,
-        )
-        collect(rank, barrier, report, "pairs", Found(links=links, wrong=wrong))
     if rank.is_first:
         conclude(rank, arguments, report)
     rank.once("finished", lambda: True)

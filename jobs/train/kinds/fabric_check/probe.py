@@ -1,87 +1,22 @@
-"""Probes: messages by which a result tells what went wrong, and pairs of ranks that send them to each other.
+"""Probes: messages whose result shows what went wrong.
 
-A wrong result tells whose part is missing, or whose it is in place of another's. By its pairs a slow card is told from
-the others that wait for it. All values are whole numbers of at most 256, which bfloat16 holds exactly, so results are
-compared bit by bit. `members` are the ranks of a group, in its order.
+A wrong result shows whose part is missing, or whose part took its place. All values are whole numbers of at most 256,
+which bfloat16 holds exactly, so results are compared bit by bit. `members` are the ranks of a group, in its order.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jobs.train.accelerator import Accelerator
-from jobs.train.kinds.fabric_check.barrier import Barrier
-from jobs.train.kinds.fabric_check.report import Link
-from jobs.train.kinds.fabric_check.topology import rounds
 from jobs.train.rank import Rank
 
 if TYPE_CHECKING:
     import torch
 
-MESSAGE_BYTES = 4 * 1024 * 1024
-"""The most that a pair sends: enough to fill a connection, little enough for many pairs."""
-
-ROUNDS = 32
-"""The most rounds of pairs. In each one every rank has another partner; 33 ranks meet all others."""
-
 _LARGEST = 127
 _ADDENDS = 256
 """The most ones that are added up; more of them bfloat16 could not count."""
-
-
-def probe_pairs(
-    rank: Rank,
-    accelerator: Accelerator,
-    barrier: Barrier,
-    *,
-    device: "torch.device",
-    message_bytes: int,
-    seconds: float,
-) -> tuple[list[Link], list[str]]:
-    """Return what this rank measured with each partner of a lower number, and what was wrong with what it got."""
-    import torch
-
-    count = min(message_bytes, MESSAGE_BYTES) // 4
-    sent = own_values(rank.rank, count, torch.float32).to(device)
-    links, wrong = [], []
-    for number, pairs in enumerate(itertools.islice(rounds(range(rank.world_size)), ROUNDS)):
-        partner = next((sum(pair) - rank.rank for pair in pairs if rank.rank in pair), None)
-        peers = (rank.rank,) if partner is None else (rank.rank, partner)
-        with barrier.step(f"exchange between ranks {' and '.join(map(str, sorted(peers)))}", peers):
-            if partner is None:
-                continue
-            got = torch.zeros(count, dtype=torch.float32, device=device)
-            exchange = _exchange(sent, got, partner)
-            exchange()
-            accelerator.synchronize()
-            if fault := wrong_values(got.cpu(), partner, range(rank.world_size)):
-                wrong.append(f"exchange between ranks {rank.rank} and {partner}: {fault}")
-            seconds_each = repeat(
-                exchange, rank, accelerator, seconds=seconds, first=min(peers), name=f"links/{number}/{min(peers)}"
-            )
-        if partner < rank.rank:
-            links.append(
-                Link(
-                    ranks=(partner, rank.rank),
-                    nodes=(partner // rank.local_world_size, rank.node),
-                    message_bytes=count * 4,
-                    gigabytes_per_second=count * 4 / seconds_each / 1e9,
-                )
-            )
-    return links, wrong
-
-
-def _exchange(sent: "torch.Tensor", got: "torch.Tensor", partner: int) -> Callable[[], None]:
-    """Return the operation that sends a message to a partner while it receives one."""
-    import torch.distributed as dist
-
-    def exchange() -> None:
-        both = [dist.P2POp(dist.isend, sent, partner), dist.P2POp(dist.irecv, got, partner)]
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
-
-    return exchange
 
 
 def repeat(

@@ -7,7 +7,7 @@ for it, which may be compared between collectives and numbers of ranks, and with
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ Phase = Literal["within nodes", "across nodes", "all ranks"]
 Collective = Literal["all-reduce", "broadcast", "all-gather"]
 
 SLOW = 0.5
-"""A node or a rank is called slow below this share of what the others reach."""
+"""A node is called slow below this share of what the others reach."""
 
 JUDGED_BYTES = 1_000_000
 """Nobody is called slow by a smaller message, whose time is mostly latency."""
@@ -57,15 +57,6 @@ class Measurement(BaseModel):
         return self.algorithm_gigabytes_per_second * factor[self.collective]
 
 
-class Link(BaseModel):
-    """The bandwidth between two ranks that sent to each other at the same time: that of one direction."""
-
-    ranks: tuple[int, int]
-    nodes: tuple[int, int]
-    message_bytes: int
-    gigabytes_per_second: float
-
-
 class FabricReport(BaseModel):
     """All that was found, as fabric.json holds it."""
 
@@ -78,11 +69,10 @@ class FabricReport(BaseModel):
     providers: list[str] = []
     """The provider of libfabric that each node takes to the others; none where the backend does without libfabric."""
     measurements: list[Measurement] = []
-    links: list[Link] = []
     wrong: list[str] = []
     """Results that were not what they had to be."""
     slow: list[str] = []
-    """Nodes and ranks that fall behind the others, and bandwidths below the minimum."""
+    """Nodes that fall behind the others, and bandwidths below the minimum."""
 
     def largest(self, phase: Phase) -> list[Measurement]:
         """Return the all-reduce of the largest message in each group of a phase."""
@@ -108,7 +98,6 @@ class Found(BaseModel):
     """What one rank found in one phase, on its way to rank 0."""
 
     measurements: list[Measurement] = []
-    links: list[Link] = []
     wrong: list[str] = []
 
 
@@ -126,7 +115,6 @@ def collect(rank: Rank, barrier: Barrier, report: FabricReport, phase: str, foun
         key = item.group, item.collective, item.message_bytes
         slowest[key] = max(slowest.get(key, item), item, key=lambda one: one.microseconds)
     report.measurements.extend(slowest.values())
-    report.links.extend(link for one in everyones for link in one.links)
     seen: dict[str, list[int]] = {}
     for peer, one in enumerate(everyones):
         for fault in one.wrong:
@@ -198,14 +186,16 @@ def _save(rank: Rank, report: FabricReport) -> None:
 
 
 def laggards(report: FabricReport) -> list[str]:
-    """Name the nodes and ranks that are slower than the others by far."""
+    """Name the nodes that are slower than the others by far."""
     largest = [item for item in report.largest("within nodes") if item.message_bytes >= JUDGED_BYTES]
-    nodes = {item.group: item.bus_gigabytes_per_second for item in largest}
-    return [
-        *_behind(nodes, "all-reduce"),
-        *_behind(_best_links(report, same_node=True), "fastest connection within its node"),
-        *_behind(_best_links(report, same_node=False), "fastest connection to another node"),
-    ]
+    speeds = {item.group: item.bus_gigabytes_per_second for item in largest}
+    found = []
+    for name, speed in speeds.items():
+        others = [other for peer, other in speeds.items() if peer != name]
+        if others and speed < SLOW * median(others):
+            typical = f"the others' {median(others):.3g} GB/s"
+            found.append(f"{name} is slow: its all-reduce reaches {speed:.3g} GB/s, {typical}")
+    return found
 
 
 def below_minimum(report: FabricReport, minimum: float | None, minimum_across_nodes: float | None) -> list[str]:
@@ -248,25 +238,3 @@ def size(count: int) -> str:
         if count >= 1 << power:
             return f"{count / (1 << power):.4g} {unit}"
     return f"{count} B"
-
-
-def _best_links(report: FabricReport, *, same_node: bool) -> dict[str, float]:
-    """Return the fastest connection of each rank: one slow connection is not a slow rank, a slow best one is.
-
-    A rank with one partner is left out, since nothing tells which of the two is slow.
-    """
-    speeds: dict[str, list[float]] = {}
-    for link in report.links:
-        if (link.nodes[0] == link.nodes[1]) == same_node and link.message_bytes >= JUDGED_BYTES:
-            for rank, node in zip(link.ranks, link.nodes, strict=True):
-                speeds.setdefault(f"rank {rank} (node {node})", []).append(link.gigabytes_per_second)
-    return {name: max(several) for name, several in speeds.items() if len(several) > 1}
-
-
-def _behind(speeds: Mapping[str, float], what: str) -> list[str]:
-    found = []
-    for name, speed in speeds.items():
-        others = [other for peer, other in speeds.items() if peer != name]
-        if others and speed < SLOW * median(others):
-            found.append(f"{name} is slow: its {what} reaches {speed:.3g} GB/s, the others' {median(others):.3g} GB/s")
-    return found

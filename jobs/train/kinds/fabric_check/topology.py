@@ -1,4 +1,4 @@
-"""Which ranks of a job do a collective together, and which pairs of ranks are probed when."""
+"""Which ranks of a job do a collective together."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,12 +39,3 @@ def groups(rank: Rank) -> Iterator[Group]:
     name = f"card {rank.local_rank} of every node"
     yield Group(phase="across nodes", name=name, ranks=own_cards, handle=handles[own_cards])
     yield Group(phase="all ranks", name="all ranks", ranks=everyone, handle=None)
-
-
-def rounds(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Pair each with each other once; in one round all play at the same time (but one, where they are odd)."""
-    seats: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
-    for _ in range(len(seats) - 1):
-        halves = zip(seats[: len(seats) // 2], reversed(seats[len(seats) // 2 :]), strict=True)
-        yield [(one, other) for one, other in halves if one is not None and other is not None]
-        seats = [seats[0], seats[-1], *seats[1:-1]]
