@@ -8,6 +8,7 @@ import base64
 import json
 import logging
 import os
+import select
 import sys
 import tempfile
 import threading
@@ -38,6 +39,7 @@ MAX_CONCURRENT = 4
 RETRY_VARIABLE = "TRAINYARD_FUNCTION_RETRY_SECONDS"
 """Server's environment: seconds before the second try of an invocation; the third comes after twice as many."""
 _TAIL_BYTES = 4096
+_LOOK_SECONDS = 0.2
 _TIMED_OUT = -14
 """Exit code of a process that SIGALRM ended."""
 
@@ -158,6 +160,8 @@ class _Host:
         self._waiting: dict[str, Future[dict[str, Any]]] = {}
         self._requests: int | None = None
         self._handle: Any = None
+        self._ended = threading.Event()
+        """Set when the process has ended: nobody reads requests any more."""
         self._rest = b""
 
     def call(self, work: dict[str, Any]) -> dict[str, Any]:
@@ -169,9 +173,9 @@ class _Host:
             if self._requests is None:
                 self._requests = self._start()
             self._waiting[work["request_id"]] = future
-            requests = self._requests
+            requests, ended = self._requests, self._ended
         with self._writing:
-            _write_all(requests, json.dumps(work).encode() + b"\n")
+            _write_all(requests, json.dumps(work).encode() + b"\n", ended)
         return future.result()
 
     def close(self) -> None:
@@ -194,11 +198,16 @@ class _Host:
             on_output=self._on_output,
         )
         self._handle = ProcessExecutor().start(run)
-        threading.Thread(target=self._watch, args=(self._handle, folder), name="functions-host", daemon=True).start()
-        return os.open(fifo, os.O_RDWR)  # for writing alone would wait for the process, which may have failed
+        self._ended = threading.Event()
+        threading.Thread(
+            target=self._watch, args=(self._handle, folder, self._ended), name="functions-host", daemon=True
+        ).start()
+        # For writing alone it would wait for the process, which may have failed.
+        return os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
 
-    def _watch(self, handle: Any, folder: "tempfile.TemporaryDirectory[str]") -> None:
+    def _watch(self, handle: Any, folder: "tempfile.TemporaryDirectory[str]", ended: threading.Event) -> None:
         code = handle.wait().code
+        ended.set()
         folder.cleanup()
         with self._writing, self._lock:
             if self._requests is not None:
@@ -221,9 +230,12 @@ class _Host:
                 future.set_result(end)
 
 
-def _write_all(descriptor: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(descriptor, text) :]
+def _write_all(descriptor: int, text: bytes, ended: threading.Event) -> None:
+    """Write to a process that may end meanwhile: a request is longer than what the system keeps for a reader."""
+    while text and not ended.is_set():
+        if select.select([], [descriptor], [], _LOOK_SECONDS)[1]:
+            with suppress(BlockingIOError):
+                text = text[os.write(descriptor, text) :]
 
 
 _host = _Host()

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import textwrap
+import threading
 import uuid
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
+from infra.emulator.functions import invocation
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.emulator.batch_calls import until
 from tests.support.emulator.event_calls import messages, queue_of, rule
@@ -228,3 +230,15 @@ def test_the_process_that_runs_functions_is_started_again(aws: EmbeddedAws) -> N
     name = function(aws, "import os, signal\ndef handler(event, context): os.kill(os.getppid(), signal.SIGKILL)")
     assert "exit status 137" in invoke(aws, name)[0]["errorMessage"]
     assert invoke(aws, function(aws, "def handler(event, context): return 1"))[0] == 1
+
+
+def test_a_request_that_nobody_reads_any_more_is_given_up() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    ended = threading.Event()
+    killer = threading.Timer(0.3, ended.set)
+    killer.start()
+    invocation._write_all(write, bytes(1 << 20), ended)  # more than the system keeps for a reader
+    killer.join()
+    for descriptor in (read, write):
+        os.close(descriptor)
