@@ -60,7 +60,7 @@ class Place:
 
 
 class Attempt(threading.Thread):
-    """Supervises one attempt in a thread of its own."""
+    """Supervises one attempt in a separate thread."""
 
     def __init__(
         self,

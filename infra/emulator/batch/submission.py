@@ -33,7 +33,7 @@ class Submission:
     task: Mapping[str, Any]
     """What each node runs, in the shape of the API, overrides applied."""
     nodes: int | None
-    """The number of nodes of a multi-node job; None: it is none."""
+    """The number of nodes of a multi-node job, or None for a job of one node."""
     retry_strategy: Mapping[str, Any]
     timeout_seconds: float | None
     depends_on: tuple[Mapping[str, str], ...]

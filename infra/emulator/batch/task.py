@@ -30,7 +30,7 @@ class TaskRecord:
 
 
 class Task(threading.Thread):
-    """Runs the container of a node in a thread of its own."""
+    """Runs the container of a node in a separate thread."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Task(threading.Thread):
 
 
 def new_task_record(*, account_id: str, region: str, cluster: str) -> TaskRecord:
-    """Return a task on an instance of its own."""
+    """Return a task on a new instance."""
     prefix = f"arn:aws:ecs:{region}:{account_id}"
     return TaskRecord(
         task_arn=f"{prefix}:task/{cluster}/{uuid.uuid4().hex}",

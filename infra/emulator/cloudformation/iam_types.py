@@ -1,4 +1,4 @@
-"""Roles and policies; a change keeps whoever uses them. Nothing enforces what the policies say."""
+"""Roles and policies; their users survive a change. The policies are not enforced."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -118,7 +118,7 @@ class SecurityGroup(Ec2):
 
 @dataclass(frozen=True)
 class SeparateRule(ResourceType):
-    """A rule of a security group that is a resource of its own."""
+    """A security group rule declared as a separate resource."""
 
     service = "ec2"
     direction: str
@@ -151,7 +151,7 @@ def _rule(api: Api, operation: str, group_id: str, rule: Properties) -> dict[str
 
 @dataclass(frozen=True)
 class Link(ResourceType):
-    """Something between two resources, without an id of its own."""
+    """A link between two resources, which has no id."""
 
     service = "ec2"
     create_by: str

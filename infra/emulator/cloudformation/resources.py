@@ -136,7 +136,7 @@ def _generated_name(resource_type: str, stack_name: str, logical_id: str) -> str
 
 @contextmanager
 def _reasons(doing: str) -> Iterator[None]:
-    """Turn what a service answers into a ResourceError; anything else also goes on record as a crash."""
+    """Turn a service's error into a ResourceError. Any other exception is also recorded as a crash."""
     try:
         yield
     except (ServiceException, HTTPException) as error:

@@ -152,7 +152,7 @@ def _run(work: dict[str, Any], folder: Path) -> NoReturn:
 def _result(work: dict[str, Any]) -> dict[str, Any]:
     try:
         handler = _load(work["handler"])
-    except Exception as error:  # noqa: BLE001 - whatever the module does, the caller is told
+    except Exception as error:  # noqa: BLE001 - any error of the module is returned to the caller
         return _failure(error, kind=_kind_of_load_failure(error))
     signal.setitimer(signal.ITIMER_REAL, work["timeout_seconds"])
     try:
