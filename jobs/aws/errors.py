@@ -130,6 +130,10 @@ def explain(error: Exception) -> TrainyardError | None:
         return _explain_line(error)
     if isinstance(error, (boto.BotoCoreError, Boto3Error)):
         return ConfigurationError(_first_line(error))
+    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint: "):  # botocore's, of a configuration
+        return ConfigurationError(
+            f"{_first_line(error)} is no HTTP address", next_step="correct endpoint_url in the AWS configuration"
+        )
     return None
 
 

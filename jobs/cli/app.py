@@ -17,10 +17,8 @@ from jobs.cli.images.app import images
 from jobs.cli.local.app import STATE_FILE, local
 from jobs.cli.options import (
     RUNS_FOLDER,
-    BuildArguments,
     Detach,
     DryRun,
-    Network,
     NoCheck,
     Output,
     Overrides,
@@ -304,18 +302,15 @@ def schema() -> None:
 
 @app.command()
 def demo(
-    *,
     executor: Annotated[
         Literal["process", "docker"],
         typer.Option(help="What the job runs as: this machine's processes, or a container of the cpu image."),
     ] = "process",
-    build_arguments: BuildArguments = None,
-    network: Network = None,
 ) -> None:
     """Deploy to an embedded AWS, fine-tune a real model there, show the result (what `make demo` runs).
 
-    With a Docker engine, --executor docker builds the cpu image first; --build-arg and --network are for that.
+    With a Docker engine, --executor docker builds the cpu image first, unless `trainyard images build` has.
     """
     from jobs.cli import demo as command
 
-    command.demo(executor=executor, build_arguments=build_arguments or [], network=network)
+    command.demo(executor=executor)

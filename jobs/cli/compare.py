@@ -101,8 +101,4 @@ def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact], *, w
             table.add_row(fact.label, *row)
         return table
     by_fact = {fact.label.upper(): row for fact, row in zip(compared, cells, strict=True)}
-    shown = tables.fitting({"RUN": names, **by_fact}, width=width, leave_out=reversed(by_fact))
-    table = tables.columns(*shown)
-    for line in zip(*shown.values(), strict=True):
-        table.add_row(*line)
-    return table
+    return tables.fitted({"RUN": names, **by_fact}, width=width, leave_out=reversed(by_fact))

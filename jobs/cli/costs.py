@@ -107,14 +107,7 @@ def costs_table(found: Sequence[Cost], *, by: By, width: int) -> Table:
     }
     least = sorted(UNPRODUCTIVE, key=lambda name: whole.usd_by_phase[name])
     less_needed = [*(name.upper() for name in least), "RUNS", "HOURS", "ON-DEMAND", "SAVED"]
-    shown = tables.fitting(cells, width=width, leave_out=less_needed)
-    table = tables.columns(*shown)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False  # where not even that one fits
-    for row in zip(*shown.values(), strict=True):
-        table.add_row(*row)
-    return table
+    return tables.fitted(cells, width=width, leave_out=less_needed, right=list(cells)[1:])
 
 
 def _fields(row: Cost, by: By) -> dict[str, str | int | float | None]:

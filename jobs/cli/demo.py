@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,36 +23,32 @@ from jobs.cli.options import RUNS_FOLDER
 from jobs.cli.plain import print_text
 from jobs.cli.report import REPORT, write_fetched
 from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.cli.submit import plan_run, raise_failure, send, watch
+from jobs.cli.submit import How, submit
 from jobs.client import storage
 from jobs.client.batch import read_stage
-from jobs.client.records import read_classes
-from jobs.contract.errors import Detached, JobFailedError
-from jobs.contract.locations import DATA, S3Location
-from jobs.contract.run import METRICS, MODEL, RECEIPT, TENSORBOARD
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from jobs.contract.errors import Detached
+from jobs.contract.stage import DEFAULT_STAGE
 from jobs.contract.words import duration
 
 SPEC = READY_SPECS / "finetune-reviews.yaml"
 STATE_FOLDER = Path(".trainyard")
 
 
-def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | None = None) -> None:
+def demo(*, executor: str) -> None:
     """Run `trainyard demo`. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended.
 
     `executor`: `docker` has the job run in a container of the cpu image, which is built with the other two first.
     """
     started_at = time.monotonic()
     in_container = executor == "docker"
-    steps = Steps(9 if in_container else 7)
+    steps = Steps(8 if in_container else 6)
     for ending in embedded.INTERRUPTS:
         signal.signal(ending, _interrupt)
     try:
         with _embedded_aws(steps, executor) as server:
             _deploy(steps, server)
             if in_container:
-                _build(steps, server, build_arguments, network)
+                _build(steps, server)
             folder = _run(steps)
             steps.say(f"stopping the embedded AWS; all in all {duration(time.monotonic() - started_at)}")
         _say_next(folder)
@@ -68,14 +64,14 @@ def _deploy(steps: "Steps", server: embedded.Server) -> None:
         os.environ.pop(name, None)
 
 
-def _build(steps: "Steps", server: embedded.Server, build_arguments: Sequence[str], network: str | None) -> None:
+def _build(steps: "Steps", server: embedded.Server) -> None:
     from jobs.cli.images.push import push_images
     from jobs.images.stage_images import StageImages
 
     aws = Aws()
     with steps.step("trainyard images push cpu"):
         there = StageImages.read(aws, DEFAULT_STAGE, None)
-        push_images(aws, there, ["cpu"], build_arguments=build_arguments, network=network)
+        push_images(aws, there, ["cpu"])
     with steps.step("deploy again, which has jobs run in that image"):
         embedded.deploy(server, DEFAULT_STAGE)
 
@@ -83,31 +79,19 @@ def _build(steps: "Steps", server: embedded.Server, build_arguments: Sequence[st
 def _run(steps: "Steps") -> Path:
     """Train, and return the folder of what the run wrote."""
     aws = Aws()
-    stage = read_stage(aws, DEFAULT_STAGE)
-    spec = read_spec(SPEC)
-
     with steps.step("put real data and pretrained weights into the data bucket"):
-        for done in demo_data.stage(aws, _inputs(spec, stage), STATE_FOLDER / "cache"):
+        for done in demo_data.put(aws, read_spec(SPEC), read_stage(aws, DEFAULT_STAGE), STATE_FOLDER / "cache"):
             steps.say(done)
 
     with steps.step(f"trainyard submit {os.path.relpath(SPEC)}"):
-        planned = plan_run(aws, stage, spec)
-        tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
-        job_id = send(aws, planned)
-        job, receipt = watch(aws, stage, planned.run_id, planned.run_location, job_id, show_log=True, log_to=sys.stdout)
-        raise_failure(job)
-        if receipt is None:
-            raise JobFailedError(f"{job.run_id} succeeded without a receipt", next_step="report this: it is a defect")
+        [run_id] = submit(aws, DEFAULT_STAGE, SPEC, [], how=How.FOLLOW, yes=True, output="table")
 
-    target = RUNS_FOLDER / planned.run_id
-    with steps.step(f"trainyard fetch {planned.run_id}"):
-        fetched = list(storage.fetch(aws, planned.run_location, target))
+    target = RUNS_FOLDER / run_id
+    with steps.step(f"trainyard fetch {run_id}"):
+        run = storage.find_run(aws, read_stage(aws, DEFAULT_STAGE), run_id)
+        fetched = list(storage.fetch(aws, run.location, target))
         steps.say(f"{len(fetched)} files, {sum(path.stat().st_size for path in fetched) / 2**20:.0f} MiB")
 
-    with steps.step("the result"):
-        fetched_to = "\n".join(f"{target}/{name}" for name in (RECEIPT, METRICS, MODEL, TENSORBOARD))
-        table = tables.receipt_table(receipt, location=fetched_to, embedded=True)
-        tables.show_result(table, read_classes(aws, planned.run_location), on=tables.stdout())
     with steps.step(f"trainyard report {target}"):
         write_fetched(target, target / REPORT)
     return target
@@ -146,14 +130,6 @@ def _embedded_aws(steps: "Steps", executor: str) -> Iterator[embedded.Server]:
             signal.signal(ending, signal.SIG_IGN)
         if server:
             embedded.stop(server)
-
-
-def _inputs(spec: JobSpec, stage: DeployedStage) -> dict[str, S3Location]:
-    """Return where the spec expects its inputs: argument to place in the data bucket."""
-    return {
-        argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
-        for argument, location, _ in spec.entrypoint_arguments().sources()
-    }
 
 
 def _interrupt(_signal_number: int, _frame: object) -> None:

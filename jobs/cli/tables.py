@@ -1,13 +1,12 @@
 """Runs, jobs, receipts and plans as tables and as JSON."""
 
-import dataclasses
-import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_jsonable_python
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -85,18 +84,12 @@ def show(table: "Table | Pairs", *, on: Console) -> None:
 
 def print_line(line: Text, *, on: Console) -> None:
     """Print a line, on a terminal wrapped between words; one longer than it is wide, an address, stays whole."""
-    breaks: list[int] = []
-    used = 0
-    for word in re.finditer(r"\s*\S+\s*", line.plain if on.is_terminal else ""):
-        if used and used + cell_len(word[0].rstrip()) > on.width:
-            breaks.append(word.start())
-            used = 0
-        used += cell_len(word[0])
-    *begun, last = line.divide(breaks)
-    for part in begun:
-        part.rstrip()  # the blank at a break would be a column too many, and the terminal would begin a line for it
-    for part in (*begun, last):
-        on.print(part, no_wrap=True, overflow="ignore", crop=False)
+    for part in (_wrapped(line.plain, on.width) if on.is_terminal else []) or [line.plain]:
+        on.print(Text(part, style=line.style), no_wrap=True, overflow="ignore", crop=False)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def print_json(value: Any) -> None:
@@ -119,7 +112,7 @@ class Pairs:
         for label, value in self._rows:
             begin = Text(f"{label}{' ' * (labels - cell_len(label))}  ", style="dim")
             text, style = (value.plain, value.style) if isinstance(value, Text) else (value, "")
-            for line in textwrap.wrap(printable(text), room, break_long_words=False, break_on_hyphens=False):
+            for line in _wrapped(printable(text), room):
                 yield Text.assemble(begin, (line, style), no_wrap=True, overflow="ignore")
                 begin = Text(" " * (labels + 2))
 
@@ -132,20 +125,34 @@ def columns(*headings: str) -> Table:
     return table
 
 
-def fitting(
-    cells: Mapping[str, Sequence[str | Text]], *, width: int, leave_out: Iterable[str], gap: int = 2
-) -> dict[str, Sequence[str | Text]]:
-    """Return the columns, by their headings, that fit a width with so many blanks between them.
+def fitted(
+    cells: Mapping[str, Sequence[str | Text]],
+    *,
+    width: int,
+    leave_out: Iterable[str],
+    right: Container[str] = (),
+    wrapped: int = 1,
+) -> Table:
+    """Return a table of the columns, by their headings, that fit a width.
 
     Those of `leave_out` go one by one, the first one first, until the others fit: better none than one that is cut.
+    Those of `right` are aligned right. The first `wrapped` wrap if not even they fit.
     """
     shown = dict(cells)
     for heading in leave_out:
         widths = [max(map(len, [name, *column])) for name, column in shown.items()]
-        if sum(widths) + gap * (len(widths) - 1) <= width:
+        if sum(widths) + len(widths) - 1 <= width:
             break
         shown.pop(heading, None)
-    return shown
+    table = columns(*shown)
+    table.padding = (0, 1, 0, 0)
+    for column in table.columns:
+        column.justify = "right" if str(column.header) in right else "left"
+    for column in table.columns[:wrapped]:
+        column.no_wrap, column.overflow = False, "fold"
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
+    return table
 
 
 def moment(time: datetime | None) -> str:
@@ -270,19 +277,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def job_json(job: Job) -> dict[str, Any]:
     """Return a job as JSON, with times in ISO 8601, UTC."""
-    fields = dataclasses.asdict(job)
-    del fields["log_streams"]
-    return {key: _with_iso_times(value) for key, value in fields.items()}
-
-
-def _with_iso_times(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Mapping):
-        return {key: _with_iso_times(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_iso_times(item) for item in value]
-    return value
+    return {key: value for key, value in to_jsonable_python(job).items() if key != "log_streams"}
 
 
 def attempts_table(attempts: Iterable[JobAttempt]) -> Table:

@@ -11,13 +11,12 @@ from jobs.client.storage import newest_checkpoint
 from jobs.contract.acceptance import NOT_PROVEN, PROVEN, RECLAIM, Evidence
 from jobs.contract.errors import JobFailedError, TrainyardError
 from jobs.contract.records import Attempt
-from jobs.contract.stage import DeployedStage
 
 HOURS = 1.0
 
 _LONG_ENOUGH = ("arguments.epochs=40", "arguments.checkpoint_every_steps=100")
 """MRPC's 3,668 pairs take the published 22 s an epoch on a Gaudi: the notice alone takes two minutes."""
-_LONG_ENOUGH_EMBEDDED = ("arguments.epochs=8", "arguments.checkpoint_every_steps=12")
+_LONG_ENOUGH_EMBEDDED = ("arguments.epochs=4", "arguments.checkpoint_every_steps=6")
 
 _TAG_TRIES = 30
 
@@ -34,7 +33,11 @@ def _reclaim(context: Context, ids: Ids) -> list[Evidence]:
     own = ["name=acceptance-reclaim", "resources.capacity=spot", *longer]
     own += runs.limits(context, stage.instance_type, HOURS)
     runs.start(context, stage, runs.training(context, stage, own), ids)
-    job = _saved(context, stage, ids)
+
+    def has_saved(job: Job) -> bool:
+        return newest_checkpoint(context.aws, runs.place_of(stage, job)) is not None
+
+    job = runs.wait(context, stage, ids, until=has_saved)
     if job.attempt == 1 and not job.ended:
         _take_back(context, job, ids)
     ended, receipt = runs.end(context, stage, ids)
@@ -61,19 +64,6 @@ def _pause(first: Attempt, second: Attempt) -> str:
         more = (second.training_started_at - second.started_at).total_seconds()
         text += f", and {more:.0f} s more until a step began"
     return text
-
-
-def _saved(context: Context, stage: DeployedStage, ids: Ids) -> Job:
-    """Return the job once its run has a complete checkpoint."""
-    while True:
-        context.wait()
-        job = runs.find(context, stage, ids)
-        if job is not None and newest_checkpoint(context.aws, runs.place_of(stage, job)):
-            return job
-        if job is not None and job.ended:
-            raise JobFailedError(
-                f"{job.run_id} ended ({job.state}) before it had saved", next_step=f"trainyard logs {job.run_id}"
-            )
 
 
 def _take_back(context: Context, job: Job, ids: Ids) -> None:

@@ -126,10 +126,11 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
     start(context, stage, training(context, stage, limits(context, stage.instance_type, _ACCELERATOR_HOURS)), ids)
     joined: list[Any] = []
 
-    def look() -> None:
+    def look(_job: Job) -> bool:
         joined[:] = joined or context.instances(instance_type=[stage.instance_type.name], tag_key=_JOINED_TAGS)
+        return False
 
-    job, receipt = end(context, stage, ids, meanwhile=look)
+    job, receipt = end(context, stage, ids, until=look)
     wanted = ("eval_accuracy", "eval_majority_accuracy", "eval_f1", "train_samples_per_second")
     if "eval_accuracy" not in receipt.result:
         raise JobFailedError(f"{job.run_id} reports no accuracy", next_step=f"trainyard receipt {job.run_id}")
@@ -153,11 +154,7 @@ def training(context: Context, stage: DeployedStage, overrides: Sequence[str]) -
     if not context.aws.embedded:
         return read_spec(READY_SPECS / "finetune-mrpc.yaml", own)
     spec = read_spec(SPEC, [*own, *_SMALL])
-    places = {
-        argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
-        for argument, location, _ in spec.entrypoint_arguments().sources()
-    }
-    for _ in demo_data.stage(context.aws, places, STATE_FOLDER / "cache", at_most=_SENTENCES):
+    for _ in demo_data.put(context.aws, spec, stage, STATE_FOLDER / "cache", at_most=_SENTENCES):
         pass
     return spec
 
@@ -206,7 +203,7 @@ def _isolation(context: Context, ids: Ids) -> list[Evidence]:
         return replace(planned, request=json.loads(json.dumps(planned.request).replace(str(own), str(place))))
 
     start(context, stage, _corpus_spec(context, stage, name="acceptance-trespass"), ids, change=trespass)
-    job = _wait_for_end(context, stage, ids)
+    job = wait(context, stage, ids)
     tried = f"{job.run_id}, of team {stage.default_team}, tried to read {place}"
     if job.state == "SUCCEEDED" and context.aws.embedded:
         text = f"{tried}, and could: the embedded AWS enforces no IAM"
@@ -248,10 +245,10 @@ def find(context: Context, stage: DeployedStage, ids: Ids) -> Job | None:
 
 
 def end(
-    context: Context, stage: DeployedStage, ids: Ids, *, meanwhile: Callable[[], None] = lambda: None
+    context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[Job], bool] = lambda _job: False
 ) -> tuple[Job, Receipt]:
     """Wait for the run's end. Raises JobFailedError if it failed."""
-    job = _wait_for_end(context, stage, ids, meanwhile=meanwhile)
+    job = wait(context, stage, ids, until=until)
     raise_failure(job)
     receipt = read_receipt(context.aws, place_of(stage, job))
     if receipt is None:
@@ -259,22 +256,20 @@ def end(
     return job, receipt
 
 
-def _wait_for_end(
-    context: Context, stage: DeployedStage, ids: Ids, *, meanwhile: Callable[[], None] = lambda: None
-) -> Job:
-    """Return the run's last job once it has ended. The limit ends the wait."""
+def wait(context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[Job], bool] = lambda _job: False) -> Job:
+    """Return the run's last job once it has ended or is as wanted. The limit ends the wait."""
     while True:
         context.wait()
         try:
-            meanwhile()
             job = find(context, stage, ids)
+            is_wanted = job is not None and until(job)
         except Exception as error:
             if not is_transient(error):
                 raise
             continue
         if job is None:
             raise JobFailedError(f"AWS Batch does not know {ids.get('run')}", next_step="the same command, again")
-        if job.ended and not may_go_on(stage, job):
+        if is_wanted or (job.ended and not may_go_on(stage, job)):
             return job
 
 

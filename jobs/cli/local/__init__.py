@@ -1,1 +1,1 @@
-"""`trainyard data`: look into tables, and keep a team's files in the stage's data bucket."""
+"""`trainyard local`: the embedded AWS of the current folder."""

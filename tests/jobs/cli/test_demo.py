@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, interrupted at each of its stages: no process may stay behind."""
+"""The demo as a newcomer runs it, interrupted: no process may stay behind."""
 
 import os
 import re
@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 
@@ -27,24 +26,17 @@ def started_by_demo(mark: str, endpoint: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("moment", "ending"),
-    [
-        pytest.param("start an embedded AWS", signal.SIGINT, id="while the server starts"),
-        pytest.param("held-out examples", signal.SIGTERM, id="while ranks train"),
-    ],
-)
-def test_interrupted_it_leaves_no_process_behind(
-    tmp_path: Path, clean_environment: dict[str, str], moment: str, ending: signal.Signals
+def test_interrupted_while_ranks_train_it_leaves_no_process_behind(
+    tmp_path: Path, clean_environment: dict[str, str]
 ) -> None:
     mark = f"{os.getpid()}-{tmp_path.name}"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = {**clean_environment, MARK: mark, "TMPDIR": str(temporary)}
     with Terminal([TRAINYARD, "demo"], environment=environment, folder=tmp_path) as terminal:
-        terminal.wait_until_shown(moment, timeout_seconds=180)
+        terminal.wait_until_shown("held-out examples", timeout_seconds=180)
         descendants = psutil.Process(terminal.process.pid).children(recursive=True)
-        terminal.process.send_signal(ending)
+        terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait(timeout_seconds=60) == 130
     assert "interrupted; what the demo had started is stopped" in terminal.shown
     answers_at = re.search(r"http://localhost:\d+", terminal.shown)

@@ -15,24 +15,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return download(REVIEWS, tmp_path_factory.mktemp("cache"))
 
 
-def test_the_split_is_clean_balanced_and_of_the_promised_size(package: Path) -> None:
+def test_the_split_is_clean_balanced_and_the_same_each_time(package: Path) -> None:
     training, held_out = read_reviews(package)
     assert (len(training), len(held_out)) == (TRAINING_SENTENCES, HELD_OUT_SENTENCES)
-    assert HELD_OUT_SENTENCES >= 1_000
     assert not {example["text"] for example in training} & {example["text"] for example in held_out}
     for examples in (training, held_out):
-        assert {example["label"] for example in examples} == {0, 1}
         assert 0.45 < sum(example["label"] == 1 for example in examples) / len(examples) < 0.55
-        assert all(str(example["text"]).strip() for example in examples)
+    # Another first sentence would mean that published accuracies were measured on other data.
+    assert held_out[0]["text"] == FIRST_HELD_OUT
 
 
-def test_the_split_is_the_same_each_time(package: Path) -> None:
-    assert read_reviews(package) == read_reviews(package)
-    # The first held-out sentence: another one would mean that published accuracies were measured on other data.
-    assert read_reviews(package)[1][0]["text"] == FIRST_HELD_OUT
-
-
-def test_a_cached_file_is_used_again_and_a_damaged_one_replaced(package: Path) -> None:
+def test_a_damaged_file_is_replaced_and_one_with_another_hash_refused(package: Path, tmp_path: Path) -> None:
     before = package.stat().st_ino
     assert download(REVIEWS, package.parent) == package
     assert package.stat().st_ino == before
@@ -40,9 +33,6 @@ def test_a_cached_file_is_used_again_and_a_damaged_one_replaced(package: Path) -
     download(REVIEWS, package.parent)
     assert len(read_reviews(package)[1]) == HELD_OUT_SENTENCES
     assert [path.name for path in package.parent.iterdir()] == [REVIEWS.file_name]
-
-
-def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
     other = Package(REVIEWS.requirement, REVIEWS.file_name, "0" * 64, from_source=True)
     with pytest.raises(ConfigurationError, match=r"could not download vaderSentiment==0\.5:\n(.|\n)*HASHES"):
         download(other, tmp_path)

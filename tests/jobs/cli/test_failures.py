@@ -1,5 +1,6 @@
 """Each mistake of a user: what is said, what to do next, the exit code, and never a traceback."""
 
+import errno
 import json
 import socket
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cli.failures import run_reporting
 from jobs.cli.local.app import STATE_FILE
 from jobs.cli.spec_file import READY_SPECS
 from tests.jobs.cli.conftest import Trainyard
@@ -70,11 +72,17 @@ def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard
             "AWS_ENDPOINT_URL=localhost:1 is not",
             "correct or unset",
         ),
+        (
+            {**KEYS, **REGION, "AWS_CONFIG_FILE": "config"},
+            "Invalid endpoint: localhost:1 is no HTTP address",
+            "correct endpoint_url",
+        ),
     ],
 )
 def test_credentials_and_settings(
-    trainyard: Trainyard, environment: Mapping[str, str], error: str, next_step: str
+    trainyard: Trainyard, tmp_path: Path, environment: Mapping[str, str], error: str, next_step: str
 ) -> None:
+    (tmp_path / "config").write_text("[default]\nendpoint_url = localhost:1\n")
     check(trainyard("list", environment=environment), exit_code=3, error=error, next_step=next_step)
 
 
@@ -83,14 +91,18 @@ def test_credentials_and_settings(
     [(">&-", "standard output is closed"), (">/dev/full", "the output cannot be written: No space")],
 )
 def test_an_output_that_takes_nothing(clean_environment: Mapping[str, str], stdout: str, error: str) -> None:
-    finished = subprocess.run(
-        ["sh", "-c", f'"{TRAINYARD}" schema {stdout}'],
-        env=dict(clean_environment),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    shell = ["sh", "-c", f'"{TRAINYARD}" schema {stdout}']
+    finished = subprocess.run(shell, env=dict(clean_environment), capture_output=True, text=True, check=False)
     check(finished, exit_code=1, error=error, next_step="send it to a file ")
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def write(_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/x/model/weights")
+
+    assert run_reporting(write, []) == 1
+    full = "error: runs/x/model/weights: No space left on device\nnext: free some space, then again\n"
+    assert capsys.readouterr().err == full
 
 
 def test_a_profile_may_be_named_before_or_after_the_command(trainyard: Trainyard) -> None:
@@ -100,10 +112,13 @@ def test_a_profile_may_be_named_before_or_after_the_command(trainyard: Trainyard
 
 def test_an_embedded_aws_that_is_not_running(trainyard: Trainyard) -> None:
     endpoint = f"http://localhost:{free_port()}"
-    finished = trainyard("list", environment={**KEYS, **REGION, "AWS_ENDPOINT_URL": endpoint})
-    check(
-        finished, exit_code=3, error=f"the embedded AWS at {endpoint} does not answer", next_step="trainyard local up"
-    )
+    environment = {**KEYS, **REGION, "AWS_ENDPOINT_URL": endpoint}
+    silent = f"the embedded AWS at {endpoint} does not answer"
+    check(trainyard("list", environment=environment), exit_code=3, error=silent, next_step="trainyard local up")
+    # Without a command it says so too, and what to do next.
+    shown = trainyard(environment=environment)
+    assert (shown.returncode, f"AWS cannot be asked for runs: {silent}" in shown.stdout) == (0, True)
+    check(trainyard("local", "env"), exit_code=3, error="no embedded AWS runs", next_step="trainyard local up")
 
 
 def test_errors_are_json_where_the_output_is(trainyard: Trainyard) -> None:
@@ -131,10 +146,6 @@ def test_control_characters_do_not_reach_the_terminal(trainyard: Trainyard, tmp_
         assert finished.returncode == 2
         assert "Traceback" not in finished.stderr
         assert not set(finished.stdout + finished.stderr) & {"\x1b", "\x07", "\x9b"}
-
-
-def test_no_embedded_aws_to_speak_of(trainyard: Trainyard) -> None:
-    check(trainyard("local", "env"), exit_code=3, error="no embedded AWS runs", next_step="trainyard local up")
 
 
 def test_a_state_file_that_is_none(trainyard: Trainyard, tmp_path: Path) -> None:

@@ -59,9 +59,7 @@ def test_it_counts_from_the_launch_to_the_end_and_what_the_stage_costs_idle() ->
     assert account.look_after(meter, 1) == pytest.approx(24.05 + 36 / 60 + 0.05 / 60)
     assert account.look_after(meter, 60) == pytest.approx(24.05 + 36 / 60 + 0.05 / 60 + 0.05)
     assert account.kept[-1] == (account.time, meter.spent_usd)
-
-
-def test_a_run_that_continues_counts_what_ran_on_without_it_and_nothing_twice() -> None:
+    # A run that continues counts what ran on without it, and nothing twice.
     account = Account()
     account.launch("i-1", 10.0)
     meter = account.meter(spent_usd=5.0, until=BEGIN + timedelta(minutes=30))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import psutil
 import pytest
 from botocore.stub import ANY, Stubber
 
@@ -16,7 +17,7 @@ from jobs.cli.acceptance.command import steps_of
 from jobs.cli.acceptance.context import program
 from jobs.cli.acceptance.runner import LimitReachedError
 from jobs.cli.acceptance.watched import bill_days, billed_by_run, compared
-from jobs.contract.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claims_of, claims_seen, outcome_of
+from jobs.contract.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claims_seen
 from jobs.contract.errors import TrainyardError
 from jobs.report.acceptance import acceptance_page
 from tests.jobs.cli.acceptance.test_runner import NEW
@@ -103,22 +104,18 @@ def test_one_instance_is_taken_back_once_the_role_is_known_and_nothing_stays(stu
     fis.undo(Aws(), ids)  # and a second time asks for nothing
 
 
-def test_a_refusal_is_an_error_and_what_was_made_is_recorded_for_the_undo(stubs: dict[str, Stubber]) -> None:
+def test_a_refusal_is_an_error_and_an_undo_deletes_what_is_left_and_may_be_deleted(stubs: dict[str, Stubber]) -> None:
     queue(stubs, {"status": "failed", "reason": "Target resolution returned empty set"})
     ids: dict[str, str] = {}
     with pytest.raises(TrainyardError, match="Target resolution returned empty set"):
         fis.interrupt(Aws(), ARN, stage="dev", ids=ids, wait=lambda: None)
-    assert {"role", "template"} <= ids.keys()
-
-
-def test_an_undo_deletes_the_rest_of_what_is_gone_and_keeps_what_may_not_be_deleted(stubs: dict[str, Stubber]) -> None:
+    assert ids.keys() == {"role", "template", "experiment"}
     stubs["fis"].add_client_error("delete_experiment_template", "ResourceNotFoundException")
     stubs["iam"].add_client_error("delete_role_policy", "NoSuchEntity")
     stubs["iam"].add_client_error("delete_role", "AccessDenied")
-    ids = {"template": "EXT1", "role": "made"}
     with pytest.raises(Exception, match="AccessDenied"):
         fis.undo(Aws(), ids)
-    assert ids == {"role": "made"}
+    assert ids.keys() == {"role", "experiment"}
 
 
 def day(**usd: float) -> dict[str, Any]:
@@ -172,12 +169,6 @@ def test_receipts_are_compared_with_the_bill(more: dict[str, float], outcome: st
     assert nothing.text.startswith("not known yet: no run of the 14 days up to 2026-11-02")
 
 
-def test_a_step_is_proven_if_all_of_its_claims_are() -> None:
-    proven = [Evidence(claim=claim.name, outcome="proven", text="seen") for claim in claims_of("deploy")]
-    assert outcome_of(proven) == "proven"
-    assert outcome_of([*proven, Evidence(claim="images", outcome="not proven here", text="")]) == "not proven here"
-
-
 def test_evidence_of_a_step_that_failed_later_counts_for_nothing() -> None:
     found = NEW.model_copy(update={"steps": [StepRecord(name=name) for name in STEPS]})
     deploy = found.step("deploy")
@@ -201,22 +192,19 @@ def test_each_step_is_there_in_its_order_and_the_worst_case_is_within_the_defaul
 
 
 def test_a_program_that_fails_is_an_error_with_its_last_words_and_the_limit_ends_it(tmp_path: Path) -> None:
-    fails = [
-        sys.executable,
-        "-c",
-        "import sys; print(sys.argv[1]); print('no such role', file=sys.stderr); sys.exit(3)",
-    ]
-    assert program([*fails, "[]"], tmp_path / "it", aws=Aws(region="us-east-1"), codes=(0, 3)) == "[]\n"
+    fails = [sys.executable, "-c", "import sys; print('[]'); print('no such role', file=sys.stderr); sys.exit(3)"]
+    aws = Aws(region="us-east-1")
+    assert program(fails, tmp_path / "it", aws=aws, codes=(0, 3)) == "[]\n"
     with pytest.raises(TrainyardError, match=r"(?s)failed with exit code 3:\nno such role.*see .*it\.log"):
-        program([*fails, "[]"], tmp_path / "it", aws=Aws(region="us-east-1"))
+        program(fails, tmp_path / "it", aws=aws)
 
     def stop() -> None:
-        raise LimitReachedError("39.00 USD are spent")
+        if pid := (tmp_path / "it.out").read_text():
+            started.append(int(pid))
+            raise LimitReachedError("39.00 USD are spent")
 
+    started: list[int] = []
+    waits = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
     with pytest.raises(LimitReachedError):
-        program(
-            [sys.executable, "-c", "import time; time.sleep(60)"],
-            tmp_path / "it",
-            aws=Aws(region="us-east-1"),
-            check=stop,
-        )
+        program(waits, tmp_path / "it", aws=aws, check=stop)
+    assert not psutil.pid_exists(started[0])
