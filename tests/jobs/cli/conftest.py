@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from jobs.aws.connection import Aws
 from tests.support.jobs import in_process
 from tests.support.jobs.submitting import SPEC
 
@@ -16,7 +17,7 @@ Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def clean_environment(tmp_path: Path) -> dict[str, str]:
-    """An environment without anything that tells of an AWS: no settings, no credentials, an empty home."""
+    """An environment without AWS settings and credentials, and with an empty home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TRAINYARD_"))}
     home = tmp_path / "home"
     home.mkdir()
@@ -39,14 +40,31 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
 
 
 @pytest.fixture
-def aws_trainyard(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> Trainyard:
-    """`trainyard`, pointed at the embedded AWS."""
-    return lambda *arguments: trainyard(*arguments, environment=deployed_environment)
+def aws_environment(
+    embedded: Aws, clean_environment: dict[str, str], deployed_environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The whole environment of a program that is pointed at the embedded AWS."""
+    return {**clean_environment, **deployed_environment}
+
+
+@pytest.fixture
+def aws_trainyard(trainyard: Trainyard, aws_environment: dict[str, str]) -> Trainyard:
+    """`trainyard`, pointed at the embedded AWS. With `expect`, the exit code is checked."""
+
+    def run(
+        *arguments: str | Path, expect: int | None = None, environment: Mapping[str, str] | None = None, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        done = trainyard(*arguments, environment={**aws_environment, **(environment or {})}, stdin=stdin)
+        assert expect in (None, done.returncode), done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """A spec whose inputs pass for good, though a row of its data is bad: a job of it fails in seconds."""
+    """A spec that passes all checks, although a row of its data is bad: its job fails within seconds."""
     path = tmp_path / "probe.yaml"
     path.write_text(yaml.safe_dump(SPEC))
     return path

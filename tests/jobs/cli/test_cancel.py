@@ -1,40 +1,62 @@
-"""`trainyard cancel`, on jobs that the embedded AWS really runs."""
+"""`trainyard cancel`, on a job that the embedded AWS really runs."""
 
 import json
+import signal
+import time
+from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
+from jobs.client import batch
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.jobs.recorded_runs import three_attempts
 from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.jobs.terminal import TRAINYARD, Terminal
+
+CTRL_C = "Ctrl-C"
 
 
-def test_cancel_stops_what_runs(aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage) -> None:
-    plan = planned_to_run(embedded, stage, ["sleep", "60"])
+def test_cancel_asks_whether_latest_is_meant_and_stops_what_runs(
+    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, aws_environment: dict[str, str], tmp_path: Path
+) -> None:
+    time.sleep(1 - time.time() % 1)  # of two runs in one second neither is the newest
+    plan = planned_to_run(embedded, stage, ["sleep", "60"], name="asked")
     job_id = send(embedded, plan)
     wait_for(embedded, stage, job_id, state="RUNNING")
-    finished = aws_trainyard("cancel", plan.run_id, "--reason", "wrong data")
-    assert finished.returncode == 0
+    unasked = aws_trainyard("cancel", "latest", expect=2)
+    assert f"'latest' is {plan.run_id}" in unasked.stderr
+
+    # WHEN the answer is no, or Ctrl-C
+    for answer in ("n\n", CTRL_C):
+        with Terminal([TRAINYARD, "cancel", "latest"], environment=aws_environment, folder=tmp_path) as terminal:
+            terminal.wait_until_shown(f"Cancel {plan.run_id}, submitted ")
+            if answer == CTRL_C:
+                time.sleep(0.5)  # what comes between the question and the read is taken with the next key only
+                terminal.process.send_signal(signal.SIGINT)
+            else:
+                terminal.type(answer)
+            assert terminal.wait() == 1, terminal.shown
+        # THEN the run continues
+        assert "is being stopped" not in terminal.shown
+        assert "Traceback" not in terminal.shown
+    assert batch.job_of(embedded, stage, plan.run_id).state == "RUNNING"
+
+    finished = aws_trainyard("cancel", plan.run_id, "--reason", "wrong data", expect=0)
     assert f"{plan.run_id} (RUNNING) is being stopped" in finished.stderr
     job = wait_for(embedded, stage, job_id)
     assert (job.state, len(job.attempts)) == ("CANCELLED", 1)
     assert job.reason == f"cancelled by {embedded.caller}: wrong data"
-    again = aws_trainyard("cancel", plan.run_id)
-    assert again.returncode == 0
-    assert "had ended before: CANCELLED" in again.stderr
+
+    # AND every command reports it
+    place = plan.run_location / "receipt.json"
+    bill = three_attempts(20, run_id=plan.run_id, end="running").receipt
+    assert bill is not None
+    embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=bill.model_dump_json().encode())
+    assert "had ended before: CANCELLED" in aws_trainyard("cancel", "latest", "--yes", expect=0).stderr
     assert "CANCELLED, attempt 1 of 3" in aws_trainyard("status", plan.run_id).stdout
     assert f"has ended: {job.reason}" in aws_trainyard("why", plan.run_id).stderr
+    shown = [line.split() for line in aws_trainyard("receipt", plan.run_id).stdout.splitlines()]
+    assert ["state", "cancelled"] in shown
     [listed] = json.loads(aws_trainyard("list", "--limit", "1", "-o", "json").stdout)
     assert listed["state"] == "CANCELLED"
-
-
-def test_the_latest_run_is_asked_about_before_it_is_cancelled(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
-) -> None:
-    plan = planned_to_run(embedded, stage, ["sleep", "60"])
-    job_id = send(embedded, plan)
-    unasked = aws_trainyard("cancel", "latest")
-    assert unasked.returncode == 2
-    assert f"'latest' is {plan.run_id}" in unasked.stderr
-    assert aws_trainyard("cancel", "latest", "--yes").returncode == 0
-    assert wait_for(embedded, stage, job_id).state == "CANCELLED"

@@ -51,11 +51,8 @@ def test_two_runs_are_columns_and_seven_are_rows(
     answer = json.loads(capsys.readouterr().out)
     assert [row["learning_rate"] for row in answer] == ["2e-05", "3e-05"]
     assert answer[1]["result"]["eval_accuracy"] == 0.88
-
-
-def test_one_run_twice_is_no_comparison(embedded: Aws, runs: list[RecordedRun]) -> None:
-    with pytest.raises(UsageError, match=rf"^there is one run to compare, {runs[-1].run_id}"):
-        compare(embedded, DEFAULT_STAGE, [runs[-1].run_id, "massive"], html=None, output="table")
+    with pytest.raises(UsageError, match=rf"^there is one run to compare, {ids[-1]}"):
+        compare(embedded, DEFAULT_STAGE, [ids[-1], "massive"], html=None, output="table")
 
 
 def test_at_80_columns_no_id_and_no_value_is_cut(runs: list[RecordedRun]) -> None:

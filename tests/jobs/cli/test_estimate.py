@@ -1,7 +1,7 @@
 """`trainyard estimate`: from the stage's own runs, from published figures, and from nothing at all."""
 
 import json
-from collections.abc import Mapping
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -20,11 +20,11 @@ READY_SPECS = Path(__file__).parents[3] / "jobs/specs"
 
 
 def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
-    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws, stage: DeployedStage, spec: Path
+    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, spec: Path
 ) -> None:
     unknown = yaml.safe_dump({**SPEC, "arguments": {**SPEC["arguments"], "max_length": 64}})  # type: ignore[dict-item]
     spec.with_name("unknown.yaml").write_text(unknown)
-    nothing = trainyard("estimate", "unknown.yaml", environment=deployed_environment)
+    nothing = aws_trainyard("estimate", "unknown.yaml")
     assert (nothing.returncode, nothing.stdout) == (4, "")
     assert "nothing is known of 'model' in 'finetune-classification'" in nothing.stderr
 
@@ -35,7 +35,7 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     for name in ("spec.yaml", "receipt.json"):
         embedded.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=files[name])
 
-    answer = json.loads(trainyard("estimate", spec, "-o", "json", environment=deployed_environment).stdout)
+    answer = json.loads(aws_trainyard("estimate", spec, "-o", "json").stdout)
     assert answer["samples"] == 3 * 540, "three epochs of 600 rows, of which a tenth is held out"
     [found] = [each for each in answer["estimates"] if each["place"] == "dl1.24xlarge"]
     last = run.attempts[-1]
@@ -51,12 +51,12 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     of_mrpc["arguments"]["hpu_trainer"] = "transformers"
     for name, asked in {"plain.yaml": plain, "published.yaml": of_mrpc}.items():
         spec.with_name(name).write_text(yaml.safe_dump(asked))
-        nothing = trainyard("estimate", name, environment=deployed_environment)
+        nothing = aws_trainyard("estimate", name)
         assert (nothing.returncode, nothing.stdout) == (4, ""), name
 
     sweep = {"arguments.seed": [1, 2], "arguments.epochs": [1, 3, 4], "parallel": 4}
     spec.with_name("sweep.yaml").write_text(yaml.safe_dump({**SPEC, "max_usd": 100, "sweep": sweep}))
-    of_sweep = json.loads(trainyard("estimate", "sweep.yaml", "-o", "json", environment=deployed_environment).stdout)
+    of_sweep = json.loads(aws_trainyard("estimate", "sweep.yaml", "-o", "json").stdout)
     assert (of_sweep["points"], of_sweep["samples"]) == (6, 2 * (1 + 3 + 4) * 540)
     [together] = [each for each in of_sweep["estimates"] if each["place"] == "dl1.24xlarge"]
     steps = [each * 540 / 907.3 for each in (1, 3, 4)]
@@ -64,12 +64,16 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     assert together["usd"] == pytest.approx(6 * found["usd"] + 2 * (sum(steps) - 3 * steps[1]) / 3600 * 3.93)
     # The queue holds two of the four workers that were asked for: each runs a point of one, three and four epochs.
     assert together["seconds"] == pytest.approx(3 * start_and_rest + sum(steps))
-    shown = trainyard("estimate", "sweep.yaml", environment=deployed_environment)
+    shown = aws_trainyard("estimate", "sweep.yaml")
     assert shown.stdout.startswith("probe: 6 points, 2 at once\n")
 
-    table = trainyard("estimate", READY_SPECS / "finetune-mrpc-8hpu.yaml", environment=deployed_environment)
+    table = aws_trainyard("estimate", READY_SPECS / "finetune-mrpc-8hpu.yaml")
     assert "steps: 3,668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
     assert "nothing is known of p4d.24xlarge" in table.stderr
+    heading, row = table.stdout.splitlines()[:2]
+    times = re.match(r"\S+ +\d+ \w+ +\d+ \w+", row)
+    assert times is not None
+    assert times.end() == heading.index("FROM") + len("FROM"), "figures are aligned right"
 
 
 @pytest.mark.parametrize(
@@ -79,9 +83,7 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
         ("my-script.yaml", "its spec does not say how many samples it takes"),
     ],
 )
-def test_what_cannot_be_reckoned_is_refused(
-    name: str, message: str, trainyard: Trainyard, deployed_environment: Mapping[str, str]
-) -> None:
-    refused = trainyard("estimate", READY_SPECS / name, environment=deployed_environment)
+def test_what_cannot_be_reckoned_is_refused(name: str, message: str, aws_trainyard: Trainyard) -> None:
+    refused = aws_trainyard("estimate", READY_SPECS / name)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in refused.stderr

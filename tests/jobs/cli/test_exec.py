@@ -4,11 +4,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jobs.aws.connection import Aws
@@ -19,9 +20,9 @@ from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.notebooks import wait_until
 from tests.support.jobs.submitting import planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
+from tests.support.waiting import wait_until
 
 Start = Callable[..., Job]
 
@@ -46,39 +47,46 @@ def start(embedded: Aws, stage: DeployedStage) -> Iterator[Start]:
         wait_for(embedded, stage, job_id)
 
 
-@pytest.fixture
-def run(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> Trainyard:
-    """`trainyard exec …`, pointed at the embedded AWS."""
-    return lambda *arguments: trainyard("exec", *arguments, environment=deployed_environment)
-
-
 def test_a_command_runs_with_the_environment_and_in_the_folder_of_the_job(
-    start: Start, run: Trainyard, deployed_aws: EmbeddedAws
+    start: Start, aws_trainyard: Trainyard, deployed_aws: EmbeddedAws
 ) -> None:
     job = start()
     asked = "cat marker; echo $AWS_BATCH_JOB_ID; echo $1; exit 3"
-    finished = run(job.run_id, "sh", "-c", asked, "-", "--region")
     # Global options are looked for everywhere before `--`.
-    assert finished.returncode == 2
-    finished = run(job.run_id, "--", "sh", "-c", asked, "-", "--region")
-    # THEN what it says comes as it is, and how it ended is not told: on AWS nobody could
+    aws_trainyard("exec", job.run_id, "sh", "-c", asked, "-", "--region", expect=2)
+    finished = aws_trainyard("exec", job.run_id, "--", "sh", "-c", asked, "-", "--region", expect=0)
+    # THEN its output comes as it is; its exit code is not returned, as on AWS
     assert finished.stdout.splitlines() == ["of the job", job.id, "--region"]
-    assert (finished.returncode, finished.stderr) == (0, "")
+    assert finished.stderr == ""
     # AND it is on record who ran what
     assert re.search(rf"'.+' runs \"sh -c .*exit 3.* in job {job.id}", deployed_aws.log.read_text())
+    # AND it says what next if nothing runs
+    aws_trainyard("exec", "no-such-run", expect=4)
+    refused = aws_trainyard("exec", "--node", "1", job.run_id, "ls", expect=2)
+    assert f"{job.run_id} has no node 1: its nodes are 0 to 0" in refused.stderr
+    refused = aws_trainyard("exec", job.run_id, "no-such-program", expect=1)
+    assert f"error: no-such-program does not run in {job.run_id}: No such file" in refused.stderr
+    ended = start("true", state=None)
+    refused = aws_trainyard("exec", ended.run_id, "ls", expect=1)
+    assert f"error: {ended.run_id} has ended (SUCCEEDED): there is no container" in refused.stderr
+    assert f"next: trainyard logs {ended.run_id}; " in refused.stderr
 
 
 def test_a_shell_on_a_terminal_keeps_ctrl_c_to_itself_and_ends_with_the_job(
-    start: Start, embedded: Aws, clean_environment: dict[str, str], deployed_environment: dict[str, str], tmp_path: Path
+    start: Start, embedded: Aws, aws_environment: dict[str, str], tmp_path: Path
 ) -> None:
     job = start()
-    environment = {**clean_environment, **deployed_environment, "PS1": "$ "}
+    environment = {**aws_environment, "PS1": "$ "}
     # As a terminal's own shell starts it, of which Ctrl-C reaches what is in front.
     command: list[str | Path] = ["setsid", "--ctty", "--wait", TRAINYARD, "exec", job.run_id]
     with Terminal(command, environment=environment, folder=tmp_path) as terminal:
         terminal.type("sleep 100 && echo never\n")
         terminal.wait_until_shown("sleep 100")
-        wait_until(lambda: "sleep\0" + "100" in commands_of_children(terminal.process.pid), what="the sleep")
+        program = psutil.Process(terminal.process.pid)
+        wait_until(
+            lambda: [child.cmdline() for child in program.children(recursive=True)],
+            lambda commands: ["sleep", "100"] in commands,
+        )
         terminal.type("\x03")
         terminal.type("cat marker; echo still $((40 + 2))\n")
         terminal.wait_until_shown("still 42")
@@ -90,32 +98,8 @@ def test_a_shell_on_a_terminal_keeps_ctrl_c_to_itself_and_ends_with_the_job(
     assert "Traceback" not in terminal.shown
 
 
-def commands_of_children(pid: int) -> str:
-    """Return the command lines of all processes that descend from one."""
-    found = ""
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += Path(f"/proc/{child}/cmdline").read_text() + commands_of_children(int(child))
-    return found
-
-
-def test_where_nothing_runs_it_says_what_next(start: Start, run: Trainyard) -> None:
-    assert run("no-such-run").returncode == 4
-    ended = start("true", state=None)
-    finished = run(ended.run_id, "ls")
-    assert finished.returncode == 1
-    assert f"error: {ended.run_id} has ended (SUCCEEDED): there is no container" in finished.stderr
-    assert f"next: trainyard logs {ended.run_id}; " in finished.stderr
-    job = start()
-    finished = run("--node", "1", job.run_id, "ls")
-    assert finished.returncode == 2
-    assert f"{job.run_id} has no node 1: its nodes are 0 to 0" in finished.stderr
-    finished = run(job.run_id, "no-such-program")
-    assert finished.returncode == 1
-    assert f"error: no-such-program does not run in {job.run_id}: No such file" in finished.stderr
-
-
 def test_where_the_stage_has_it_switched_off_nobody_gets_in(
-    start: Start, run: Trainyard, embedded: Aws, stage: DeployedStage, deployed_aws: EmbeddedAws
+    start: Start, aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
 ) -> None:
     # GIVEN a job of a definition as a stage with commands_in_jobs=False has it
     given = stage.job_definition("research", "finetune-classification")
@@ -127,8 +111,7 @@ def test_where_the_stage_has_it_switched_off_nobody_gets_in(
         jobDefinitionName="closed", type="container", ecsProperties={"taskProperties": [task]}
     )["jobDefinitionArn"]
     job = start(definition=closed)
-    finished = run(job.run_id)
-    assert finished.returncode == 3
+    finished = aws_trainyard("exec", job.run_id, expect=3)
     assert f"error: nobody may run commands in {job.run_id}: stage 'dev' has that switched off" in finished.stderr
     assert "next: commands_in_jobs in infra/settings.py" in finished.stderr
     # AND not by asking the server itself either
@@ -152,35 +135,28 @@ class EcsProxy(FaultyProxy):
             super().handle(request)
 
 
-@pytest.fixture
-def on_aws(embedded: Aws, deployed_aws: EmbeddedAws) -> Iterator[EcsProxy]:
-    """The embedded AWS behind an address that is not the usual loopback: as on AWS, jobs run elsewhere."""
-    with EcsProxy(deployed_aws.endpoint, host="127.0.0.2") as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Path:
-    """A folder with a stand-in of the Session Manager plugin, which shows what it was called with.
-
-    The plugin itself ends where its input has ended and is no terminal ("Cannot perform start session: EOF").
-    """
-    program = tmp_path / "bin" / "session-manager-plugin"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
-        'sys.exit("Cannot perform start session: EOF") if not os.isatty(0) else print(json.dumps(sys.argv[1:]))\n'
-    )
-    program.chmod(0o755)
-    return program.parent
+PLUGIN = f"""#!{sys.executable}
+import json, os, sys
+sys.exit("Cannot perform start session: EOF") if not os.isatty(0) else print(json.dumps(sys.argv[1:]))
+"""
+"""The Session Manager plugin, which shows what it was called with. Like the real one, it ends if its input has ended
+and is no terminal."""
 
 
 def test_on_aws_the_plugin_gets_the_session_that_ecs_opens_in_the_jobs_container(
-    start: Start, on_aws: EcsProxy, plugin: Path, trainyard: Trainyard, deployed_aws: EmbeddedAws
+    start: Start, trainyard: Trainyard, deployed_aws: EmbeddedAws, tmp_path: Path
 ) -> None:
     job = start()
-    environment = {**environment_of(on_aws.url), "PATH": f"{plugin}{os.pathsep}{os.environ['PATH']}"}
-    finished = trainyard("exec", job.run_id, "echo", "two words", environment=environment)
+    plugin = tmp_path / "bin/session-manager-plugin"
+    plugin.parent.mkdir()
+    plugin.write_text(PLUGIN)
+    plugin.chmod(0o755)
+    # An address that is not the usual loopback: as on AWS, jobs run elsewhere.
+    with EcsProxy(deployed_aws.endpoint, host="127.0.0.2") as on_aws:
+        environment = {**environment_of(on_aws.url), "PATH": f"{plugin.parent}{os.pathsep}{os.environ['PATH']}"}
+        finished = trainyard("exec", job.run_id, "echo", "two words", environment=environment)
+        on_aws.faults["executecommand"].append(Fault("answer", status=400, code="AccessDeniedException"))
+        refused = trainyard("exec", job.run_id, environment=environment)
     assert finished.returncode == 0, finished.stderr
     [detail] = deployed_aws.client("batch").describe_jobs(jobs=[job.id])["jobs"]
     [task] = detail["ecsProperties"]["taskProperties"]
@@ -194,14 +170,6 @@ def test_on_aws_the_plugin_gets_the_session_that_ecs_opens_in_the_jobs_container
     session, *rest = json.loads(finished.stdout)
     assert json.loads(session) == SESSION
     assert rest == ["us-east-1", "StartSession"]
-
-
-def test_what_ecs_refuses_is_told_with_what_next(
-    start: Start, on_aws: EcsProxy, plugin: Path, trainyard: Trainyard
-) -> None:
-    on_aws.faults["executecommand"].append(Fault("answer", status=400, code="AccessDeniedException"))
-    environment = {**environment_of(on_aws.url), "PATH": f"{plugin}{os.pathsep}{os.environ['PATH']}"}
-    finished = trainyard("exec", start().run_id, environment=environment)
-    assert finished.returncode == 3, finished.stderr
-    assert "only people of team 'research' may" in finished.stderr
-    assert "next: assume the role of team 'research'" in finished.stderr
+    assert refused.returncode == 3, refused.stderr
+    assert "only people of team 'research' may" in refused.stderr
+    assert "next: assume the role of team 'research'" in refused.stderr

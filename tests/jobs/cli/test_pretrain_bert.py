@@ -1,7 +1,6 @@
 """`trainyard submit jobs/specs/pretrain-bert.yaml` on small data: four runs, each on what those before it made."""
 
 import json
-from collections.abc import Mapping
 
 import pytest
 
@@ -50,13 +49,9 @@ def documents(embedded: Aws, stage: DeployedStage) -> None:
 
 @pytest.mark.timeout(2 * _SECONDS)
 @pytest.mark.usefixtures("documents")
-def test_four_runs_make_a_model_from_text(
-    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws, stage: DeployedStage
-) -> None:
+def test_four_runs_make_a_model_from_text(aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage) -> None:
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    command = ["submit", SPEC, "-o", "json", *overrides]
-    finished = trainyard(*command, environment=deployed_environment)
-    assert finished.returncode == 0, finished.stderr
+    finished = aws_trainyard("submit", SPEC, "-o", "json", *overrides, expect=0)
     run_ids = [result["run_id"] for result in json.loads(finished.stdout)]
     jobs = [job for run_id in run_ids if (job := batch.find_job(embedded, stage, run_id))]
     runs = [S3Location(stage.run_bucket, run_prefix("research", run_id)) for run_id in run_ids]

@@ -38,7 +38,7 @@ def command(embedded: Aws, capsys: pytest.CaptureFixture[str], caplog: pytest.Lo
 
 @pytest.fixture
 def place(embedded: Aws, stage: DeployedStage) -> S3Location:
-    """The folder of the run, whose records are there."""
+    """The folder of a run, with all of its records."""
     found = S3Location(stage.run_bucket, f"research/billed-20261101-120000-{next(NUMBERS):04x}/")
     for name, content in files_of(RUN).items():
         embedded.s3.put_object(Bucket=found.bucket, Key=(found / name).key, Body=content)
@@ -54,17 +54,14 @@ def put(aws: Aws, place: S3Location, **contents: bytes) -> None:
         aws.s3.put_object(Bucket=place.bucket, Key=(place / name.replace("_", ".")).key, Body=content)
 
 
-def test_a_receipt_shows_the_result_and_that_its_cost_is_an_estimate(
+def test_a_receipt_shows_the_result_its_estimated_cost_and_what_is_stored(
     embedded: Aws, place: S3Location, command: Command
 ) -> None:
     code, out, err = command("receipt", run_of(place))
     assert (code, err) == (0, "")
     rows = {label: value.strip() for label, _, value in (line.partition("  ") for line in out.splitlines())}
     assert (rows["accuracy"], rows["majority class"], rows["samples/s"]) == ("0.874", "0.070", "907.3")
-    assert (
-        rows["in AWS it would cost"].startswith("0.71 USD On-Demand, 0.36 USD Spot (0.0")
-        or rows["in AWS it would cost"]
-    )
+    assert rows["in AWS it would cost"].startswith("0.25 USD; the same hours On-Demand: 0.83 USD (0.06")
     assert "transfer within the region costs nothing" in " ".join(out.split())
     before = Receipt.model_validate_json(command("receipt", run_of(place), "-o", "json")[1])
     assert before.model_copy(update={"stored": None}) == RECEIPT
@@ -75,21 +72,13 @@ def test_a_receipt_shows_the_result_and_that_its_cost_is_an_estimate(
     assert before.stored is not None
     assert kept.all_bytes == before.stored.all_bytes + 2_000_000
     assert kept.checkpoint_bytes == before.stored.checkpoint_bytes + 2_000_000
-    assert kept.usd_per_month == kept.all_bytes / 2**30 * 0.023
-
-
-def test_a_run_without_a_receipt_is_an_error_with_what_to_do(
-    embedded: Aws, stage: DeployedStage, command: Command
-) -> None:
-    run_id = "begun-20261101-120000-00ab"
-    place = S3Location(stage.run_bucket, f"research/{run_id}/")
-    put(embedded, place, spec_yaml=files_of(RUN)["spec.yaml"])
-    code, _, err = command("receipt", run_id)
+    embedded.s3.delete_object(Bucket=place.bucket, Key=(place / "receipt.json").key)
+    code, _, err = command("receipt", run_of(place))
     assert code == 4
-    assert err.startswith(f"error: {run_id} has written no receipt")
+    assert err.startswith(f"error: {run_of(place)} has written no receipt")
 
 
-@pytest.mark.parametrize("content", [b'{"run_id": "pro', b"[]", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b'{"run_id": "pro', b"\xff", b"[" * 100_000])
 def test_records_that_cannot_be_read_are_named_and_the_rest_is_shown(
     embedded: Aws, place: S3Location, command: Command, content: bytes
 ) -> None:
@@ -108,29 +97,13 @@ def test_records_that_cannot_be_read_are_named_and_the_rest_is_shown(
         assert f"error: {place}{name}.json cannot be read: " in err
 
 
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
-    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        (BOMB.encode(), "more than 10000 values"),
-        (b"name: caf\xe9\n", "byte 0xe9 is not UTF-8"),
-        (b"name: " + b"x" * 1_000_000, "it is larger than 1 MB, so it is no spec"),
-    ],
-    ids=["a bomb of aliases", "Latin-1", "too large"],
-)
 def test_a_stored_spec_is_read_within_the_limits_of_a_spec_file(
-    embedded: Aws, place: S3Location, command: Command, text: bytes, fault: str
+    embedded: Aws, place: S3Location, command: Command
 ) -> None:
-    put(embedded, place, spec_yaml=text)
+    put(embedded, place, spec_yaml=b"name: " + b"x" * 1_000_000)
     code, _, err = command("report", run_of(place))
     assert code == 0, err
-    assert f"warning: {place}spec.yaml: " in err
-    assert fault in err
+    assert f"warning: {place}spec.yaml: it is larger than 1 MB, so it is no spec" in err
 
 
 def test_what_a_later_release_adds_to_a_receipt_is_left_out_at_every_level(

@@ -67,11 +67,6 @@ def test_ctrl_c_ends_the_serving_and_leaves_the_file(
     assert 'id="live"' not in path.read_text()
 
 
-def test_a_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"^{tmp_path} cannot be written: Is a directory"):
-        write(tmp_path, "")
-
-
 def test_a_run_of_a_ready_spec_is_held_against_it() -> None:
     run = three_attempts(20)
     assert ready_spec(run) is None
@@ -148,19 +143,20 @@ def test_only_who_has_the_token_is_answered_and_no_other_page(served: str) -> No
     ):
         assert (status, "html" in page) == (403, False)
     assert ask(served.replace("/?", "/other?"))[0] == 404
+    port = int(served.partition(":")[2].partition("/")[0])
+    with pytest.raises(UsageError, match=rf"^--port {port}: Address already in use"):
+        _listening(LivePage(str), port)
 
 
-def test_a_run_that_cannot_be_read_for_now_is_said_to_the_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_or_written_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     def make() -> str:
         raise UsageError("no receipt that this release reads")
 
     live = LivePage(make)
     with _listening(live, 0) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,)).start()
-        assert ask(f"127.0.0.1:{server.server_port}/?token={live.token}") == (
-            503,
-            "no receipt that this release reads\n",
-        )
-        with pytest.raises(UsageError, match=r"^--port \d+: Address already in use"):
-            _listening(live, server.server_port)
+        answer = ask(f"127.0.0.1:{server.server_port}/?token={live.token}")
         server.shutdown()
+    assert answer == (503, "no receipt that this release reads\n")
+    with pytest.raises(UsageError, match=rf"^{tmp_path} cannot be written: Is a directory"):
+        write(tmp_path, "")

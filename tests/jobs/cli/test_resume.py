@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,25 +11,23 @@ import yaml
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
-from jobs.client import batch, claims
-from jobs.client.claims import Claim
+from jobs.client import batch
 from jobs.contract.budget import Budget
-from jobs.contract.errors import UsageError
 from jobs.contract.records import Attempt
 from jobs.contract.stage import DeployedStage
 from jobs.train.launcher.accounting import receipt
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import Run, RunCommand, no_instances, planned_to_run, wait_for
+from tests.support.jobs.submitting import SPEC, Run, RunCommand, no_instances, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 
 Resume = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def resume(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> Resume:
-    return lambda *arguments: trainyard("resume", *arguments, environment=deployed_environment)
+def resume(aws_trainyard: Trainyard) -> Resume:
+    return lambda *arguments, **options: aws_trainyard("resume", *arguments, **options)
 
 
 @pytest.fixture
@@ -51,12 +49,27 @@ def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[str]:
     return [job["jobId"] for job in found]
 
 
+def attempt_of(job_id: str, number: int, hours: float, **values: Any) -> Attempt:
+    begin = datetime.now(timezone.utc) - timedelta(hours=9)
+    return Attempt(
+        number=number,
+        job_id=job_id,
+        started_at=begin,
+        last_seen_at=begin + timedelta(hours=hours),
+        instance_type="dl1.24xlarge",
+        capacity="spot",
+        accelerator="hpu",
+        nnodes=1,
+        world_size=8,
+        **values,
+    )
+
+
 def test_what_there_is_nothing_to_resume_of(
     resume: Resume, run_command: RunCommand, failed: Run, embedded: Aws, stage: DeployedStage
 ) -> None:
     done = run_command(["true"]).plan.run_id
-    succeeded = resume(done)
-    assert succeeded.returncode == 2
+    succeeded = resume(done, expect=2)
     assert f"{done} has succeeded" in succeeded.stderr
     assert f"next: trainyard fetch {done}" in succeeded.stderr
 
@@ -64,11 +77,18 @@ def test_what_there_is_nothing_to_resume_of(
     embedded.s3.delete_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/spec.yaml")
     # A run is known by its files, so it needs another one.
     embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/metrics.jsonl", Body=b"")
-    without_spec = resume(run_id)
-    assert without_spec.returncode == 4
+    without_spec = resume(run_id, expect=4)
     assert f"{run_id} has no spec.yaml" in without_spec.stderr
     assert "next: submit its spec as a new run" in without_spec.stderr
     assert jobs_of(embedded, stage, run_id) == [failed.ended.id]
+
+    # What Batch has forgotten is known by its last attempt's record.
+    forgotten = "kept-20200131-120000-beef"
+    records = {"spec.yaml": yaml.safe_dump({**SPEC, "name": "kept"})}
+    records["attempts/1.json"] = attempt_of("1c", 1, 1.0, exit_code=0).model_dump_json()
+    for name, content in records.items():
+        embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{forgotten}/{name}", Body=content.encode())
+    assert f"{forgotten} has succeeded" in resume(forgotten, expect=2).stderr
 
 
 def test_a_change_that_decides_the_result_has_to_be_asked_for(
@@ -76,13 +96,11 @@ def test_a_change_that_decides_the_result_has_to_be_asked_for(
 ) -> None:
     run_id = failed.plan.run_id
     change = ("--set", "arguments.learning_rate=0.5", "--dry-run")
-    refused = resume(run_id, *change)
-    assert refused.returncode == 2
+    refused = resume(run_id, *change, expect=2)
     assert "arguments.learning_rate: 5e-05 until now, 0.5 asked for" in refused.stderr
     assert "--allow-changes" in refused.stderr.splitlines()[-1]
 
-    allowed = resume(run_id, *change, "--allow-changes")
-    assert allowed.returncode == 0, allowed.stderr
+    allowed = resume(run_id, *change, "--allow-changes", expect=0)
     assert "learning_rate is 0.5 from here on, and was 5e-05" in allowed.stderr
     request = json.loads(allowed.stdout)
     command = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"]
@@ -92,37 +110,45 @@ def test_a_change_that_decides_the_result_has_to_be_asked_for(
     assert request["jobName"] == run_id
 
     # What decides nothing of the result may be changed at any time.
-    free = resume(
-        run_id, "--dry-run", *(f"--set={it}" for it in ("attempts=7", "timeout_hours=1", "arguments.log_every_steps=3"))
-    )
-    assert free.returncode == 0, free.stderr
-    request = json.loads(free.stdout)
+    changes = [f"--set={it}" for it in ("attempts=7", "timeout_hours=1", "arguments.log_every_steps=3")]
+    request = json.loads(resume(run_id, "--dry-run", *changes, expect=0).stdout)
     assert (request["retryStrategy"]["attempts"], request["timeout"]["attemptDurationSeconds"]) == (7, 3600)
-    another = resume(run_id, "--set", "team=product")
-    assert another.returncode == 2
+    another = resume(run_id, "--set", "team=product", expect=2)
     assert "is a run of team 'research', which it keeps" in another.stderr
-    on_demand = resume(run_id, "--set", "resources.capacity=on-demand")
-    assert on_demand.returncode == 2
-    assert "stage 'dev' has no On-Demand queue" in on_demand.stderr
     assert jobs_of(embedded, stage, run_id) == [failed.ended.id]
+
+
+def test_a_resumed_run_is_the_same_run_from_its_newest_checkpoint(
+    aws_trainyard: Trainyard, resume: Resume, failed: Run, embedded: Aws
+) -> None:
+    # GIVEN a run that has saved; its second job ends at a bad row of its data
+    run_id, place = failed.plan.run_id, failed.plan.run_location / "checkpoints/step-20/manifest.json"
+    embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=b"{}")
+    resumed = resume(run_id, "-o", "json", expect=1)
+    result = json.loads(resumed.stdout)
+    assert (result["run_id"], result["job"]["resumed"]) == (run_id, failed.ended.id)
+    assert "resumes from checkpoint step-20" in resumed.stderr
+    status = aws_trainyard("status", run_id).stdout
+    assert f"resumed after job {failed.ended.id}" in status
+    assert status.splitlines()[-1].startswith("2  ")
+    assert "attempt 1, resumed" in aws_trainyard("logs", run_id).stderr
 
 
 def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
     *,
     failed: Run,
     resume: Resume,
-    trainyard: Trainyard,
+    aws_trainyard: Trainyard,
     embedded: Aws,
     stage: DeployedStage,
-    clean_environment: Mapping[str, str],
-    deployed_environment: Mapping[str, str],
+    aws_environment: dict[str, str],
 ) -> None:
     run_id = failed.plan.run_id
     with no_instances(embedded, stage, "spot@research"):
         both = [
             subprocess.Popen(
                 [TRAINYARD, "resume", run_id, "--detach", "-o", "json"],
-                env={**clean_environment, **deployed_environment},
+                env=aws_environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -134,24 +160,20 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
         [submitted] = [json.loads(out) for out, _ in answers if out]
         assert submitted["run_id"] == run_id
         assert sorted(jobs_of(embedded, stage, run_id)) == sorted([failed.ended.id, submitted["job_id"]])
-        third = resume(run_id)
-        assert third.returncode == 2
-        assert run_id in third.stderr
+        assert run_id in resume(run_id, expect=2).stderr
 
         found = batch.find_jobs(embedded, stage, run_id)
         assert [(job.id, job.resumed) for job in found] == [
             (failed.ended.id, ""),
             (submitted["job_id"], failed.ended.id),
         ]
-        listed = json.loads(trainyard("list", "-o", "json", environment=deployed_environment).stdout)
+        listed = json.loads(aws_trainyard("list", "-o", "json").stdout)
         assert [job["id"] for job in listed if job["run_id"] == run_id] == [submitted["job_id"]]
-        cancelled = trainyard("cancel", run_id, environment=deployed_environment)
-        assert cancelled.returncode == 0, cancelled.stderr
+        aws_trainyard("cancel", run_id, expect=0)
         assert wait_for(embedded, stage, submitted["job_id"]).state == "CANCELLED"
 
     # What was cancelled is resumed again, after the job that it was by then.
-    again = resume(run_id, "--detach", "-o", "json")
-    assert again.returncode == 0, again.stderr
+    again = resume(run_id, "--detach", "-o", "json", expect=0)
     newest = batch.find_job(embedded, stage, run_id)
     assert newest is not None
     assert (newest.id, newest.resumed) == (json.loads(again.stdout)["job_id"], submitted["job_id"])
@@ -159,26 +181,21 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
 
 
 def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
-    resume: Resume, trainyard: Trainyard, embedded: Aws, stage: DeployedStage, deployed_environment: Mapping[str, str]
+    resume: Resume, aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
 ) -> None:
     saves = "trap 'sleep 5; exit 75' TERM; sleep 600 & wait"
     planned = planned_to_run(embedded, stage, ["sh", "-c", saves])
     job_id = send(embedded, planned)
     wait_for(embedded, stage, job_id, state="RUNNING")
-    running = resume(planned.run_id)
-    assert running.returncode == 2
+    running = resume(planned.run_id, expect=2)
     assert f"{planned.run_id} has not ended: it is RUNNING" in running.stderr
     assert f"or trainyard cancel {planned.run_id} and resume it then" in running.stderr
-
-    assert trainyard("cancel", planned.run_id, environment=deployed_environment).returncode == 0
-    ending = resume(planned.run_id)
-    assert ending.returncode == 2
+    aws_trainyard("cancel", planned.run_id, expect=0)
+    ending = resume(planned.run_id, expect=2)
     assert f"{planned.run_id} is being stopped, and is RUNNING until it has saved and ended" in ending.stderr
-    assert f"next: resume it once 'trainyard status {planned.run_id}' says that it has ended" in ending.stderr
     assert "trainyard cancel" not in ending.stderr
-
     assert wait_for(embedded, stage, job_id).state == "CANCELLED"
-    assert resume(planned.run_id, "--dry-run").returncode == 0
+    resume(planned.run_id, "--dry-run", expect=0)
 
 
 def test_where_batch_refuses_the_job_all_is_as_before(
@@ -203,32 +220,13 @@ def test_where_batch_refuses_the_job_all_is_as_before(
 
 
 def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
-    *,
-    resume: Resume,
-    trainyard: Trainyard,
-    failed: Run,
-    embedded: Aws,
-    stage: DeployedStage,
-    deployed_environment: Mapping[str, str],
+    resume: Resume, aws_trainyard: Trainyard, failed: Run, embedded: Aws, stage: DeployedStage
 ) -> None:
-    run_id = failed.plan.run_id
-    location = failed.plan.run_location
-    hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
-    attempt = Attempt(
-        number=1,
-        job_id=failed.ended.id,
-        started_at=hour_ago,
-        finished_at=hour_ago + timedelta(minutes=30),
-        last_seen_at=hour_ago,
-        exit_code=1,
-        reason="budget: max_usd 2.00 reached: 1.97 USD",
-        instance_type="dl1.24xlarge",
-        capacity="spot",
-        accelerator="hpu",
-        nnodes=1,
-        world_size=8,
-    )
-    row, budget = stage.instance_type, Budget(max_usd=2)
+    run_id, location, row = failed.plan.run_id, failed.plan.run_location, stage.instance_type
+    reason = "budget: max_usd 2.00 reached: 1.97 USD"
+    attempt = attempt_of(failed.ended.id, 1, 0.5, exit_code=1, reason=reason)
+    attempt = attempt.model_copy(update={"finished_at": attempt.last_seen_at})
+    budget = Budget(max_usd=2)
     bill = receipt(
         location, [attempt], job="x", instance=row, state="failed", result={}, budget=budget, on_instance=True
     )
@@ -239,37 +237,16 @@ def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
         place = location / name
         embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode())
 
-    for command in ("why", "status", "receipt"):
-        finished = trainyard(command, run_id, environment=deployed_environment)
-        assert finished.returncode == 0, finished.stderr
-        shown = finished.stdout + finished.stderr
-        if command != "receipt":
-            assert "budget: max_usd 2.00 reached: 1.97 USD" in shown
-        if command != "why":
-            assert f"{row.spot_usd_per_hour / 2:.2f} of 2.00 USD used" in shown
-    refused = resume(run_id, "--dry-run")
-    assert refused.returncode == 2
-    assert f"{row.spot_usd_per_hour / 2:.2f} of 2.00 USD are used up" in refused.stderr
-    larger = resume(run_id, "--dry-run", "--set", "max_usd=10")
-    assert larger.returncode == 0, larger.stderr
+    used = f"{row.spot_usd_per_hour / 2:.2f} of 2.00 USD"
+    assert reason in aws_trainyard("why", run_id, expect=0).stderr
+    status = aws_trainyard("status", run_id, expect=0).stdout
+    assert reason in status
+    assert f"{used} used" in status
+    assert f"{used} used" in aws_trainyard("receipt", run_id, expect=0).stdout
+    assert f"{used} are used up" in resume(run_id, "--dry-run", expect=2).stderr
+    larger = resume(run_id, "--dry-run", "--set", "max_usd=10", expect=0)
     assert "of 10.00 USD used until now" in larger.stderr
     assert '"--max-usd=10.0"' in larger.stdout
-
-
-def attempt_of(job_id: str, number: int, hours: float, **values: Any) -> Attempt:
-    begin = datetime.now(timezone.utc) - timedelta(hours=9)
-    return Attempt(
-        number=number,
-        job_id=job_id,
-        started_at=begin,
-        last_seen_at=begin + timedelta(hours=hours),
-        instance_type="dl1.24xlarge",
-        capacity="spot",
-        accelerator="hpu",
-        nnodes=1,
-        world_size=8,
-        **values,
-    )
 
 
 def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
@@ -287,25 +264,12 @@ def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
     }.items():
         embedded.s3.put_object(Bucket=location.bucket, Key=(location / name).key, Body=content)
 
-    used_up = resume(run_id, "--dry-run", "--set", "max_hours=2.5")
-    assert used_up.returncode == 2
+    used_up = resume(run_id, "--dry-run", "--set", "max_hours=2.5", expect=2)
     assert "3.00 of 2.5 instance hours are used up" in used_up.stderr
-    found = resume(run_id, "--dry-run", "--set", "max_hours=9")
-    assert found.returncode == 0, found.stderr
+    found = resume(run_id, "--dry-run", "--set", "max_hours=9", expect=0)
     assert "3.00 of 9 instance hours used until now" in found.stderr
     assert "no receipt can be read: the budget counts the run's 2 recorded attempts" in found.stderr
     said = used_up.stderr + found.stderr  # once in a process
     for name in ("3.json", "junk.json"):
         assert f"warning: {location}attempts/{name} cannot be read: it is left out" in said
     assert "attempts/2.json holds what this release does not know (cards.warp, flux)" in said
-
-
-def test_a_claim_that_cannot_be_read_is_taken_over_as_an_abandoned_one(
-    failed: Run, embedded: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = Claim.of(embedded, failed.plan.run_id, failed.plan.run_location, failed.ended.id)
-    embedded.s3.put_object(Bucket=claim.place.bucket, Key=claim.place.key, Body=b'{"succ')
-    with pytest.raises(UsageError, match="somebody else at this moment"):
-        claim.take()
-    monkeypatch.setattr(claims, "CLAIM_SECONDS", -1)
-    assert claim.take()

@@ -1,3 +1,5 @@
+"""Spec files: what is read of them, what is refused and in which words, and what `--set` changes."""
+
 import json
 import time
 from pathlib import Path
@@ -38,10 +40,8 @@ def test_every_ready_spec_is_valid(path: Path) -> None:
         ),
         pytest.param(GOOD + "job: other\n", "line 6, column 1: key 'job' is given twice", id="key given twice"),
         pytest.param("name: [a\njob: b\n", "line 2, column ", id="YAML syntax"),
-        pytest.param("name: a\x01\n", "special characters are not allowed", id="control character"),
         pytest.param(GOOD + "timeout_hours: 1:30\n", "not '1:30'; write hours as a number: 1.5", id="hours, minutes"),
         pytest.param(GOOD + "attempts: 010\n", "line 6, column 11: '010' cannot be read as int (other", id="octal"),
-        pytest.param('name: !!int "x"\n', "line 1, column 7: 'x' cannot be read as int", id="no number"),
         pytest.param(f"name: {'9' * 5000}\n", f"'{'9' * 40}...' cannot be read as int", id="5000 digits"),
         pytest.param("[" * 5000, "its values lie too deep inside each other", id="deep nesting"),
         pytest.param("", "a spec is a mapping of keys to values, this is empty", id="empty"),
@@ -58,7 +58,9 @@ def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes,
     assert str(path) in str(error.value)
 
 
-def test_a_tilde_begins_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_inputs_count_from_the_working_directory_and_a_tilde_begins_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     path = write(tmp_path, GOOD.replace("data://models/minilm", "~/models/minilm"))
     read = read_spec(path, ["arguments.train_data=[~/a.csv, b~.csv, ~nobody-of-that-name/c.csv]"])
@@ -69,6 +71,10 @@ def test_a_tilde_begins_the_users_folder(tmp_path: Path, monkeypatch: pytest.Mon
         f"{here}/b~.csv",
         f"{here}/~nobody-of-that-name/c.csv",
     ]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    read = read_spec(path, ["arguments.train_data=../train.jsonl"])
+    assert read.arguments["train_data"] == str(tmp_path / "train.jsonl")
 
 
 def _bomb(first: str, further: str) -> str:
@@ -84,10 +90,10 @@ def _bomb(first: str, further: str) -> str:
         pytest.param(
             _bomb("k0: &k0 {a: 1, b: 2}", "k{0}: &k{0} {{<<: [*k{1}, *k{1}]}}"), "more than 10000 values", id="merges"
         ),
-        pytest.param("- a\n" * 200_000, "more than 10000 values", id="items"),
         pytest.param("a: " + "[" * 200 + "]" * 200, "lie too deep inside each other", id="depth"),
         pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' lies inside itself", id="recursion"),
         pytest.param(f"attempts: 0x{'f' * 100_000}\n", "cannot be read as int (more than 1000", id="hexadecimal"),
+        pytest.param("name: " + "x" * 1_000_000, "it is larger than 1 MB, so it is no spec", id="too large"),
     ],
 )
 def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
@@ -102,16 +108,12 @@ def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text
 @pytest.mark.parametrize(
     ("plain", "value"),
     [
-        *(
-            (word, word)
-            for word in ("no", "yes", "on", "off", "y", "1:30", "2020-01-01", "1_000", "0b11", "1e-5", "08")
-        ),
+        *((word, word) for word in ("no", "on", "y", "1:30", "2020-01-01", "1_000", "0b11", "1e-5", "08")),
         *((word, True) for word in ("true", "True", "TRUE")),
         *((word, None) for word in ("", "~", "null")),
         ("0o10", 8),
         ("0x1F", 31),
         ("-12", -12),
-        ("0", 0),
         ("1.5e3", 1500.0),
         ("-.inf", float("-inf")),
     ],
@@ -133,12 +135,6 @@ def test_what_is_written_is_read_alike_by_every_reader() -> None:
     assert [word for word in words if f"- {word}" in lines] == ["null", "true", "text"], "two are None and True"
 
 
-@pytest.mark.parametrize("device", ["/dev/zero", "/proc/self/mem"])
-def test_a_device_is_no_spec(device: str) -> None:
-    with pytest.raises(UsageError, match=f"^{device}: "):
-        read_spec(Path(device))
-
-
 def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_are_refused(tmp_path: Path) -> None:
     written = json.dumps(
         {**yaml.safe_load(GOOD), "sweep": {"arguments.text_column": ["\N{GRINNING FACE}"]}, "max_usd": 1}
@@ -151,10 +147,13 @@ def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_ar
                 read_spec(write(tmp_path, written.replace(place, place[:-1] + half + place[-1])))
 
 
-def test_a_missing_file_suggests_the_one_that_is_there(tmp_path: Path) -> None:
+def test_what_is_no_file_of_a_spec_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reviews.yaml").write_text(GOOD)
     with pytest.raises(NotFoundError, match=r"no such file; did you mean .*reviews\.yaml\?"):
         read_spec(tmp_path / "review.yaml")
+    for device in ("/dev/zero", "/proc/self/mem"):
+        with pytest.raises(UsageError, match=f"^{device}: "):
+            read_spec(Path(device))
 
 
 def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) -> None:
@@ -179,14 +178,6 @@ def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -
     with pytest.raises(UsageError) as error:
         read_spec(write(tmp_path, GOOD), [override])
     assert message in str(error.value)
-
-
-def test_local_inputs_count_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    spec = read_spec(write(tmp_path, GOOD), ["arguments.train_data=../train.jsonl"])
-    assert spec.arguments["train_data"] == str(tmp_path / "train.jsonl")
-    assert spec.arguments["model"] == "data://models/minilm"
 
 
 SEVERAL = f"""\

@@ -1,24 +1,31 @@
-"""`trainyard status` and `logs`, on jobs that the embedded AWS really runs."""
+"""`trainyard status` and `logs`: of runs that have ended, and of one that runs, on a terminal and elsewhere."""
 
+import io
 import json
 import signal
-from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from jobs.aws.connection import Aws
+from jobs.cli import live
+from jobs.cli.live import LiveView
 from jobs.cli.submit import send
 from jobs.client import batch
+from jobs.client.logs import LogLine
+from jobs.contract.records import CardUse, Receipt
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.recorded_runs import BEGIN, job_of, three_attempts
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 
 TWO_ATTEMPTS = ["sh", "-c", 'echo "hello from attempt $AWS_BATCH_JOB_ATTEMPT"; exit $((76 - AWS_BATCH_JOB_ATTEMPT))']
+BUSY = "HPUs 93 % busy (88 % on average), 61 % of their memory in use"
 
 
 def wait_for_file(path: Path) -> str:
@@ -26,7 +33,16 @@ def wait_for_file(path: Path) -> str:
     return f"while [ ! -e {path} ]; do sleep 0.05; done"
 
 
-def test_status_and_logs_tell_of_each_attempt(aws_trainyard: Trainyard, run_command: RunCommand) -> None:
+def running_receipt(run_id: str) -> Receipt:
+    """Of a run whose third attempt, on busy cards, has made nine tenths of its steps."""
+    receipt = three_attempts(100, run_id=run_id, end="running").receipt
+    assert receipt is not None
+    cards = CardUse(utilization_percent=93.0, memory_percent=61.0, mean_utilization_percent=88.0, idle_seconds=0.0)
+    last = receipt.attempts[-1].model_copy(update={"cards": cards})
+    return receipt.model_copy(update={"attempts": [*receipt.attempts[:-1], last]})
+
+
+def test_status_and_logs_have_each_attempt(aws_trainyard: Trainyard, run_command: RunCommand) -> None:
     run = run_command(TWO_ATTEMPTS)
     shown = aws_trainyard("status", run.plan.run_id).stdout
     assert "FAILED, attempt 2 of 3" in shown
@@ -39,6 +55,7 @@ def test_status_and_logs_tell_of_each_attempt(aws_trainyard: Trainyard, run_comm
 
     printed = aws_trainyard("logs", run.plan.run_id)
     assert printed.stdout.splitlines() == ["hello from attempt 1", "hello from attempt 2"]
+    assert printed.stderr.splitlines() == ["attempt 1", "attempt 2"]
     lines = [json.loads(line) for line in aws_trainyard("logs", run.plan.run_id, "-o", "json").stdout.splitlines()]
     assert [(line["attempt"], line["node"], line["text"]) for line in lines] == [
         (1, None, "hello from attempt 1"),
@@ -51,25 +68,30 @@ def test_status_and_logs_tell_of_each_attempt(aws_trainyard: Trainyard, run_comm
     assert aws_trainyard("logs", run.plan.run_id, "--since", "1h").stdout == printed.stdout
 
 
-@pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGTERM])
-def test_followed_logs_come_live_and_ctrl_c_leaves_the_job_alone(
-    *,
-    interrupt: signal.Signals,
-    embedded: Aws,
-    stage: DeployedStage,
-    clean_environment: dict[str, str],
-    deployed_environment: Mapping[str, str],
-    tmp_path: Path,
+def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_job_alone(
+    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, aws_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    plan = planned_to_run(embedded, stage, ["sh", "-c", "echo ready; exec sleep 60"])
+    further = tmp_path / "further"
+    steps = f"echo [progress] 900/1000 loss 0.5; {wait_for_file(further)}; echo [progress] 950/1000 loss 0.4; sleep 60"
+    plan = planned_to_run(embedded, stage, ["sh", "-c", steps])
     job_id = send(embedded, plan)
+    place = plan.run_location / "receipt.json"
+    body = running_receipt(plan.run_id).model_dump_json().encode()
     with Terminal(
-        [TRAINYARD, "logs", plan.run_id, "--follow"],
-        environment={**clean_environment, **deployed_environment},
-        folder=tmp_path,
+        [TRAINYARD, "logs", plan.run_id, "--follow"], environment=aws_environment, folder=tmp_path
     ) as terminal:
-        terminal.wait_until_shown("ready")
-        terminal.process.send_signal(interrupt)
+        terminal.wait_until_shown("900/1000")
+        assert "busy" not in terminal.shown, "there is no receipt yet"
+        embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=body)
+        terminal.wait_until_shown(BUSY)
+        terminal.wait_until_shown("in AWS it would cost ")
+        terminal.wait_until_shown(" USD so far; On-Demand ")
+        status = aws_trainyard("status", plan.run_id).stdout
+        further.touch()
+        # By the pace of the two lines it can say when it will end, and at what cost.
+        terminal.wait_until_shown(" to the last step")
+        terminal.wait_until_shown(" at the end")
+        terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait() == 130
     assert f"detached from {plan.run_id}; it goes on" in terminal.shown
     assert f"next: trainyard logs {plan.run_id} --follow" in terminal.shown
@@ -77,6 +99,45 @@ def test_followed_logs_come_live_and_ctrl_c_leaves_the_job_alone(
     assert job.state == "RUNNING"
     batch.terminate(embedded, job, reason="the test is over")
     wait_for(embedded, stage, job_id)
+    rows = {line[:22].strip(): line[22:].strip() for line in status.splitlines()}
+    assert rows["cards"] == BUSY
+    assert rows["progress"] == "900 of 1000 (90 %): loss 0.5"
+    assert rows["time left"].endswith(" to the last step")
+    assert " USD at the end; On-Demand " in rows["in AWS it would cost"]
+
+
+def test_without_a_terminal_every_line_is_printed_and_now_and_then_what_a_panel_would_show(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SAY_SECONDS", 0.0)
+    log = io.StringIO()
+    with LiveView(show_log=True, log_to=log) as view:
+        for minute, step in enumerate((900, 950)):
+            text = f"[progress] {step}/1000 loss 0.5"
+            view.show(LogLine(time=BEGIN + timedelta(minutes=minute), attempt=3, node=None, text=text))
+        view.show(running_receipt("massive-20261101-120000-00ab"))
+    assert log.getvalue().splitlines() == ["[progress] 900/1000 loss 0.5", "[progress] 950/1000 loss 0.5"]
+    cards, money = capsys.readouterr().err.splitlines()
+    assert cards == BUSY
+    assert money.endswith("; 1 min to the last step")
+    assert " USD so far, " in money
+
+
+def test_of_a_sweep_workers_are_named_and_none_is_kept_by_anything_once_it_has_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweep = job_of("probe-20260131-120000-0a1b", points=2, nodes={"RUNNING": 1, "SUCCEEDED": 1})
+    waits = replace(sweep, nodes={"RUNNABLE": 1, "RUNNING": 1})
+    line = LogLine(time=sweep.created_at, attempt=1, node=1, text="point 2", of_sweep=True)
+    with LiveView(show_log=True) as view:
+        for event in (waits, line, sweep):
+            view.show(event)
+    shown = capsys.readouterr()
+    assert shown.out == "[worker 1] point 2\n"
+    assert shown.err.splitlines() == [
+        f"[RUNNING] attempt 1 of 3, 1 of 2 workers (what keeps the others: trainyard why {sweep.run_id})",
+        "[RUNNING] attempt 1 of 3, 1 of 2 workers still running",
+    ]
 
 
 def test_following_waits_out_throttling_and_loses_no_line(

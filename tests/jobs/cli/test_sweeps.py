@@ -4,7 +4,6 @@ that are behind stopped early."""
 import json
 import subprocess
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +74,10 @@ def spec(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.timeout(600)
 def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_alone_again(
     *,
-    trainyard: Trainyard,
+    aws_trainyard: Trainyard,
     embedded: Aws,
     stage: DeployedStage,
     deployed_aws: EmbeddedAws,
-    deployed_environment: Mapping[str, str],
     spec: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,9 +85,7 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     monkeypatch.chdir(tmp_path)
 
     def say(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        done = trainyard(*arguments, environment=deployed_environment)
-        assert done.returncode == expect, done.stdout + done.stderr
-        return done
+        return aws_trainyard(*arguments, expect=expect)
 
     # GIVEN a sweep that is planned as one, with as many workers as its queue can hold instances
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))

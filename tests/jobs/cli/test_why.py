@@ -1,7 +1,7 @@
 """`trainyard why`: why jobs wait, on an embedded Batch that really lets them wait."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -93,8 +93,7 @@ def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a
     submit: Submit,
     faulty: FaultyProxy,
     deployed_aws: EmbeddedAws,
-    trainyard: Trainyard,
-    deployed_environment: Mapping[str, str],
+    aws_trainyard: Trainyard,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with no_instances(embedded, stage, QUEUE):
@@ -119,10 +118,10 @@ def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a
         assert stopped.text == "they are switched off: the stage has used up its budget of 500 USD a month"
         assert stopped.next_step == "wait until 2026-12-01, or have monthly_budget_usd of the stage raised"
         # AND the command says it in a table and as JSON
-        shown = trainyard("why", job.run_id, environment=deployed_environment)
+        shown = aws_trainyard("why", job.run_id)
         assert (shown.returncode, shown.stderr.split(" in ")[0]) == (0, f"{job.run_id} is RUNNABLE")
         assert shown.stdout.splitlines()[1].startswith("cause")
-        answer = json.loads(trainyard("why", job.run_id, "-o", "json", environment=deployed_environment).stdout)
+        answer = json.loads(aws_trainyard("why", job.run_id, "-o", "json").stdout)
         assert (answer["state"], answer["queue"], answer["findings"][0]["verdict"]) == ("RUNNABLE", QUEUE, "cause")
         # AND a question that is denied is unknown, and the others go on
         faulty.faults["getjobqueuesnapshot"].append(Fault(kind="answer", status=403, code="AccessDeniedException"))
@@ -146,12 +145,11 @@ def test_a_job_waits_for_the_one_it_depends_on_and_one_that_runs_does_not_wait(
     embedded: Aws,
     stage: DeployedStage,
     submit: Submit,
-    trainyard: Trainyard,
-    deployed_environment: Mapping[str, str],
+    aws_trainyard: Trainyard,
 ) -> None:
     first = submit("RUNNING", name="first")
     assert not is_waiting(first)
-    shown = trainyard("why", first.run_id, environment=deployed_environment)
+    shown = aws_trainyard("why", first.run_id)
     assert (shown.returncode, shown.stdout) == (0, "")
     assert shown.stderr.startswith(f"{first.run_id} does not wait: it is RUNNING\n")
     found = findings(embedded, stage, submit("PENDING", name="second", depends_on=first))
@@ -159,7 +157,7 @@ def test_a_job_waits_for_the_one_it_depends_on_and_one_that_runs_does_not_wait(
 
 
 def test_a_job_whose_time_is_over_says_so_and_how_to_give_it_more(
-    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
 ) -> None:
     plan = planned_to_run(embedded, stage, ["sleep", "300"], name="slow")
     plan.request["timeout"] = {"attemptDurationSeconds": 1}
@@ -168,7 +166,7 @@ def test_a_job_whose_time_is_over_says_so_and_how_to_give_it_more(
     with pytest.raises(TimedOutError, match="exceeded timeout") as ended:
         raise_failure(job)
     assert ended.value.next_step == f"trainyard resume {job.run_id} --set timeout_hours=HOURS"
-    shown = trainyard("why", job.run_id, environment=deployed_environment)
+    shown = aws_trainyard("why", job.run_id)
     assert shown.stderr.splitlines() == [
         f"{job.run_id} has ended: its timeout_hours were over",
         f"next: trainyard resume {job.run_id} --set timeout_hours=HOURS",

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from jobs.client.job import Job
 from jobs.contract.classes import ClassReport, ClassScore, Mistake
 from jobs.contract.code import CODE_RECORD, CodeRecord
 from jobs.contract.data_summary import ClassCount, DataSummary
@@ -25,6 +26,21 @@ from jobs.train.launcher.accounting import receipt
 BEGIN = datetime(2026, 11, 1, 12, 0, 5, tzinfo=timezone.utc)
 DIGEST = f"sha256:{'5a' * 32}"
 CLASSES = ("alarm", "music", "weather", "news & more", "<b>calendar</b>")
+
+
+def job_of(run_id: str, **values: Any) -> Job:
+    """A job on Spot that was submitted at `BEGIN` and, if `state` says that it has ended, ended hours later."""
+    given: dict[str, Any] = {
+        "state": "RUNNING",
+        "attempts": (),
+        "log_streams": (),
+        "max_attempts": 3,
+        "created_at": BEGIN,
+        "started_at": None,
+        "stopped_at": BEGIN + timedelta(hours=3) if values.get("state") == "SUCCEEDED" else None,
+        **values,
+    }
+    return Job(id="7c1e", run_id=run_id, reason="", queue="spot", team="research", kind="script", moved="", **given)
 
 
 def three_attempts(
