@@ -26,12 +26,26 @@ ALONE = ("tests/jobs/train/trainer/test_resuming.py", "tests/jobs/train/kinds/te
 """Long files at the end of a run whose tests share nothing: the last process to work would work alone."""
 
 
-class FileOrImagesScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
-    """Tests of a file run in one process, and those of images in one too: each image is built once for all of them."""
+TRAININGS = tuple(
+    f"tests/jobs/cli/test_{name}.py"
+    for name in ("moved_runs", "pretrain_bert", "ready_specs", "submit_script", "sweeps")
+)
+TOGETHER = {
+    "images": ("tests/images/",),
+    "demo": ("tests/jobs/cli/test_demo.py",),
+    "trainings": TRAININGS,
+    "stage": ("tests/jobs/cli/test_", "tests/jobs/client/", "tests/jobs/aws/", "tests/jobs/contract/test_retries.py"),
+}
+"""Tests that share what is costly to make, images or a deployed stage, by how their paths begin. The first counts."""
+
+
+class SharingScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
+    """Tests of a file run in one process, and those that are `TOGETHER` in one too."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder, file = "tests/images/", nodeid.partition("::")[0]
-        return folder if nodeid.startswith(folder) else nodeid if file in ALONE else file
+        file = nodeid.partition("::")[0]
+        shared = (name for name, beginnings in TOGETHER.items() if file.startswith(beginnings))
+        return nodeid if file in ALONE else next(shared, file)
 
 
 def pytest_configure() -> None:
@@ -60,8 +74,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileOrImagesScheduling | None:
-    return FileOrImagesScheduling(config, log) if config.option.dist == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingScheduling | None:
+    return SharingScheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from infra.emulator.credentials import Credentials
 from tests.support.train import warm_launcher
 from tests.support.train.warm_launcher import WarmLauncher
 
-START_SECONDS = 60
+START_SECONDS = 120
 STOP_TIMEOUT_SECONDS = 100
 """What the instances grant a container after SIGTERM (infra/compute/user_data.py): a busy machine takes long."""
 DEPLOY_SECONDS = 240
@@ -152,7 +152,7 @@ def run_embedded_aws(
         )
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(STOP_TIMEOUT_SECONDS)
 
 
 def deploy_stage(aws: EmbeddedAws) -> None:

@@ -13,7 +13,7 @@ from jobs.client.job import Job
 from jobs.contract.plan import Plan
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage
-from tests.support.waiting import pause
+from tests.support.waiting import PATIENCE_SECONDS, pause
 
 MODEL_KEY = "tests/model"
 DATA_KEY = "tests/train.jsonl"
@@ -70,13 +70,13 @@ def no_instances(aws: Aws, stage: DeployedStage, queue: str) -> Iterator[None]:
 
 
 def wait_for(aws: Aws, stage: DeployedStage, job_id: str, *, state: str | None = None) -> Job:
-    """The job once it is in `state`, or has ended; fails after 30 seconds."""
+    """The job once it is in `state`, or has ended."""
     since = time.monotonic()
-    while time.monotonic() < since + 30:
+    while time.monotonic() < since + PATIENCE_SECONDS:
         [job] = batch.describe(aws, stage, [job_id])
         if job.state == state or (job.ended and state is None):
             return job
         if job.ended:
             raise AssertionError(f"ended as {job.state} ({job.reason}) before it was {state}")
         pause(since)
-    raise AssertionError(f"still {job.state} after 30 s")
+    raise AssertionError(f"still {job.state} after {PATIENCE_SECONDS} s")

@@ -47,13 +47,13 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def wait_until_shown(self, text: str, *, timeout_seconds: float = 60) -> None:
+    def wait_until_shown(self, text: str, *, timeout_seconds: float = 120) -> None:
         give_up_at = time.monotonic() + timeout_seconds
         while text not in self.shown:
             if not self._read(give_up_at):
                 raise AssertionError(f"ended or timed out without showing {text!r}; it showed:\n{self.shown}")
 
-    def wait(self, *, timeout_seconds: float = 60) -> int:
+    def wait(self, *, timeout_seconds: float = 120) -> int:
         """Read to the end; returns the exit code."""
         give_up_at = time.monotonic() + timeout_seconds
         while self._read(give_up_at):
