@@ -1,232 +1,327 @@
 """Measure whether anything is lost: trainings interrupted at random moments, against the same ones left alone.
 
-python -m tests.benchmarks.kill_and_resume                          20 moments, in about ten minutes
-python -m tests.benchmarks.kill_and_resume --moments 100 --seed 2   more, and others
-python -m tests.benchmarks.kill_and_resume --faults 0.1             on an S3 that fails, is slow, is cut off, denies
+python -m tests.benchmarks.kill_and_resume                           20 blows to four kinds of training
+python -m tests.benchmarks.kill_and_resume trainer loop --blows 60   only to these kinds, and more
+python -m tests.benchmarks.kill_and_resume --faults 0.1              on an S3 that fails, is slow, is cut off
 
-A moment has a phase of an attempt: its start-up (and which part of it), a step, a save, an upload, an evaluation; which
-one of them, and when in it, is random. What happens then is one of six: SIGTERM, a Spot notice, a rebalance
-recommendation, SIGKILL of a rank, of the launcher, of all at once. Each phase and each way comes as often as the
-others, in every combination over 30 moments. With --faults a seventh is S3 that denies all access for a while, and that
-share of its requests fails, is slow or is cut off. What was hit is looked at after the blow
-(phases.py); where it is not what was to be hit, the moment is drawn again, and the interruption is
-shown but not counted. A run is started again with the next number of an attempt, as Batch and `trainyard resume` do,
-interrupted again or not, until it ends. Trained are two-layer BERTs, fine-tuned and pre-trained, on one rank and on
-two. S3 is that of the tests, 30 ms away, so that uploads take a while; where there is to be a notice a launcher looks
-for it twenty times a second, since these trainings take seconds.
+    finetune    fine-tuning of a two-layer BERT            trainer    a script: Trainer with trainyard.Callback
+    pretrain    pre-training of one                        loop       a script: a loop of its own with trainyard.Run
 
-Equal means: the weights are those of the uninterrupted run, bit by bit, and metrics.jsonl has its lines, each once, but
-for what the clock says. Exit status 1 where one is not, or where an announced ending was not answered with 0 or 75, or
-not within 30 s of SIGTERM and two minutes of a notice.
+Each kind trains on one rank and on two. A blow is SIGTERM, a Spot notice, a rebalance recommendation, or SIGKILL of a
+rank, of the launcher, or of all at once, each as often as the others. It falls soon after something that the attempt
+shows: a line of its output, a request to S3, or a new folder of a checkpoint, each as often as the others, and within
+these each kind of line or request, since steps are many and evaluations are few. A run is started again with the next
+number of an attempt, as Batch and `trainyard resume` do, and struck again or not, until it ends. A blow that comes
+after the end of its attempt hits nothing and is drawn again.
+
+S3 is that of the tests, 30 ms away, so that uploads take a while; a launcher looks for notices twenty times a second,
+since these trainings take seconds.
+
+Equal means: the weights are those of the training that was left alone, bit by bit, and metrics.jsonl has its lines,
+each once, but for what the clock says. Exit status 1 where one is not, or where an announced end was not answered with
+0 or 75, within 30 s of SIGTERM or two minutes of a notice.
 """
 
 import argparse
+import contextlib
 import itertools
 import random
-import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
+import psutil
+
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.run import MODEL
+from tests.jobs.train.script.test_interrupted_scripts import LOOP, TRAINER
 from tests.support.benchmarks.launched import differences, finished, launcher
-from tests.support.benchmarks.moments import DENIED, NOTICES, SIGTERM, WAYS, Interruption, Moment, drawn
-from tests.support.benchmarks.phases import FETCH, PHASES, STEP, Phases, Rhythm
+from tests.support.benchmarks.watched import Watched
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import Launched, Run
-from tests.support.train.metadata_service import MetadataService
+from tests.support.train.metadata_service import REBALANCE, MetadataService
 from tests.support.train.packing import save_packed, sentences
-from tests.support.train.recipes import Flags, finetuning, longer_finetuning, pretraining
+from tests.support.train.recipes import finetuning, longer_finetuning, pretraining
 from tests.support.train.reviews import save_tiny_bert
 from tests.support.train.s3_server import put
+from tests.support.train.scripts import script_flags, write_files
 
-KINDS = ("finetune-classification", "pretrain-mlm")
 RANKS = (1, 2)
-RHYTHM = Rhythm(steps=84, save_every=14, evaluate_every=24)
 LATENCY_SECONDS = 0.03
-POSITIONS = 32768
-"""Positions of the models, which use 16 of them: their checkpoints have 13 MB, whose save takes some hundredths of a
-second."""
-HELD_OUT = 200
-"""Sentences for the evaluations of pre-training; reviews for those of fine-tuning are there."""
-ANOTHER_MOMENT = 0.5
-"""How likely a run that was interrupted is interrupted once more."""
 HANGS_SECONDS = 300
+ANOTHER_BLOW = 0.5
+"""How likely a run that was struck is struck once more."""
+
+SIGTERM, SPOT, REBALANCED = ("SIGTERM", "Spot notice", "rebalance")
+KILL_RANK, KILL_LAUNCHER, KILL_ALL = ("SIGKILL of a rank", "SIGKILL of the launcher", "SIGKILL of all")
+WAYS = (SIGTERM, SPOT, REBALANCED, KILL_RANK, KILL_LAUNCHER, KILL_ALL)
+LIMIT_SECONDS = {SIGTERM: 30.0, SPOT: 120.0, REBALANCED: 120.0}
+"""For an announced end: what Batch leaves between SIGTERM and SIGKILL, and EC2 between its notice and the end."""
+BEFORE_PYTHON_LISTENS = -signal.SIGTERM
+"""Exit code of a launcher whose SIGTERM came before its first line; process 1 of a container would not take it."""
+NOTICE_SECONDS = (10.0, 18.0)
+"""So long before its end an instance gets its notice, drawn between the two: trainings here are over in two minutes."""
 
 LAUNCHER = """
 import sys
 from jobs.train import launch
 from jobs.train.launcher import shutdown
-shutdown.POLL_SECONDS = {}
+shutdown.POLL_SECONDS = 0.05
 sys.exit(launch.main())
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One of the four, as it is uninterrupted."""
+    """One that was left alone, and what an attempt of it shows."""
 
-    kind: str
+    name: str
     ranks: int
-    flags: Flags
-    s3: FaultyS3
+    start: Callable[..., Launched]
+    model: str
     whole: Run
-    lengths: Mapping[str, float]
-    """The lengths of its phases, in seconds."""
-
-    @classmethod
-    def measured(cls, kind: str, ranks: int, flags: Flags, s3: FaultyS3, whole: Run) -> "Training":
-        launched = whole.start(*flags, kind=kind, nproc=ranks)
-        lengths = Phases(launched, whole.scratch, s3, RHYTHM).lengths()
-        finished(launched)
-        # Nothing is fetched here; it is as much as is uploaded.
-        return cls(
-            kind=kind, ranks=ranks, flags=flags, s3=s3, whole=whole, lengths={**lengths, FETCH: lengths["upload"]}
-        )
-
-    def start(self, run: Run, attempt: int, metadata: MetadataService, *, poll_seconds: float) -> Launched:
-        return run.start(
-            *self.flags,
-            kind=self.kind,
-            nproc=self.ranks,
-            attempt=attempt,
-            program=("-c", LAUNCHER.format(poll_seconds)),
-            **metadata.environment,
-        )
+    s3: FaultyS3
+    shown: dict[str, list[float]]
+    """For each kind of what it showed, how many seconds passed until the next thing."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blow:
+    """One interruption, and how it was answered."""
+
+    way: str
+    after: str
+    """The kind of what the attempt showed last before it was to fall."""
+    nth: int
+    delay_seconds: float
+    attempt: int = 0
+    seconds: float = 0.0
+    """From the start of the attempt on."""
+    exit_code: int | None = None
+    """None: it did not end."""
+    ended_after_seconds: float = 0.0
+
+    @property
+    def is_answered(self) -> bool:
+        """Return whether it ended; an announced end in time and with a code with which Batch starts it again, or 0."""
+        if self.way not in LIMIT_SECONDS:
+            return self.exit_code is not None
+        in_time = self.ended_after_seconds <= LIMIT_SECONDS[self.way]
+        return in_time and self.exit_code in (0, INTERRUPTED_EXIT_CODE, BEFORE_PYTHON_LISTENS)
+
+
+@dataclass(kw_only=True)
 class Ended:
-    """A run that was interrupted, and what it has come to differ in."""
+    """A run that was struck, and what it has come to differ in."""
 
     training: Training
-    moments: list[Moment]
-    difference: str
+    blows: list[Blow] = field(default_factory=list)
+    difference: str = ""
 
-    def is_equal(self, moment: Moment) -> bool:
-        return not self.difference and moment.is_answered
+    @property
+    def is_equal(self) -> bool:
+        return not self.difference and all(blow.is_answered for blow in self.blows)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.kill_and_resume", description=__doc__)
-    parser.add_argument("--moments", type=int, default=20)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.kill_and_resume",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"{', '.join(_STARTS)}; default: all of them")
+    parser.add_argument("--blows", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=float, default=0.0, help="share of the requests to S3 that go wrong")
     parser.add_argument("--logs", type=Path, help="a folder for the output of all attempts")
     options = parser.parse_args()
+    if unknown := set(options.kinds) - set(_STARTS):
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}")
+    chance = random.Random(options.seed)
+    ways = [WAYS[number % len(WAYS)] for number in range(options.blows)]
+    chance.shuffle(ways)
     ended: list[Ended] = []
-    with (
-        tempfile.TemporaryDirectory() as name,
-        launcher(Path(name)) as direct_run,
-        FaultyS3(
-            direct_run().environment["AWS_ENDPOINT_URL"],
-            fraction=options.faults,
-            seed=options.seed,
-            latency_seconds=LATENCY_SECONDS,
-        ) as far_s3,
-    ):
+    with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as direct_run:
+        endpoint = direct_run().environment["AWS_ENDPOINT_URL"]
+        draws = {"fraction": options.faults, "seed": options.seed}
+        with FaultyS3(endpoint, latency_seconds=LATENCY_SECONDS, **draws) as s3:
 
-        def new_run() -> Run:
-            run = direct_run()
-            scratch = Path(name) / run.location.key.strip("/")[-4:]
-            return replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": far_s3.url}, scratch=scratch)
+            def new_run() -> Run:
+                run = direct_run()
+                scratch = Path(name) / run.location.key.strip("/")[-4:]
+                return replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": s3.url}, scratch=scratch)
 
-        trainings = [
-            Training.measured(kind, ranks, flags, far_s3, new_run())
-            for kind, flags in _flags(direct_run(), Path(name)).items()
-            for ranks in RANKS
-        ]
-        ways = (*WAYS, DENIED) if options.faults else WAYS
-        moments = drawn(options.moments, options.seed, len(trainings), ways)
-        for number, (training, left) in enumerate(zip(trainings, moments, strict=True)):
-            chance = random.Random(f"{options.seed} {number}")
-            while left:
-                done = _interrupted(training, new_run(), left, chance, options.logs)
-                if done.difference and not done.moments:
-                    sys.exit(f"a run that nobody interrupted is not as the other one: {done.difference}")
-                ended.append(done)
-                _show(done, len(ended))
-    print(f"faults: {dict(far_s3.counts)}" if options.faults else "no faults")
-    return _sum_up(ended, options.moments, ways)
+            trainings = [
+                _left_alone(kind, ranks, new_run(), s3, Path(name))
+                for kind in options.kinds or _STARTS
+                for ranks in RANKS
+            ]
+            for number, training in enumerate(trainings):
+                left = ways[number :: len(trainings)]
+                while left:
+                    ended.append(_struck(training, new_run(), left, chance, options.logs))
+                    _show(ended[-1], len(ended))
+            print(f"faults of S3: {dict(s3.counts)}" if options.faults else "no faults of S3")
+    return _sum_up(ended)
 
 
-def _flags(run: Run, folder: Path) -> dict[str, Flags]:
-    """The recipes of the two kinds; their data is on the run's S3."""
+def _finetune(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
     model = save_tiny_bert(folder / "tiny-bert", positions=POSITIONS)
-    tuning = longer_finetuning(run.s3, finetuning(run.s3, model, folder), folder, "long")
+    flags = longer_finetuning(run.s3, finetuning(run.s3, model, folder), folder, "long")
+    return "finetune-classification", (*flags, "--epochs=7", "--max-batch-size-per-rank=8", *_RHYTHM), MODEL_FILE
+
+
+def _pretrain(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
+    model = save_tiny_bert(folder / "shape", positions=POSITIONS)
     texts = [sentences(130, seed=1), sentences(37, seed=2)]
-    training = pretraining(run.s3, save_packed(folder / "tokens", model, texts, sentences(HELD_OUT, seed=3)))
+    flags = pretraining(run.s3, save_packed(folder / "tokens", model, texts, sentences(200, seed=3)))
     shape = ("--hidden-size", "--layers", "--heads", "--intermediate-size")
-    training = (*(flag for flag in training if not flag.startswith(shape)), f"--config={put(run.s3, model, 'shape')}")
-    rhythm = (
-        "--eval-batch-size=1",
-        f"--checkpoint-every-steps={RHYTHM.save_every}",
-        f"--evaluate-every-steps={RHYTHM.evaluate_every}",
-        "--log-every-steps=1",
-    )
-    tuning = (*tuning, f"--epochs={RHYTHM.steps // 12}", "--max-batch-size-per-rank=8")
-    flags = ((*tuning, *rhythm), (*training, f"--max-steps={RHYTHM.steps}", *rhythm))
-    return dict(zip(KINDS, flags, strict=True))
+    flags = (*(flag for flag in flags if not flag.startswith(shape)), f"--config={put(run.s3, model, 'shape')}")
+    return "pretrain-mlm", (*flags, "--max-steps=84", *_RHYTHM), MODEL_FILE
 
 
-def _interrupted(training: Training, run: Run, left: list[Moment], chance: random.Random, logs: Path | None) -> Ended:
-    """One run. What it has hit is taken off `left`; what it was to hit and has not is drawn again, for another one."""
-    done: list[Moment] = []
+def _trainer(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
+    return _script(run, folder / "trainer", TRAINER, "output/model/model.safetensors")
+
+
+def _loop(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
+    return _script(run, folder / "loop", LOOP, "output/model.pt")
+
+
+def _script(run: Run, folder: Path, text: str, model: str) -> tuple[str, Sequence[str], str]:
+    return "script", script_flags(run.s3, write_files(folder, {"train.py": text}), "train.py"), model
+
+
+_STARTS = {"finetune": _finetune, "pretrain": _pretrain, "trainer": _trainer, "loop": _loop}
+"""What trains: the kind of job, its flags, and where its model lies then."""
+
+_RHYTHM = (
+    "--eval-batch-size=1",
+    "--checkpoint-every-steps=14",
+    "--evaluate-every-steps=24",
+    "--log-every-steps=1",
+)
+"""Of trainings of 84 steps."""
+POSITIONS = 32768
+"""Positions of the models, which use 16 of them: their checkpoints have 13 MB, whose save takes some hundredths of a
+second."""
+MODEL_FILE = f"{MODEL}model.safetensors"
+
+
+def _left_alone(name: str, ranks: int, whole: Run, s3: FaultyS3, folder: Path) -> Training:
+    kind, flags, model = _STARTS[name](whole, folder / f"{name}-{ranks}")
+
+    def start(run: Run, attempt: int, **environment: str) -> Launched:
+        return run.start(*flags, kind=kind, nproc=ranks, attempt=attempt, program=("-c", LAUNCHER), **environment)
+
+    with MetadataService() as metadata:
+        launched = start(whole, 1, **metadata.environment)
+        watched = Watched(launched, whole.scratch, s3)
+        for _ in watched.until_the_end():
+            pass
+        finished(launched)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for (at, shown), (until, _) in itertools.pairwise(watched.shown):
+        seconds[shown].append(until - at)
+    seconds["request GET checkpoints"] = seconds[
+        "request PUT checkpoints"
+    ]  # nothing is fetched here; it is as much as is uploaded
+    return Training(name=name, ranks=ranks, start=start, model=model, whole=whole, s3=s3, shown=dict(seconds))
+
+
+def _struck(training: Training, run: Run, left: list[str], chance: random.Random, logs: Path | None) -> Ended:
+    """Start one run until it ends. The blows that it has taken are taken off `left`."""
+    ended = Ended(training=training)
     for attempt in itertools.count(1):
-        wanted = _next(run, left, done, chance)
-        struck = None
+        blow = None
+        if left and (not ended.blows or chance.random() < ANOTHER_BLOW):
+            blow = _drawn(left[0], training, attempt, chance)
         with MetadataService() as metadata:
-            poll_seconds = 0.05 if wanted is not None and wanted.way in NOTICES else 5.0
-            launched, started = training.start(run, attempt, metadata, poll_seconds=poll_seconds), time.monotonic()
-            if wanted is not None:
-                phases = Phases(launched, run.scratch, training.s3, RHYTHM)
-                interruption = Interruption(wanted, run, launched, phases, training.s3)
-                if interruption.reach(training.lengths, RHYTHM.steps, chance):
-                    at = time.monotonic()
-                    hit = interruption.strike(metadata, chance)
-                    struck = replace(wanted, attempt=attempt, seconds=at - started, hit=hit)
+            launched, started = training.start(run, attempt, **metadata.environment), time.monotonic()
+            watched = Watched(launched, run.scratch, training.s3)
+            if blow is not None and _reached(watched, blow):
+                seconds = time.monotonic() - started
+                if _strike(blow.way, launched, run, metadata, chance):
+                    blow = replace(blow, seconds=seconds)
             code = _exit_code(run, launched)
-            if struck is not None:
-                struck = replace(struck, exit_code=code, ended_after_seconds=time.monotonic() - at)
-        if wanted in left:
-            left.remove(wanted)
-            if struck is None or not struck.counts:
-                left.append(wanted.again(chance))
         if logs is not None:
             logs.mkdir(exist_ok=True)
-            name = f"{training.kind}-{training.ranks}-{run.location.key.strip('/')[-4:]}-{attempt}.log"
-            (logs / name).write_text(f"{struck or wanted}\n{launched.output}exit code {code}\n")
-        if done and (resumed := re.search(r"start: resumed from checkpoint step-(\d+)", launched.output)):
-            done[-1] = replace(done[-1], next_from=int(resumed[1]))
-        if struck is not None:
-            done.append(struck)
+            path = logs / f"{training.name}-{training.ranks}-{run.location.key.strip('/')[-4:]}-{attempt}.log"
+            path.write_text(f"{blow}\n{launched.output}exit code {code}\n")
+        if blow is not None and blow.seconds:
+            left.pop(0)
+            answered = time.monotonic() - started - blow.seconds
+            ended.blows.append(replace(blow, exit_code=code, ended_after_seconds=answered))
         elif code:
-            reason = f"attempt {attempt}, which nobody interrupted, ended with {code}: {launched.lines[-1].strip()}"
-            return Ended(training=training, moments=done, difference=reason)
+            ended.difference = (
+                f"attempt {attempt}, which nobody struck, ended with {code}: {launched.lines[-1].strip()}"
+            )
+            return ended
         if code is None:
-            return Ended(training=training, moments=done, difference=f"attempt {attempt} has not ended")
+            ended.difference = f"attempt {attempt} has not ended"
+            return ended
         if code == 0:
-            return Ended(training=training, moments=done, difference=differences(run, training.whole))
+            ended.difference = differences(run, training.whole, model=training.model)
+            return ended
     raise AssertionError
 
 
-def _next(run: Run, left: list[Moment], done: list[Moment], chance: random.Random) -> Moment | None:
-    """For the next attempt of a run; None: it is left alone."""
-    others = [moment for moment in left if moment.part != FETCH]
-    if len(others) < len(left):
-        if run.complete_checkpoints():
-            return next(moment for moment in left if moment.part == FETCH)
-        if not others:
-            return Moment(way=SIGTERM, part=STEP, after=0.5, within=0.5, is_drawn=False)
-    return others[0] if others and (not done or chance.random() < ANOTHER_MOMENT) else None
+def _drawn(way: str, training: Training, attempt: int, chance: random.Random) -> Blow:
+    sort = chance.choice(sorted({kind.split()[0] for kind in training.shown}))
+    after = chance.choice(sorted(kind for kind in training.shown if kind.startswith(sort)))
+    seconds = training.shown[after]
+    nth = chance.randrange(len(seconds))
+    return Blow(way=way, after=after, nth=nth, delay_seconds=chance.uniform(0, seconds[nth]), attempt=attempt)
+
+
+def _reached(watched: Watched, blow: Blow) -> bool:
+    """Wait for the moment of a blow. Return whether the attempt had not ended before."""
+    until = None
+    for _ in watched.until_the_end():
+        if until is None and watched.counts()[blow.after] > blow.nth:
+            until = time.monotonic() + blow.delay_seconds
+        if until is not None and time.monotonic() >= until:
+            return True
+    return False
+
+
+def _strike(way: str, launched: Launched, run: Run, metadata: MetadataService, chance: random.Random) -> bool:
+    """Interrupt an attempt. Return whether there was what was to be hit: at its start it has no ranks yet."""
+    if way == SIGTERM:
+        launched.process.send_signal(signal.SIGTERM)
+    elif way == SPOT:
+        metadata.give_notice(chance.uniform(*NOTICE_SECONDS))
+    elif way == REBALANCED:
+        metadata.news[REBALANCE] = {"noticeTime": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}
+    else:
+        processes = _killed(way, launched, run, chance)
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return bool(processes)
+    return True
+
+
+def _killed(way: str, launched: Launched, run: Run, chance: random.Random) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        if way == KILL_LAUNCHER:
+            return [psutil.Process(launched.process.pid)]
+        if way == KILL_RANK:
+            ranks = launched.ranks()
+            return [chance.choice(ranks)] if ranks else []
+        return list(run.processes())
+    return []
 
 
 def _exit_code(run: Run, launched: Launched) -> int | None:
-    """None where it has not ended, for far longer than any of them takes; all of it is killed then."""
+    """Return None where it has not ended, for far longer than any of them takes; all of it is killed then."""
     try:
         launched.process.wait(HANGS_SECONDS)
     except subprocess.TimeoutExpired:
@@ -240,30 +335,25 @@ def _exit_code(run: Run, launched: Launched) -> int | None:
 
 def _show(run: Ended, number: int) -> None:
     """Print a line for each blow that the run has taken."""
-    for moment in run.moments:
-        assert moment.hit is not None
-        aimed = (
-            "" if moment.counts else f" (not counted: {f'not {moment.part}' if moment.is_drawn else 'for the next'})"
-        )
-        equal = "equal" if run.is_equal(moment) else f"NOT EQUAL: {run.difference or 'not to be started again'}"
+    equal = "equal" if run.is_equal else f"NOT EQUAL: {run.difference or 'not answered as it has to be'}"
+    for blow in run.blows:
         print(
-            f"{run.training.kind}, {run.training.ranks} rank(s), run {number}, attempt {moment.attempt}, "
-            f"at {moment.seconds:.1f} s: {moment.way} hit {moment.hit.what}{aimed}; ended after "
-            f"{moment.ended_after_seconds:.1f} s with {moment.exit_code}, next from step {moment.next_from}: {equal}",
+            f"{run.training.name}, {run.training.ranks} rank(s), run {number}, attempt {blow.attempt}, at "
+            f"{blow.seconds:.1f} s: {blow.way} {blow.delay_seconds:.3f} s after {blow.after}; ended after "
+            f"{blow.ended_after_seconds:.1f} s with {blow.exit_code}: {equal}",
             flush=True,
         )
+    if not run.blows:
+        print(f"{run.training.name}, {run.training.ranks} rank(s), run {number}, never struck: {equal}", flush=True)
 
 
-def _sum_up(ended: Sequence[Ended], moments: int, ways: Sequence[str]) -> int:
-    """Print how often each phase was hit in each way; return the exit code."""
-    struck = [(run, moment) for run in ended for moment in run.moments]
-    hits = Counter((moment.phase, moment.way) for _, moment in struck if moment.counts)
-    for phase in PHASES:
-        print(f"{phase:<12} " + ", ".join(f"{way} {hits[phase, way]}" for way in ways))
-    equal = sum(run.is_equal(moment) for run, moment in struck if moment.counts)
-    others = [run.is_equal(moment) for run, moment in struck if not moment.counts]
-    print(f"not counted: {sum(others)} of {len(others)}\n{equal} of {moments}")
-    return 0 if equal == moments and all(others) else 1
+def _sum_up(ended: Sequence[Ended]) -> int:
+    """Print how often each way struck; return the exit code."""
+    hits = Counter(blow.way for run in ended for blow in run.blows)
+    equal = sum(len(run.blows) for run in ended if run.is_equal)
+    print(", ".join(f"{way} {hits[way]}" for way in WAYS))
+    print(f"{equal} of {hits.total()} blows left nothing behind")
+    return 0 if all(run.is_equal for run in ended) else 1
 
 
 if __name__ == "__main__":
