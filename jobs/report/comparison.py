@@ -1,6 +1,5 @@
 """Several runs compared: what differs between them, what it brought, how long it took and what it cost."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,7 +33,6 @@ _COMPARED = (
 )
 _CURVES = ("loss", "eval_accuracy", "eval_f1", "eval_loss", "eval_perplexity", "learning_rate", "samples_per_second")
 _DASHES = ([1, 0], [6, 3], [2, 2], [10, 3, 2, 3])
-_PICTURE_HEIGHT = CURVE_HEIGHT + 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +126,11 @@ def comparison_page(runs: Sequence[RecordedRun], *, now: datetime) -> str:
     """Return the page that holds the runs against each other."""
     found = facts(runs)
     drawn = curves_of_all(runs)
-    pictures = _pictures(runs)
+    picture = _picture(runs)
+    further = {} if picture is None else {"scatter": picture[2]}
     return render(
         "comparison.html",
-        charts={**{curve.id: curve.spec for curve in drawn}, **{name: spec for name, _, _, spec in pictures}},
+        charts={**{curve.id: curve.spec for curve in drawn}, **further},
         now=now,
         title=f"{counted(len(runs), 'run')}, held against each other",
         names=list(zip(short_names(runs), (run.run_id for run in runs), strict=True)),
@@ -140,7 +139,7 @@ def comparison_page(runs: Sequence[RecordedRun], *, now: datetime) -> str:
         arguments=[fact for fact in found if fact.is_argument],
         curves=drawn,
         curve_height=CURVE_HEIGHT,
-        pictures=pictures,
+        picture=picture,
     )
 
 
@@ -169,35 +168,20 @@ def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
     return found
 
 
-def _pictures(runs: Sequence[RecordedRun]) -> list[tuple[str, str, str, dict[str, Any]]]:
-    """Return id, title, content in words and chart of the pictures that show which run was worth its money."""
+def _picture(runs: Sequence[RecordedRun]) -> tuple[str, str, dict[str, Any]] | None:
+    """Return title, content in words and chart of what the money brought, if two runs have the same metric."""
     metric = next((key for key in _COMPARED if sum(key in run.result for run in runs) > 1), None)
-    if metric is None:
-        return []
-    label = result_label(metric)
-    found = []
     names = short_names(runs)
     priced = [
         (name, cost, run.result[metric])
         for name, run in zip(names, runs, strict=True)
-        if (cost := usd_of(run)) and metric in run.result
+        if metric is not None and (cost := usd_of(run)) and metric in run.result
     ]
-    if priced:
-        words = "; ".join(f"{name}: {figure(value)} for {cost:.2f} USD" for name, cost, value in priced) + "."
-        spec = scatter(names, priced, x="USD", y=label, description=words)
-        found.append(("scatter", f"What its money brought: {label}", words, spec))
-    scales = {
-        name: [float(value) for value in values]
-        for name, values in differing_arguments(runs).items()
-        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    }
-    results = [run.result.get(metric) for run in runs]
-    if scales and len(runs) > 2 and all(isinstance(value, (int, float)) for value in results):
-        axes = {**scales, label: [float(value) for value in results if value is not None]}
-        words = f"A line is a run: its {', '.join(scales)}, and the {label} that came of it. The table has them too."
-        spec = parallel_coordinates(names, axes, description=words)
-        found.append(("parallel", "Arguments and what came of them", words, spec))
-    return found
+    if metric is None or not priced:
+        return None
+    label = result_label(metric)
+    words = "; ".join(f"{name}: {figure(value)} for {cost:.2f} USD" for name, cost, value in priced) + "."
+    return f"Cost vs. result: {label}", words, scatter(names, priced, x="USD", y=label, description=words)
 
 
 def scatter(
@@ -206,36 +190,12 @@ def scatter(
     """Return a point for each run that has both. `points`: run, x and y."""
     return chart(
         "scatter",
-        height=_PICTURE_HEIGHT,
         description=description,
         values=[{"r": run, "x": short(cost), "y": short(height)} for run, cost, height in points],
         x_title=x,
         y_title=y,
         x_domain=_around([cost for _, cost, _ in points]),
         y_domain=_around([height for _, _, height in points]),
-        **_looks(runs),
-    )
-
-
-def parallel_coordinates(
-    runs: Sequence[str], axes: Mapping[str, Sequence[float]], *, description: str
-) -> dict[str, Any]:
-    """Return a line for each run over several upright axes. `axes`: each run's value, by the name of an axis."""
-    return chart(
-        "parallel",
-        height=_PICTURE_HEIGHT,
-        description=description,
-        axes=list(axes),
-        values=[
-            {"r": run, "a": name, "y": _share(of_axis, of_axis[number]), "v": short(of_axis[number])}
-            for name, of_axis in axes.items()
-            for number, run in enumerate(runs)
-        ],
-        ends=[
-            {"a": name, "y": height, "t": f"{bound:.4g}"}
-            for name, of_axis in axes.items()
-            for height, bound in ((-0.14, min(of_axis)), (1.14, max(of_axis)))
-        ],
         **_looks(runs),
     )
 
@@ -257,16 +217,6 @@ def _around(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = (high - low) * 0.1 or abs(high) * 0.1 or 1.0
     return low - room, high + room
-
-
-def _share(values: Sequence[float], value: float) -> float:
-    """Return a value's place between the lowest and the highest: by their digits if they span decades."""
-    low, high = min(values), max(values)
-    if low == high:
-        return 0.5
-    if low > 0 and high / low >= 10:
-        low, high, value = math.log(low), math.log(high), math.log(value)
-    return round((value - low) / (high - low), 4)
 
 
 def _best(key: str, values: Sequence[Any]) -> int | None:

@@ -22,7 +22,7 @@ CHARTS = {
     },
     "comparison": {
         *(f"curve-{name}" for name in ("loss", "eval_accuracy", "eval_f1", "eval_loss", "learning_rate")),
-        *("curve-samples_per_second", "scatter", "parallel"),
+        *("curve-samples_per_second", "scatter"),
     },
     "costs": {"shares", "spans"},
 }
@@ -47,8 +47,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in html}
 
 
-@pytest.mark.parametrize(("width", "dark"), [(380, False), (1400, True)], ids=["phone", "dark"])
-@pytest.mark.parametrize("of", CHARTS)
+@pytest.mark.parametrize(
+    ("of", "width", "dark"),
+    [("report", 1400, True), ("report", 380, False), ("comparison", 380, True), ("costs", 380, False)],
+)
 def test_a_page_is_shown_whole(*, opened: OpenedPage, pages: dict[str, Path], of: str, width: int, dark: bool) -> None:
     page = opened.open(pages[of], width=width, dark=dark)
     marks = opened.marks(page)
