@@ -1,4 +1,4 @@
-"""A proxy in front of the embedded AWS that fails as networks and services do."""
+"""Proxies between a client and its server, and one in front of the embedded AWS that fails as services do."""
 
 import http.client
 import json
@@ -15,6 +15,92 @@ from typing_extensions import Self
 
 from tests.support.embedded_aws import passes_on
 
+Message = tuple[str, str, dict[str, str], bytes]
+"""Method, path, headers and body of a request."""
+Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
+
+
+class Proxy:
+    """Serves from when it is made until its block ends; `handle` of a subclass passes requests on, or does not."""
+
+    def __init__(self, upstream: str, *, host: str = "localhost") -> None:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _handle(self) -> None:
+                proxy.handle(self)
+
+            do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _handle  # noqa: N815 - http.server's names
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 100
+
+            def handle_error(self, *_: object) -> None:
+                """A client that is killed leaves its connection; nobody wants to read that."""
+
+        self._upstream = urlsplit(upstream).netloc
+        self._lock = threading.Lock()
+        self._server = Server(("127.0.0.1" if host == "localhost" else host, 0), Handler)
+        self.url = f"http://{host}:{self._server.server_address[1]}"
+        self._hop_by_hop = {"connection", "expect"} | (set() if host == "localhost" else {"host"})
+        """Headers that are not passed on. The embedded AWS answers to no other name than localhost."""
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        raise NotImplementedError
+
+    def message(self, request: BaseHTTPRequestHandler, body: bytes) -> Message:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in self._hop_by_hop}
+        return request.command, request.path, headers, body
+
+    def _pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        connection = http.client.HTTPConnection(self._upstream, timeout=60)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def _answer(
+        self, request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False
+    ) -> None:
+        """Send an answer; `cut`: its first half, after which the connection ends."""
+        request.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                request.send_header(name, value)
+        # What a HEAD request is told of is not sent along.
+        is_head = request.command == "HEAD"
+        request.send_header("Content-Length", headers.get("Content-Length", "0") if is_head else str(len(body)))
+        request.end_headers()
+        if not is_head:
+            request.wfile.write(body[: len(body) // 2] if cut else body)
+        if cut:
+            request.wfile.flush()
+            self._cut(request)
+
+    @staticmethod
+    def _cut(request: BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        request.connection.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -29,11 +115,10 @@ class Fault:
     code: str = "InternalFailure"
 
 
-class FaultyProxy:
+class FaultyProxy(Proxy):
     """Passes requests on to `upstream`, except where `faults` has something else for an operation."""
 
     def __init__(self, upstream: str, *, host: str = "localhost") -> None:
-        proxy = self
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         """Faults by operation, in lower case (`submitjob`): the first is for its next request, None lets that one
         pass."""
@@ -41,36 +126,14 @@ class FaultyProxy:
         """Operations asked for, in order."""
         self.when_over: Callable[[], object] = lambda: None
         """Called when the last of the faults is taken."""
-        self._late: dict[str, tuple[str, str, dict[str, str], bytes]] = {}
-        self._upstream = urlsplit(upstream).netloc
-        self._lock = threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _handle(self) -> None:
-                proxy.handle(self)
-
-            do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _handle  # noqa: N815 - http.server's names
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1" if host == "localhost" else host, 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://{host}:{self._server.server_address[1]}"
+        self._late: dict[str, Message] = {}
+        super().__init__(upstream, host=host)
         passes_on(self.url, upstream)
-        self._hop_by_hop = {"connection"} if host == "localhost" else {"connection", "host"}
-        """Headers that are not passed on. The embedded AWS answers to no other name than localhost."""
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
-        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in self._hop_by_hop}
+        message = self.message(request, request.rfile.read(int(request.headers.get("Content-Length", 0))))
         target = request.headers.get("X-Amz-Target", "")
         operation = (target.rsplit(".", 1)[-1] or request.path.rsplit("/", 1)[-1]).lower()
-        message = (request.command, request.path, headers, body)
         with self._lock:
             self.seen.append(operation)
             fault = self.faults[operation].popleft() if self.faults[operation] else None
@@ -87,39 +150,7 @@ class FaultyProxy:
         elif fault.taken == "late":
             self._late[operation] = message
         if fault.kind == "cut":
-            request.connection.shutdown(socket.SHUT_RDWR)
-            request.close_connection = True
+            self._cut(request)
             return
         text = json.dumps({"__type": fault.code, "message": f"injected {fault.code}"}).encode()
         self._answer(request, fault.status, {"x-amzn-errortype": fault.code}, text)
-
-    def _pass_on(
-        self, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self._upstream, timeout=60)
-        try:
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            connection.close()
-
-    @staticmethod
-    def _answer(request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:
-        request.send_response_only(status)
-        for name, value in headers.items():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                request.send_header(name, value)
-        # What a HEAD request is told of is not sent along.
-        length = headers.get("Content-Length", "0") if request.command == "HEAD" else str(len(body))
-        request.send_header("Content-Length", length)
-        request.end_headers()
-        request.wfile.write(body)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

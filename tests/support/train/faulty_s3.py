@@ -1,18 +1,14 @@
 """A proxy between jobs and their S3 that is as slow as a network, fails as S3 does, or takes a permission away."""
 
-import http.client
 import random
 import re
-import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Literal, get_args
-from urllib.parse import urlsplit
 
-from typing_extensions import Self
+from tests.support.jobs.faulty_proxy import Answer, Proxy
 
 Fault = Literal[
     "InternalError", "SlowDown", "AccessDenied", "slow", "cut on the way", "cut before the answer", "cut in the answer"
@@ -22,14 +18,12 @@ or two; a connection that ends in the midst of the request, after S3 has taken i
 
 _STATUS = {"InternalError": 500, "SlowDown": 503, "AccessDenied": 403}
 
-Answer = tuple[int, dict[str, str], bytes]
 
-
-class FaultyS3:
+class FaultyS3(Proxy):
     """Passes requests on to `upstream`, after `latency_seconds`; a `fraction` of them goes wrong.
 
     Which ones is drawn from the seed, the request and how often it was seen, so it does not hang on the order in which
-    threads send them. `counts` tells how many requests had which fault, "none" among them.
+    threads send them. `counts` has how many requests had which fault, "none" among them.
     """
 
     def __init__(self, upstream: str, *, fraction: float = 0.0, seed: int = 1, latency_seconds: float = 0.0) -> None:
@@ -42,30 +36,7 @@ class FaultyS3:
         self._seed = seed
         self._latency_seconds = latency_seconds
         self._seen: Counter[str] = Counter()
-        self._upstream = urlsplit(upstream).netloc
-        self._lock = threading.Lock()
-        proxy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _handle(self) -> None:
-                proxy.handle(self)
-
-            do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _handle  # noqa: N815 - http.server's names
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 100
-
-            def handle_error(self, *_: object) -> None:
-                """A client that is killed leaves its connection; nobody wants to read that."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://localhost:{self._server.server_address[1]}"
+        super().__init__(upstream)
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         time.sleep(self._latency_seconds)
@@ -82,15 +53,15 @@ class FaultyS3:
         if fault == "slow":
             time.sleep(chance.uniform(1, 2))
         if self.denies(request.command, request.path):
-            self._answer(request, _error("AccessDenied"))
+            self._answer(request, *_error("AccessDenied"))
         elif fault in _STATUS:
-            self._answer(request, _error(fault))
+            self._answer(request, *_error(fault))
         else:
-            answer = self._pass_on(request, body)
+            answer = self._pass_on(*self.message(request, body))
             if fault == "cut before the answer":
                 self._cut(request)
             else:
-                self._answer(request, answer, cut=fault == "cut in the answer")
+                self._answer(request, *answer, cut=fault == "cut in the answer")
 
     def _drawn(self, request: BaseHTTPRequestHandler) -> tuple[Fault | None, random.Random]:
         # S3 gives each upload in parts a number of its own, which would draw other faults each time.
@@ -103,52 +74,6 @@ class FaultyS3:
                 fault = chance.choice(get_args(Fault))
             self.counts[fault or "none"] += 1
         return fault, chance
-
-    def _pass_on(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
-        headers = {
-            name: value for name, value in request.headers.items() if name.lower() not in ("connection", "expect")
-        }
-        connection = http.client.HTTPConnection(self._upstream, timeout=60)
-        try:
-            connection.request(request.command, request.path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            connection.close()
-
-    def _answer(self, request: BaseHTTPRequestHandler, answer: Answer, *, cut: bool = False) -> None:
-        status, headers, body = answer
-        request.send_response_only(status)
-        for name, value in headers.items():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                request.send_header(name, value)
-        # What a HEAD request is told of is not sent along.
-        length = headers.get("Content-Length", "0") if request.command == "HEAD" else str(len(body))
-        request.send_header("Content-Length", length)
-        if cut:
-            request.end_headers()
-            request.wfile.write(body[: len(body) // 2])
-            request.wfile.flush()
-            self._cut(request)
-            return
-        request.end_headers()
-        if request.command != "HEAD":
-            request.wfile.write(body)
-
-    @staticmethod
-    def _cut(request: BaseHTTPRequestHandler) -> None:
-        request.close_connection = True
-        request.connection.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _error(code: str) -> Answer:
