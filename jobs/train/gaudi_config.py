@@ -11,8 +11,7 @@ from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
 from jobs.contract.locations import S3, S3Location, refuse_unresolved
 from jobs.contract.recipe import Recipe
 from jobs.train.accelerator import Accelerator
-from jobs.train.data.artifacts import hub_folder
-from jobs.train.data.sources import is_on_hub
+from jobs.train.data.sources import hub_folder, is_on_hub
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

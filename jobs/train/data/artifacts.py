@@ -15,11 +15,11 @@ what is in a file may depend on the options and inputs only, never on the time, 
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -36,11 +36,11 @@ from jobs.contract.artifact import (
     location_in_team_of,
 )
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3, S3Location, hub_parts, refuse_unresolved, stays_below
+from jobs.contract.locations import S3, S3Location, refuse_unresolved, stays_below
 from jobs.contract.records import Inputs
 from jobs.contract.run import INPUTS, MANIFEST
 from jobs.contract.words import counted
-from jobs.train.data.sources import hub_errors, is_on_hub
+from jobs.train.data.sources import hub_folder, is_on_hub
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -243,20 +243,6 @@ def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scr
         f"{location} is no '{kind}': it holds neither {MANIFEST} nor {POINTER}",
         next_step="let the run that makes it end first, or correct the location",
     )
-
-
-def hub_folder(location: str, sort: Literal["model", "dataset"], patterns: Sequence[str] | None = None) -> Path:
-    """Return a local folder with the files of the hub's repository at `location`: all, or those that `patterns` name.
-
-    Raises NotFoundError where there is no such repository, TrainyardError where the hub cannot be reached.
-    """
-    from huggingface_hub import snapshot_download
-
-    name, options = hub_parts(location)
-    with hub_errors(location, f"private or gated {sort}"):
-        return Path(
-            snapshot_download(name, repo_type=sort, revision=options.get("revision"), allow_patterns=patterns)  # type: ignore[arg-type]
-        )
 
 
 def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ A file is read as a stream that starts anywhere, and of which a few megabytes ar
 import contextlib
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
@@ -80,6 +80,20 @@ def hub_errors(location: str, what: str) -> Iterator[None]:
             f"{location}: the Hugging Face Hub could not be reached: {_reason(error)}",
             next_step="see that the job's network reaches it, or name a copy: on S3, or on a laptop a local folder",
         ) from error
+
+
+def hub_folder(location: str, sort: Literal["model", "dataset"], patterns: Sequence[str] | None = None) -> Path:
+    """Return a local folder with the files of the hub's repository at `location`: all, or those that `patterns` name.
+
+    Raises NotFoundError where there is no such repository, TrainyardError where the hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    name, options = hub_parts(location)
+    with hub_errors(location, f"private or gated {sort}"):
+        return Path(
+            snapshot_download(name, repo_type=sort, revision=options.get("revision"), allow_patterns=patterns)  # type: ignore[arg-type]
+        )
 
 
 def _reason(error: BaseException) -> str:

@@ -12,8 +12,8 @@ from jobs.contract.errors import NotFoundError
 from jobs.contract.locations import S3, S3Location, refuse_unresolved
 from jobs.contract.model_files import TOKENIZER, TOKENIZER_FILES
 from jobs.contract.run import MANIFEST
-from jobs.train.data.artifacts import TOKENIZER_KIND, hub_folder, identity_of, open_artifact
-from jobs.train.data.sources import is_on_hub
+from jobs.train.data.artifacts import TOKENIZER_KIND, identity_of, open_artifact
+from jobs.train.data.sources import hub_folder, is_on_hub
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

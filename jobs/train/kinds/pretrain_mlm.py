@@ -26,7 +26,7 @@ from jobs.contract.locations import S3, S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.data import packed_tokens, sources
-from jobs.train.data.artifacts import hub_folder, open_artifact
+from jobs.train.data.artifacts import open_artifact
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
 from jobs.train.data.packed_tokens import PackedTokens
 from jobs.train.models import pretrained
@@ -300,7 +300,7 @@ def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Cl
 
 def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
     if sources.is_on_hub(location):
-        path = hub_folder(location, "model", [CONFIG]) / CONFIG
+        path = sources.hub_folder(location, "model", [CONFIG]) / CONFIG
         content = path.read_bytes() if path.is_file() else None
     elif location.startswith(S3):
         content = object_store.read(s3, S3Location.parse(location) / CONFIG)

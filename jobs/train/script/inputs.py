@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import HUB, S3, S3Location, hub_parts, refuse_unresolved
+from jobs.contract.locations import HUB, S3, S3Location, refuse_unresolved
 from jobs.contract.words import counted, size
-from jobs.train.data.sources import hub_errors
+from jobs.train.data.sources import hub_folder
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -27,7 +27,7 @@ def bring(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
     refuse_unresolved(location)
     started = time.monotonic()
     if location.startswith(HUB):
-        found = _from_hub(location)
+        found = hub_folder(location, "model")
     elif location.startswith(S3):
         found = _from_s3(s3, name, location, folder)
     else:
@@ -87,14 +87,6 @@ def _check_room(name: str, location: str, size_bytes: int, folder: Path) -> None
             f"inputs.{name}: {location} has {size_bytes / 1e9:.1f} GB; this node's disk has {free / 1e9:.1f} GB free",
             next_step=f"streamed_inputs: [{name}], or a larger volume for the instance",
         )
-
-
-def _from_hub(location: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    name, options = hub_parts(location)
-    with hub_errors(location, "private or gated model"):
-        return Path(snapshot_download(name, revision=options.get("revision")))
 
 
 def _bytes(path: Path) -> int:
