@@ -253,8 +253,8 @@ class Stage:
     of 2400. 0: none."""
     checkpoint_retention_days: limits.RetentionDays = 30
     """Checkpoints older than this are deleted: a run that has not resumed by then starts anew. Models stay. What is
-    kept for further attempts goes at the same age, and is made again when it is needed: tokenized examples, packages of
-    scripts, recipes of HPUs."""
+    kept for further attempts goes at the same age, and is made again when it is needed: packages of scripts,
+    recipes of HPUs."""
     noncurrent_retention_days: limits.RetentionDays = 90
     """How long an overwritten or deleted object can be brought back."""
     log_retention_days: limits.LogRetentionDays = 90

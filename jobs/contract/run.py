@@ -65,8 +65,8 @@ KEPT_CHECKPOINT_TAG = ("trainyard:kind", "kept-checkpoint")
 """Tag, in its place, of the checkpoints that a run was told to keep: they do not expire."""
 
 CACHE_TAG = ("trainyard:kind", "cache")
-"""Tag of what is kept for further attempts beside a team's runs: tokenized examples, packages of scripts, recipes of
-HPUs. They expire as checkpoints do, and are made again where they are missing."""
+"""Tag of what is kept for further attempts beside a team's runs: packages of scripts, recipes of HPUs. They
+expire as checkpoints do, and are made again where they are missing."""
 
 _MANIFEST = re.compile(rf"{CHECKPOINTS}step-(\d{{1,18}})/{re.escape(MANIFEST)}", re.ASCII)
 _ATTEMPT = re.compile(r"(\d{1,9})\.json", re.ASCII)

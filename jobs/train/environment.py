@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import urllib.request
-from collections.abc import Iterable
 from http.client import HTTPException
 
 from jobs.contract.records import IMAGE_DIGEST
@@ -28,14 +27,14 @@ def ran_with() -> dict[str, str]:
     return {
         **({"image": image} if image else {}),
         **({IMAGE_DIGEST: digest} if digest else {}),
-        **versions_of(_PACKAGES),
+        **_versions(),
     }
 
 
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python and of those packages that are installed."""
+def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that are installed."""
     found = {"python": platform.python_version()}
-    for package in packages:
+    for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - six of them

@@ -1,9 +1,7 @@
 """Token ids of labelled text in batches of few shapes, prepared by one rank of each node.
 
-The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once. What is in the files
-follows from texts and tokenizer alone, so that they are kept for later attempts (jobs/train/data/kept_examples.py). The
-widths of buckets follow from the recipe too, and are chosen anew each time; a batch is padded to one when it is read
-(jobs/train/data/labelled_buckets.py).
+The ids are in .npy files that every rank maps into memory, so that eight ranks hold them once. A batch is padded to the
+width of its bucket when it is read (jobs/train/data/labelled_buckets.py).
 """
 
 import json

@@ -24,14 +24,12 @@ from jobs.contract.run import DATA
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.accelerator import of_rank
 from jobs.train.data import artifacts, labelled_text, sources
-from jobs.train.data.kept_examples import KeptExamples, fetched_or_made
 from jobs.train.data.labelled_buckets import in_batches, number_of_widths
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.data.predictions import classification_metrics, positive_class, write_predictions
 from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
 from jobs.train.stored_checkpoints import check_newest
-from jobs.train.trainer.resume import fetch_ahead
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -51,7 +49,6 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
     _stay_offline(arguments)
     s3 = object_store.connect() if rank.is_first_on_node else None
-    ahead = fetch_ahead(rank, s3, arguments) if s3 is not None else None
     model_folder, prepared = _prepare(rank, arguments, s3)
     train_data, order = _training_data(rank, arguments, prepared)
     evaluation = _Evaluation(prepared, arguments)
@@ -92,7 +89,6 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
         ),
         s3=s3,
         accelerator=of_rank(os.environ),
-        ahead=ahead,
     )
 
 
@@ -107,14 +103,12 @@ def _stay_offline(arguments: FinetuneClassification) -> None:
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:
     """Return the model's tokenizer and the examples as local files.
 
-    One rank of a node fetches or makes them, the others load torch. The weights follow, where no checkpoint has them.
+    One rank of a node makes them, the others load torch. The weights follow, where no checkpoint has them.
     """
 
     def data() -> dict[str, Any]:
         assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
-        kept = KeptExamples(s3, rank, arguments, folder)
-        tokenized = fetched_or_made(rank, kept, lambda: _tokenized(rank, arguments, folder, s3))
-        rank.start_up.done("examples")
+        tokenized = _tokenized(rank, arguments, folder, s3)
         prepared = tokenized.bucketed(_length_buckets(rank, arguments, s3), max_length=arguments.max_length)
         if rank.is_first:
             _record(rank, arguments, prepared.summary, s3)

@@ -114,14 +114,7 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     run.wait_until_gone()
 
 
-KEEPING = (
-    "import sys; from jobs.train.data import kept_examples; kept_examples.KEEP_SECONDS = 0.0; "
-    "from jobs.train import launch; sys.exit(launch.main())"
-)
-"""Keeps what is tokenized in less time, too."""
-
-
-def test_a_resumed_attempt_tokenizes_nothing_reads_no_pretrained_weights_and_ends_as_if_uninterrupted(
+def test_a_resumed_attempt_reads_no_pretrained_weights_and_ends_as_if_uninterrupted(
     run: Run,
     recipe: tuple[str, ...],
     uninterrupted: Callable[[int], Run],
@@ -130,25 +123,24 @@ def test_a_resumed_attempt_tokenizes_nothing_reads_no_pretrained_weights_and_end
 ) -> None:
     name = f"models/{uuid.uuid4().hex}"
     flags = (*recipe, f"--model={put(tiny_bert, name)}")
-    first = run.start(*flags, program=("-c", KEEPING))
+    first = run.start(*flags)
     first.wait_for_line("checkpoint: step 16,")
     first.kill()
     run.wait_until_gone()
-    assert "data: tokens kept for the next attempt, " in first.output
     data = run.read("data.json")
     run.s3.put_object(Bucket="data", Key=f"{name}/model.safetensors", Body=b"of which nothing is read any more")
 
-    second = run.attempt(*flags, attempt=2, program=("-c", KEEPING))
+    second = run.attempt(*flags, attempt=2)
 
-    assert "data: tokenized before, " in second.output
     assert "start: resumed from checkpoint step-" in second.output
     whole = uninterrupted(1)
     assert run.read("model/model.safetensors") == whole.read("model/model.safetensors")
     assert run.curve() == whole.curve()
     assert run.read("predictions.jsonl") == whole.read("predictions.jsonl")
     assert run.read("data.json") == data
-    for launched, parts in ((first, "table .*, tokens "), (second, "examples ")):
-        assert len(re.findall(rf"^start-up: .*launcher and imports .*{parts}.*first step ", launched.output, re.M)) == 1
+    for launched in (first, second):
+        start_up = "^start-up: .*launcher and imports .*table .*, tokens .*first step "
+        assert len(re.findall(start_up, launched.output, re.M)) == 1
 
 
 @pytest.mark.every_release
