@@ -6,13 +6,15 @@
 Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores.
 """
 
+import contextlib
 import hashlib
 import json
+import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,13 +22,16 @@ from pydantic import BaseModel, ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.aws.hashing import sha256
-from jobs.contract.errors import NotFoundError, TrainyardError
+from jobs.contract.arguments import changed, changes_text
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.kept_folder import Listing
 from jobs.contract.locations import S3Location
 from jobs.contract.run import ATTEMPTS, MANIFEST, recorded_number
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
 
 _STEP = re.compile(r"step-(\d+)/(.+)")
 
@@ -97,10 +102,33 @@ class Manifest(BaseModel):
     arguments: dict[str, Any]
     """The arguments that decide the result of the training."""
     written_at: datetime
-    throughput: Throughput
+    throughput: Throughput = Throughput()
     files: dict[str, File]
     listing: Listing = Listing()
     """Of a script's checkpoint: its symbolic links, and when its parts were changed."""
+
+    @classmethod
+    def of(cls, step: int, arguments: Mapping[str, Any], files: Mapping[str, Any], **more: Any) -> "Manifest":
+        """Return the manifest of a checkpoint that is written now. `files` is what `upload` returns."""
+        written = {"fingerprint": fingerprint(arguments), "written_at": datetime.now(timezone.utc)}
+        return cls.model_validate({"step": step, "arguments": arguments, "files": files, **written, **more})
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+    def check_arguments(self, arguments: Mapping[str, Any], *, allow_changes: bool) -> None:
+        """Raise UsageError if an attempt has other arguments than the checkpoint, and that was not asked for."""
+        if self.fingerprint == fingerprint(arguments):
+            return
+        changes = changes_text(changed(self.arguments, arguments))
+        if not allow_changes:
+            raise UsageError(
+                f"checkpoint step-{self.step} of this run was made with other arguments",
+                next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
+                "--allow-changes",
+            )
+        log.info("changed since checkpoint step-%s, as asked: %s", self.step, changes)
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> str:
@@ -158,15 +186,20 @@ class IncompleteError(TrainyardError):
     """A checkpoint that must not be used."""
 
 
-def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
-    """Download the checkpoint at `remote` and verify it. Raises IncompleteError with what is wrong with it."""
+def read_manifest(s3: "S3Client", remote: S3Location) -> Manifest:
+    """Return the manifest of the checkpoint at `remote`. Raises IncompleteError if there is none that can be read."""
     content = object_store.read(s3, remote / MANIFEST)
     if content is None:
         raise IncompleteError("it has no manifest: its upload was cut off")
     try:
-        manifest = Manifest.model_validate_json(content)
+        return Manifest.model_validate_json(content)
     except ValidationError as error:
         raise IncompleteError(f"its manifest is damaged: {error.errors()[0]['msg']}") from None
+
+
+def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
+    """Download the checkpoint at `remote` and verify it. Raises IncompleteError with what is wrong with it."""
+    manifest = read_manifest(s3, remote)
     present = object_store.sizes(s3, remote)
     for name, file in manifest.files.items():
         if name not in present:
@@ -187,7 +220,7 @@ def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
     if damaged:
         shutil.rmtree(local)
         raise IncompleteError(f"the checksum of {damaged[0]} does not match")
-    (local / MANIFEST).write_bytes(content)
+    (local / MANIFEST).write_text(manifest.model_dump_json())
     return manifest
 
 
@@ -208,6 +241,17 @@ def discard(s3: "S3Client", remote: S3Location, names: Iterable[str], *, check: 
     for group in ([MANIFEST], names):
         check()
         object_store.delete_all(s3, remote, group)
+
+
+@contextlib.contextmanager
+def may_fail() -> Iterator[None]:
+    """Warn if old checkpoints cannot be deleted: they cost storage, and the next prune tries it again."""
+    try:
+        yield
+    except SupersededError:
+        raise
+    except TrainyardError as error:
+        log.warning("warning: checkpoints that are no longer needed stay on S3: %s", error.args[0])
 
 
 def prune(

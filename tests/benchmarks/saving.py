@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -157,8 +156,8 @@ class Writes:
         assert isinstance(saving, Future), "of newer releases, which give two where they are asked to stage elsewhere"
         saving.add_done_callback(end)
 
-    def under_way(self) -> Callable[[], Any]:
-        return self._ended.wait
+    def finish(self) -> None:
+        self._ended.wait()
 
 
 def _saving_asynchronously(writes: Writes) -> type[Any]:
@@ -168,7 +167,7 @@ def _saving_asynchronously(writes: Writes) -> type[Any]:
             try:
                 return super().train(*args, **kwargs)
             finally:
-                writes.under_way()()
+                writes.finish()
                 distributed.destroy_process_group()
 
         def _save_checkpoint(self, *_: Any, **__: Any) -> None:
@@ -211,7 +210,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
     def wait(self) -> None:
         if self._uploads is not None:
-            self._uploads.under_way()()
+            self._uploads.finish()
         self._look()
 
     def lost(self) -> float:

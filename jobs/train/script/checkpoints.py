@@ -4,8 +4,7 @@ On S3 each is one of the run's `checkpoints/step-N/`. Its files are called as th
 node: `checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes them beside its output. N is that of a
 Trainer's name; others are counted.
 
-Links right below the folder of checkpoints (`last.ckpt`, `latest`) are in `checkpoints/links.json`. The links inside a
-checkpoint and the times of its files are in its manifest.
+The links inside a checkpoint and the times of its files are in its manifest. `links` keeps those beside checkpoints.
 
 The newest complete version of what the script keeps in its folder stays on S3, and so does the checkpoint before the
 newest, in case the newest is damaged. What the script has removed is deleted.
@@ -17,27 +16,22 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from jobs.aws import s3 as object_store
-from jobs.contract.arguments import changed, changes_text
-from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.errors import TrainyardError
 from jobs.contract.kept_folder import (
     Contents,
     Listing,
     contents,
-    inner_target,
     listing_of,
     make_links,
     set_times,
     shown_name,
 )
 from jobs.contract.locations import S3Location
-from jobs.contract.run import CHECKPOINT_LINKS, CHECKPOINT_TAG, CHECKPOINTS, MANIFEST
+from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS
 from jobs.contract.words import size
 from jobs.train.saved_folder import LeftOut
 from jobs.train.script.began import Began
@@ -47,24 +41,23 @@ from jobs.train.script.complete import (
     CompleteCheckpoints,
     Script,
     State,
-    is_unfinished,
     pointed_to,
     shard_of_a_rank,
     state_of,
     trainer_step,
 )
+from jobs.train.script.links import KeptLinks
 from jobs.train.stored_checkpoints import (
     IncompleteError,
     Manifest,
-    SupersededError,
-    Throughput,
     check_newest,
     complete,
     discard,
     fetch,
-    fingerprint,
     listing,
+    may_fail,
     publish,
+    read_manifest,
     upload,
 )
 
@@ -107,7 +100,6 @@ class ScriptCheckpoints:
         self._staging = scratch / "staging"
         self._restored = scratch / "restored"
         self._folder = folder
-        self._links_folder = folder / "checkpoints"
         self._arguments = dict(arguments)
         self._world_size = world_size
         self._nnodes = nnodes
@@ -115,9 +107,8 @@ class ScriptCheckpoints:
         """The state in which each entry, `checkpoints/NAME`, is on S3."""
         self._steps: dict[int, str] = {}
         """The entry that each complete step holds."""
-        self._links: dict[str, str] = {}
-        """The links right below the folder of checkpoints, as they are on S3."""
         self._left_out = LeftOut("the script's checkpoints")
+        self._links = KeptLinks(s3, self._remote, folder, self._left_out)
         self._has_warned = False
         self._began = Began(scratch)
         self._looks = {
@@ -134,11 +125,11 @@ class ScriptCheckpoints:
         fetched: dict[int, Manifest] = {}
         for step in sorted(complete(listing(self._s3, self._remote)), reverse=True):
             try:
-                manifest = self._manifest(step)
+                manifest = read_manifest(self._s3, self._remote / f"step-{step}")
                 entry = _entry(manifest)
                 if entry is None:  # the library's, which its ranks fetch themselves
                     return None
-                self._check(manifest, allow_changes=allow_changes)
+                manifest.check_arguments(self._arguments, allow_changes=allow_changes)
                 is_older_version = any(self._steps[other] == entry for other in fetched)
                 self._steps[step] = entry
                 if not is_older_version:
@@ -153,7 +144,7 @@ class ScriptCheckpoints:
         for step, manifest in sorted(fetched.items(), key=lambda item: (item[1].written_at, item[0])):
             self._put_back(step, manifest.listing)
             time.sleep(_APART_SECONDS)
-        self._restore_links()
+        self._links.restore()
         self._began.put_back({self._folder / self._steps[step]: step for step in fetched})
         return max(fetched, default=None)
 
@@ -191,7 +182,7 @@ class ScriptCheckpoints:
                     self._taken[entry] = state
                     took = True
             self._warn_of_unmarked(looks)
-        self._keep_links()
+        self._links.keep(self._steps.values(), check=self.check_newest)
         if took:
             self._prune()
         return took
@@ -247,47 +238,9 @@ class ScriptCheckpoints:
             MARKER,
         )
 
-    def _keep_links(self) -> None:
-        """Keep the links right below the folder of checkpoints: each as it was when what it points to was on S3."""
-        root = self._links_folder
-        entries = set(self._steps.values())
-        links = {}
-        for path in sorted(root.iterdir()):
-            if not path.is_symlink() or is_unfinished(path.name):
-                continue
-            target = inner_target(root, path)
-            if target is None and path.exists():
-                self._left_out.warn({path.name: f"a link to {path.readlink()}"})
-            elif target is None or self._linked_entry(path) not in entries:
-                target = self._links.get(path.name)
-            if target is not None:
-                links[path.name] = target
-        kept = listing_of(links, {}).links
-        if kept != self._links:
-            self.check_newest()
-            content = Listing(links=kept).model_dump_json().encode()
-            object_store.write(self._s3, self._remote / CHECKPOINT_LINKS, content, tag=CHECKPOINT_TAG)
-            self._links = kept
-
-    def _restore_links(self) -> None:
-        content = object_store.read(self._s3, self._remote / CHECKPOINT_LINKS)
-        try:
-            links = {} if content is None else Listing.model_validate_json(content).links
-        except ValidationError:
-            log.warning("warning: %s is damaged: its links are not restored", self._remote / CHECKPOINT_LINKS)
-            return
-        refused = make_links(self._links_folder, links)
-        self._left_out.warn(refused)
-        self._links = {name: target for name, target in links.items() if name not in refused}
-
     def check_newest(self) -> None:
         """Raise SupersededError where a newer attempt has begun, to which the run's files belong."""
         check_newest(self._s3, self._run, self._attempt)
-
-    def _linked_entry(self, link: Path) -> str:
-        """Return which checkpoint a link right below the folder leads to in the end."""
-        found = os.path.relpath(os.path.realpath(link), os.path.realpath(self._folder))
-        return "/".join(found.split("/")[:2])
 
     def close(self) -> None:
         for look in self._looks.values():
@@ -325,22 +278,12 @@ class ScriptCheckpoints:
             shutil.rmtree(staged, ignore_errors=True)
         self._left_out.warn(found.left_out)
         times = {name: each.st_mtime_ns for name, each in {**found.files, **found.folders}.items()}
-        manifest = Manifest.model_validate(
-            {
-                "step": step,
-                "world_size": self._world_size,
-                "fingerprint": fingerprint(self._arguments),
-                "arguments": self._arguments,
-                "written_at": datetime.now(timezone.utc),
-                "throughput": Throughput(),
-                "files": files,
-                "listing": listing_of(found.links, times),
-            }
-        )
+        kept = listing_of(found.links, times)
+        manifest = Manifest.of(step, self._arguments, files, world_size=self._world_size, listing=kept)
         publish(self._s3, remote, manifest, tag=CHECKPOINT_TAG, check=self.check_newest)
         self._steps[step] = entry
         self._began.saved(path, step)
-        sent = size(sum(file.bytes for file in manifest.files.values()))
+        sent = size(manifest.total_bytes)
         log.info("checkpoint: step %s (%s), %s uploaded in %.1f s", step, path.name, sent, time.monotonic() - started)
         return True
 
@@ -349,39 +292,15 @@ class ScriptCheckpoints:
         newest = {entry: step for step, entry in sorted(self._steps.items())}
         kept = {step for entry, step in newest.items() if (self._folder / entry).exists()}
         kept |= set(sorted(self._steps)[-_KEPT:])
-        linked = {f"checkpoints/{target.partition('/')[0]}" for target in self._links.values()}
-        kept |= {step for entry, step in newest.items() if entry in linked}
+        kept |= {step for entry, step in newest.items() if entry in self._links.entries}
         gone = [step for step in self._steps if step not in kept]
         if not gone:
             return
         names = listing(self._s3, self._remote)
-        try:
+        with may_fail():
             for step in gone:
                 discard(self._s3, self._remote / f"step-{step}", names.get(step, []), check=self.check_newest)
                 del self._steps[step]
-        except SupersededError:
-            raise
-        except TrainyardError as error:  # what stays costs storage, and the next prune tries it again
-            log.warning("warning: checkpoints that are no longer needed stay on S3: %s", error.args[0])
-
-    def _manifest(self, step: int) -> Manifest:
-        content = object_store.read(self._s3, self._remote / f"step-{step}" / MANIFEST)
-        try:
-            return Manifest.model_validate_json(content or b"")
-        except ValidationError as error:
-            raise IncompleteError(f"its manifest is damaged: {error.errors()[0]['msg']}") from None
-
-    def _check(self, manifest: Manifest, *, allow_changes: bool) -> None:
-        if manifest.fingerprint == fingerprint(self._arguments):
-            return
-        changes = changes_text(changed(manifest.arguments, self._arguments))
-        if not allow_changes:
-            raise UsageError(
-                f"checkpoint step-{manifest.step} of this run was made with other code or arguments: {changes}",
-                next_step="take that back, or submit a new run; where it is meant: trainyard resume RUN "
-                "--allow-changes",
-            )
-        log.info("changed since checkpoint step-%s, as asked: %s", manifest.step, changes)
 
     def _has_odd_name(self, remote: S3Location, found: Contents) -> bool:
         """Return whether S3 cannot take one of the files, and so not the checkpoint. Warns of it."""

@@ -1,5 +1,5 @@
 """Training, whatever the kind of job: `training` runs an attempt step by step, `trainer` makes its one Trainer class,
-and `callback` says in which order what accompanies it hears of each step.
+and `accompanied` has what goes with it, in the order in which it is called.
 
 Beside them is a module for each thing that an interruptible run needs: checkpoint, checkpoint_interval,
 resume, background_save, shutdown, heartbeat, evaluation, metrics, determinism; and compat, for

@@ -1,23 +1,30 @@
-"""What accompanies the training of a script, whether a Trainer (`attached`) or a loop (`own_loop`) trains."""
+"""What accompanies a training: a recipe's (`training`), or that of a script, by a Trainer (`attached`) or a loop
+(`own_loop`).
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.train.stored_checkpoints import Retention, Throughput
-from jobs.train.trainer.callback import callbacks_in_order
+from jobs.train.accelerator import Accelerator
+from jobs.train.stored_checkpoints import Decisive, Retention, Throughput
 from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import asking_for_saves
+from jobs.train.trainer.checkpoint_interval import ChosenSaves, RegularSaves
 from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics
-from jobs.train.trainer.platform import Platform
+from jobs.train.trainer.resume import Resume
 from jobs.train.trainer.shutdown import Shutdown
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+    from jobs.train.rank import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saves:
-    """How often to save and which checkpoints stay, as the script sets it."""
+    """How often to save, and which checkpoints stay."""
 
     every_steps: int | Literal["auto"] | None = "auto"
     """None: only the Trainer's own saves."""
@@ -31,57 +38,70 @@ class Accompanied:
 
     def __init__(
         self,
-        platform: Platform,
-        saves: Saves,
+        rank: "Rank",
+        s3: "S3Client | None",
+        arguments: Decisive,
         *,
-        compiles: bool,
+        accelerator: Accelerator,
+        resume: Resume | None,
+        saves: Saves,
+        heartbeats: Heartbeats,
         samples_per_step: int,
+        samples_per_epoch: int | None = None,
+        logs_all: bool = False,
+        also: Callable[[Mapping[str, Any]], None] = lambda _: None,
         best: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`best` returns the step of the checkpoint that the Trainer loads at its end."""
-        rank, resume, accelerator = platform.rank, platform.resume, platform.accelerator
-        self.platform = platform
-        self.heartbeats = Heartbeats(rank, compiles=compiles, is_patient=True)
+        """`best` returns the step of the checkpoint that is needed at the end; the others are those of RunMetrics."""
+        self.rank, self.s3, self.accelerator, self.resume = rank, s3, accelerator, resume
+        self.heartbeats = heartbeats
         self.metrics = RunMetrics(
             rank,
-            platform.s3 if rank.is_first else None,
+            s3 if rank.is_first else None,
             resumed_from_step=resume.step if resume else 0,
             throughput=resume.throughput if resume else Throughput(),
             samples_per_step=samples_per_step,
+            samples_per_epoch=samples_per_epoch,
             warmup_steps=accelerator.warmup_steps,
             changed=resume.changed if resume else None,
-            logs_all=True,
+            logs_all=logs_all,
             memory=accelerator.memory,
-            shape=lambda: self.heartbeats.training_shape,
-            saving_seconds=lambda: self.heartbeats.saving_seconds,
+            shape=lambda: heartbeats.training_shape,
+            saving_seconds=lambda: heartbeats.saving_seconds,
+            also=also,
         )
         self.uploads = CheckpointUploads(
             rank,
-            platform.s3,
-            platform.arguments,
+            s3,
+            arguments,
             self.metrics,
             Retention(newest=saves.keep, every_steps=saves.keep_every_steps),
-            waits=self.heartbeats.still,
+            waits=heartbeats.still,
             best=best,
         )
         self.shutdown = Shutdown(rank, self.uploads)
-        self.rungs = Rungs.of(rank, platform.s3, self.heartbeats)
-        self.saves = asking_for_saves(
-            saves.every_steps,
-            rank,
-            mean_hours_between_reclaims=saves.mean_hours_between_reclaims,
-            warmup_steps=accelerator.warmup_steps,
-            complete_seconds=lambda: self.uploads.seconds,
-        )
+        self.rungs = Rungs.of(rank, s3, heartbeats)
+        self.saves: list[Any] = []
+        """What asks for saves, unless only the Trainer does."""
+        if saves.every_steps == "auto":
+            self.saves = [
+                ChosenSaves(
+                    rank,
+                    mean_hours_between_reclaims=saves.mean_hours_between_reclaims,
+                    warmup_steps=accelerator.warmup_steps,
+                    complete_seconds=lambda: self.uploads.seconds,
+                )
+            ]
+        elif saves.every_steps is not None:
+            self.saves = [RegularSaves(saves.every_steps)]
 
     def callbacks(self, *, own: Sequence[Any] = (), further: Sequence[Any] = ()) -> list[Any]:
-        """Return all callbacks in their order. `own` are the script's."""
-        return callbacks_in_order(
-            heartbeats=self.heartbeats,
-            own=own,
-            metrics=self.metrics,
-            uploads=self.uploads,
-            shutdown=self.shutdown,
-            further=further,
-            saves=self.saves,
-        )
+        """Return all callbacks in the order in which they are called.
+
+        - The heartbeats: what the others take long for counts as time between steps.
+        - `own`, of a script: the platform has the last word on saving and stopping.
+        - Metrics, then uploads: a save that failed ends the training with its last step counted.
+        - The shutdown, then `further`, which look at whether it has stopped the training: evaluations for instance.
+        - The saves: what the others do at a step's end is no part of the save.
+        """
+        return [self.heartbeats, *own, self.metrics, self.uploads, self.shutdown, *further, *self.saves]

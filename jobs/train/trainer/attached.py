@@ -23,6 +23,7 @@ from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.epoch import Epoch
 from jobs.train.trainer.evaluation import is_evaluation
+from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.platform import Platform, at_exit, here
 from jobs.train.trainer.resume import LossSinceLog, Resume
 from jobs.train.trainer.trainer import Options, TrainedEnoughError, trainer_class
@@ -108,17 +109,22 @@ class _Parts(Accompanied, Callback):
 
     def __init__(self, platform: Platform, trainer: Any, saves: Saves) -> None:
         rank, args, resume = platform.rank, trainer.args, platform.resume
-        self._trainer = trainer
+        self._platform, self._trainer = platform, trainer
         self._is_over = False
         args.save_only_model = False  # a checkpoint without the optimizer is none to resume from
         # The Trainer would make new callbacks, in another order. _restore_state keeps those that there are.
         args.restore_callback_states_from_checkpoint = False
         platform.accelerator.prepare()
         super().__init__(
-            platform,
-            saves,
-            compiles=platform.accelerator.compiles,
+            rank,
+            platform.s3,
+            platform.arguments,
+            accelerator=platform.accelerator,
+            resume=resume,
+            saves=saves,
+            heartbeats=Heartbeats(rank, compiles=platform.accelerator.compiles, is_patient=True),
             samples_per_step=args.train_batch_size * args.gradient_accumulation_steps * rank.world_size,
+            logs_all=True,
             best=functools.partial(_best_step, trainer),
         )
         self.epoch = Epoch(rank)
@@ -152,7 +158,7 @@ class _Parts(Accompanied, Callback):
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         _check_resumable(args)
-        resume = self.platform.resume
+        resume = self.resume
         self.epoch.check(self._trainer, resume.folder if resume and state.global_step else None)
         self.has_stopped_early = state.global_step > 0 and _restore_state(
             self._trainer.callback_handler.callbacks, state
@@ -186,7 +192,7 @@ class _Parts(Accompanied, Callback):
     def _note_best(self, found: Mapping[str, Any]) -> None:
         """Have the Trainer take the checkpoint that it goes on from for the best one, where it is."""
         args, state = self._trainer.args, self._trainer.state
-        name, resume = args.metric_for_best_model, self.platform.resume
+        name, resume = args.metric_for_best_model, self.resume
         if name is None or resume is None:
             return
         value = found[name if name.startswith("eval_") else f"eval_{name}"]
@@ -216,9 +222,9 @@ class _Parts(Accompanied, Callback):
             self.shutdown.close()
         if self.shutdown.reason:
             self.metrics.close()
-            self.platform.leave_stopped(f"{self.shutdown.reason}; saved step {self.shutdown.saved_step}")
+            self._platform.leave_stopped(f"{self.shutdown.reason}; saved step {self.shutdown.saved_step}")
             # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
-            self.platform.rank.once("saved", lambda: True)
+            self.rank.once("saved", lambda: True)
             raise SystemExit(0)  # the launcher knows by the word just left that the work is not done
         if self.rungs is not None and self.is_out:
             self.rungs.leave()

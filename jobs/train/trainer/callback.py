@@ -3,7 +3,7 @@
 It is none of the classes of transformers, whose import takes seconds that a loop without them need not wait for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 
@@ -20,27 +20,6 @@ class Callback:
                 )  # the next one does not come here: there are many a step
                 return _nothing
             raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
-
-
-def callbacks_in_order(
-    *,
-    heartbeats: Callback,
-    own: Sequence[Any] = (),
-    metrics: Callback,
-    uploads: Callback,
-    shutdown: Callback,
-    further: Sequence[Any] = (),
-    saves: Sequence[Callback] = (),
-) -> list[Any]:
-    """Return what accompanies a training, in the order in which it hears of an event.
-
-    - `heartbeats`: what the others take long for counts as time between steps.
-    - `own`, of a script: the platform has the last word on saving and stopping.
-    - `metrics`, then `uploads`: a save that failed ends the training with its last step counted.
-    - `shutdown`, then `further`, which look at whether it has stopped the training: evaluations for instance.
-    - `saves`: what the others do at a step's end is not taken for a part of the save.
-    """
-    return [heartbeats, *own, metrics, uploads, shutdown, *further, *saves]
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

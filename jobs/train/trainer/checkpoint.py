@@ -15,7 +15,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,8 @@ from jobs.train.stored_checkpoints import (
     check_newest,
     complete,
     discard,
-    fingerprint,
     listing,
+    may_fail,
     prune,
     publish,
     upload,
@@ -134,20 +133,6 @@ class CheckpointUploads(Callback):
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         self._raise_failure()
 
-    def under_way(self) -> Callable[[], None]:
-        """Return a function that waits, in any thread, until the upload that is under way now is complete.
-
-        The function raises where that upload fails.
-        """
-        thread = self._thread
-
-        def wait() -> None:
-            if thread is not None:
-                thread.join()
-            self._raise_failure()
-
-        return wait
-
     def finish(self) -> None:
         """Wait for the upload under way. Raises TrainyardError where it failed."""
         if self._thread is not None:
@@ -211,29 +196,15 @@ class CheckpointUploads(Callback):
             return
         for node in range(rank.nnodes):
             files |= json.loads(store.get(f"{key}/uploaded/{node}"))
-        manifest = Manifest.model_validate(
-            {
-                "step": step,
-                "world_size": rank.world_size,
-                "fingerprint": fingerprint(self._arguments),
-                "arguments": self._arguments,
-                "written_at": datetime.now(timezone.utc),
-                "throughput": throughput,
-                "files": files,
-            }
-        )
+        manifest = Manifest.of(step, self._arguments, files, world_size=rank.world_size, throughput=throughput)
         # A resume keeps the lines up to its checkpoint: they must not be lost with this attempt.
         self._metrics.upload()
         publish(s3, remote, manifest, tag=tag, check=check)
         note_checkpoint(rank.scratch, step)
-        sent = size(sum(file.bytes for file in manifest.files.values()))
+        sent = size(manifest.total_bytes)
         log.info("checkpoint: step %s, %s uploaded in %.1f s", step, sent, time.monotonic() - started)
-        try:
+        with may_fail():
             prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best, check=check)
-        except SupersededError:
-            raise
-        except TrainyardError as error:  # what stays costs storage, and the next prune tries it again
-            log.warning("warning: checkpoints that are no longer needed stay on S3: %s", error.args[0])
 
     def _remove(self, folder: Path, best: int | None) -> None:
         """Remove what has been uploaded, and the best checkpoint until now once there is a better one."""

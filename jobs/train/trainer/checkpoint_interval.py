@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from jobs.contract.words import counted
 from jobs.train.trainer.callback import Callback
@@ -119,26 +119,3 @@ class ChosenSaves(Callback):
             every = f"{counted(steps, 'step')} ({steps * self._step_seconds:.0f} s)"
             log.info("checkpoints: every %s: a save holds the training up for %.2f s", every, stall_seconds)
         return steps
-
-
-def asking_for_saves(
-    every: int | Literal["auto"] | None,
-    rank: "Rank",
-    *,
-    mean_hours_between_reclaims: float,
-    warmup_steps: int,
-    complete_seconds: Callable[[], float],
-) -> list[Any]:
-    """Return the callback that asks for saves, or none if `every` is None."""
-    if every is None:
-        return []
-    if every != "auto":
-        return [RegularSaves(every)]
-    return [
-        ChosenSaves(
-            rank,
-            mean_hours_between_reclaims=mean_hours_between_reclaims,
-            warmup_steps=warmup_steps,
-            complete_seconds=complete_seconds,
-        )
-    ]

@@ -15,6 +15,7 @@ import torch
 from jobs.contract.errors import TrainyardError
 from jobs.train.trainer.accompanied import Accompanied, Saves
 from jobs.train.trainer.background_save import Snapshot
+from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.platform import at_exit, here
 from jobs.train.trainer.random_state import random_state, set_random_state
 
@@ -41,8 +42,19 @@ class OwnLoop(Accompanied):
     def __init__(self, *, total_steps: int | None, samples_per_step: int, saves: Saves) -> None:
         platform = here()
         platform.begin()
-        super().__init__(platform, saves, compiles=False, samples_per_step=samples_per_step)
         resume = platform.resume
+        super().__init__(
+            platform.rank,
+            platform.s3,
+            platform.arguments,
+            accelerator=platform.accelerator,
+            resume=resume,
+            saves=saves,
+            heartbeats=Heartbeats(platform.rank, compiles=False, is_patient=True),
+            samples_per_step=samples_per_step,
+            logs_all=True,
+        )
+        self._platform = platform
         self._folder = resume.folder if resume else None
         self._state: Any = None
         self._snapshot = Snapshot()
@@ -96,7 +108,7 @@ class OwnLoop(Accompanied):
             )
         for name, target in objects.items():
             target.load_state_dict(saved[name])
-        path = self._folder / _random_file(self.platform.rank.rank)
+        path = self._folder / _random_file(self.rank.rank)
         if path.exists():
             set_random_state(torch.load(path, map_location="cpu", weights_only=False))
         return self._place.global_step
@@ -129,7 +141,7 @@ class OwnLoop(Accompanied):
         """Note that the script asks for what an earlier attempt has saved."""
         if not self._has_loaded:
             self._has_loaded = True
-            self.platform.say_start(self._place.global_step)
+            self._platform.say_start(self._place.global_step)
 
     def _begin(self, step: int | None) -> None:
         """Note where the loop begins, by its first step."""
@@ -138,7 +150,7 @@ class OwnLoop(Accompanied):
             place.global_step, self._logged = 0, {}
             self.metrics.begin_anew()
             self._has_loaded = False
-            self.platform.say_anew("step = run.restore(model=model, optimizer=optimizer), and count from there")
+            self._platform.say_anew("step = run.restore(model=model, optimizer=optimizer), and count from there")
         self._load()
 
     def should_save(self) -> bool:
@@ -147,7 +159,7 @@ class OwnLoop(Accompanied):
     def should_stop(self) -> bool:
         if self.shutdown.reason:
             saved = f"saved step {self._saved_step}" if self._saved_step is not None else "nothing new saved"
-            self.platform.leave_stopped(f"{self.shutdown.reason}; {saved}")
+            self._platform.leave_stopped(f"{self.shutdown.reason}; {saved}")
         elif self.rungs is not None and self._place.should_training_stop:
             self.rungs.leave()
         return self._place.should_training_stop
@@ -158,7 +170,7 @@ class OwnLoop(Accompanied):
         Raises TrainyardError, on all ranks, if one of them is sharded.
         """
         refuse_sharded(objects)
-        place, rank = self._place, self.platform.rank
+        place, rank = self._place, self.rank
         place.global_step = step
         self.heartbeats.saving()
         self.uploads.begin()

@@ -1,7 +1,6 @@
 """Go on from the newest complete checkpoint of a run, as if the run had not been interrupted.
 
-`newest_complete` finds, downloads and verifies it; `fetch_ahead` begins with that while a rank has other things to do.
-The rest restores what a Trainer by itself does not: the losses
+`newest_complete` finds, downloads and verifies it. The rest restores what a Trainer by itself does not: the losses
 between two log lines, the settings of this attempt, and the state of ranks of which there is another number now.
 """
 
@@ -10,21 +9,19 @@ import json
 import logging
 import statistics
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jobs.contract.arguments import changed, changes_text
-from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.arguments import changed
 from jobs.contract.locations import S3Location
 from jobs.contract.recipe import Recipe
 from jobs.contract.run import CHECKPOINTS, MANIFEST
 from jobs.contract.words import counted
 from jobs.train.rank import NodeFailedError
-from jobs.train.stored_checkpoints import Decisive, IncompleteError, Manifest, Throughput, fetch, fingerprint, listing
+from jobs.train.stored_checkpoints import Decisive, IncompleteError, Manifest, Throughput, fetch, listing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -49,55 +46,18 @@ class Resume:
     """Arguments that are no longer those of the checkpoint: its value, and the one of this attempt."""
 
 
-Ahead = Future[int | None]
-"""The step of the checkpoint that a thread of this node's first rank fetches; None where it finds none."""
+def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume | None:
+    """Return the newest checkpoint that is complete and intact, on every node; None if there is none.
 
-
-def fetch_ahead(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Ahead:
-    """Begin to fetch the newest checkpoint, on the first rank of a node, for `newest_complete`."""
-    store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
-
-    def work() -> int | None:
-        try:
-            return store.select(arguments.decisive(), allow_changes=rank.allows_changes)
-        except TrainyardError:
-            if rank.is_first:
-                raise
-            return None  # what rank 0 meets counts for all
-
-    pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-    ahead = pool.submit(work)
-    pool.shutdown(wait=False)
-    return ahead
-
-
-def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive, *, ahead: Ahead | None = None) -> Resume | None:
-    """Return the newest checkpoint that is complete and intact, on every node; None where there is none.
-
-    All ranks call it; `ahead` is what a node's first rank began before. Raises UsageError where it was made with other
-    arguments, and those were not asked for, or by another number of ranks, and they hold a part of the optimizer each.
+    All ranks call it. Raises UsageError if it was made with other arguments, and that was not asked for.
     """
     store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
     own = arguments.decisive()
-
-    def select() -> int | None:
-        if ahead is not None:
-            return ahead.result()
-        return store.select(own, allow_changes=rank.allows_changes)
-
-    step = rank.once("resume/step", select)
+    step = rank.once("resume/step", lambda: store.select(own, allow_changes=rank.allows_changes))
     if step is None:
         return None
-
-    def fetch_files() -> bool:
-        has_them = rank.is_first or (ahead is not None and ahead.result() == step)
-        return has_them or store.fetch_again(step)
-
-    rank.once_per_node("resume/files", fetch_files)
+    rank.once_per_node("resume/files", lambda: rank.is_first or store.fetch_again(step))
     manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
-    changes = changed(manifest.arguments, own)
-    if changes and rank.is_first:
-        log.info("changed since checkpoint step-%s, as asked: %s", step, changes_text(changes))
     if manifest.world_size != rank.world_size and rank.is_first:
         log.info(
             "checkpoint step-%s was made by %s and goes on on %s: the steps have the same examples, random "
@@ -111,13 +71,13 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive, *, ahead:
         folder=store.local(step),
         throughput=manifest.throughput,
         world_size=manifest.world_size,
-        changed=changes,
+        changed=changed(manifest.arguments, own),
     )
 
 
-def checkpoint_of_recipe(rank: "Rank", s3: "S3Client", recipe: Recipe, ahead: Ahead | None) -> Resume | None:
+def checkpoint_of_recipe(rank: "Rank", s3: "S3Client", recipe: Recipe) -> Resume | None:
     """Return what `newest_complete` does, ready for this number of ranks."""
-    found = newest_complete(rank, s3, recipe, ahead=ahead)
+    found = newest_complete(rank, s3, recipe)
     if found is not None:
         folder, (per_rank, _) = found.folder, recipe.batch_of_rank(rank.world_size)
         rank.once_per_node("resume/batch", lambda: with_batch_of_rank(folder, per_rank))
@@ -146,13 +106,7 @@ class _Store:
             except IncompleteError as error:
                 log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
                 continue
-            if manifest.fingerprint != fingerprint(arguments) and not allow_changes:
-                changes = changes_text(changed(manifest.arguments, arguments))
-                raise UsageError(
-                    f"checkpoint step-{step} of this run was made with other arguments",
-                    next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
-                    "--allow-changes",
-                )
+            manifest.check_arguments(arguments, allow_changes=allow_changes)
             return step
         return None
 

@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +27,16 @@ from jobs.contract.words import counted, result_label
 from jobs.train import gaudi_config, hub
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
-from jobs.train.stored_checkpoints import Retention, Throughput, check_newest
+from jobs.train.stored_checkpoints import check_newest
+from jobs.train.trainer.accompanied import Accompanied, Saves
 from jobs.train.trainer.arguments import training_arguments
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.best import BestEvaluation, take_best
-from jobs.train.trainer.callback import callbacks_in_order
-from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import asking_for_saves
 from jobs.train.trainer.determinism import Order, as_it_comes, in_order
 from jobs.train.trainer.evaluation import Evaluations, stretches
-from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
-from jobs.train.trainer.metrics import RunMetrics, StopOnNan
-from jobs.train.trainer.resume import Ahead, LossSinceLog, Resume, checkpoint_of_recipe, seed_of_rank
-from jobs.train.trainer.shutdown import Shutdown
+from jobs.train.trainer.metrics import StopOnNan
+from jobs.train.trainer.resume import LossSinceLog, Resume, checkpoint_of_recipe, seed_of_rank
 from jobs.train.trainer.start_up import SaidStartUp
 from jobs.train.trainer.trackers import Trackers
 from jobs.train.trainer.trainer import Options, trainer_class
@@ -85,20 +81,17 @@ def train(
     *,
     s3: "S3Client | None",
     accelerator: Accelerator,
-    ahead: Ahead | None = None,
 ) -> None:
     """Run one attempt, from the newest checkpoint to the final metrics, on all ranks.
 
-    The first of each node needs `s3`; `ahead` is what it has begun to fetch. Raises ResumeLaterError where the attempt
-    was asked to stop: it has saved, and a next one goes on.
+    The first of each node needs `s3`. Raises ResumeLaterError if the attempt was asked to stop: it has saved, and the
+    next one resumes there.
     """
     transformers.logging.set_verbosity_error()  # a warning tells that a head is new, the point of a fine-tuning
     heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     _check_size(task, recipe)
-    resume = checkpoint_of_recipe(rank, s3 or object_store.connect(), recipe, ahead)
-    attempt = _Attempt(
-        rank=rank, recipe=recipe, task=task, s3=s3, accelerator=accelerator, heartbeats=heartbeats, resume=resume
-    )
+    resume = checkpoint_of_recipe(rank, s3 or object_store.connect(), recipe)
+    attempt = _Attempt(rank, recipe, task, s3=s3, accelerator=accelerator, heartbeats=heartbeats, resume=resume)
     attempt.say_start()
     rank.start_up.done("checkpoint")
     trainer = attempt.build()
@@ -116,57 +109,46 @@ def _check_size(task: Task, recipe: Recipe) -> None:
         )
 
 
-@dataclass(kw_only=True)
-class _Attempt:
+class _Attempt(Accompanied):
     """One rank's part of an attempt, and the callbacks that accompany it."""
 
-    rank: Rank
-    recipe: Recipe
-    task: Task
-    s3: "S3Client | None"
-    accelerator: Accelerator
-    heartbeats: Heartbeats
-    resume: Resume | None
-    metrics: RunMetrics = field(init=False)
-    uploads: CheckpointUploads = field(init=False)
-    background_save: BackgroundSave = field(init=False)
-    shutdown: Shutdown = field(init=False)
-    best: BestEvaluation | None = field(init=False)
-    trackers: Trackers = field(init=False)
-    best_step: int | None = None
-    """The step whose model the run leaves; None: the last one's."""
-    _trainer: Any = None
-
-    def __post_init__(self) -> None:
-        rank, recipe, resume = self.rank, self.recipe, self.resume
-        self.trackers = Trackers(recipe.report_to or (), rank, self.s3)
-        self.metrics = RunMetrics(
-            rank,
-            self.s3 if rank.is_first else None,
-            resumed_from_step=resume.step if resume else 0,
-            throughput=resume.throughput if resume else Throughput(),
-            samples_per_step=recipe.global_batch_size,
-            samples_per_epoch=self.task.ordered_epoch,
-            warmup_steps=self.accelerator.warmup_steps,
-            changed=resume.changed if resume else None,
-            memory=self.accelerator.memory,
-            shape=lambda: self.heartbeats.training_shape,
-            saving_seconds=lambda: self.heartbeats.saving_seconds,
-            also=self.trackers.log,
-        )
+    def __init__(
+        self,
+        rank: Rank,
+        recipe: Recipe,
+        task: Task,
+        *,
+        s3: "S3Client | None",
+        accelerator: Accelerator,
+        heartbeats: Heartbeats,
+        resume: Resume | None,
+    ) -> None:
+        self.recipe, self.task = recipe, task
+        self.trackers = Trackers(recipe.report_to or (), rank, s3)
         metric = recipe.metric_for_best_model
         self.best = BestEvaluation(metric, patience=recipe.early_stopping_patience) if metric else None
-        self.uploads = CheckpointUploads(
+        self.best_step: int | None = None
+        """The step whose model the run leaves; None: the last one's."""
+        self._trainer: Any = None
+        super().__init__(
             rank,
-            self.s3,
+            s3,
             recipe,
-            self.metrics,
-            Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps),
-            waits=self.heartbeats.still,
+            accelerator=accelerator,
+            resume=resume,
+            saves=Saves(
+                # The Trainer itself saves every so many steps.
+                every_steps="auto" if recipe.checkpoint_every_steps == "auto" else None,
+                mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
+                keep=recipe.keep_checkpoints,
+                keep_every_steps=recipe.keep_every_steps,
+            ),
+            heartbeats=heartbeats,
+            samples_per_step=recipe.global_batch_size,
+            samples_per_epoch=task.ordered_epoch,
+            also=self.trackers.log,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
         )
-        self.background_save = BackgroundSave(rank.run, self.uploads)
-        self.shutdown = Shutdown(rank, self.uploads)
 
     def say_start(self) -> None:
         """Log how the global batch is split, and what the training starts from."""
@@ -202,7 +184,7 @@ class _Attempt:
             train_dataset=task.train_data,
             eval_dataset=task.eval_data,
             data_collator=task.collate,
-            callbacks=self._callbacks(),
+            callbacks=self.callbacks(further=self._further_callbacks()),
             options=self._options(),
             **gaudi_config.trainer_arguments(self.recipe, accelerator, self.rank, self.s3),
         )
@@ -226,45 +208,31 @@ class _Attempt:
         return Options(
             sampler=as_it_comes if task.order is None else in_order(task.order, length),
             heartbeats=self.heartbeats,
-            background_save=self.background_save,
+            background_save=BackgroundSave(rank.run, self.uploads),
             loss_since_log=LossSinceLog(rank, resume),
             keeps_settings=bool(resume and resume.changed),
             reseed=reseed,
         )
 
-    def _callbacks(self) -> list[Any]:
-        """Return what accompanies the training; they need its Trainer no earlier than that calls them."""
+    def _further_callbacks(self) -> list[Any]:
+        """Return what else accompanies the training; it needs the Trainer no earlier than the Trainer calls it."""
         recipe = self.recipe
         further: list[Any] = [self.trackers, SaidStartUp(self.rank), *([StopOnNan()] if recipe.stop_on_nan else [])]
         if recipe.evaluate_every_steps:
             batch = recipe.global_batch_size
             epoch = self.task.ordered_epoch or -(-len(self.task.train_data) // batch) * batch
-            due = stretches(recipe.evaluate_every_steps, batch=batch, epoch=epoch)
             further.append(
                 Evaluations(
                     self.rank,
-                    due,
+                    stretches(recipe.evaluate_every_steps, batch=batch, epoch=epoch),
                     lambda: self.task.evaluate(self._trainer),
                     self.metrics,
                     self.shutdown,
                     best=self.best,
-                    rungs=Rungs.of(self.rank, self.s3, self.heartbeats),
+                    rungs=self.rungs,
                 )
             )
-        return callbacks_in_order(
-            heartbeats=self.heartbeats,
-            metrics=self.metrics,
-            uploads=self.uploads,
-            shutdown=self.shutdown,
-            further=further,
-            saves=asking_for_saves(
-                "auto" if recipe.checkpoint_every_steps == "auto" else None,  # the Trainer saves every so many itself
-                self.rank,
-                mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
-                warmup_steps=self.accelerator.warmup_steps,
-                complete_seconds=lambda: self.uploads.seconds,
-            ),
-        )
+        return further
 
     def leave_model(self, trainer: Any) -> None:
         """Leave the model on S3 once its training is over, after its last checkpoint: before what may yet fail."""
