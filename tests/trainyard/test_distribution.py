@@ -22,7 +22,7 @@ import trainyard
 
 assert not trainyard.is_here()
 assert trainyard.checkpoint() is None
-assert trainyard.output("out").is_dir()
+assert trainyard.output("new/out").is_dir()
 assert trainyard.input_path("reviews", default="reviews.csv") == "reviews.csv"
 try:
     trainyard.input_path("reviews")

@@ -6,13 +6,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import is_initialized
 
+from jobs.aws import s3 as object_store
 from jobs.contract.halving import Comparison
 from jobs.contract.locations import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
+from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator
 from jobs.train.channel import RankStatus, RequestFiles, ask_comparison
 from jobs.train.rank import Rank
+from jobs.train.stored_checkpoints import Retention, Throughput
+from jobs.train.trainer.checkpoint import CheckpointUploads
+from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.training import Task, train
 
 if TYPE_CHECKING:
@@ -51,7 +57,10 @@ class Attempts:
     def train(self, *, interrupt_at: int | None = None, fail_at: int | None = None, **arguments: Any) -> dict[str, Any]:
         """Train, and return the result; the evaluation after a step is interrupted by its launcher, or fails."""
         self.number += 1
-        rank = replace(self.rank, run=self.run, scratch=self.rank.scratch / f"{self.run.key}{self.number}")
+        scratch = self.rank.scratch / f"{self.run.key}{self.number}"
+        rank = replace(self.rank, run=self.run, scratch=scratch, attempt=self.number)
+        # As the launcher does: threads of an attempt that has failed write nothing any more.
+        object_store.write(self.s3, self.run / f"attempts/{self.number}.json", b"{}")
         rank.scratch.mkdir(parents=True)
         self.scratch = rank.scratch
         if self.comparison is not None:
@@ -59,6 +68,8 @@ class Attempts:
 
         def evaluate(trainer: Any) -> Mapping[str, float]:
             step = trainer.state.global_step
+            assert not is_initialized(), "one rank is a plain process"
+            assert trainer.model_wrapped is trainer.model
             if step == fail_at:
                 raise RuntimeError("cut off")
             if step == interrupt_at:
@@ -90,7 +101,7 @@ class Attempts:
             eval_data=Examples(),
             collate=collate,
             evaluate=evaluate,
-            save_beside=lambda folder: None,
+            save_beside=lambda folder: (folder / "vocab.txt").touch(),
             schedule={"num_train_epochs": 6},
         )
         accelerator = Accelerator(name="cpu", devices=0, reason="asked for")
@@ -111,6 +122,23 @@ class Attempts:
         kept = [{name: row[name] for name in row if not name.endswith(("time", "second", "seconds"))} for row in rows]
         # An evaluation that is made up for stands after the other line of its step, not before.
         return sorted(kept, key=lambda row: (row["step"], sorted(row)))
+
+
+def uploads_of(rank: Rank, s3: "S3Client | None" = None, **retention: int) -> CheckpointUploads:
+    """Return the uploads of a rank whose training a test stands in for."""
+    arguments = PretrainMlm(data="run://tokens")
+    return CheckpointUploads(rank, s3, arguments, metrics_of(rank), Retention(**retention))
+
+
+def metrics_of(rank: Rank, s3: "S3Client | None" = None, **options: Any) -> RunMetrics:
+    """Return the metrics of a run that begins, unless `options` has something else."""
+    begins: dict[str, Any] = {
+        "resumed_from_step": 0,
+        "throughput": Throughput(),
+        "samples_per_step": 1,
+        "warmup_steps": 0,
+    }
+    return RunMetrics(rank, s3, **{**begins, **options})
 
 
 def weights(state: Mapping[str, torch.Tensor]) -> bytes:

@@ -27,15 +27,6 @@ WARM: dict[str, Any] = {
 }
 """For a run of a script that imports these, where how it comes to them is not what is tested."""
 
-WARM_WITH_PACKAGES: dict[str, Any] = {
-    "kind": "script",
-    "imports": (
-        *("datasets", "peft"),
-        *("transformers.trainer", "transformers.models.llama.modeling_llama", "trl.trainer.sft_trainer", *_LIBRARY),
-    ),
-}
-"""As `WARM`, for scripts that find the packages of requirements-scripts.txt."""
-
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():

@@ -1,17 +1,15 @@
 """Labelled text from its table to classes, held-out examples and token ids; what cannot be a class is refused."""
 
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import UsageError
-from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
+from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data import labelled_text
 from jobs.train.data.labelled_text import Examples
 from tests.support.train.hub import Splits, save_data_set
@@ -62,13 +60,8 @@ def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> No
         ([10, 9, -1, 9], ["-1", "9", "10"], [2, 1, 0, 1]),
         (["10", " 9", 9.0, 9], ["9", "10"], [1, 0, 0, 0]),
         ([True, False, "True"], ["False", "True"], [1, 0, 1]),
-        (["--5", "-", "5-", "--5"], ["-", "--5", "5-"], [1, 0, 2, 1]),
         (["9" * 5000, "b", "b"], ["9" * 5000, "b"], [0, 1, 1]),
-        (["1.2.3", "v0.5", "3e8"], ["1.2.3", "3e8", "v0.5"], [0, 2, 1]),
         (["0110", "110", 110, 110.0], ["0110", "110"], [0, 1, 1, 1]),
-        (["-0", "0", "+1", 1], ["+1", "-0", "0", "1"], [1, 2, 0, 3]),
-        (["1", "0" * 19 + "1", "1" + "0" * 18], ["0" * 19 + "1", "1", "1" + "0" * 18], [1, 0, 2]),
-        (["250", "042", "V22"], ["042", "250", "V22"], [1, 0, 2]),
         (["10.0", "9.0", "9", 9], ["9", "10"], [1, 0, 0, 0]),
     ],
 )
@@ -87,16 +80,10 @@ def test_labels_become_classes_in_a_fixed_order(
         ([0, 1, "bad"], "train.jsonl, line 3: 'label' is the name 'bad', but the number 0 in line 1\nNext: write all"),
         (["bad", "2"], "train.jsonl, line 2: 'label' is the number '2', but the name 'bad' in line 1\nNext: write all"),
         (["bad", "good", None], "train.jsonl, line 3: 'label' is None, which is no class"),
-        (["bad", " "], "train.jsonl, line 2: 'label' is ' ', which is no class"),
         ([1, 0.5], "train.jsonl, line 2: 'label' is 0.5, which is no class"),
-        *(
-            (["1", text], f"train.jsonl, line 2: 'label' is '{text}', which is no class")
-            for text in ("0.5", "0,5", "5.", "-.25", " 1.5E-3 ", "nan", "-inf")
-        ),
+        *((["1", text], f"line 2: 'label' is '{text}', which is no class") for text in ("0,5", " 1.5E-3 ", "nan")),
         ([1, 2.0**54], "train.jsonl, line 2: 'label' is 1.8014398509481984e+16, which is no class"),
-        ([1, float("nan")], "train.jsonl, line 2: 'label' is nan, which is no class"),
         (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is no class"),
-        (["bad", "go\ud83dod"], r"train.jsonl, line 2: 'label' is 'go\ud83dod', which is no class"),
         (["bad", "bad"], "train.jsonl: every 'label' is 'bad'; there is nothing to tell apart"),
     ],
 )
@@ -107,31 +94,16 @@ def test_what_cannot_be_told_apart_as_classes_is_refused_with_its_line(
         load(labelled(*labels))
 
 
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [
-        ("god", "eval.jsonl, line 2: label 'god' is none of the training data's; did you mean 'good'?"),
-        ("07", "eval.jsonl, line 2: label '07' is none of the training data's"),
-        (7, "eval.jsonl, line 2: label 7 is none of the training data's; there is 'bad', 'good'"),
-        (None, "eval.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"),
-    ],
-)
-def test_a_held_out_label_that_was_never_trained_is_refused_with_its_line(load: Load, label: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
-        load(labelled("bad", "good"), labelled("bad", label))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a \ud83d b", "line 3: 'text' has half of a surrogate pair, which is no character"),
-        (None, "line 3: 'text' is not text but None"),
-        (5, "line 3: 'text' is not text but 5"),
-    ],
-)
-def test_what_is_no_text_is_refused_with_its_line(load: Load, text: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"train.jsonl, {message}")):
-        load([*labelled("bad", "good"), {"text": text, "label": "bad"}])
+def test_what_the_training_data_have_no_class_for_and_what_is_no_text_is_refused_with_its_line(load: Load) -> None:
+    for label, said in (
+        ("god", "'god' is none of the training data's; did you mean 'good'?"),
+        (None, "None is none of"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(f"eval.jsonl, line 2: label {said}")):
+            load(labelled("bad", "good"), labelled("bad", label))
+    for text, said in (("a \ud83d b", "has half of a surrogate pair"), (None, "is not text but None")):
+        with pytest.raises(UsageError, match=re.escape(f"train.jsonl, line 3: 'text' {said}")):
+            load([*labelled("bad", "good"), {"text": text, "label": "bad"}])
 
 
 def test_pairs_keep_both_sides_together(load: Load) -> None:
@@ -154,28 +126,23 @@ def several(tmp_path: Path, *tables: Rows) -> list[str]:
     return [str(write_jsonl(tmp_path / f"part{number}.jsonl", rows)) for number, rows in enumerate(tables)]
 
 
-def test_several_tables_are_read_as_if_they_were_one(tmp_path: Path) -> None:
+def test_several_tables_are_read_as_if_they_were_one_and_a_mistake_names_its_own(tmp_path: Path) -> None:
     first, second = labelled("good", "bad"), labelled("so-so", "good")
-    for train, held_out in ((first, second), (second, first)):
-        arguments = FinetuneClassification(
-            model="unused", train_data=several(tmp_path, train, held_out), eval_data=several(tmp_path, train)
-        )
-        names, together, alone = labelled_text.load(arguments, s3=no_s3)
-        assert names == ["bad", "good", "so-so"]
-        assert [names[label] for label in together.labels] == [row["label"] for row in [*train, *held_out]]
-        assert [names[label] for label in alone.labels] == [row["label"] for row in train]
+    arguments = FinetuneClassification(
+        model="unused", train_data=several(tmp_path, first, second), eval_data=several(tmp_path, first)
+    )
+    names, together, alone = labelled_text.load(arguments, s3=no_s3)
+    assert names == ["bad", "good", "so-so"]
+    assert [names[label] for label in together.labels] == ["good", "bad", "so-so", "good"]
+    assert [names[label] for label in alone.labels] == ["good", "bad"]
 
-
-def test_a_mistake_in_one_of_several_tables_names_it_and_its_line(tmp_path: Path) -> None:
     tables = several(tmp_path, labelled("good", "bad"), labelled("bad", None))
-    arguments = FinetuneClassification(model="unused", train_data=tables)
-    with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: 'label' is None, which is no class"):
-        labelled_text.load(arguments, s3=no_s3)
-    arguments = FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables)
-    with pytest.raises(
-        UsageError, match=r"part1\.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"
+    for arguments, said in (
+        (FinetuneClassification(model="unused", train_data=tables), "'label' is None, which is no class"),
+        (FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables), "label None is none of the "),
     ):
-        labelled_text.load(arguments, s3=no_s3)
+        with pytest.raises(UsageError, match=rf"part1\.jsonl, line 2: {said}"):
+            labelled_text.load(arguments, s3=no_s3)
 
 
 @pytest.mark.parametrize("column", ["text", "other"])
@@ -202,33 +169,11 @@ def test_the_seed_decides_which_examples_are_held_out(load: Load) -> None:
     assert len(set(splits.values())) == 3
 
 
-def test_at_least_one_example_is_held_out(load: Load) -> None:
-    _, train, held_out = load(labelled(0, 1, 0), eval_fraction=0.01)
-    assert (len(train), len(held_out)) == (2, 1)
-
-
 def test_too_few_examples_to_hold_some_out_are_refused(load: Load) -> None:
     with pytest.raises(UsageError, match=r"train\.jsonl has 2 examples: too few to hold some out; give eval_data"):
         load(labelled(0, 1), eval_fraction=0.9)
-    with pytest.raises(UsageError, match=r"train\.jsonl has 3 examples: too few"):
-        load(labelled("a", "b", "c"))  # no class has two
-
-
-def columns_by_transformers(task: GlueTask) -> list[str]:
-    """The text columns of a GLUE task as transformers' own reader of that data set takes them."""
-    from transformers.data.processors.glue import glue_processors
-
-    class Record(dict[str, Any]):
-        """Holds its key in every column."""
-
-        def __missing__(self, key: str) -> Any:
-            return SimpleNamespace(numpy=key.encode)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the reader is to leave transformers; what it knows stays true
-        processor = glue_processors[{"sst2": "sst-2"}.get(task, task)]()
-        example = processor.get_example_from_tensor_dict(Record())
-    return [column for column in (example.text_a, example.text_b) if column]
+    _, train, held_out = load(labelled(0, 1, 0), eval_fraction=0.01)
+    assert (len(train), len(held_out)) == (2, 1)
 
 
 @pytest.fixture
@@ -241,39 +186,24 @@ def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("datasets_cache")
-def test_every_glue_task_is_read_from_its_own_columns_and_its_public_validation_split(tmp_path: Path) -> None:
-    tasks: tuple[GlueTask, ...] = get_args(GlueTask)
-    columns = {task: columns_by_transformers(task) for task in tasks}
+def test_a_glue_task_is_read_from_its_own_columns_and_its_public_validation_split(tmp_path: Path) -> None:
+    columns = {"sst2": ["sentence"], "mnli": ["premise", "hypothesis"]}
+    held_out = {"sst2": "validation", "mnli": "validation_matched"}
     configurations: dict[str, Splits] = {
         task: {
             split: [{**{name: f"{task} {split} {name}" for name in columns[task]}, "label": 1, "idx": 0}]
-            for split in (
-                ("train", "validation_matched", "validation_mismatched") if task == "mnli" else ("train", "validation")
-            )
+            for split in ("train", held_out[task])
         }
-        for task in tasks
+        for task in columns
     }
     save_data_set(tmp_path / "nyu-mll" / "glue", configurations, class_names=["no", "yes"])
-
-    for task in tasks:
-        arguments = FinetuneClassification(model="unused", glue_task=task)
-        names, train, held_out = labelled_text.load(arguments, s3=no_s3)
+    for task, own in columns.items():
+        arguments = FinetuneClassification.model_validate({"model": "unused", "glue_task": task})
+        names, *parts = labelled_text.load(arguments, s3=no_s3)
         assert names == ["no", "yes"], "the data set's own names, although only one occurs"
-        for part, split in ((train, "train"), (held_out, "validation_matched" if task == "mnli" else "validation")):
-            text, *pair = [f"{task} {split} {name}" for name in columns[task]]
+        for part, split in zip(parts, ("train", held_out[task]), strict=True):
+            text, *pair = [f"{task} {split} {name}" for name in own]
             assert part == Examples(texts=[text], pairs=pair or None, labels=[1])
-
-
-@pytest.mark.usefixtures("datasets_cache")
-def test_a_hub_row_without_a_class_is_refused_with_its_number(tmp_path: Path) -> None:
-    """As GLUE's test splits are: their labels are all -1."""
-    rows = [{"sentence": "a", "label": 0}, {"sentence": "b", "label": -1}]
-    save_data_set(
-        tmp_path / "nyu-mll" / "glue", {"sst2": {"train": rows, "validation": rows[:1]}}, class_names=["n", "y"]
-    )
-    arguments = FinetuneClassification(model="unused", glue_task="sst2")
-    with pytest.raises(UsageError, match=r"split=train, row 2: label -1 is none of the training data's"):
-        labelled_text.load(arguments, s3=no_s3)
 
 
 def write_parquet(path: Path, names: list[str], numbers: list[int]) -> str:
@@ -301,18 +231,6 @@ def test_a_parquet_file_brings_the_names_of_its_classes(tmp_path: Path) -> None:
     assert labelled_text.load(arguments, s3=no_s3)[2].labels == [0, 1], "trained on numbers alone"
 
 
-@pytest.mark.usefixtures("datasets_cache")
-def test_names_that_another_writer_has_left_in_a_parquet_file_are_not_those_of_its_text(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = write_parquet(tmp_path / "t.parquet", ["liked", "disliked"], [0, 1])
-    table = pq.read_table(path)
-    pq.write_table(table.set_column(1, "label", pa.array(["good", "bad"])), path)
-    arguments = FinetuneClassification(model="unused", train_data=path, eval_data=path)
-    assert labelled_text.load(arguments, s3=no_s3)[0] == ["bad", "good"]
-
-
 def test_a_rare_class_is_on_both_sides_of_a_split_and_the_shares_are_kept(load: Load) -> None:
     rows = labelled(*["often"] * 60, *["seldom"] * 38, *["rare"] * 2, "once")
     names, train, held_out = load(rows, eval_fraction=0.1)
@@ -321,7 +239,7 @@ def test_a_rare_class_is_on_both_sides_of_a_split_and_the_shares_are_kept(load: 
     assert sorted(train.texts + held_out.texts) == sorted(row["text"] for row in rows), "lost or doubled"
 
 
-@pytest.mark.parametrize("count", [1, 3, 8, 40, 99])
+@pytest.mark.parametrize("count", [1, 8, 40, 99])
 def test_a_split_has_as_many_rows_as_are_asked_for_as_far_as_classes_can_be_parted(count: int) -> None:
     labels = [number // 2 for number in range(20)] + [10] * 80
     drawn = labelled_text.stratified(labels, count, seed=3)

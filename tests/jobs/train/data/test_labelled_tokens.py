@@ -1,12 +1,10 @@
 """Token ids in batches: of few widths, padded on the tokenizer's side, read back in the examples' own order."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from jobs.contract.errors import UsageError
 from jobs.train.data import labelled_tokens
 from jobs.train.data.labelled_text import Examples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, prepare
@@ -128,13 +126,6 @@ def test_of_many_texts_that_are_cut_a_sample_says_how_much(
     assert sampled is not None
     assert sampled.estimated
     assert sampled.tokens == pytest.approx(whole.tokens, rel=0.4)
-
-
-def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
-    part = Examples(texts=["a"], pairs=None, labels=[0])
-    with pytest.raises(UsageError, match="no padding token"):
-        _prepared(part, SimpleNamespace(pad_token_id=None), tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def _prepared(part: Examples, tokenizer: object, folder: Path) -> Prepared:

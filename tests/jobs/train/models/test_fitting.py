@@ -1,7 +1,6 @@
 """Start models whose classes, weights or settings are not the data's: kept, put in order, replaced or refused."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,7 +83,7 @@ def test_classes_without_names_are_their_numbers(tmp_path: Path) -> None:
     assert torch.equal(model(TOKENS).logits, own(TOKENS).logits)
 
 
-@pytest.mark.parametrize("names", [["no", "yes"], ["0", "2"], ["a", "b", "c"]])
+@pytest.mark.parametrize("names", [["no", "yes"], ["a", "b", "c"]])
 def test_other_classes_get_a_new_head(names: list[str], tmp_path: Path) -> None:
     own = saved(tmp_path, num_labels=2)
     model, said = with_classes(tmp_path, names)
@@ -97,18 +96,22 @@ def test_other_classes_get_a_new_head(names: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"problem_type": "multi_label_classification", "num_labels": 2},
         {"problem_type": "regression", "num_labels": 1},
-        {"num_labels": 2, "return_dict": False, "output_hidden_states": True, "output_attentions": True},
-        {"num_labels": 2, "torchscript": True, "is_decoder": True, "torch_dtype": "bfloat16"},
+        {
+            "problem_type": "multi_label_classification",
+            "num_labels": 2,
+            "return_dict": False,
+            "output_hidden_states": True,
+            "output_attentions": True,
+            "torchscript": True,
+            "is_decoder": True,
+            "torch_dtype": "bfloat16",
+        },
     ],
 )
 def test_the_settings_of_a_start_model_do_not_change_the_task(settings: dict[str, Any], tmp_path: Path) -> None:
-    saved(tmp_path)
-    path = tmp_path / "config.json"
-    if "num_labels" in settings:
-        saved(tmp_path, num_labels=settings["num_labels"])
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **settings}))
+    saved(tmp_path, num_labels=settings["num_labels"])
+    of_configuration(**settings)(tmp_path)
     model, _ = with_classes(tmp_path, ["a", "b"])
     found = model(TOKENS, labels=torch.tensor([0, 1]))
     assert {*found.keys()} == {"loss", "logits"}
@@ -116,6 +119,8 @@ def test_the_settings_of_a_start_model_do_not_change_the_task(settings: dict[str
         torch.nn.functional.cross_entropy(found.logits, torch.tensor([0, 1])).item()
     )
     assert model.classifier.weight.dtype == torch.float32
+    # Or a step of four batches would be another one than a step of one, of models that take **kwargs (ModernBERT)
+    assert model.accepts_loss_kwargs is False
 
 
 def renamed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], None]:
@@ -143,17 +148,10 @@ def of_configuration(**settings: Any) -> Callable[[Path], None]:
             "remove the prefix 'module.'",
         ),
         (
-            renamed(lambda weights: {f"_orig_mod.{name}": values for name, values in weights.items()}),
-            r"unknown to the model \(_orig_mod\.",
-            "remove the prefix '_orig_mod.'",
-        ),
-        (renamed(lambda _: {"x": torch.zeros(1)}), r"1 weight unknown to the model \(x\)", "save the model again"),
-        (
             of_configuration(num_hidden_layers=3),
             r"32 weights missing \(bert\.encoder\.layer\.1",
             "save the model again",
         ),
-        (of_configuration(num_hidden_layers=0), r"16 weights unknown to the model \(bert\.", "save the model again"),
         (of_configuration(intermediate_size=32), "3 weights of another shape", "save the model again"),
         (
             renamed(lambda weights: {name: values * float("nan") for name, values in weights.items()}),
@@ -162,14 +160,13 @@ def of_configuration(**settings: Any) -> Callable[[Path], None]:
         ),
     ],
 )
-@pytest.mark.parametrize("new_head", [True, False])
 def test_weights_that_do_not_fit_are_refused_with_their_names(
-    damage: Callable[[Path], None], message: str, next_step: str, *, new_head: bool, tmp_path: Path
+    damage: Callable[[Path], None], message: str, next_step: str, tmp_path: Path
 ) -> None:
     saved(tmp_path)
     damage(tmp_path)
     with pytest.raises(UsageError, match=message) as refused:
-        start(tmp_path, new_head=new_head)
+        start(tmp_path)
     assert str(refused.value.next_step).startswith(next_step)
 
 
@@ -194,7 +191,6 @@ def test_a_head_is_new_if_the_pooler_that_it_reads_is(tmp_path: Path) -> None:
     ("settings", "gives"),
     [
         ({"problem_type": "multi_label_classification"}, "several classes at once"),
-        ({"problem_type": "regression"}, "a number"),
         ({"id2label": {"0": "LABEL_0"}}, "a number"),
     ],
 )
@@ -210,57 +206,13 @@ def test_what_gives_no_single_class_is_refused_where_it_is_evaluated(
     assert not [*model_files.faults("s3://m", names, contents)]
 
 
-def test_an_adapter_is_refused_for_it_names_another_model(tmp_path: Path) -> None:
-    saved(tmp_path)
-    shutil.copy(tmp_path / "config.json", tmp_path / "adapter_config.json")
-    names = [path.name for path in tmp_path.iterdir()]
-    (fault,) = model_files.faults("s3://m", names, {})
-    assert str(fault).startswith("s3://m is an adapter: it has adapter_config.json")
-
-
-def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path)
-    of_configuration(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})(tmp_path)
-    contents = {"config.json": (tmp_path / "config.json").read_bytes()}
+def test_an_adapter_and_a_quantized_model_are_refused() -> None:
     names = ["config.json", "model.safetensors", "tokenizer.json"]
-    (fault,) = model_files.faults("s3://m", names, contents)
+    (fault,) = model_files.faults("s3://m", [*names, "adapter_config.json"], {})
+    assert str(fault).startswith("s3://m is an adapter: it has adapter_config.json")
+    quantized = {"config.json": b'{"model_type": "bert", "quantization_config": {"load_in_4bit": true}}'}
+    (fault,) = model_files.faults("s3://m", names, quantized)
     assert str(fault).startswith("s3://m is quantized: its config.json has 'quantization_config'")
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_a_step_of_four_batches_is_that_of_one(kind: str, tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
-
-    saved(tmp_path / "model", kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    tokens = torch.randint(5, 40, (8, 6), generator=torch.Generator().manual_seed(1))
-    rows = [{"input_ids": tokens[row], "labels": torch.tensor(row % 2)} for row in range(8)]
-
-    def trained(batches: int) -> tuple[float, torch.Tensor]:
-        trainer = Trainer(
-            model=start(tmp_path / "model").model,
-            args=TrainingArguments(
-                output_dir=str(tmp_path / "trainer"),
-                per_device_train_batch_size=8 // batches,
-                gradient_accumulation_steps=batches,
-                max_steps=1,
-                learning_rate=1.0,
-                optim="sgd",
-                max_grad_norm=0.0,
-                logging_steps=1,
-                save_strategy="no",
-                report_to=[],
-                use_cpu=True,
-                disable_tqdm=True,
-            ),
-            train_dataset=rows,
-        )
-        trainer.train()
-        return trainer.state.log_history[0]["loss"], trainer.model.classifier.weight.detach()
-
-    (loss, weights), (loss_of_four, weights_of_four) = trained(1), trained(4)
-    assert loss_of_four == pytest.approx(loss, abs=1e-3)
-    assert torch.allclose(weights_of_four, weights, atol=1e-5)
 
 
 def test_a_padding_token_that_only_the_tokenizer_has_lets_batches_of_several_texts_pass(tmp_path: Path) -> None:

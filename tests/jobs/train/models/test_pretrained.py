@@ -17,9 +17,8 @@ from jobs.contract.errors import NotFoundError, UsageError
 from jobs.train.kinds import finetune_classification
 from jobs.train.models import pretrained
 from jobs.train.rank import one_line
-from tests.support.train.launching import Run
 from tests.support.train.places import Place
-from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
+from tests.support.train.reviews import save_tiny_bert
 
 
 def put_model(place: Place, tiny_bert: Path, *left_out: str, more: tuple[str, ...] = ()) -> str:
@@ -59,14 +58,9 @@ def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
     }
 
 
-def test_weights_as_pickles_are_taken_where_there_are_no_others(remote: Place, tiny_bert: Path) -> None:
-    location = put_model(remote, tiny_bert, "model.safetensors", more=("pytorch_model.bin",))
-    assert (remote.model(location) / "pytorch_model.bin").stat().st_size == 10
-
-
 @pytest.mark.parametrize(
     ("version", "is_safe"),
-    [("1.11.0", False), ("2.6.0a0+git7e5e9ab", False), ("2.9.1", False), ("2.10.0", True), ("2.13.0+cpu", True)],
+    [("2.6.0a0+git7e5e9ab", False), ("2.9.1", False), ("2.10.0", True)],
 )
 def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
     version: str, *, is_safe: bool, local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,20 +82,14 @@ def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
     )
 
 
-@pytest.mark.parametrize(
-    ("missing", "what"),
-    [
-        (["config.json"], "config.json"),
-        (["model.safetensors"], "weights (model.safetensors or pytorch_model.bin)"),
-        (["tokenizer.json", "tokenizer_config.json", "vocab.txt"], "tokenizer (tokenizer.json or a vocabulary)"),
-    ],
-)
 def test_a_folder_that_is_no_model_is_refused_with_what_it_lacks_and_what_is_there(
-    place: Place, tiny_bert: Path, missing: list[str], what: str
+    place: Place, tiny_bert: Path
 ) -> None:
+    missing = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     location = put_model(place, tiny_bert, *missing)
     there = ", ".join(sorted(file.name for file in tiny_bert.iterdir() if file.name not in missing))
-    with pytest.raises(UsageError, match=re.escape(f"{location} is no model: it has no {what}; there is {there}")):
+    said = f"{location} is no model: it has no tokenizer (tokenizer.json or a vocabulary); there is {there}"
+    with pytest.raises(UsageError, match=re.escape(said)):
         place.model(location)
 
 
@@ -117,38 +105,19 @@ def test_a_missing_model_is_told(local: Place, remote: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[]", "its config.json has no model_type"),
-        (b'{"hidden_size": 32}', "its config.json has no model_type"),
-        (b'{"model_type": ', "its config.json is not JSON: Expecting value: line 1 column 16"),
-        (b"\xff\x00", "its config.json is not JSON: "),
-    ],
-    ids=["a list", "no model_type", "truncated", "not text"],
-)
-def test_a_configuration_that_is_none_is_refused(place: Place, tiny_bert: Path, content: bytes, message: str) -> None:
-    location = put_model(place, tiny_bert, "config.json")
-    place.put("model/config.json", content)
-    with pytest.raises(UsageError, match=re.escape(f"{location} is no model: {message}")):
-        place.model(location)
-
-
-@pytest.mark.parametrize(
     "content",
     [
         {"model_type": "lightglue", "trust_remote_code": True, "keypoint_detector_config": {"_name_or_path": "evil/x"}},
-        {"model_type": "encoder-decoder", "encoder": {"model_type": "lightglue", "trust_remote_code": "yes"}},
-        {"model_type": "llama", "_attn_implementation_internal": "evil/kernel"},
         {"model_type": "bert", "parts": [{"attn_implementation": {"text": "evil/kernel@main"}}]},
     ],
 )
 def test_a_configuration_that_has_code_run_is_refused_before_transformers_reads_it(
-    place: Place, tiny_bert: Path, content: dict[str, object]
+    local: Place, tiny_bert: Path, content: dict[str, object]
 ) -> None:
-    location = put_model(place, tiny_bert, "config.json")
-    place.put("model/config.json", json.dumps(content).encode())
+    location = put_model(local, tiny_bert, "config.json")
+    local.put("model/config.json", json.dumps(content).encode())
     with pytest.raises(UsageError, match=r"its config.json has '\w+: .*', which makes transformers fetch code"):
-        place.model(location)
+        local.model(location)
 
 
 TINY = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "pad_token_id": 1}
@@ -156,17 +125,14 @@ DECODER = {"n_embd": 8, "n_head": 1, "n_layer": 1}
 BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1}
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # DeBERTa's module calls it
 @pytest.mark.parametrize(
     ("kind", "settings", "most"),
     [
         ("bert", {}, 16),
         ("roberta", {}, 14),
-        ("deberta-v2", {"position_biased_input": False}, None),
         ("esm", {"position_embedding_type": "rotary"}, None),
         ("gpt2", {**DECODER, "n_positions": 16}, 16),
         ("bart", {**BOTH, "decoder_attention_heads": 1}, 16),
-        ("llama", {"intermediate_size": 8}, None),
     ],
 )
 def test_a_configuration_tells_how_many_tokens_the_model_takes(
@@ -229,43 +195,11 @@ def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
     assert not (tmp_path / "was-run").exists()
 
 
-SHAPE = ("--hidden-size=", "--layers=", "--heads=", "--intermediate-size=")
-"""Flags of a pre-training from nothing, in place of a model."""
-
-
-@pytest.mark.parametrize("kind", ["finetune-classification", "evaluate", "pretrain-mlm"])
-def test_no_kind_runs_the_code_of_a_model_though_somebody_says_yes(
-    *, kind: str, run: Run, pretraining: tuple[str, ...], tiny_bert: Path, tmp_path: Path
-) -> None:
-    classifier: dict[str, object] = {"architectures": ["BertForSequenceClassification"]}
-    model = with_own_code(tiny_bert, tmp_path, config=classifier, tokenizer_config=OWN_TOKENIZER)
-    table = write_jsonl(tmp_path / "t.jsonl", reviews(40, seed=1))
-    flags = {
-        "finetune-classification": (f"--train-data={table}", "--global-batch-size=1", "--max-length=16"),
-        "evaluate": (f"--data={table}", "--predict-only=true", "--max-length=16"),
-        "pretrain-mlm": tuple(flag for flag in pretraining if not flag.startswith(SHAPE)),
-    }
-    launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1, answers="y\n" * 1000)
-    assert launched.lines[-1].startswith(f"error: {model}: its tokenizer cannot be loaded: "), launched.output
-    assert "Traceback" not in launched.output
-    assert not (tmp_path / "was-run").exists()
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("tokenizer.json", b'{"version": ', "its tokenizer cannot be loaded: EOF while parsing"),
-        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "it cannot be loaded as an encoder"),
-    ],
-    ids=["truncated tokenizer", "a pointer in place of weights"],
-)
-def test_a_damaged_file_of_a_model_is_a_mistake_that_names_the_model(
-    tiny_bert: Path, tmp_path: Path, file: str, content: bytes, message: str
-) -> None:
+def test_a_damaged_file_of_a_model_is_a_mistake_that_names_the_model(tiny_bert: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
     load_model(model)
-    (model / file).write_bytes(content)
-    with pytest.raises(UsageError, match=f"^s3://models/m: {message}"):
+    (model / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
         load_model(model)
 
 

@@ -9,7 +9,7 @@ from tests.support.train.scripts import WARM, script_flags, write_files
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-LIMIT_SECONDS, BUSY_SECONDS = 8, 12
+LIMIT_SECONDS, BUSY_SECONDS = 6, 9
 
 HURRIED_LAUNCHER = (
     "import sys; from jobs.train import launch; from jobs.train.launcher import watchdog; "

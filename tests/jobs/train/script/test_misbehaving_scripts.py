@@ -57,18 +57,6 @@ run.log(3, loss=0.5, ranks=int(os.environ.get("WORLD_SIZE", "0")))
 run.save(3, words=["any", "thing"])
 """
 
-AS_DEEPSPEED = """
-import os, socket, subprocess, sys
-
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-node = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "CROSS_RANK": "0"}
-ranks = [{**os.environ, **node, "RANK": number, "LOCAL_RANK": number} for number in "01"]
-sys.exit(max(child.wait() for child in [subprocess.Popen([sys.executable, *sys.argv[1:]], env=rank) for rank in ranks]))
-"""
-"""Gives two ranks the variables that DeepSpeed's launcher does, among them none for LOCAL_WORLD_SIZE and GROUP_RANK."""
-
 
 def test_the_first_that_fails_is_named_with_its_own_lines(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": FAILS}), "train.py")
@@ -143,19 +131,13 @@ def test_one_that_says_nothing_for_too_long_has_hung(run: Run, s3: "S3Client", t
     assert 'code/train.py", line 2' in hung.output, "where it stands"
 
 
-def test_programs_that_start_their_own_ranks_have_the_library_in_them(
-    new_run: NewRun, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_programs_that_start_their_own_ranks_have_the_library_in_them(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     """A script that is no rank finds nothing of torchrun's, by which nanoGPT's for instance would want CUDA."""
-    code = write_files(tmp_path / "code", {"train.py": NESTED, "deepspeeds.py": AS_DEEPSPEED})
-    for command, ranks in (
-        ("torchrun --standalone --nproc-per-node 2 train.py", 2),
-        ("deepspeeds.py train.py", 2),
-    ):
-        run = new_run()
-        run.attempt(*script_flags(s3, code, command, processes=1), kind="script")
-        assert run.receipt().result["ranks"] == ranks
-        assert run.complete_checkpoints() == [3]
+    code = write_files(tmp_path / "code", {"train.py": NESTED})
+    command = "torchrun --standalone --nproc-per-node 2 train.py"
+    run.attempt(*script_flags(s3, code, command, processes=1), kind="script")
+    assert run.receipt().result["ranks"] == 2
+    assert run.complete_checkpoints() == [3]
 
 
 STAND_IN = """#!/usr/bin/env python3
@@ -165,22 +147,17 @@ open(os.path.join(os.environ["TRAINYARD_OUTPUT"], "done"), "w").close()
 """
 
 
-def test_programs_of_the_image_and_of_the_code_get_their_places(
+def test_a_program_of_the_image_gets_its_places_and_an_unknown_one_is_named(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
-    """deepspeed is a program of an image, optimum-habana's gaudi_spawn.py is copied beside the script."""
     program = write_files(tmp_path / "bin", {"deepspeed": STAND_IN}) / "deepspeed"
     program.chmod(0o755)
-    code = write_files(tmp_path / "code", {"gaudi_spawn.py": STAND_IN, "train.py": ""})
+    code = write_files(tmp_path / "code", {"train.py": ""})
     path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
     deepspeed = "deepspeed --num_gpus {cards} --num_nodes {nnodes} --node_rank {node} --master_addr {main_address}"
-    placed = "deepspeed --num_gpus 1 --num_nodes 1 --node_rank 0 --master_addr 127.0.0.1"
-    for command, words in (
-        (f"{deepspeed} train.py", f"{placed} train.py"),
-        ("gaudi_spawn.py --world_size {cards} --use_mpi train.py", "gaudi_spawn.py --world_size 1 --use_mpi train.py"),
-    ):
-        done = new_run().attempt(*script_flags(s3, code, command, processes=1), kind="script", PATH=path)
-        assert f"started as {words.split()}\n" in done.lines, done.output
+    placed = "deepspeed --num_gpus 1 --num_nodes 1 --node_rank 0 --master_addr 127.0.0.1 train.py"
+    done = new_run().attempt(*script_flags(s3, code, f"{deepspeed} train.py", processes=1), kind="script", PATH=path)
+    assert f"started as {placed.split()}\n" in done.lines, done.output
     flags = script_flags(s3, code, "torchrum train.py", processes=1)
     missing = new_run().attempt(*flags, expect=1, kind="script")
     assert missing.lines[-1].startswith("error: there is no program 'torchrum' in the image")

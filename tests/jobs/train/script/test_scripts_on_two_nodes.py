@@ -1,12 +1,11 @@
-"""A script on two nodes, of a gang and of a Batch job: both have its packages and checkpoints and keep their output."""
+"""A script on two nodes: both have its packages and checkpoints, and keep their output."""
 
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.jobs.train.script.test_what_scripts_get import put_wheels
-from tests.support.train.gangs import child
-from tests.support.train.launching import Run
+from tests.support.train.launching import Launched, Run
 from tests.support.train.scripts import script_flags, write_files
 
 if TYPE_CHECKING:
@@ -41,31 +40,30 @@ def test_both_have_what_the_script_needs_and_keep_what_it_leaves(run: Run, s3: "
     code = write_files(tmp_path / "code", {"train.py": MEETS, "r.txt": "of_mine\n"})
     wheels = put_wheels(s3, tmp_path / "wheels", f"{tmp_path.name}/wheels", of_mine="")
     flags = script_flags(s3, code, "train.py {node}/{nnodes}", requirements="r.txt", wheelhouse=wheels)
-    # GIVEN a gang on Spot, whose nodes start one after the other, and train on both or not at all
-    gang: dict[str, Any] = {"kind": "script", "options": ("--gang-min-nnodes=2",), "attempt": 1}
-    early = child(run, 1, *flags, **gang)
-    early.wait_for_line("gang: waiting for")
-    first = [child(run, 0, *flags, **gang), early]
+
+    def nodes(attempt: int) -> list[Launched]:
+        environment: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
+        main: dict[str, Any] = {"AWS_BATCH_JOB_ID": "5c1f#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
+        other: dict[str, Any] = {
+            "AWS_BATCH_JOB_ID": "5c1f#1",
+            "AWS_BATCH_JOB_NODE_INDEX": "1",
+            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
+        }
+        return [run.start(*flags, kind="script", attempt=attempt, **environment, **own) for own in (main, other)]
+
     # WHEN one of them is reclaimed after the first checkpoint, which the main node has written
+    first = nodes(1)
     first[0].wait_for_line("node 0 of 2 with of_mine, begun before: False")
-    first[1].wait_for_line("node 1 of 2 with of_mine, begun before: False")
     first[0].wait_for_line("checkpoint: step 1 (step)")
     assert any(line.startswith("packages: of_mine in ") for line in first[0].lines)
-    assert any(line.startswith("packages: those of r.txt, made before") for line in first[1].lines), "it has waited"
-    early.process.send_signal(signal.SIGTERM)
+    first[1].process.send_signal(signal.SIGTERM)
     # THEN both end, to go on
     assert [node.wait() for node in first] == [75, 75], "".join(node.output for node in first)
+    assert any(line.startswith("packages: those of r.txt, made before") for line in first[1].lines), "it has waited"
     run.wait_until_gone()
 
-    # WHEN the run goes on in a job of several nodes
-    environment: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
-    main: dict[str, Any] = {"AWS_BATCH_JOB_ID": "5c1f#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
-    other: dict[str, Any] = {
-        "AWS_BATCH_JOB_ID": "5c1f#1",
-        "AWS_BATCH_JOB_NODE_INDEX": "1",
-        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
-    }
-    second = [run.start(*flags, kind="script", **environment, **own) for own in (main, other)]
+    # WHEN the run goes on
+    second = nodes(2)
     # THEN both find that checkpoint, and the output of each is kept apart
     assert [node.wait() for node in second] == [0, 0], "".join(node.output for node in second)
     for number, node in enumerate(second):
@@ -77,30 +75,3 @@ def test_both_have_what_the_script_needs_and_keep_what_it_leaves(run: Run, s3: "
     }
     assert run.read("output-of-node-1/of-1-True") == b"1/2"
     assert run.recorded_attempt(2).nnodes == 2
-
-
-SHARDS = """
-import os, signal, time
-from pathlib import Path
-
-signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True) or os._exit(0))
-folder = Path(os.environ["TRAINYARD_CHECKPOINTS"], "step_10", "pytorch_model_fsdp_0")
-folder.mkdir(parents=True)
-(folder / f"__{os.environ['RANK']}_0.distcp").write_text("shard")
-Path(os.environ["TRAINYARD_OUTPUT"], "notes").write_text("kept")
-time.sleep(600)
-"""
-
-
-def test_one_that_saves_the_shards_of_each_node_by_itself_ends_at_once(
-    run: Run, s3: "S3Client", tmp_path: Path
-) -> None:
-    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": SHARDS}), "train.py")
-    gang: dict[str, Any] = {"kind": "script", "options": ("--gang-min-nnodes=2",), "attempt": 1}
-    nodes = [child(run, index, *flags, **gang) for index in (0, 1)]
-    assert [node.wait() for node in nodes] == [1, 1], "".join(node.output for node in nodes)
-    reason = run.recorded_attempt(1).reason or ""
-    assert reason.startswith("step_10/pytorch_model_fsdp_0/__0_0.distcp holds the part of one rank; those of the other")
-    assert "Next: save the full state on rank 0" in reason
-    assert not run.complete_checkpoints()
-    assert run.read("output/notes") == b"kept"

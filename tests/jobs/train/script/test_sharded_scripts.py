@@ -4,6 +4,11 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+import torch
+
+from jobs.contract.errors import TrainyardError
+from jobs.train.trainer.own_loop import refuse_sharded
 from tests.jobs.train.script.test_page import blocks
 from tests.support.train.launching import NewRun
 from tests.support.train.scripts import WARM, script_flags, write_files
@@ -12,13 +17,13 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 LOOP = """
-import sys, time
+import time
 import sharding
 import torch
 import torch.distributed as dist
 import trainyard
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 def layers():
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
@@ -29,14 +34,6 @@ model = layers()
 fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 run = trainyard.Run(total_steps=60, save_every_steps=10)
-if sys.argv[1] == "sharded":
-    flat = FullyShardedDataParallel(layers(), use_orig_params=True, device_id=torch.device("cpu"))
-    for name, item in {"fsdp1": flat, "optimizer": optimizer, "states": model.state_dict()}.items():
-        try:
-            run.save(1, **{name: item})
-        except Exception as error:
-            print(error, flush=True)
-    run.restore(model=model)
 step = sharding.restore(run, model, optimizer)
 torch.manual_seed(dist.get_rank()) if step == 0 else None
 while step < 60 and not run.should_stop():
@@ -57,19 +54,23 @@ if step == 60 and dist.get_rank() == 0:
 """
 
 
-def test_what_is_sharded_is_refused_at_once_and_gathered_it_is_resumed(
-    new_run: NewRun, s3: "S3Client", tmp_path: Path
-) -> None:
-    [sharding] = [block for block in blocks("python") if "set_state_dict" in block]
-    code = write_files(tmp_path / "code", {"train.py": LOOP, "sharding.py": sharding})
-    run = new_run()
-    refused = run.attempt(*script_flags(s3, code, "train.py sharded"), nproc=2, expect=1, **WARM)
-    for name in ("fsdp1", "optimizer", "states"):
-        assert f"'{name}' is sharded: each rank has a part of it, and trainyard.Run keeps what rank 0" in refused.output
-    assert "'model' is sharded: each rank has a part of it" in refused.lines[-1]
-    assert "Next: gather it on all ranks first" in refused.lines[-1]
+def test_what_is_sharded_is_refused() -> None:
+    part = torch.zeros(2)
+    refuse_sharded({"model": torch.nn.Linear(2, 1), "states": {"a": [part]}})
+    part.placements = ()  # type: ignore[attr-defined]  # as a DTensor has them
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    vars(optimizer.param_groups[0]["params"][0])["ds_id"] = 1  # as DeepSpeed's ZeRO 3 marks them
+    flat = torch.nn.Linear(2, 1)
+    vars(flat.weight)["_fsdp_flattened"] = True  # as FSDP1 does
+    for item in ({"a": [part]}, optimizer, flat):
+        said = r"'x' is sharded: each rank has a part of it, and trainyard\.Run keeps .*\nNext: gather it on all ranks"
+        with pytest.raises(TrainyardError, match=said):
+            refuse_sharded({"x": item})
 
-    flags = script_flags(s3, code, "train.py gathered")
+
+def test_what_is_gathered_as_the_page_says_is_resumed(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
+    [sharding] = [block for block in blocks("python") if "set_state_dict" in block]
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LOOP, "sharding.py": sharding}), "train.py")
     whole = new_run()
     whole.attempt(*flags, nproc=2, **WARM)
     run = new_run()

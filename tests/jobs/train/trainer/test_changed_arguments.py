@@ -1,27 +1,39 @@
-"""A run that goes on with other arguments than its checkpoint was made with: not by accident, and on request really."""
+"""A run that resumes with other arguments than its checkpoint was made with: never by accident, on request really."""
 
-from tests.support.train.launching import Run
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs.contract.errors import UsageError
+from jobs.train.channel import RankStatus
+from jobs.train.rank import one_line
+from tests.support.train.attempts import Attempts
 
 
-def test_changed_arguments_are_refused_by_name_and_hold_from_the_checkpoint_on_where_they_were_asked_for(
-    run: Run, recipe: tuple[str, ...]
+def test_changed_arguments_are_refused_by_name_and_hold_from_the_checkpoint_on_if_they_were_asked_for(
+    attempts: Callable[[], Attempts], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run.attempt(*recipe, "--epochs=1")
+    run = attempts()
+    with pytest.raises(RuntimeError, match="cut off"):
+        run.train(fail_at=9)
     # An interval decides nothing of the result: it may be another one at any time.
-    changed = (*recipe, "--epochs=2", "--learning-rate=0.0001", "--log-every-steps=6")
-    changes = "learning_rate 0.003 -> 0.0001, epochs 1.0 -> 2.0"
+    changed: dict[str, Any] = {"learning_rate": 0.0001, "log_every_steps": 6}
 
-    refused = run.attempt(*changed, attempt=2, expect=1)
-    said = f"error: checkpoint step-12 of this run was made with other arguments. Next: take back {changes}, or "
-    assert refused.lines[-1].startswith(said)
-    assert "Traceback" not in refused.output
+    asked, run.rank = run.rank, replace(run.rank, allows_changes=False)
+    with pytest.raises(UsageError) as refused:
+        run.train(**changed)
+    said = r"checkpoint step-\d of this run was made with other arguments\. Next: take back learning_rate 0.01 -> 0"
+    assert re.match(said, one_line(refused.value))
 
-    resumed = run.attempt(*changed, attempt=3, options=["--allow-changes"])
-    assert f"changed since checkpoint step-12, as asked: {changes}\n" in resumed.lines
+    run.rank = asked
+    with caplog.at_level("INFO", "trainyard"):
+        run.train(**changed)
+    assert any(line.endswith(", as asked: learning_rate 0.01 -> 0.0001") for line in caplog.messages)
     # The optimizer and the scheduler of a checkpoint bring its learning rate along.
-    rates = {row["step"]: row["learning_rate"] for row in run.metrics() if "learning_rate" in row}
-    assert list(rates) == [4, 8, 12, 18, 24]
+    rates = {row["step"]: row["learning_rate"] for row in run.curve() if "learning_rate" in row}
     assert rates[4] > 0.001
-    assert 0 < rates[18] < 0.0001
-    assert run.recorded_attempt(3).changed == {"learning_rate": (0.003, 0.0001), "epochs": (1.0, 2.0)}
-    assert run.receipt().attempts[0].changed == {}
+    assert 0 < rates[12] < 0.0001
+    assert RankStatus.read(run.scratch).changed == {"learning_rate": (0.01, 0.0001)}

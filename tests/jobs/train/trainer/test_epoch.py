@@ -90,12 +90,11 @@ def curve(trainer: Any) -> list[tuple[Any, ...]]:
     ("examples", "resumed_at", "arguments"),
     [
         (20, (2, 3, 5), {"gradient_accumulation_steps": 2}),  # 5 batches by 2: steps of 2, 2 and 1
-        (28, (1, 2), {"gradient_accumulation_steps": 4, "num_train_epochs": 4}),  # 7 by 4: of 4 and 3
-        # 7 by 4 again, of which transformers 4.51 trains on one and makes no step of it
+        # 7 by 4, of which transformers 4.51 trains on one and makes no step of it
         (25, (1,), {"gradient_accumulation_steps": 4}),
         (24, (2, 7), {"group_by_length": True}),
     ],
-    ids=["by 2", "by 4", "by 4, one left", "grouped by length and masked"],
+    ids=["by 2", "by 4, one left", "grouped by length and masked"],
 )
 def test_a_resumed_trainer_ends_as_an_uninterrupted_one(
     examples: int, resumed_at: tuple[int, ...], arguments: dict[str, Any], tmp_path: Path

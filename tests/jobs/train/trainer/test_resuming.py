@@ -3,10 +3,8 @@
 import json
 import re
 import resource
-import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,66 +51,25 @@ def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
     assert receipt.result["train_runtime_seconds"] > 0
 
 
-def test_of_two_attempts_that_live_at_once_the_older_ends_and_the_newers_model_is_what_is_left(
-    run: Run, recipe: tuple[str, ...], tmp_path: Path
-) -> None:
-    # GIVEN an attempt whose ranks stand still, so that it is taken for lost
-    older = run.start(*recipe)
-    older.wait_for_line("checkpoint: step 8,")
-    [rank] = older.ranks()
-    rank.suspend()
-    # WHEN another one goes on with the run, and the older wakes up
-    other = replace(run, scratch=tmp_path / "elsewhere")
-    other.attempt(*recipe, attempt=2)
-
-    def left() -> dict[str, str]:
-        listed = run.s3.list_objects_v2(Bucket=run.location.bucket, Prefix=run.location.key)["Contents"]
-        names = {item["Key"].removeprefix(run.location.key): item["ETag"] for item in listed}
-        own = ("attempts/1.", "utilization/1.")
-        return {name: tag for name, tag in names.items() if not name.startswith(own)}
-
-    before = left()
-    rank.resume()
-    # THEN that one ends with its sentence, and has written nothing but its own record
-    assert older.wait() == 1
-    said = "attempt 2 of this run has begun, so this one, attempt 1, ends and saves nothing more"
-    assert said in older.output
-    assert left() == before
-    assert MODEL in before
-    assert (run.receipt().state, [item.number for item in run.receipt().attempts]) == ("succeeded", [1, 2])
-    assert said in (run.recorded_attempt(1).reason or "")
-
-
-def test_a_job_that_goes_on_with_a_run_of_another_counts_on_and_keeps_what_that_one_recorded(
+def test_a_job_that_resumes_a_run_of_another_counts_on_and_keeps_what_that_one_recorded(
     run: Run, recipe: tuple[str, ...]
 ) -> None:
-    recipe = (*recipe, "--epochs=10")  # long enough for two interruptions
     on_spot = run.start(*recipe, AWS_BATCH_JOB_ID="spot")
     on_spot.wait_for_line("checkpoint: step 8,")
     assert on_spot.kill(signal.SIGTERM) == 75
     run.wait_until_gone()
     before = run.read("attempts/1.json")
 
-    # Batch counts from 1 again in each job; the second attempt finds its own first, which is none of the other job.
-    for attempt, ends in ((1, False), (2, True)):
-        launched = run.start(*recipe, attempt=attempt, AWS_BATCH_JOB_ID="on-demand")
-        launched.wait_for_line(f"attempt {attempt + 1} of ")
-        if not ends:
-            launched.wait_for_line("checkpoint: step ")
-            assert launched.kill(signal.SIGTERM) == 75
-            run.wait_until_gone()
-    assert launched.wait() == 0, launched.output
+    # Batch counts from 1 again in each job.
+    launched = run.attempt(*recipe, attempt=1, AWS_BATCH_JOB_ID="on-demand")
 
+    assert any(line.startswith("attempt 2 of ") for line in launched.lines)
     assert run.read("attempts/1.json") == before
-    receipt = run.receipt()
-    assert [(item.number, item.job_id) for item in receipt.attempts] == [
-        (1, "spot"),
-        (2, "on-demand"),
-        (3, "on-demand"),
-    ]
-    spans = [((item.finished_at or item.last_seen_at) - item.started_at).total_seconds() for item in receipt.attempts]
-    assert receipt.duration_seconds == pytest.approx(sum(spans), abs=0.01)
-    assert 8 <= receipt.attempts[1].resumed_from_step < receipt.attempts[2].resumed_from_step
+    first, second = run.receipt().attempts
+    assert [(item.number, item.job_id) for item in (first, second)] == [(1, "spot"), (2, "on-demand")]
+    spans = [((item.finished_at or item.last_seen_at) - item.started_at).total_seconds() for item in (first, second)]
+    assert run.receipt().duration_seconds == pytest.approx(sum(spans), abs=0.01)
+    assert second.resumed_from_step >= 8
 
 
 def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(run: Run, recipe: tuple[str, ...]) -> None:
@@ -123,28 +80,6 @@ def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(run:
 
     run.wait_until_gone()
     assert "interrupted: SIGTERM" in launched.lines[-1]
-
-
-def test_a_killed_rank_ends_the_attempt_for_all_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
-    launched = run.start(*recipe, nproc=2)
-    launched.wait_for_line("[progress] 4/48")
-    # They were forked, which their names tell, and have loaded nothing of `datasets`, which takes a second of CPU
-    for number, rank in enumerate(launched.ranks()):
-        assert f"jobs.train.kinds.finetune_classification [rank {number}] " in " ".join(rank.cmdline())
-        assert not [module.path for module in rank.memory_maps() if "pyarrow" in module.path]
-
-    launched.ranks()[0].kill()
-
-    assert launched.wait() == 75, "for want of memory, which is not tried again, it was not"
-    assert launched.lines[-1].startswith("interrupted: rank 0 of node 0 was killed (SIGKILL), not for want of memory")
-    # What it wrote last is said again, beside the end
-    said = "rank 0 of node 0 wrote last: "
-    newest = [line for line in launched.lines if line.startswith("[progress] ")][-1]
-    assert f"{said}{newest}" in launched.lines[-11:-1]
-    assert all(line.removeprefix(said) in launched.lines for line in launched.lines[-11:-1] if line.startswith(said))
-    run.wait_until_gone()
-    assert run.recorded_attempt(1).exit_code == 75
-    assert run.receipt().state == "interrupted"
 
 
 def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_survives(
@@ -172,35 +107,6 @@ def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_
 
     second = run.attempt(*recipe, attempt=2)
     assert f"start: resumed from checkpoint step-{survivor}\n" in second.lines
-
-
-def test_one_rank_goes_on_where_two_have_stopped_with_the_same_examples_in_each_step(
-    run: Run, recipe: tuple[str, ...], tiny_bert: Path, put: Callable[[Path, str], str], tmp_path: Path
-) -> None:
-    # Without dropout the loss of a step says which examples it had.
-    model = shutil.copytree(tiny_bert, tmp_path / "model")
-    config = json.loads((model / "config.json").read_bytes())
-    changed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (model / "config.json").write_text(json.dumps({**config, **changed}))
-    steady = (*recipe, f"--model={put(model, 'models/steady')}", "--keep-checkpoints=3", "--log-every-steps=5")
-    run.attempt(*steady, nproc=2)
-    whole = run.metrics()
-    assert run.complete_checkpoints() == [32, 40, 48]
-    for step in (40, 48):
-        run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-{step}/manifest.json")
-
-    second = run.attempt(*steady, attempt=2)
-
-    assert (
-        "checkpoint step-32 was made by 2 ranks and goes on on 1: the steps have the same examples, random numbers "
-        "(dropout) become others\n"
-    ) in second.lines
-    resumed = run.metrics()
-    assert [line["step"] for line in resumed] == [line["step"] for line in whole]
-    losses = [[line["loss"] for line in lines if "loss" in line] for lines in (resumed, whole)]
-    # Of the steps 31 to 35 two were logged by nobody before the resume.
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert (run.recorded_attempt(1).world_size, run.recorded_attempt(2).world_size) == (2, 1)
 
 
 def test_two_nodes_meet_train_and_resume_as_one(

@@ -93,7 +93,6 @@ class OwnWay(Trainer):  # type: ignore[misc]  # transformers has no types
         (Trainer, {}, None),
         (OwnWay, {}, "OwnWay writes them in its own way"),
         (Trainer, {"is_deepspeed_enabled": True}, "each rank has a part of them"),
-        (Trainer, {"is_fsdp_enabled": True}, "each rank has a part of them"),
         (Trainer, {"model": SimpleNamespace(peft_config={"default": {}})}, "they are adapters, which are small"),
     ],
 )
@@ -132,11 +131,6 @@ def test_a_copy_keeps_what_was_there_in_memory_that_is_used_again() -> None:
     [
         pytest.param({}, None, id="not Linux"),
         pytest.param({"proc/meminfo": MEMINFO}, 3_072_000_000, id="no limit"),
-        pytest.param(
-            {"proc/meminfo": MEMINFO, "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "1\n"},
-            3_072_000_000,
-            id="no limit in a group",
-        ),
         pytest.param(
             {
                 "proc/meminfo": MEMINFO,
