@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.options import Output, Yes
+from jobs.cli.options import Yes
 
 acceptance = typer.Typer()
 
@@ -18,7 +18,6 @@ def run_acceptance(
     ] = 40.0,
     keep: Annotated[bool, typer.Option(help="Leave the stage standing; needed where it is there already.")] = False,
     yes: Yes = False,
-    output: Output = "table",
 ) -> None:
     """Prove a stage on its account, once: deploy it, run jobs, have one reclaimed, destroy it, and write a report.
 
@@ -26,4 +25,4 @@ def run_acceptance(
     """
     from jobs.cli.acceptance import command
 
-    command.acceptance(ctx.obj.aws(), ctx.obj.stage, max_usd=max_usd, keep=keep, yes=yes, output=output)
+    command.acceptance(ctx.obj.aws(), ctx.obj.stage, max_usd=max_usd, keep=keep, yes=yes)

@@ -4,7 +4,6 @@ import json
 import signal
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
@@ -35,7 +34,7 @@ from jobs.contract.words import usd
 FOLDER = STATE_FOLDER / "acceptance"
 
 
-def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool, output: str) -> None:
+def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -> None:
     """Run `trainyard acceptance`.
 
     Raises UsageError if the worst case is beyond the limit, ConfigurationError if somebody else deployed the stage, and
@@ -59,7 +58,7 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool, o
     due = any(step.undo_due for step in record.steps)
     if record.complete and not due:
         console.print(f"it ran before, to its end; to run it again, remove {state.path}")
-        _report(record, folder, output=output)
+        _report(record, folder)
         return
     [facts] = infra("idle_costs", "--stage", stage, folder=folder, aws=aws)
     context = Context(
@@ -94,7 +93,7 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool, o
     try:
         ending = _run(context, state, steps, too_expensive)
     finally:
-        _report(record, folder, output=output)
+        _report(record, folder)
     _raise(ending, record)
 
 
@@ -168,13 +167,16 @@ def _run(context: Context, state: State, steps: list[Step], too_expensive: Limit
         idle_usd_per_hour=idle_usd_per_hour,
         keep=keep,
     )
-    with meter.counting():
-        context.check = meter.check
+    meter.look()
+    context.check, context.look = meter.check, meter.look_if_due
+    try:
         return run_steps(steps, state, say=context.say, check=check)
+    finally:
+        meter.look()
 
 
-def _report(record: AcceptanceRecord, folder: Path, *, output: str) -> None:
-    """Write the report as a page and as JSON, and print where, or the latter."""
+def _report(record: AcceptanceRecord, folder: Path) -> None:
+    """Write the report as a page and as JSON, and print where they are."""
     from jobs.report.acceptance import acceptance_page
 
     seen = [
@@ -188,14 +190,11 @@ def _report(record: AcceptanceRecord, folder: Path, *, output: str) -> None:
         }
         for claim, outcome, evidence in claims_seen(record)
     ]
-    content: dict[str, Any] = {**record.model_dump(mode="json"), "claims": seen}
+    content = {**record.model_dump(mode="json"), "claims": seen}
     page, data = folder / "report.html", folder / "report.json"
     write(page, acceptance_page(record, now=datetime.now(timezone.utc)))
     write(data, json.dumps(content, indent=2) + "\n")
-    if output == "json":
-        tables.print_json(content)
-    else:
-        print_text(f"{page}\n{data}")
+    print_text(f"{page}\n{data}")
 
 
 def _raise(ending: Ending, record: AcceptanceRecord) -> None:

@@ -49,7 +49,9 @@ class Context:
     facts: Facts
     say: Callable[[str], None]
     check: Callable[[], None] = lambda: None
-    """Raises LimitReachedError if no more may be spent."""
+    """Counts, and raises LimitReachedError if no more may be spent."""
+    look: Callable[[], None] = lambda: None
+    """Counts what is spent."""
     prices: dict[str, Prices] = field(default_factory=dict)
     """By instance type: today's, or the recorded ones."""
 
@@ -92,11 +94,11 @@ class Context:
         self.say(f"  cdk {command} '{selected}' -c stage={self.stage}")
         output = ("--output", str(self.folder.absolute() / "cdk.out"))
         words = ["cdk", command, selected, "-c", f"stage={self.stage}", *options, *output, "--no-notices"]
-        self.program(words, log=command, check=command != "destroy")
+        program(words, self.folder / command, aws=self.aws, check=self.look if command == "destroy" else self.check)
 
-    def program(self, command: Sequence[str], *, log: str, check: bool = True) -> None:
+    def program(self, command: Sequence[str], *, log: str) -> None:
         """Run a program to its end, which the limit ends. Raises TrainyardError if it fails."""
-        program(command, self.folder / log, aws=self.aws, check=self.check if check else lambda: None)
+        program(command, self.folder / log, aws=self.aws, check=self.check)
 
 
 def program(

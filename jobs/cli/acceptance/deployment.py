@@ -67,10 +67,8 @@ def _preflight(context: Context) -> Evidence:
 
 
 def _findings(context: Context) -> list[Any]:
-    options = ("--profile", context.aws.profile) if context.aws.profile else ()
     with_problems = (0, ConfigurationError.exit_code)
-    arguments = ("--stage", context.stage, *options)
-    return infra("preflight", *arguments, folder=context.folder, aws=context.aws, codes=with_problems)
+    return infra("preflight", "--stage", context.stage, folder=context.folder, aws=context.aws, codes=with_problems)
 
 
 def _is_bootstrap(finding: dict[str, str]) -> bool:

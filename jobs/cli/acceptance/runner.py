@@ -4,8 +4,6 @@ The record is on disk before and after every step, so that the same command cont
 """
 
 import signal
-import tempfile
-import threading
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,12 +36,11 @@ class LimitReachedError(TrainyardError):
 
 
 class State:
-    """The record and its file. The meter's thread changes it too."""
+    """The record and its file."""
 
     def __init__(self, path: Path, record: AcceptanceRecord) -> None:
         self.path = path
         self.record = record
-        self._lock = threading.Lock()
 
     @classmethod
     def open(cls, path: Path, new: AcceptanceRecord) -> "State":
@@ -67,11 +64,10 @@ class State:
 
     def save(self) -> None:
         """Write the record: whole, or not at all."""
-        with self._lock:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self.path.parent, delete=False) as part:
-                part.write(self.record.model_dump_json(indent=2) + "\n")
-            Path(part.name).replace(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(self.record.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        part.replace(self.path)
 
 
 class Ids(UserDict[str, str]):

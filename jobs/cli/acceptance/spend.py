@@ -4,16 +4,14 @@ Instances with the stage's tag count at today's prices, Image Builder's included
 Storage, requests and transfer are left out: cents here. It is an estimate: AWS's bill comes a day late.
 """
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from jobs.cli.acceptance.runner import LimitReachedError
 from jobs.contract.words import usd
 
-LOOK_SECONDS = 30.0
+LOOK = timedelta(seconds=30)
 
 SILENCE = timedelta(minutes=5)
 """If EC2 has not answered for this long, nobody knows what is being spent: that counts as the limit."""
@@ -33,7 +31,7 @@ class Running:
 
 @dataclass(kw_only=True)
 class Meter:
-    """Counts in a thread of its own while `counting`."""
+    """Counts whenever it is asked, at most every half minute."""
 
     limit_usd: float
     spent_usd: float
@@ -46,10 +44,11 @@ class Meter:
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     _alive: Mapping[str, Running] = field(default_factory=dict)
     _answered_at: datetime | None = None
+    _looked_at: datetime | None = None
 
     def look(self) -> None:
         """Count what has been spent since the last look. If EC2 does not answer, the next look counts for this one."""
-        now = self.now()
+        now = self._looked_at = self.now()
         self._answered_at = self._answered_at or now
         try:
             found = {instance.id: instance for instance in self.instances()}
@@ -65,6 +64,11 @@ class Meter:
         self._alive, self.until = found, now
         self.keep(now, self.spent_usd)
 
+    def look_if_due(self) -> None:
+        """Count if the last look was half a minute ago."""
+        if self._looked_at is None or self.now() - self._looked_at >= LOOK:
+            self.look()
+
     @property
     def reserve_usd(self) -> float:
         """Return what it costs to take away what is there."""
@@ -73,6 +77,7 @@ class Meter:
 
     def check(self) -> None:
         """Raise LimitReachedError if no more may be spent."""
+        self.look_if_due()
         silent = self.now() - (self._answered_at or self.now())
         if silent >= SILENCE:
             raise LimitReachedError(
@@ -85,25 +90,6 @@ class Meter:
                 f"of {usd(self.limit_usd)}",
                 next_step="the same command with a higher --max-usd continues from here",
             )
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Look now, every half minute, and once more at the end."""
-        ended = threading.Event()
-
-        def look_on() -> None:
-            while not ended.wait(LOOK_SECONDS):
-                self.look()
-
-        self.look()
-        thread = threading.Thread(target=look_on, name="spend", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-            self.look()
 
 
 def _hours(time: timedelta) -> float:

@@ -1,6 +1,5 @@
 """The meter, with a clock of the test's."""
 
-import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
@@ -93,16 +92,13 @@ def test_no_answer_for_five_minutes_counts_as_the_limit() -> None:
     meter.check()
 
 
-def test_it_looks_by_itself_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.cli.acceptance.spend.LOOK_SECONDS", 0.01)
+def test_it_looks_again_after_half_a_minute() -> None:
     account = Account()
     account.launch("i-1", 12.0)
     meter = account.meter()
-    with meter.counting():
-        account.time += timedelta(minutes=30)
-        give_up_at = time.monotonic() + 5
-        while not meter.spent_usd and time.monotonic() < give_up_at:
-            time.sleep(0.01)
-        assert meter.spent_usd == pytest.approx(6.0)
-        account.time += timedelta(minutes=30)
-    assert meter.spent_usd == pytest.approx(12.0)
+    meter.check()
+    for seconds, looks in ((29, 1), (1, 2), (10, 2)):
+        account.time += timedelta(seconds=seconds)
+        meter.check()
+        assert len(account.kept) == looks
+    assert meter.spent_usd == pytest.approx(12.0 / 120)
