@@ -10,6 +10,8 @@ from playwright.sync_api import Browser, sync_playwright
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
 from jobs.client import batch
+from jobs.client.job import Job
+from jobs.contract.plan import Plan
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
@@ -19,6 +21,7 @@ from tests.support.jobs.submitting import (
     DATA_KEY,
     MODEL_FILES,
     MODEL_KEY,
+    Begin,
     Run,
     RunCommand,
     planned_to_run,
@@ -94,6 +97,22 @@ def run_command(embedded: Aws, stage: DeployedStage) -> RunCommand:
         return Run(plan, wait_for(embedded, stage, send(embedded, plan)))
 
     return run
+
+
+@pytest.fixture
+def begin(embedded: Aws, stage: DeployedStage) -> Iterator[Begin]:
+    """Submits a plan, and returns its job once it is in `state`; the job ends when the test is over."""
+    submitted: list[str] = []
+
+    def submit(plan: Plan, *, state: str | None = "RUNNING") -> Job:
+        submitted.append(send(embedded, plan))
+        return wait_for(embedded, stage, submitted[-1], state=state)
+
+    yield submit
+    for job in batch.describe(embedded, stage, submitted[::-1]):
+        batch.terminate(embedded, job, reason="the test is over")
+    for job_id in submitted:
+        wait_for(embedded, stage, job_id)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """`trainyard connect`: the address of a notebook, and the way to its port through Session Manager."""
 
-import copy
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,107 +16,71 @@ import psutil
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import read_spec
+from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, send
-from jobs.client import batch
 from jobs.client.job import Job
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
-from tests.support.infra.synthesis import ROOT
 from tests.support.jobs.faulty_proxy import FaultyProxy
-from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.jobs.submitting import Begin, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.waiting import wait_until
 
 DETACHED = 130
+PORT = 8901
+"""The notebook's, on its instance."""
 
-SERVER = """
-import json, os, boto3
-from http.server import BaseHTTPRequestHandler, HTTPServer
+FORWARDER = """
+# The AWS CLI and its plugin as far as they are used: notes what it is asked for, and answers at the local port.
+import http.server, json, os, sys
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b'{"version": "2.0.0"}' if self.path == "/api" else b"JupyterLab of the job")
 
-    def log_message(self, *_):
-        pass
-
-server = HTTPServer(("127.0.0.1", 0), Handler)
-bucket, _, run = os.environ["TRAINYARD_RUN_URI"].removeprefix("s3://").partition("/")
-said = {
-    "job_id": os.environ["AWS_BATCH_JOB_ID"],
-    "attempt": int(os.environ["AWS_BATCH_JOB_ATTEMPT"]),
-    "port": server.server_port,
-    "token": "t0ken",
-}
-boto3.client("s3").put_object(Bucket=bucket, Key=run + "notebook.json", Body=json.dumps(said).encode())
-server.serve_forever()
-"""
-"""A job's command in place of JupyterLab, which tests/jobs/client/test_notebook.py runs: it answers at once."""
-
-FORWARDER = """
-# The AWS CLI and its plugin as far as they are used: notes what it is asked for, and forwards the port on this machine.
-import json, os, socket, sys, threading
-
-with open({calls!r}, "a") as calls:
-    calls.write(json.dumps(sys.argv[1:]) + "\\n")
-open({calls!r} + ".pid", "w").write(str(os.getpid()))
 ports = json.loads(sys.argv[sys.argv.index("--parameters") + 1])
-listener = socket.create_server(("127.0.0.1", int(ports["localPortNumber"][0])))
+server = http.server.HTTPServer(("127.0.0.1", int(ports["localPortNumber"][0])), Handler)
+with open(CALLS, "a") as calls:
+    calls.write(json.dumps([os.getpid(), *sys.argv[1:]]) + "\\n")
 print("Port opened for sessionId somebody-0f0f", flush=True)
-
-def pump(source, target):
-    while data := source.recv(65536):
-        target.sendall(data)
-    target.shutdown(socket.SHUT_WR)
-
-while True:
-    near, _ = listener.accept()
-    far = socket.create_connection(("127.0.0.1", int(ports["portNumber"][0])))
-    for pair in ((near, far), (far, near)):
-        threading.Thread(target=pump, args=pair, daemon=True).start()
+server.serve_forever()
 """
 
 Submit = Callable[..., Job]
 
 
 @pytest.fixture
-def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
-    """Submits a job and returns it once it is in `state`; without a `command`, it answers as a notebook does."""
-    submitted: list[str] = []
+def submit(embedded: Aws, stage: DeployedStage, begin: Begin) -> Submit:
+    """Submits a notebook, with `command` in its container, which answers in the attempt with that number."""
 
-    def submit_one(*, state: str | None = "RUNNING", command: str = SERVER) -> Job:
-        plan = plan_run(embedded, stage, read_spec(ROOT / "jobs/specs/notebook.yaml"))
-        request = copy.deepcopy(plan.request)
-        [container] = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
-        container["command"] = ["python", "-c", command]
-        submitted.append(send(embedded, replace(plan, request=request)))
-        return wait_for(embedded, stage, submitted[-1], state=state)
+    def submit_one(*command: str, attempt: int = 1, state: str | None = "RUNNING") -> Job:
+        plan = plan_run(embedded, stage, read_spec(READY_SPECS / "notebook.yaml"))
+        [container] = plan.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+        container["command"] = [*command]
+        job = begin(plan, state=state)
+        answers = {"job_id": job.id, "attempt": attempt, "port": PORT, "token": "t0ken"}
+        place = plan.run_location / "notebook.json"
+        embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=json.dumps(answers).encode())
+        return job
 
-    yield submit_one
-    for job in batch.describe(embedded, stage, submitted):
-        batch.terminate(embedded, job, reason="the test is over")
-    for job_id in submitted:
-        wait_for(embedded, stage, job_id)
+    return submit_one
 
 
 def test_on_the_embedded_aws_it_prints_the_address_once_the_notebook_answers(
     submit: Submit, aws_trainyard: Trainyard
 ) -> None:
-    run_id = submit().run_id
+    run_id = submit("sleep", "60").run_id
     shown = json.loads(aws_trainyard("connect", run_id, "-o", "json", expect=0).stdout)
-    port = shown["port"]
     assert shown == {
         "run_id": run_id,
-        "url": f"http://127.0.0.1:{port}/lab?token=t0ken",
-        "tensorboard_url": f"http://127.0.0.1:{port}/tensorboard/?token=t0ken",
-        "port": port,
+        "url": f"http://127.0.0.1:{PORT}/lab?token=t0ken",
+        "tensorboard_url": f"http://127.0.0.1:{PORT}/tensorboard/?token=t0ken",
+        "port": PORT,
         "instance": None,
     }
-    assert ask(shown["url"]) == "JupyterLab of the job"
     # AND for eyes, the address alone on stdout
     finished = aws_trainyard("connect", run_id)
     assert finished.stdout == shown["url"] + "\n"
@@ -139,7 +101,7 @@ def test_what_is_no_notebook_that_runs_is_refused_and_an_earlier_attempts_addres
     wait_for(embedded, stage, send(embedded, training))
     refused = aws_trainyard("connect", training.run_id, expect=2).stderr
     assert f"error: {training.run_id} is a 'finetune-classification', no 'notebook'" in refused
-    ended = submit(command="pass", state=None)
+    ended = submit("true", state=None)
     refused = aws_trainyard("connect", ended.run_id, expect=1).stderr
     assert f"error: {ended.run_id} has ended" in refused
     folder = f"s3://{stage.run_bucket}/research/{ended.run_id}/notebook/"
@@ -147,7 +109,7 @@ def test_what_is_no_notebook_that_runs_is_refused_and_an_earlier_attempts_addres
     assert f"next: {again} --set arguments.files={folder}\n" in refused
 
     # GIVEN a job whose notebook.json is that of an attempt that was lost
-    job = submit(command=SERVER.replace('["AWS_BATCH_JOB_ATTEMPT"])', '["AWS_BATCH_JOB_ATTEMPT"]) - 1'))
+    job = submit("sleep", "60", attempt=0)
     errors = tmp_path / "errors"
     with started(errors, aws_environment, job.run_id) as process:
         # THEN another is waited for, until Ctrl-C
@@ -188,7 +150,7 @@ def test_on_aws_the_instances_port_is_forwarded_until_ctrl_c(
     submit: Submit, deployed_aws: EmbeddedAws, clean_environment: dict[str, str], trainyard: Trainyard, tmp_path: Path
 ) -> None:
     # GIVEN a notebook that runs on an instance, behind an address that is not the usual loopback
-    job = submit()
+    job = submit("sleep", "60")
     errors, calls, programs = tmp_path / "errors", tmp_path / "calls", tmp_path / "bin"
     programs.mkdir()
     with InstanceProxy(deployed_aws.endpoint, host="127.0.0.2") as network:
@@ -198,7 +160,7 @@ def test_on_aws_the_instances_port_is_forwarded_until_ctrl_c(
             missing = trainyard("connect", job.run_id, environment=environment)
             assert missing.returncode == 3
             assert f"error: '{name}' is not on the PATH" in missing.stderr
-            (programs / name).write_text(f"#!{sys.executable}{FORWARDER.format(calls=str(calls))}")
+            (programs / name).write_text(f"#!{sys.executable}{FORWARDER.replace('CALLS', repr(str(calls)))}")
             (programs / name).chmod(0o755)
         environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
         with started(errors, environment, "--region", "us-east-1", job.run_id) as process:
@@ -207,29 +169,24 @@ def test_on_aws_the_instances_port_is_forwarded_until_ctrl_c(
             url = process.stdout.readline().strip()
             assert ask(url) == "JupyterLab of the job", errors.read_text()
             # AND all that was asked of the AWS CLI is a port of that instance, and the region
-            first = json.loads(calls.read_text())
-            ports = json.loads(first.pop(first.index("--parameters") + 1))
-            assert first == [
+            pid, *asked = json.loads(calls.read_text())
+            ports = json.loads(asked.pop(asked.index("--parameters") + 1))
+            assert asked == [
                 *("ssm", "start-session", "--target", instance, "--document-name", "AWS-StartPortForwardingSession"),
                 *("--parameters", "--region", "us-east-1"),
             ]
-            [local], [remote] = ports.pop("localPortNumber"), ports.pop("portNumber")
-            assert ports == {}
-            assert url == f"http://127.0.0.1:{local}/lab?token=t0ken"
-            assert remote != local
+            assert ports == {"portNumber": [str(PORT)], "localPortNumber": [url.split(":")[2].partition("/")[0]]}
 
             # WHEN the connection is lost, THEN it is made again at the same address
-            psutil.Process(int((tmp_path / "calls.pid").read_text())).kill()
+            psutil.Process(pid).kill()
             assert process.stdout.readline().strip() == url
             assert ask(url) == "JupyterLab of the job"
-            assert len(calls.read_text().splitlines()) == 2
 
             # WHEN it is left, THEN nothing is forwarded any more, and it says how to come back
-            forwarder = psutil.Process(int((tmp_path / "calls.pid").read_text()))
+            pid = json.loads(calls.read_text().splitlines()[1])[0]
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == DETACHED
-            psutil.wait_procs([forwarder], timeout=10)
-            assert not forwarder.is_running()
+            wait_until(lambda: psutil.pid_exists(pid), lambda is_there: not is_there)
     left = f"disconnected from {job.run_id}; it goes on, and is paid for\nnext: trainyard connect {job.run_id}; "
     assert left in errors.read_text()
     assert "is connected until Ctrl-C" in errors.read_text()

@@ -4,8 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -13,14 +12,13 @@ import psutil
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import send
 from jobs.client import batch
 from jobs.client.job import Job
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.jobs.submitting import Begin, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 from tests.support.waiting import wait_until
 
@@ -30,21 +28,15 @@ SLEEP = "echo of the job > marker; exec sleep 120"
 
 
 @pytest.fixture
-def start(embedded: Aws, stage: DeployedStage) -> Iterator[Start]:
+def start(embedded: Aws, stage: DeployedStage, begin: Begin) -> Start:
     """Starts a job of a shell script and returns it once it is in `state`."""
-    submitted: list[str] = []
 
     def start_one(script: str = SLEEP, *, state: str | None = "RUNNING", definition: str | None = None) -> Job:
         plan = planned_to_run(embedded, stage, ["sh", "-c", script], name="entered")
-        request = {**plan.request, **({"jobDefinition": definition} if definition else {})}
-        submitted.append(send(embedded, replace(plan, request=request)))
-        return wait_for(embedded, stage, submitted[-1], state=state)
+        plan.request.update({"jobDefinition": definition} if definition else {})
+        return begin(plan, state=state)
 
-    yield start_one
-    for job in batch.describe(embedded, stage, submitted):
-        batch.terminate(embedded, job, reason="the test is over")
-    for job_id in submitted:
-        wait_for(embedded, stage, job_id)
+    return start_one
 
 
 def test_a_command_runs_with_the_environment_and_in_the_folder_of_the_job(

@@ -21,7 +21,7 @@ from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.recorded_runs import BEGIN, job_of, three_attempts
-from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
+from tests.support.jobs.submitting import Begin, RunCommand, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 
 TWO_ATTEMPTS = ["sh", "-c", 'echo "hello from attempt $AWS_BATCH_JOB_ATTEMPT"; exit $((76 - AWS_BATCH_JOB_ATTEMPT))']
@@ -69,12 +69,18 @@ def test_status_and_logs_have_each_attempt(aws_trainyard: Trainyard, run_command
 
 
 def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_job_alone(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, aws_environment: dict[str, str], tmp_path: Path
+    *,
+    aws_trainyard: Trainyard,
+    embedded: Aws,
+    stage: DeployedStage,
+    begin: Begin,
+    aws_environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     further = tmp_path / "further"
     steps = f"echo [progress] 900/1000 loss 0.5; {wait_for_file(further)}; echo [progress] 950/1000 loss 0.4; sleep 60"
     plan = planned_to_run(embedded, stage, ["sh", "-c", steps])
-    job_id = send(embedded, plan)
+    job_id = begin(plan).id
     place = plan.run_location / "receipt.json"
     body = running_receipt(plan.run_id).model_dump_json().encode()
     with Terminal(
@@ -97,8 +103,6 @@ def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_
     assert f"next: trainyard logs {plan.run_id} --follow" in terminal.shown
     [job] = batch.describe(embedded, stage, [job_id])
     assert job.state == "RUNNING"
-    batch.terminate(embedded, job, reason="the test is over")
-    wait_for(embedded, stage, job_id)
     rows = {line[:22].strip(): line[22:].strip() for line in status.splitlines()}
     assert rows["cards"] == BUSY
     assert rows["progress"] == "900 of 1000 (90 %): loss 0.5"

@@ -1,14 +1,13 @@
 """`trainyard why`: why jobs wait, on an embedded Batch that really lets them wait."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import raise_failure, send
-from jobs.client.batch import describe, terminate
 from jobs.client.job import Job
 from jobs.client.why import Finding, findings, is_waiting
 from jobs.contract.errors import TimedOutError
@@ -18,16 +17,15 @@ from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import no_instances, planned_to_run, wait_for
+from tests.support.jobs.submitting import Begin, no_instances, planned_to_run, wait_for
 
 Submit = Callable[..., Job]
 QUEUE = team_queue_name(SPOT, DEFAULT_TEAM)
 
 
 @pytest.fixture
-def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
+def submit(embedded: Aws, stage: DeployedStage, begin: Begin) -> Submit:
     """Submits a job that runs until the test is over, and returns it once it is in `state`."""
-    submitted: list[str] = []
 
     def submit_one(state: str, *, name: str = "waits", depends_on: Job | None = None, nodes: int = 1) -> Job:
         plan = planned_to_run(embedded, stage, ["sleep", "300"], name=name)
@@ -35,14 +33,9 @@ def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
             plan.request["dependsOn"] = [{"jobId": depends_on.id}]
         if nodes > 1:
             plan.request["arrayProperties"] = {"size": nodes}
-        submitted.append(send(embedded, plan))
-        return wait_for(embedded, stage, submitted[-1], state=state)
+        return begin(plan, state=state)
 
-    yield submit_one
-    for job in describe(embedded, stage, submitted[::-1]):
-        terminate(embedded, job, reason="the test is over")
-    for job_id in submitted:
-        wait_for(embedded, stage, job_id)
+    return submit_one
 
 
 def causes(found: list[Finding]) -> dict[str, str]:

@@ -43,6 +43,9 @@ class Run:
     ended: Job
 
 
+Begin = Callable[..., Job]
+"""`begin(plan, state="RUNNING")`: submits, waits for the state; the job ends with the test."""
+
 RunCommand = Callable[..., Run]
 """`run_command(["sh", "-c", …], name="probe")`: submits, waits for the end."""
 
