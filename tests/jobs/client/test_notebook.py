@@ -20,7 +20,8 @@ from jobs.contract.run import NOTEBOOK
 from jobs.contract.stage import DeployedStage
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.infra.synthesis import ROOT
-from tests.support.jobs.notebooks import Browser, wait_until
+from tests.support.jobs.notebooks import Browser
+from tests.support.waiting import wait_until
 
 SPEC = ROOT / "jobs/specs/notebook.yaml"
 
@@ -70,7 +71,7 @@ class Submitted:
             found = storage.read_notebook(self._aws, self.location)
             return found is not None and found.attempt == attempt
 
-        wait_until(answers, what=f"answering in attempt {attempt}")
+        wait_until(answers, bool)
         found = storage.read_notebook(self._aws, self.location)
         assert found is not None
         return found
@@ -87,7 +88,7 @@ class Submitted:
         }
 
     def ended(self) -> Job:
-        wait_until(lambda: self.job.ended, what="ended")
+        wait_until(lambda: self.job.ended, bool)
         return self.job
 
     def processes(self) -> Iterator[psutil.Process]:
@@ -140,7 +141,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     assert printed.splitlines() == ["[]", str(notebook.location)]
     # AND TensorBoard, which starts when it is first opened, shows what it wrote, to those with the token
     scalars = "/tensorboard/data/plugin/scalars/scalars?run=runs%2Ffirst&tag=loss"
-    wait_until(lambda: browser.ask(scalars)[0] == 200, what="shown by TensorBoard")
+    wait_until(lambda: browser.ask(scalars)[0] == 200, bool)
     assert [(step, value) for _, step, value in browser.json(scalars)] == [(7, 0.25)]
     for token in ("", "guessed"):
         assert browser.ask(scalars, token=token) == (302, b"")
@@ -161,7 +162,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     assert server.token not in notebook.log
 
     # AND its files are saved while it runs, without what is made anew or lies elsewhere
-    wait_until(lambda: "weights.json" in notebook.saved(), what="saved")
+    wait_until(lambda: "weights.json" in notebook.saved(), bool)
     event_files = [name for name in notebook.saved() if name.startswith("runs/first/events.")]
     assert set(notebook.saved()) == {"weights.json", *event_files}
 

@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-import time
 import uuid
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import websocket
-
-from tests.support.waiting import pause
 
 PATIENCE_SECONDS = 120
 
@@ -101,10 +98,3 @@ class Browser:
             # Ours, since it would look for a proxy.
             socket=socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS),
         )
-
-
-def wait_until(condition: Any, *, what: str) -> None:
-    since = time.monotonic()
-    while not condition():
-        assert time.monotonic() < since + PATIENCE_SECONDS, f"not {what} after {PATIENCE_SECONDS} s"
-        pause(since)

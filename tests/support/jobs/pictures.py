@@ -1,21 +1,18 @@
-"""The pictures of README.md: what a terminal and a browser show of one real run.
+"""The pictures of README.md: what a terminal and a browser show of one real run, whose records are beside them.
 
 trainyard demo && python -m tests.support.jobs.pictures runs/RUN        another run, and its pictures
 python -m tests.support.jobs.pictures                                   those of the run that is there, drawn anew
-
-The run's own records are beside the pictures.
 """
 
 import argparse
 import io
-import json
 import re
 import shutil
 import tempfile
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
-import yaml
 from playwright.sync_api import sync_playwright
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -23,22 +20,17 @@ from rich.text import Text
 
 from jobs.cli import tables
 from jobs.cli.report import ready_spec
+from jobs.client.records import read_fetched_run
 from jobs.contract.classes import ClassReport
-from jobs.contract.data_summary import DataSummary
-from jobs.contract.recorded_run import RecordedRun, metrics_line
-from jobs.contract.records import Receipt
+from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.run import CLASSES, DATA, METRICS, RECEIPT, SPEC
-from jobs.contract.spec import parse_spec
 from jobs.report.page import run_page
 from tests.support.jobs.pages import OpenedPage
 
 PICTURES = Path("jobs/docs/pictures")
 RECORDS = PICTURES / "run"
-TERMINAL = PICTURES / "terminal.svg"
-REPORT = PICTURES / "report.png"
-
-WIDTH, HEIGHT = 1180, 1000
-COLUMNS = 100
+TERMINAL, REPORT = PICTURES / "terminal.svg", PICTURES / "report.png"
+WIDTH, HEIGHT, COLUMNS = 1180, 1000, 100
 
 
 def main() -> None:
@@ -53,33 +45,15 @@ def main() -> None:
         classes = ClassReport.model_validate_json((options.run / CLASSES).read_bytes())
         without_texts = classes.model_copy(update={"mistakes": []})  # they are others'
         (RECORDS / CLASSES).write_text(without_texts.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    TERMINAL.write_text(terminal(), encoding="utf-8")
-    _photograph(report())
-    for path in (TERMINAL, REPORT):
-        print(path)
+    run = read_fetched_run(RECORDS)
+    run = replace(run, location=f"s3://runs/{run.team}/{run.run_id}/")
+    TERMINAL.write_text(terminal(run), encoding="utf-8")
+    photograph(run)
+    print(TERMINAL, REPORT, sep="\n")
 
 
-def recorded() -> RecordedRun:
-    """Return the run whose records are there."""
-    receipt = Receipt.model_validate_json((RECORDS / RECEIPT).read_bytes())
-    spec_text = (RECORDS / SPEC).read_text(encoding="utf-8")
-    lines = map(json.loads, (RECORDS / METRICS).read_text(encoding="utf-8").splitlines())
-    return RecordedRun(
-        run_id=receipt.run_id,
-        team=receipt.team,
-        location=f"s3://runs/{receipt.team}/{receipt.run_id}/",
-        spec_text=spec_text,
-        spec=parse_spec(yaml.safe_load(spec_text), origin=SPEC),
-        receipt=receipt,
-        metrics=[found for line in lines if (found := metrics_line(line))],
-        classes=ClassReport.model_validate_json((RECORDS / CLASSES).read_bytes()),
-        data=DataSummary.model_validate_json((RECORDS / DATA).read_bytes()),
-    )
-
-
-def terminal() -> str:
+def terminal(run: RecordedRun) -> str:
     """Return what `trainyard receipt` prints of the run, less its place, as SVG that loads no font."""
-    run = recorded()
     assert run.receipt is not None
     console = Console(
         record=True,
@@ -95,21 +69,15 @@ def terminal() -> str:
     return console.export_svg(title="trainyard", code_format=template).rstrip() + "\n"
 
 
-def report() -> str:
-    """Return the page of the run as of a minute after its end."""
-    run = recorded()
-    ended = [attempt.finished_at for attempt in run.attempts if attempt.finished_at]
-    made_at: datetime = max(ended) + timedelta(minutes=1)
-    return run_page(run, now=made_at, recipe=ready_spec(run))
-
-
-def _photograph(html: str) -> None:
+def photograph(run: RecordedRun) -> None:
+    """Draw the report of the run as of a minute after its end."""
+    ended = max(attempt.finished_at for attempt in run.attempts if attempt.finished_at)
+    html = run_page(run, now=ended + timedelta(minutes=1), recipe=ready_spec(run))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder, "report.html")
         path.write_text(html, encoding="utf-8")
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
+        program = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         page = OpenedPage(browser).open(path, width=WIDTH)
         page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
         page.screenshot(path=REPORT)

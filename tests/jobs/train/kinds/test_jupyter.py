@@ -12,7 +12,8 @@ import pytest
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.train.kinds.notebook.jupyter import JupyterLab
 from jobs.train.launcher.request import parse
-from tests.support.jobs.notebooks import Browser, wait_until
+from tests.support.jobs.notebooks import Browser
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def works(lab: JupyterLab) -> bool:
 def test_a_cell_that_runs_is_work_and_one_that_has_run_was(lab: JupyterLab, browser: Browser) -> None:
     kernel = browser.start_kernel()
     browser.run(kernel, "pass")
-    wait_until(lambda: not works(lab), what="idle")
+    wait_until(lambda: not works(lab), bool)
     worked_at = lab.last_activity()
     assert worked_at is not None
     assert datetime.now(timezone.utc) - timedelta(minutes=1) < worked_at
@@ -69,14 +70,14 @@ def test_a_cell_that_runs_is_work_and_one_that_has_run_was(lab: JupyterLab, brow
     browser.run(kernel, "import time; time.sleep(3)", until="busy")
     assert works(lab)
     assert works(lab)
-    wait_until(lambda: not works(lab), what="idle")
+    wait_until(lambda: not works(lab), bool)
 
 
 def test_a_terminals_command_is_work_without_a_word_or_a_viewer(lab: JupyterLab, browser: Browser) -> None:
     browser.type_in_terminal("echo begin''s; sleep 3; exit\r", until="begins")
-    wait_until(lambda: works(lab), what="seen to run")
+    wait_until(lambda: works(lab), bool)
     assert works(lab)
-    wait_until(lambda: not works(lab), what="idle")
+    wait_until(lambda: not works(lab), bool)
 
 
 def test_one_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
