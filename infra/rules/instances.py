@@ -1,4 +1,4 @@
-"""Rules for compute environments and launch templates: nothing idles, EFA works, and nobody gets in."""
+"""Rules for compute environments and launch templates: EFA works, and nobody gets in."""
 
 from collections.abc import Iterable
 
@@ -7,20 +7,6 @@ from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, LAUNCH_TEMPLATE, St
 from jobs.contract.instance_types import INSTANCE_TYPES
 
 _GUIDE = "AWS Batch User Guide"
-
-
-@rule(
-    "TY-ComputeEnvironment-NothingIdle",
-    next_step="set minvCpus to 0 and leave desiredvCpus to Batch",
-    source=f"{_GUIDE}, compute environment parameters: minvCpus are kept running even if no job is",
-)
-def nothing_idle(stage: StageTemplates) -> Iterable[Finding]:
-    """With minvCpus above 0 instances run, and are paid for, while no job does."""
-    for environment in stage.of_type(COMPUTE_ENVIRONMENT):
-        if environment.get("ComputeResources.MinvCpus") != 0:
-            yield found(environment, "ComputeResources.MinvCpus")
-        if environment.get("ComputeResources.DesiredvCpus") is not None:
-            yield found(environment, "ComputeResources.DesiredvCpus")
 
 
 @rule(
@@ -67,21 +53,6 @@ def efa_cards(stage: StageTemplates) -> Iterable[Finding]:
         rows = [INSTANCE_TYPES.get(name) for name in environment.get("ComputeResources.InstanceTypes", [])]
         if any(row and placed != [(card, min(card, 1)) for card in range(row.network_cards)] for row in rows):
             yield found(template, "LaunchTemplateData.NetworkInterfaces")
-
-
-@rule(
-    "TY-LaunchTemplate-NumberedVersion",
-    next_step="take the version from the template's LatestVersionNumber",
-    source=f"{_GUIDE}, launch templates: $Default and $Latest are read when the compute environment is made or updated",
-)
-def numbered_version(stage: StageTemplates) -> Iterable[Finding]:
-    """Batch reads $Default and $Latest once; later edits of the template then never reach an instance."""
-    for environment in stage.of_type(COMPUTE_ENVIRONMENT):
-        match environment.get("ComputeResources.LaunchTemplate.Version"):
-            case {"Fn::GetAtt": [_, "LatestVersionNumber"]}:
-                pass
-            case _:
-                yield found(environment, "ComputeResources.LaunchTemplate.Version")
 
 
 @rule(

@@ -5,11 +5,12 @@ from typing import Any
 
 import aws_cdk as cdk
 import pytest
-from aws_cdk import aws_batch as batch
+from aws_cdk import aws_s3 as s3
 
 import infra.app
 from infra.constructs.stage_stack import acknowledge
 from infra.rules import RULES
+from infra.rules.rule import Rule
 from infra.rules.stage_templates import StageTemplates
 from infra.settings import STAGES
 from tests.support.infra.synthesis import Templates, new_app
@@ -31,16 +32,12 @@ def variable(name: str, value: str) -> list[dict[str, str]]:
 
 
 BREAKS: list[tuple[str, str, str, Any]] = [
-    ("ComputeEnvironment-NothingIdle", ENVIRONMENT, "ComputeResources.MinvCpus", 96),
-    ("ComputeEnvironment-NothingIdle", ENVIRONMENT, "ComputeResources.DesiredvCpus", 96),
     ("ComputeEnvironment-EfaPlacement", ENVIRONMENT, "ComputeResources.Type", "SPOT"),
     ("ComputeEnvironment-EfaPlacement", ENVIRONMENT, "ComputeResources.PlacementGroup", None),
     ("ComputeEnvironment-EfaPlacement", ENVIRONMENT, "ComputeResources.Subnets", ["subnet-1", "subnet-2"]),
     ("ComputeEnvironment-EfaPlacement", "AWS::EC2::PlacementGroup", "Strategy", "spread"),
     ("LaunchTemplate-EfaCards", TEMPLATE, f"{INTERFACES}.1.NetworkCardIndex", 0),
     ("LaunchTemplate-EfaCards", TEMPLATE, f"{INTERFACES}.1.DeviceIndex", 0),
-    ("LaunchTemplate-NumberedVersion", ENVIRONMENT, "ComputeResources.LaunchTemplate.Version", "$Latest"),
-    ("LaunchTemplate-NumberedVersion", ENVIRONMENT, "ComputeResources.LaunchTemplate.Version", None),
     ("LaunchTemplate-Imdsv2", TEMPLATE, "LaunchTemplateData.MetadataOptions.HttpTokens", "optional"),
     ("LaunchTemplate-Imdsv2", TEMPLATE, "LaunchTemplateData.MetadataOptions", None),
     ("LaunchTemplate-NoPublicAddress", TEMPLATE, f"{INTERFACES}.0.AssociatePublicIpAddress", True),
@@ -81,45 +78,44 @@ def test_what_the_app_synthesises_keeps_every_rule(stage: str, templates: Templa
     assert broken_rules(_of_stage({**templates, **variants}, stage)) == {}
 
 
-@pytest.mark.parametrize(("rule", "resource_type", "path", "value"), BREAKS)
-def test_a_rule_finds_what_breaks_it(
-    variants: Templates, rule: str, resource_type: str, path: str, value: object
-) -> None:
-    # GIVEN the real templates WHEN one thing in them goes wrong
-    templates = copy.deepcopy(_of_stage(variants, "all"))
-    places = [
-        resource.setdefault("Properties", {})
-        for template in templates.values()
-        for resource in template["Resources"].values()
-        if resource["Type"] == resource_type
-    ]
-    assert [put(properties, path, value) for properties in places].count(True)
-    # THEN its rule reports it, at a resource of these very templates
-    findings = broken_rules(templates)[f"TY-{rule}"]
-    assert all(found.split(" ")[1] in templates[found.split(" ")[0]]["Resources"] for found in findings)
-
-
-def test_every_rule_has_something_that_breaks_it() -> None:
-    assert {rule.id for rule in RULES} == {f"TY-{rule}" for rule, *_ in BREAKS}
-    assert all(rule.reason and rule.source and rule.next_step for rule in RULES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_finds_what_breaks_it(variants: Templates, rule: Rule) -> None:
+    assert rule.reason
+    assert rule.source
+    assert rule.next_step
+    breaks = [one[1:] for one in BREAKS if f"TY-{one[0]}" == rule.id]
+    assert breaks
+    for resource_type, path, value in breaks:
+        # GIVEN the real templates WHEN one thing in them goes wrong
+        templates = copy.deepcopy(_of_stage(variants, "all"))
+        places = [
+            resource.setdefault("Properties", {})
+            for template in templates.values()
+            for resource in template["Resources"].values()
+            if resource["Type"] == resource_type
+        ]
+        assert [put(properties, path, value) for properties in places].count(True)
+        # THEN its rule reports it, at a resource of these very templates
+        findings = broken_rules(templates).get(rule.id)
+        assert findings, (path, value)
+        assert all(found.split(" ")[1] in templates[found.split(" ")[0]]["Resources"] for found in findings)
 
 
 def test_synthesis_stops_at_a_broken_rule_unless_it_is_acknowledged(tmp_path: Path) -> None:
-    # GIVEN a compute environment that keeps instances running
+    # GIVEN a launch template that asks for no token, and a bucket that lacks everything
     app = new_app(tmp_path / "refused")
-    infra.app.build(app, [])
-    _idle_environment(app)
+    s3.Bucket(cdk.Stack.of(_open_template(app)), "Bucket")
     # WHEN the app is synthesised, THEN it is refused, with the place, the reason and what to do
-    with pytest.raises(RuntimeError, match="test/careless/Idle") as refused:
+    with pytest.raises(RuntimeError, match="test/careless/Open") as refused:
         app.synth()
-    assert "TY-ComputeEnvironment-NothingIdle" in str(refused.value)
-    assert "instances run, and are paid for, while no job does" in str(refused.value)
-    assert "set minvCpus to 0" in str(refused.value)
+    for said in (
+        *("TY-LaunchTemplate-Imdsv2", "can read the instance's credentials"),
+        *("set metadataOptions.httpTokens to 'required'", "S3 Bucket has server access logs disabled"),
+    ):
+        assert said in str(refused.value)
     # AND with a written reason it is not
     app = new_app(tmp_path / "acknowledged")
-    infra.app.build(app, [])
-    reason = "one instance stays warm for a live demonstration"
-    acknowledge(_idle_environment(app), reason, "trainyard::TY-ComputeEnvironment-NothingIdle")
+    acknowledge(_open_template(app), "a demonstration without credentials", "trainyard::TY-LaunchTemplate-Imdsv2")
     app.synth()
 
 
@@ -153,25 +149,7 @@ def _of_stage(templates: Templates, stage: str) -> Templates:
     return chosen
 
 
-def _idle_environment(app: cdk.App) -> batch.CfnComputeEnvironment:
+def _open_template(app: cdk.App) -> cdk.CfnResource:
+    infra.app.build(app, [])
     stack = cdk.Stack(cdk.Stage(app, "test"), "careless")
-    template = cdk.CfnResource(stack, "Template", type=TEMPLATE, properties=_required_tokens())
-    return batch.CfnComputeEnvironment(
-        stack,
-        "Idle",
-        type="MANAGED",
-        compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
-            type="EC2",
-            instance_types=["m6i.4xlarge"],
-            minv_cpus=16,
-            maxv_cpus=16,
-            subnets=["subnet-0123456789abcdef0"],
-            launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
-                launch_template_id=template.ref, version=template.get_att("LatestVersionNumber").to_string()
-            ),
-        ),
-    )
-
-
-def _required_tokens() -> dict[str, Any]:
-    return {"LaunchTemplateData": {"MetadataOptions": {"HttpTokens": "required"}}}
+    return cdk.CfnResource(stack, "Open", type=TEMPLATE, properties={"LaunchTemplateData": {}})
