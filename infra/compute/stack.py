@@ -4,7 +4,7 @@ What a stage retires stays beside what it uses: each pool has launch templates, 
 own, so that no job ever meets another release's driver.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -87,7 +87,6 @@ class ComputeStack(StageStack):
         network: NetworkStack,
         storage: StorageStack,
         machine_image: cdk.Stack | None = None,
-        queues: Mapping[str, Queue] = QUEUES,
     ) -> None:
         """`machine_image`: the stack that builds the AMIs which the settings do not name."""
         super().__init__(scope, "compute", stage=stage, description="compute environments and job queues")
@@ -98,18 +97,18 @@ class ComputeStack(StageStack):
         self._file_system = self._shared_file_system(storage) if stage.fsx_gib else None
         self._shares = self._scheduling_policy()
         for team in stage.instance_owners:
-            self._queues(queues.values(), self._own_instances(team, storage) if team else None)
+            self._queues(self._own_instances(team, storage) if team else None)
         self.publish(INSTANCE_TYPE, stage.instance_type)
         self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
 
-    def _queues(self, queues: Iterable[Queue], owner: TeamInstances | None) -> None:
+    def _queues(self, owner: TeamInstances | None) -> None:
         """Make all queues whose capacity the stage allows, of one team or, where None, of those that share."""
         accelerated = [
             self._accelerator_pool(self.stage_row.pool, owner),
             *(self._accelerator_pool(pool, owner, retiring=True) for pool in self.stage_row.retiring),
         ]
         cpu = self._cpu_pool(owner)
-        for queue in queues:
+        for queue in QUEUES.values():
             for pool in accelerated if queue.accelerated else [cpu]:
                 if self._max_nodes(queue, queue.capacity):
                     self._queue(queue, pool)

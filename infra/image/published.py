@@ -7,6 +7,7 @@ from aws_cdk import aws_ecr as ecr
 
 from infra.constructs.stage_stack import StageStack
 from infra.stages import Pool, Stage
+from jobs.contract.catalog import CATALOG
 from jobs.contract.image_hierarchy import child_name, image
 from jobs.contract.instance_types import InstanceType
 from jobs.contract.job_kind import JobKind
@@ -58,18 +59,19 @@ def pool_image_parameter(stage: Stage, pool: Pool) -> str:
     return parameter_path(stage.name) + image_parameter(pool.row.image, pool.software.name)
 
 
-def images_of_new_jobs(stage: Stage, kinds: Iterable[JobKind]) -> list[str]:
+def images_of_new_jobs(stage: Stage) -> list[str]:
     """Return the names of the images of jobs that are submitted from now on.
 
     Raises UsageError for a kind whose image has no folder.
     """
-    return sorted({image(child_name(row_of(stage, kind).image, kind.image)).name for kind in kinds})
+    return sorted({image(child_name(row_of(stage, kind).image, kind.image)).name for kind in CATALOG.values()})
 
 
-def images_of_all_jobs(stage: Stage, kinds: Iterable[JobKind]) -> list[str]:
+def images_of_all_jobs(stage: Stage) -> list[str]:
     """Return the same and the images of jobs that still wait for a pool that retires."""
-    retiring = {child_name(pool.row.image, kind.image) for pool in stage.retiring for kind in kinds if kind.accelerated}
-    return sorted({*images_of_new_jobs(stage, kinds), *(image(name).name for name in retiring)})
+    accelerated = [kind for kind in CATALOG.values() if kind.accelerated]
+    retiring = {child_name(pool.row.image, kind.image) for pool in stage.retiring for kind in accelerated}
+    return sorted({*images_of_new_jobs(stage), *(image(name).name for name in retiring)})
 
 
 def row_of(stage: Stage, kind: JobKind) -> InstanceType:

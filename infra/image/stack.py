@@ -8,8 +8,6 @@ deploy --tags`) and `--revert-drift`. After those `trainyard submit` refuses, an
 what the registry has.
 """
 
-from collections.abc import Mapping
-
 from aws_cdk import CfnResource, Duration, RemovalPolicy
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_kms as kms
@@ -20,9 +18,7 @@ from infra.image.image_build import ImageBuild
 from infra.image.published import images_of_new_jobs
 from infra.stages import Stage
 from infra.storage.stack import StorageStack
-from jobs.contract.catalog import CATALOG
 from jobs.contract.image_hierarchy import with_descendants
-from jobs.contract.job_kind import JobKind
 from jobs.contract.stage import (
     IMAGE_BUILD_PROJECT,
     IMAGES,
@@ -53,9 +49,7 @@ def image_releases(stage: Stage) -> list[tuple[str, str]]:
 class ImageStack(StageStack):
     """The stack of image repositories. Images can be built again from these sources, so they go when the stack goes."""
 
-    def __init__(
-        self, scope: Construct, *, stage: Stage, storage: StorageStack, catalog: Mapping[str, JobKind] = CATALOG
-    ) -> None:
+    def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack) -> None:
         super().__init__(scope, "image", stage=stage, description="image repositories and builds")
         key_arn = storage.key_arn(self)
         self._key = kms.Key.from_key_arn(self, "Key", key_arn) if key_arn else None
@@ -67,7 +61,7 @@ class ImageStack(StageStack):
             self._record(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
         # For a push that names none: the rest of the stage may not be deployed yet.
         self.publish(RELEASE, stage.gaudi_release.name)
-        self.publish(IMAGES, " ".join(images_of_new_jobs(stage, catalog.values())))
+        self.publish(IMAGES, " ".join(images_of_new_jobs(stage)))
         build = ImageBuild(self, "Build", stage=stage, images=pairs, repositories=self.repositories, key=self._key)
         self.publish(IMAGE_BUILD_PROJECT, build.project.ref)
 

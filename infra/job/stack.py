@@ -1,7 +1,5 @@
 """Jobs: a job definition for each team and job kind, and the roles of its containers and of the team's people."""
 
-from collections.abc import Mapping
-
 from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
@@ -30,30 +28,22 @@ from jobs.contract.stage import (
 class JobStack(StageStack):
     """The stack of all that a submission needs besides a queue."""
 
-    def __init__(
-        self,
-        scope: Construct,
-        *,
-        stage: Stage,
-        storage: StorageStack,
-        image: ImageStack,
-        catalog: Mapping[str, JobKind] = CATALOG,
-    ) -> None:
+    def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack, image: ImageStack) -> None:
         super().__init__(scope, "jobs", stage=stage, description="job definitions and their roles")
         self._stage = stage
         self._storage = storage
-        self._images = PublishedImages(self, image=image, names=images_of_all_jobs(stage, catalog.values()))
+        self._images = PublishedImages(self, image=image, names=images_of_all_jobs(stage))
         self._logs = RetainedLogGroup(self, "JobLogs", retention_days=stage.log_retention_days)
         self.publish(LOG_GROUP, self._logs.log_group_name)
         if stage.image_tag:
             self.publish(IMAGE_TAG, stage.image_tag)
-        images = {kind.name: self._images.job_image(kind) for kind in catalog.values()}
+        images = {kind.name: self._images.job_image(kind) for kind in CATALOG.values()}
         for kind_name, uri in images.items():
             self.publish(job_image_parameter(kind_name), uri)
         for team in stage.teams:
             files = self._team_files(team)
             jobs = self._team_jobs(team, files)
-            for kind in catalog.values():
+            for kind in CATALOG.values():
                 self._definitions(jobs, kind, images[kind.name])
             if team.member_principals:
                 role = MemberRole(

@@ -4,7 +4,7 @@ Everything here is called by events, but for a look at instances every five minu
 are read from what the other stacks publish, since those come and go with pools and teams.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -33,14 +33,7 @@ class ObservabilityStack(StageStack):
     """The stack of alerts, metrics, the functions behind them, and budgets."""
 
     def __init__(
-        self,
-        scope: Construct,
-        *,
-        stage: Stage,
-        storage: StorageStack,
-        compute: ComputeStack,
-        jobs: JobStack,
-        queues: Mapping[str, Queue] = QUEUES,
+        self, scope: Construct, *, stage: Stage, storage: StorageStack, compute: ComputeStack, jobs: JobStack
     ) -> None:
         super().__init__(scope, "observability", stage=stage, description="alerts, metrics, dashboard and budgets")
         self.add_stack_dependency(compute, "the queues' ARNs")
@@ -48,7 +41,7 @@ class ObservabilityStack(StageStack):
         self._others = (compute, jobs)
         self._key = self._own_key(storage)
         self._namespace = f"trainyard/{stage.name}"
-        self._queues = list(self._stage_queues(queues))
+        self._queues = self._stage_queues()
         self._dead_letters = sqs.Queue(self, "DeadLetters", enforce_ssl=True, retention_period=Duration.days(14))
         acknowledge(
             self._dead_letters,
@@ -61,7 +54,7 @@ class ObservabilityStack(StageStack):
         self._dashboard(self._alarms())
         self._budgets()
 
-    def _stage_queues(self, queues: Mapping[str, Queue]) -> list[StageQueue]:
+    def _stage_queues(self) -> list[StageQueue]:
         stage = self.stage_row
         pools = [(stage.pool.row, None), *((pool.row, pool.id) for pool in stage.retiring)]
         owners = [team.name if team else None for team in stage.instance_owners]
@@ -74,7 +67,7 @@ class ObservabilityStack(StageStack):
                 arn=self._published(queue_parameter(queue.name, team=team, retiring=retiring)),
             )
             for team in owners
-            for queue in queues.values()
+            for queue in QUEUES.values()
             if _has(stage, queue)
             for row, retiring in (pools if queue.accelerated else [(stage.cpu_row, None)])
         ]
