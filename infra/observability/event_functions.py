@@ -80,13 +80,8 @@ class EventFunctions:
             SPOT_QUEUES=json.dumps(
                 sorted({queue.queue.name for queue in self._queues if queue.queue.capacity == "spot"})
             ),
-            ON_DEMAND_NODES=str(self._stage.max_on_demand_nodes),
-            RECLAIMS_BEFORE_ON_DEMAND=str(self._stage.reclaims_before_on_demand),
-            RECLAIM_REASON=RECLAIM_REASON,
-            EXITED_REASON=EXITED_REASON,
-            INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
             NO_FAILURES=json.dumps([MOVED_REASON, DUPLICATE_REASON, NO_POINT_LEFT_REASON]),
-            NO_CAPACITY_REASON=SPOT_WAITED_TOO_LONG,
+            **self._of_reclaims(),
         )
         self._read_jobs(function)
         self._read_queues(function)
@@ -212,15 +207,10 @@ class EventFunctions:
             "move_to_on_demand",
             "Jobs that Spot takes away too often go on On-Demand",
             RUN_BUCKET=run_bucket,
-            RECLAIMS_BEFORE_ON_DEMAND=str(self._stage.reclaims_before_on_demand),
             PARAMETER_PATH=parameter_path(self._stage.name),
-            ON_DEMAND_NODES=str(self._stage.max_on_demand_nodes),
-            RECLAIM_REASON=RECLAIM_REASON,
-            EXITED_REASON=EXITED_REASON,
-            INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
             MOVED_REASON=MOVED_REASON,
             MOVED_TAG=MOVED_TAG,
-            NO_CAPACITY_REASON=SPOT_WAITED_TOO_LONG,
+            **self._of_reclaims(),
         )
         self._read_jobs(function)
         self._read_queues(function)
@@ -259,6 +249,17 @@ class EventFunctions:
             definitions,
             claims,
         )
+
+    def _of_reclaims(self) -> dict[str, str]:
+        """Return what functions are told by which a reclaim is known, and when a job moves to On-Demand."""
+        return {
+            "ON_DEMAND_NODES": str(self._stage.max_on_demand_nodes),
+            "RECLAIMS_BEFORE_ON_DEMAND": str(self._stage.reclaims_before_on_demand),
+            "RECLAIM_REASON": RECLAIM_REASON,
+            "EXITED_REASON": EXITED_REASON,
+            "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
+            "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
+        }
 
     def _function(self, name: str, file: str, description: str, **environment: str) -> EventFunction:
         return EventFunction(

@@ -15,10 +15,8 @@ import json
 import os
 from typing import Any
 
+from infra.observability.functions.described import SWEEP_TAG, describe
 from infra.observability.functions.reclaims import containers
-
-SWEEP_TAG = "trainyard:sweep"
-"""Tag of a sweep's job (jobs/contract/sweep.py)."""
 
 _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
 
@@ -52,11 +50,8 @@ def handler(event: dict[str, Any], _context: object) -> None:
         for page in pages.paginate(arrayJobId=parent_id, jobStatus=state)
         for child in page["jobSummaryList"]
     ]
-    cancelled = []
-    for start in range(0, len(waiting), 100):  # the service's limit
-        for child in batch.describe_jobs(jobs=waiting[start : start + 100])["jobs"]:
-            if not child.get("attempts"):
-                batch.cancel_job(jobId=child["jobId"], reason=os.environ["NO_POINT_LEFT_REASON"])
-                cancelled.append(child["jobId"])
+    cancelled = [child["jobId"] for child in describe(batch, waiting) if not child.get("attempts")]
+    for child_id in cancelled:
+        batch.cancel_job(jobId=child_id, reason=os.environ["NO_POINT_LEFT_REASON"])
     if cancelled:
         print(json.dumps({"sweep": found[parent_id]["jobName"], "job": parent_id, "cancelled": cancelled}))

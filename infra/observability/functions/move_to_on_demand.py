@@ -28,17 +28,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from infra.observability.functions.described import SWEEP_TAG, children, describe, size
 from infra.observability.functions.queues import read_queues
-from infra.observability.functions.reclaims import ReclaimRules, is_reclaim
+from infra.observability.functions.reclaims import ReclaimRules, is_reclaim, of_environment
 
 CLAIM_SECONDS = 120
 """After it a claim without a successor counts as abandoned. Longer than the function may run; shorter than the three
 minutes over which Lambda tries an asynchronous call again."""
-
-
-SWEEP_TAG = "trainyard:sweep"
-"""Tag of a sweep's job (jobs/contract/sweep.py)."""
-
 
 CAPACITY_FLAG = "--capacity="
 """The launcher's flag that says what a job's instances are priced at."""
@@ -53,30 +49,20 @@ class Rules(ReclaimRules):
     """The stage's values and the contract's words, which the stack hands over in the environment."""
 
     run_bucket: str
-    reclaims_before_on_demand: int
     on_demand_queues: dict[str, str]
     """ARN of a Spot queue to that of the same pool's On-Demand queue."""
-    on_demand_nodes: int
-    """Instances that an On-Demand queue may have."""
     moved_reason: str
     moved_tag: str
-    no_capacity_reason: str
-    """What Batch cancels a job with that waited too long for Spot."""
 
     @classmethod
     def from_environment(cls) -> "Rules":
         queues = read_queues(os.environ["PARAMETER_PATH"])
         return cls(
             run_bucket=os.environ["RUN_BUCKET"],
-            reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             on_demand_queues={arn: queue.on_demand for arn, queue in queues.items() if queue.on_demand},
-            on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
-            reclaim_reason=os.environ["RECLAIM_REASON"],
-            exited_reason=os.environ["EXITED_REASON"],
-            interrupted_exit_code=int(os.environ["INTERRUPTED_EXIT_CODE"]),
             moved_reason=os.environ["MOVED_REASON"],
             moved_tag=os.environ["MOVED_TAG"],
-            no_capacity_reason=os.environ["NO_CAPACITY_REASON"],
+            **of_environment(),
         )
 
 
@@ -126,11 +112,6 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     if no_capacity or reason.startswith(rules.moved_reason) or ended_by_reclaim:
         return Resubmit(_request(job, queue, {rules.moved_tag: why}))
     return None
-
-
-def size(job: dict[str, Any]) -> int:
-    """Return the number of children of an array job's parent; 0 for others."""
-    return int(job.get("arrayProperties", {}).get("size", 0))
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
@@ -223,12 +204,12 @@ class Mover:
         self._s3 = boto3.client("s3")
         self._bucket = run_bucket
 
-    def describe(self, *job_ids: str) -> list[dict[str, Any]]:
-        """Return those of the jobs that Batch has not forgotten."""
-        found: list[Any] = []
-        for start in range(0, len(job_ids), 100):  # the service's limit
-            found += self._batch.describe_jobs(jobs=list(job_ids[start : start + 100]))["jobs"]
-        return found
+    def describe(self, job_id: str, rules: Rules) -> dict[str, Any] | None:
+        """Return a job, that of several nodes as `with_children`; None: Batch has forgotten it."""
+        for job in describe(self._batch, [job_id]):
+            nodes = children(self._batch, job)
+            return with_children(job, nodes, rules) if nodes else job
+        return None
 
     def terminate(self, job_id: str, reason: str) -> None:
         self._batch.terminate_job(jobId=job_id, reason=reason)
@@ -289,12 +270,9 @@ def handler(event: dict[str, Any], _context: object) -> None:
     rules = Rules.from_environment()
     mover = Mover(rules.run_bucket)
     # Of a child of an array job, whose id goes on after a colon, its parent.
-    found = mover.describe(event["detail"]["jobId"].partition(":")[0])
-    if not found:  # Batch has forgotten it: the event is many days old
+    job = mover.describe(event["detail"]["jobId"].partition(":")[0], rules)
+    if job is None:  # the event is many days old
         return
-    [job] = found
-    if children := mover.describe(*(f"{job['jobId']}:{index}" for index in range(size(job)))):
-        job = with_children(job, children, rules)
     decision = decide(job, rules)
     if isinstance(decision, Terminate):
         mover.terminate(job["jobId"], decision.reason)

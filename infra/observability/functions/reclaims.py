@@ -1,5 +1,6 @@
 """How functions know, from what Batch shows of an attempt, that Spot took its instance away."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,23 @@ class ReclaimRules:
     """Begins the reason of an attempt whose container ended before its instance did."""
     interrupted_exit_code: int
     """What a container that had the time to end before its instance did exits with."""
+    no_capacity_reason: str
+    """What Batch cancels a job with that waited too long for Spot."""
+    reclaims_before_on_demand: int
+    on_demand_nodes: int
+    """Instances that an On-Demand queue may have."""
+
+
+def of_environment() -> dict[str, Any]:
+    """Return the fields of `ReclaimRules`, as the stack hands them over."""
+    return {
+        "reclaim_reason": os.environ["RECLAIM_REASON"],
+        "exited_reason": os.environ["EXITED_REASON"],
+        "interrupted_exit_code": int(os.environ["INTERRUPTED_EXIT_CODE"]),
+        "no_capacity_reason": os.environ["NO_CAPACITY_REASON"],
+        "reclaims_before_on_demand": int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
+        "on_demand_nodes": int(os.environ["ON_DEMAND_NODES"]),
+    }
 
 
 def is_reclaim(attempt: dict[str, Any], rules: ReclaimRules) -> bool:

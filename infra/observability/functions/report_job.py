@@ -19,11 +19,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from infra.observability.functions.described import SWEEP_TAG, children, describe, size
 from infra.observability.functions.queues import Queue, read_queues
-from infra.observability.functions.reclaims import ReclaimRules, containers, is_reclaim
-
-SWEEP_TAG = "trainyard:sweep"
-"""Tag of a sweep's job (jobs/contract/sweep.py)."""
+from infra.observability.functions.reclaims import ReclaimRules, containers, is_reclaim, of_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +35,8 @@ class Rules(ReclaimRules):
     """By ARN."""
     spot_queues: tuple[str, ...]
     """Names of those on Spot."""
-    on_demand_nodes: int
-    """Instances that an On-Demand queue may have."""
-    reclaims_before_on_demand: int
     no_failures: tuple[str, ...]
     """How reasons begin that are no failure: of jobs that go on elsewhere, and of duplicates."""
-    no_capacity_reason: str
 
     @classmethod
     def from_environment(cls) -> "Rules":
@@ -52,13 +46,8 @@ class Rules(ReclaimRules):
             namespace=os.environ["METRIC_NAMESPACE"],
             queues=read_queues(os.environ["PARAMETER_PATH"]),
             spot_queues=tuple(json.loads(os.environ["SPOT_QUEUES"])),
-            on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
-            reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
-            reclaim_reason=os.environ["RECLAIM_REASON"],
-            exited_reason=os.environ["EXITED_REASON"],
-            interrupted_exit_code=int(os.environ["INTERRUPTED_EXIT_CODE"]),
             no_failures=tuple(json.loads(os.environ["NO_FAILURES"])),
-            no_capacity_reason=os.environ["NO_CAPACITY_REASON"],
+            **of_environment(),
         )
 
 
@@ -110,12 +99,6 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     return Report(reclaimed=reclaimed)
 
 
-def _children(job: dict[str, Any]) -> int:
-    """Return the number of children of an array job's parent; 0 for others."""
-    array = job.get("arrayProperties", {})
-    return 0 if "index" in array else int(array.get("size", 0))
-
-
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
     """Return the parent of an array, ended as the child that decided it: first of all one that failed by itself."""
 
@@ -143,7 +126,7 @@ def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
 
 def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: bool) -> bool:
     reason = job.get("statusReason", "")
-    fits = _children(job) <= rules.on_demand_nodes and SWEEP_TAG not in job.get("tags", {})
+    fits = size(job) <= rules.on_demand_nodes and SWEEP_TAG not in job.get("tags", {})
     queue = rules.queues.get(job["jobQueue"])
     may_go_on = queue is not None and queue.on_demand is not None and fits
     if reason.startswith(rules.no_capacity_reason):
@@ -189,23 +172,17 @@ class Reporter:
 
     def describe(self, job_id: str) -> dict[str, Any]:
         """Return a job as Batch describes it; an empty dict where Batch has forgotten it."""
-        jobs: list[Any] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
-        return jobs[0] if jobs else {}
+        return next(iter(describe(self._batch, [job_id])), {})
 
     def children(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        ids = [f"{job['jobId']}:{index}" for index in range(_children(job))]
-        return [
-            child
-            for start in range(0, len(ids), 100)  # the service's limit
-            for child in self._batch.describe_jobs(jobs=ids[start : start + 100])["jobs"]
-        ]
+        return children(self._batch, job)
 
     def waiting_and_running(self, queue: str) -> list[dict[str, Any]]:
         """Return the queue's jobs that wait or run; of an array its children, each of which has a node."""
         found = []
         for summary in self._alive(jobQueue=queue):
             # Batch leaves children out, and shows their parent as PENDING while they run.
-            is_parent = summary["status"] == "PENDING" and _children(summary)
+            is_parent = summary["status"] == "PENDING" and size(summary)
             found += self._alive(arrayJobId=summary["jobId"]) if is_parent else [summary]
         return found
 
@@ -236,8 +213,8 @@ def handler(event: dict[str, Any], _context: object) -> None:
     parent = reporter.describe(detail["jobId"].partition(":")[0])
     child = reporter.describe(detail["jobId"]) if ":" in detail["jobId"] else {}
     job = {**detail, **parent, **child, **happened}
-    if job["status"] == "FAILED" and (children := reporter.children(job)):
-        job = with_children(job, children, rules)
+    if job["status"] == "FAILED" and (nodes := reporter.children(job)):
+        job = with_children(job, nodes, rules)
     said = report(job, rules)
     if said.text:
         reporter.publish(rules.topic, said.text)

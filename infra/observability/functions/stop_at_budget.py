@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from infra.observability.functions.described import describe
+
 STAGE_BUDGET, STAGE_STOP = "stage-budget", "stage-budget-stop"
 TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role/"
 """Parameters below the stage's path; of the latter three there is one for each team, by its name.
@@ -182,12 +184,11 @@ class Account:
             for state in ("SUBMITTED", "PENDING", "RUNNABLE"):
                 pages = self._batch.get_paginator("list_jobs").paginate(jobQueue=queue, jobStatus=state)
                 ids = [summary["jobId"] for page in pages for summary in page["jobSummaryList"]]
-                for start in range(0, len(ids), 100):  # the service's limit
-                    for job in self._batch.describe_jobs(jobs=ids[start : start + 100])["jobs"]:
-                        if job.get("tags", {}).get("trainyard:team") == team:
-                            # CancelJob leaves alone what has begun to start in the meantime.
-                            self._batch.cancel_job(jobId=job["jobId"], reason=reason)
-                            cancelled += 1
+                for job in describe(self._batch, ids):
+                    if job.get("tags", {}).get("trainyard:team") == team:
+                        # CancelJob leaves alone what has begun to start in the meantime.
+                        self._batch.cancel_job(jobId=job["jobId"], reason=reason)
+                        cancelled += 1
         return cancelled
 
     def deny(self, role: str, until: str) -> None:

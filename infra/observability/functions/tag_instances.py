@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from infra.observability.functions.described import describe
+
 TAGS = ("trainyard:team", "trainyard:run")
 
 
@@ -41,13 +43,11 @@ class Tagger:
 
     def parts(self, job_id: str) -> list[dict[str, Any]]:
         """Return the job, and the nodes of one that has several."""
-        jobs: list[dict[str, Any]] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
+        jobs = describe(self._batch, [job_id])
         nodes = [
             f"{job_id}#{index}" for job in jobs for index in range(job.get("nodeProperties", {}).get("numNodes", 0))
         ]
-        for start in range(0, len(nodes), 100):  # the service's limit
-            jobs += self._batch.describe_jobs(jobs=nodes[start : start + 100])["jobs"]
-        return jobs
+        return [*jobs, *describe(self._batch, nodes)]
 
     def instances(self, arns: Iterable[str]) -> list[str]:
         """Return EC2's ids of container instances; those that have left their cluster by now are left out."""

@@ -1,6 +1,6 @@
 """Handlers as Lambda calls them, in this process, against the embedded AWS with queues and jobs of the tests' own."""
 
-import contextlib
+import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,12 +10,56 @@ from typing import Any
 import boto3
 import pytest
 
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.queues import SPOT_WAITED_TOO_LONG
+from jobs.contract.retries import EXITED_REASON, RECLAIM_REASON, RETRY_RULES
 from jobs.contract.stage import queue_parameter
 from tests.support.embedded_aws import EmbeddedAws, environment_of
-from tests.support.infra.messages import Inbox
 from tests.support.waiting import wait_until
 
 STAGE_TAGS = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
+CONTAINER = {
+    "name": "main",
+    "image": "probe",
+    "essential": True,
+    "command": ["true"],
+    "resourceRequirements": [{"type": "VCPU", "value": "96"}, {"type": "MEMORY", "value": "760000"}],
+}
+
+
+RECLAIMED = {"statusReason": "Host EC2 (instance i-0123456789abcdef0) terminated."}
+EXITED = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": INTERRUPTED_EXIT_CODE}]}]}
+"""How Batch shows an attempt whose container ended in time before its instance did."""
+OWN_FAULT = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": 1}]}]}
+TIMED_OUT = {**EXITED, "statusReason": "Job attempt duration exceeded timeout"}
+
+WORDS = {
+    "RECLAIMS_BEFORE_ON_DEMAND": "2",
+    "ON_DEMAND_NODES": "4",
+    "RECLAIM_REASON": RECLAIM_REASON,
+    "EXITED_REASON": EXITED_REASON,
+    "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
+    "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
+}
+"""What the stack hands over to the functions that look at reclaims; two of them are one too many."""
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """A queue that is subscribed to a topic."""
+
+    topic: str
+    queue: str
+    sqs: Any
+
+    def read(self) -> list[str]:
+        """Return the messages since the last call."""
+        found: list[str] = []
+        while messages := self.sqs.receive_message(QueueUrl=self.queue, MaxNumberOfMessages=10).get("Messages"):
+            for message in messages:
+                found.append(json.loads(message["Body"])["Message"])
+                self.sqs.delete_message(QueueUrl=self.queue, ReceiptHandle=message["ReceiptHandle"])
+        return found
 
 
 @dataclass(frozen=True)
@@ -36,34 +80,18 @@ class World:
     def submit(self, *command: str, queue: str | None = None, team: str = "research", **more: Any) -> str:
         """Submit a job, whose name is a run's id; return the job's id."""
         run_id = f"probe-20260131-120000-{uuid.uuid4().hex[:4]}"
+        said = [
+            {"name": "TRAINYARD_RUN_URI", "value": f"s3://{self.bucket}/{team}/{run_id}/"},
+            {"name": "TRAINYARD_ACCELERATOR", "value": "auto"},
+        ]
+        container = {"name": "main", "command": list(command), "environment": said}
         request = {
             "jobName": run_id,
             "jobQueue": queue or self.spot,
             "jobDefinition": self.definition,
             "shareIdentifier": team,
-            "ecsPropertiesOverride": {
-                "taskProperties": [
-                    {
-                        "containers": [
-                            {
-                                "name": "main",
-                                "command": list(command),
-                                "environment": [
-                                    {"name": "TRAINYARD_RUN_URI", "value": f"s3://{self.bucket}/{team}/{run_id}/"},
-                                    {"name": "TRAINYARD_ACCELERATOR", "value": "auto"},
-                                ],
-                            }
-                        ]
-                    }
-                ]
-            },
-            "retryStrategy": {
-                "attempts": 5,
-                "evaluateOnExit": [
-                    {"onStatusReason": "Host EC2*", "action": "RETRY"},
-                    {"onReason": "*", "action": "EXIT"},
-                ],
-            },
+            "ecsPropertiesOverride": {"taskProperties": [{"containers": [container]}]},
+            "retryStrategy": {"attempts": 5, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]},
             "timeout": {"attemptDurationSeconds": 600},
             "tags": {"trainyard:run": run_id, "trainyard:team": team, "trainyard:job": "probe"},
             "propagateTags": True,
@@ -85,18 +113,6 @@ class World:
             "jobSummaryList"
         ]
         return found
-
-    def log(self, job_id: str) -> list[str]:
-        """The lines of the attempt that runs, or ran last."""
-        [task] = self.job(job_id)["ecsProperties"]["taskProperties"]
-        stream = task["containers"][0].get("logStreamName")
-        if stream is None:
-            return []
-        logs = self.aws.client("logs")
-        with contextlib.suppress(logs.exceptions.ResourceNotFoundException):
-            events = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=stream, startFromHead=True)
-            return [event["message"] for event in events["events"]]
-        return []
 
     def reclaim(self, job_id: str) -> dict[str, Any]:
         """Take a running job's instance away; return the job once it waits or runs again, or has ended."""
@@ -179,24 +195,7 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
         jobDefinitionName=f"probe-{unique}",
         type="container",
         schedulingPriority=1,
-        ecsProperties={
-            "taskProperties": [
-                {
-                    "containers": [
-                        {
-                            "name": "main",
-                            "image": "probe",
-                            "essential": True,
-                            "command": ["true"],
-                            "resourceRequirements": [
-                                {"type": "VCPU", "value": "96"},
-                                {"type": "MEMORY", "value": "760000"},
-                            ],
-                        }
-                    ]
-                }
-            ]
-        },
+        ecsProperties={"taskProperties": [{"containers": [CONTAINER]}]},
     )["jobDefinitionArn"]
     world = World(
         aws=embedded_aws,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from infra.observability.functions.described import SWEEP_TAG
 from infra.observability.functions.end_sweep import found_no_point, handler
 from jobs.client.job import job_from
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
@@ -12,7 +13,6 @@ from jobs.contract.sweep import NO_POINT_LEFT_REASON
 from tests.infra.observability.functions.conftest import World
 
 TAGS = {"trainyard:stage": "test", "trainyard:run": "r", "trainyard:team": "research", "trainyard:job": "script"}
-SWEEP = {**TAGS, "trainyard:sweep": "3"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +37,27 @@ def test_a_worker_that_found_no_point_is_told_by_its_exit_code(status: str, code
     assert found_no_point(child, SWEEP_OVER_EXIT_CODE) is expected
 
 
-def test_workers_that_never_started_are_cancelled_when_one_has_found_no_point(world: World, tmp_path: Path) -> None:
+def test_workers_that_never_started_are_cancelled_when_one_has_found_no_point(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # GIVEN a sweep of four workers, two of which run; then there is room for none, and one of the two is reclaimed
     allow(world, vcpus=2 * 96)
     script = f"while test ! -e {tmp_path}/go; do sleep 0.1; done"
-    parent = world.submit("sh", "-c", script, arrayProperties={"size": 4}, tags=SWEEP)
+    parent = world.submit("sh", "-c", script, arrayProperties={"size": 4}, tags={**TAGS, SWEEP_TAG: "3"})
     children = [f"{parent}:{index}" for index in range(4)]
     world.reached(children[0], "RUNNING")
     world.reached(children[1], "RUNNING")
     allow(world, vcpus=0)
     world.reclaim(children[1])
 
-    # WHEN the other one ends well
+    # WHEN the other one ends well, and not before, nor for another stage's function
     handler(world.event(children[0]), None)
-    assert world.job(children[2])["status"] == "RUNNABLE", "nothing has ended yet"
     (tmp_path / "go").touch()
     world.reached(children[0], "SUCCEEDED")
+    monkeypatch.setenv("STAGE", "prod")
+    handler(world.event(children[0]), None)
+    assert world.job(children[2])["status"] == "RUNNABLE"
+    monkeypatch.setenv("STAGE", "test")
     handler(world.event(children[0]), None)
 
     # THEN the two that never started are cancelled, and the reclaimed one waits, runs, and makes the sweep a success
@@ -63,16 +68,6 @@ def test_workers_that_never_started_are_cancelled_when_one_has_found_no_point(wo
     assert detail["status"] == "FAILED", "as Batch has it of each array with a cancelled child"
     job = job_from(detail, [world.job(child) for child in children], queue_names={})
     assert (job.state, job.reason, job.nodes) == ("SUCCEEDED", "", {"SUCCEEDED": 2})
-
-
-def test_children_of_other_arrays_and_of_other_stages_are_left_alone(world: World) -> None:
-    allow(world, vcpus=96)
-    for tags in (TAGS, {**SWEEP, "trainyard:stage": "prod"}):
-        parent = world.submit("true", arrayProperties={"size": 2}, tags=tags)
-        for index in range(2):
-            world.reached(f"{parent}:{index}", "SUCCEEDED")
-            handler(world.event(f"{parent}:{index}"), None)
-        assert world.reached(parent, "SUCCEEDED", "FAILED")["status"] == "SUCCEEDED"
 
 
 def allow(world: World, *, vcpus: int) -> None:

@@ -20,8 +20,8 @@ from infra.observability.functions.watch_instances import (
     never_joined,
 )
 from jobs.contract import stage as contract
+from tests.infra.observability.functions.conftest import Inbox
 from tests.support.embedded_aws import EmbeddedAws
-from tests.support.infra.messages import Inbox
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 RULES = Rules(
