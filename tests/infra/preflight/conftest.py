@@ -1,89 +1,61 @@
-"""An embedded AWS of these tests' own, with nothing in it, and answers of services that it cannot give."""
+"""An account that answers as the tests say."""
 
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
+import boto3
+from botocore.exceptions import ClientError
 
 from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
 from infra.stages import Stage, Team
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 
-Ask = Callable[..., list[Finding]]
-
-
-@pytest.fixture(scope="module")
-def empty_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
-    with run_embedded_aws(tmp_path_factory.mktemp("empty-aws")) as aws:
-        yield aws
-        assert aws.health()["server_errors"] == []
-
-
-@pytest.fixture
-def connected(empty_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> EmbeddedAws:
-    """Let this process's boto3 talk to that AWS, as the preflight's does."""
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in empty_aws.credentials.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", empty_aws.endpoint)
-    return empty_aws
-
-
-@pytest.fixture
-def asked(connected: EmbeddedAws) -> Ask:
-    """Return what one check finds out about a stage with the given settings."""
-
-    def of(question: Callable[[Account, Stage], Iterator[Finding]], **settings: Any) -> list[Finding]:
-        stage = stage_of(**settings)
-        account = Account.of(stage)
-        return ask(account, "check", lambda: question(account, stage))
-
-    return of
+REGION, ACCOUNT = "us-east-1", "123456789012"
 
 
 def stage_of(**settings: Any) -> Stage:
-    return Stage(**{"name": "test", "teams": (Team(name="research"),), "region": "us-east-1", **settings})
+    return Stage(**{"name": "test", "teams": (Team(name="research"),), "region": REGION, **settings})
 
 
-@pytest.fixture
-def play(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]]:
-    """`play("SERVICE_QUOTAS", answer)`: a JSON service that answers each request with the status and body of `answer`.
+def refusal(code: str, message: str = "no") -> Callable[..., Any]:
+    """Return what raises a service's refusal, called as `answers` are."""
 
-    For what the embedded AWS does not know: quotas of EC2, and refusals by IAM.
-    """
-    servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
+    def raise_it(operation: str, **_: Any) -> Any:
+        name = "".join(word.capitalize() for word in operation.split("_"))
+        raise ClientError({"Error": {"Code": code, "Message": message}}, name)
 
-    def start(service: str, answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-                request["operation"] = self.headers["X-Amz-Target"].rpartition(".")[2]
-                status, body = answer(request)
-                text = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/x-amz-json-1.1")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+    return raise_it
 
-            def log_message(self, *_: object) -> None:
-                """Log nothing."""
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        servers.append((server, thread))
-        monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", f"http://127.0.0.1:{server.server_port}")
+class Answers:
+    """A client that gives each operation's answer, or calls it with the operation's name and arguments."""
 
-    yield start
-    for server, thread in servers:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    def __init__(self, answers: dict[str, Any], meta: Any) -> None:
+        self._answers = answers
+        self.meta = meta
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        answer = self._answers[operation]
+        return lambda **arguments: answer(operation, **arguments) if callable(answer) else answer
+
+    def get_paginator(self, operation: str) -> Any:
+        return SimpleNamespace(paginate=lambda **arguments: [getattr(self, operation)(**arguments)])
+
+
+@cache
+def _meta(service: str) -> Any:
+    """Return what boto3 knows of a service: by it a refusal is called as IAM calls what was refused."""
+    make: Any = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name=REGION).client
+    return make(service).meta
+
+
+def asked(
+    question: Callable[[Account, Stage], Iterator[Finding]], answers: dict[str, Any], **settings: Any
+) -> list[Finding]:
+    """Return what one check finds out about a stage with the given settings."""
+    clients = {name: Answers(answers, _meta(name)) for name in ("ec2", "batch", "iam", "ssm", "service-quotas")}
+    account = Account(id=ACCOUNT, partition="aws", region=REGION, session=boto3.Session(), _clients=clients)
+    stage = stage_of(**settings)
+    return ask(account, "check", lambda: question(account, stage))

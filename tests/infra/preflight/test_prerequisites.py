@@ -11,127 +11,101 @@ from infra.preflight.prerequisites import (
     service_linked_roles,
 )
 from infra.stages import GitHub
-from tests.infra.preflight.conftest import Ask
-from tests.support.embedded_aws import EmbeddedAws
+from tests.infra.preflight.conftest import ACCOUNT, asked, refusal
 
-Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
+
+def parameter(value: str) -> dict[str, Any]:
+    return {"get_parameter": {"Parameter": {"Value": value}}}
+
+
+NO_PARAMETER = {"get_parameter": refusal("ParameterNotFound")}
 
 
 @pytest.mark.parametrize(
-    ("version", "verdict", "region"),
+    ("answers", "verdict"), [(NO_PARAMETER, "problem"), (parameter("7"), "problem"), (parameter("8"), "ok")]
+)
+def test_the_account_is_bootstrapped_for_these_templates(answers: dict[str, Any], verdict: str) -> None:
+    (found,) = asked(bootstrap, answers)
+    assert found.verdict == verdict
+    assert found.next_step == ("" if verdict == "ok" else f"cdk bootstrap aws://{ACCOUNT}/us-east-1")
+
+
+def test_spot_needs_its_service_linked_role_and_the_others_come_by_themselves() -> None:
+    def roles(there: str) -> Callable[..., dict[str, Any]]:
+        return lambda _, *, PathPrefix: {"Roles": [{"RoleName": "ForSpot"}] if there in PathPrefix else []}  # noqa: N803
+
+    spot, *others = asked(service_linked_roles, {"list_roles": roles("nothing")}, fsx_gib=1_200)
+    assert (spot.verdict, spot.next_step) == (
+        "problem",
+        "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+    )
+    assert [(one.verdict, one.text.split()[0]) for one in others] == [
+        ("ok", f"{service}.amazonaws.com") for service in ("batch", "ecs", "fsx")
+    ]
+    first, *_ = asked(service_linked_roles, {"list_roles": roles("spot")})
+    assert (first.verdict, first.text) == ("ok", "spot.amazonaws.com has ForSpot")
+
+
+IMAGES = {"describe_images": {"Images": [{"RootDeviceName": "/dev/sda1", "Name": "gaudi"}]}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict", "said"),
     [
-        (None, "problem", "us-east-2"),
-        ("7", "problem", "us-west-1"),
-        ("8", "ok", "us-west-2"),
-        ("30", "ok", "eu-west-1"),
+        (NO_PARAMETER, "problem", "there is no parameter /our/gaudi in us-east-1"),
+        (
+            {**parameter("ami-1"), "describe_images": refusal("InvalidAMIID.NotFound")},
+            *("problem", "/our/gaudi says ami-1, which this account does not see in us-east-1"),
+        ),
+        ({**parameter("ami-1"), **IMAGES}, "ok", "ami-1 (gaudi) is visible"),
+        ({"get_parameter": refusal("AccessDeniedException")}, "unknown", "the credentials may not do ssm:GetParameter"),
+        (
+            {"get_parameter": refusal("ValidationException", "not today")},
+            "unknown",
+            "ssm:GetParameter failed: not today",
+        ),
     ],
 )
-def test_the_account_is_bootstrapped_for_these_templates(
-    asked: Ask, connected: EmbeddedAws, version: str | None, verdict: str, region: str
+def test_an_ami_that_is_given_by_a_parameter_has_to_be_there_and_visible(
+    answers: dict[str, Any], verdict: str, said: str
 ) -> None:
-    if version is not None:
-        ssm = connected.session.client("ssm", endpoint_url=connected.endpoint, region_name=region)
-        ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Type="String", Value=version)
-    (found,) = asked(bootstrap, region=region)
-    assert found.verdict == verdict
-    if verdict == "problem":
-        assert found.next_step == f"cdk bootstrap aws://123456789012/{region}"
+    (found,) = asked(machine_image, answers, machine_image="ssm:/our/gaudi")
+    assert (found.verdict, found.text) == (verdict, said)
+    assert bool(found.next_step) is (verdict != "ok")
 
 
-def test_spot_needs_its_service_linked_role_and_the_others_come_by_themselves(
-    asked: Ask, connected: EmbeddedAws
-) -> None:
-    # GIVEN a new account
-    before = {item.text.split()[0]: item for item in asked(service_linked_roles, fsx_gib=1_200)}
-    assert {service: item.verdict for service, item in before.items()} == {
-        "spot.amazonaws.com": "problem",
-        "batch.amazonaws.com": "ok",
-        "ecs.amazonaws.com": "ok",
-        "fsx.amazonaws.com": "ok",
-    }
-    command = before["spot.amazonaws.com"].next_step
-    # WHEN the command that it is told is run
-    service = command.removeprefix("aws iam create-service-linked-role --aws-service-name ")
-    made = connected.client("iam").create_service_linked_role(AWSServiceName=service)["Role"]["RoleName"]
-    # THEN nothing is wrong; and without a file system nobody asks for its role
-    assert [(item.verdict, item.text) for item in asked(service_linked_roles)] == [
-        ("ok", f"spot.amazonaws.com has {made}"),
-        ("ok", "batch.amazonaws.com has none yet, and makes it when the stage is deployed"),
-        ("ok", "ecs.amazonaws.com has none yet, and makes it when the stage is deployed"),
-    ]
-
-
-def test_an_ami_that_is_given_by_a_parameter_has_to_be_there_and_visible(asked: Ask, connected: EmbeddedAws) -> None:
-    settings = {"machine_image": "ssm:/trainyard/machine-image/gaudi", "root_device_name": "/dev/sda1"}
-    # GIVEN no parameter
-    (found,) = asked(machine_image, **settings)
-    assert (found.verdict, found.text) == (
-        "problem",
-        "there is no parameter /trainyard/machine-image/gaudi in us-east-1",
-    )
-    # WHEN it names an AMI that this account does not see
-    ssm, ec2 = connected.client("ssm"), connected.client("ec2")
-    parameter = {"Name": "/trainyard/machine-image/gaudi", "Type": "String", "Overwrite": True}
-    ssm.put_parameter(Value="ami-0123456789abcdef0", **parameter)
-    (found,) = asked(machine_image, **settings)
-    assert found.verdict == "problem"
-    assert "ami-0123456789abcdef0, which this account does not see" in found.text
-    # WHEN it names one that it does
-    image = ec2.describe_images(Owners=["amazon"], Filters=[{"Name": "root-device-name", "Values": ["/dev/sda1"]}])
-    ami_id = image["Images"][0]["ImageId"]
-    ssm.put_parameter(Value=ami_id, **parameter)
-    (found,) = asked(machine_image, **settings)
-    assert (found.verdict, found.text.split()[0]) == ("ok", ami_id)
-    # AND when the settings name another root device than the AMI has, the volume's size would go nowhere
-    (found,) = asked(machine_image, **{**settings, "root_device_name": "/dev/xvda"})
+def test_another_root_device_than_the_amis_would_leave_the_volumes_size_to_nothing() -> None:
+    (found,) = asked(machine_image, IMAGES, machine_image="ami-1", root_device_name="/dev/xvda")
     assert (found.verdict, found.next_step) == ("problem", 'root_device_name="/dev/sda1" in infra/settings.py')
 
 
-def test_the_permissions_boundary_is_there(asked: Ask, connected: EmbeddedAws) -> None:
-    (found,) = asked(permissions_boundary, permissions_boundary="organisation-boundary")
-    assert (found.verdict, found.text) == (
-        "problem",
-        "there is no policy arn:aws:iam::123456789012:policy/organisation-boundary",
-    )
-    document = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}'
-    connected.client("iam").create_policy(PolicyName="organisation-boundary", PolicyDocument=document)
-    (found,) = asked(permissions_boundary, permissions_boundary="organisation-boundary")
-    assert found.verdict == "ok"
+@pytest.mark.parametrize(("answer", "verdict"), [(refusal("NoSuchEntity"), "problem"), ({}, "ok")])
+def test_the_permissions_boundary_is_there(answer: Any, verdict: str) -> None:
+    (found,) = asked(permissions_boundary, {"get_policy": answer}, permissions_boundary="organisation-boundary")
+    assert found.verdict == verdict
+    assert f"arn:aws:iam::{ACCOUNT}:policy/organisation-boundary" in found.text
 
 
-def test_githubs_oidc_provider_is_made_once(asked: Ask, connected: EmbeddedAws) -> None:
-    iam = connected.client("iam")
-    arn = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
-    makes, named = GitHub(repository="a/b"), GitHub(repository="a/b", oidc_provider_arn=arn)
-    # GIVEN none: the stage can make it, and one that is named is missing
-    assert _oidc(asked, makes) == "ok"
-    assert _oidc(asked, named) == "problem"
-    # WHEN somebody has made it: it is to be named
-    iam.create_open_id_connect_provider(Url="https://token.actions.githubusercontent.com", ThumbprintList=["0" * 40])
-    (found,) = asked(oidc_provider, deploy_from=makes)
-    assert (found.verdict, found.next_step) == (
-        "problem",
-        f'oidc_provider_arn="{arn}" under `deploy_from` in infra/settings.py',
-    )
-    assert _oidc(asked, named) == "ok"
-    # WHEN it is the stage's own, from an earlier deployment: nothing is to be done
-    iam.tag_open_id_connect_provider(OpenIDConnectProviderArn=arn, Tags=[{"Key": "trainyard:stage", "Value": "test"}])
-    assert _oidc(asked, makes) == "ok"
+ARN = f"arn:aws:iam::{ACCOUNT}:oidc-provider/token.actions.githubusercontent.com"
 
 
-def test_what_is_asked_of_another_service_than_the_checks_is_named_right(asked: Ask, play: Play) -> None:
-    # The AMI's parameter is SSM's; what is refused is named as IAM knows it.
-    play("SSM", lambda _: (400, {"__type": "AccessDeniedException", "message": "no"}))
-    (found,) = asked(machine_image, machine_image="ssm:/trainyard/machine-image/gaudi")
-    assert (found.verdict, found.text) == ("unknown", "the credentials may not do ssm:GetParameter")
-
-
-def test_another_refusal_is_unknown_with_what_was_said(asked: Ask, play: Play) -> None:
-    play("SSM", lambda _: (400, {"__type": "ValidationException", "message": "not today"}))
-    (found,) = asked(bootstrap)
-    assert (found.verdict, found.text) == ("unknown", "ssm:GetParameter failed: not today")
-
-
-def _oidc(asked: Ask, source: GitHub) -> str:
-    (found,) = asked(oidc_provider, deploy_from=source)
-    return found.verdict
+@pytest.mark.parametrize(
+    ("there", "stage", "named", "verdict", "next_step"),
+    [
+        (False, "", False, "ok", ""),  # the stage makes it
+        (False, "", True, "problem", "oidc_provider_arn=None, to have one made, in infra/settings.py"),
+        (True, "", False, "problem", f'oidc_provider_arn="{ARN}" under `deploy_from` in infra/settings.py'),
+        (True, "", True, "ok", ""),
+        (True, "test", False, "ok", ""),  # the stage's own, from an earlier deployment
+    ],
+)
+def test_githubs_oidc_provider_is_made_once(
+    *, there: bool, stage: str, named: bool, verdict: str, next_step: str
+) -> None:
+    answers = {
+        "list_open_id_connect_providers": {"OpenIDConnectProviderList": [{"Arn": ARN}] if there else []},
+        "get_open_id_connect_provider": {"Tags": [{"Key": "trainyard:stage", "Value": stage}] if stage else []},
+    }
+    source = GitHub(repository="a/b", oidc_provider_arn=ARN if named else None)
+    (found,) = asked(oidc_provider, answers, deploy_from=source)
+    assert (found.verdict, found.next_step) == (verdict, next_step)
