@@ -62,13 +62,9 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
     ("field", "below", "low", "high", "above"),
     [
         ("max_nodes", 0, 1, 1000, 1001),
-        ("max_cpu_nodes", 0, 1, 1000, 1001),
-        ("max_on_demand_nodes", -1, 0, 1000, 1001),
         ("max_multinode_nodes", -1, 0, 1000, 1001),
         ("root_volume_gib", 99, 100, 16_384, 16_385),
-        ("cpu_root_volume_gib", 29, 30, 16_384, 16_385),
         ("checkpoint_retention_days", 0, 1, 3650, 3651),
-        ("noncurrent_retention_days", 0, 1, 3650, 3651),
         ("reclaims_before_on_demand", 0, 1, 10, 11),
         ("nat_gateways", -1, 1, 2, 3),
         ("spot_wait_hours", 0.1, 1 / 6, 24.0, 24.1),
@@ -90,36 +86,32 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
     [
         ("name", "My Stage", "must be 1 to 13 lower-case letters, digits and hyphens, not 'My Stage'"),
         ("bootstrap_qualifier", "My-Org", "must be 1 to 10 lower-case letters and digits, not 'My-Org'"),
-        *(("vpc_cidr", value, "must be a private /16") for value in ("10.0.0.0/8", "10.1.2.0/24", "11.0.0.0/16")),
-        *(("vpc_cidr", value, "must be a private /16") for value in ("172.17.0.0/16", "10.1.1.0/16", "private")),
+        *(
+            ("vpc_cidr", value, "must be a private /16")
+            for value in ("10.1.2.0/24", "11.0.0.0/16", "172.17.0.0/16", "x")
+        ),
         ("log_retention_days", 91, "must be one of 1, 3, 5, 7, 14, 30, 60, 90, 120,"),
         *(("fsx_gib", value, "must be 0, 1200 or a multiple of 2400") for value in (1_000, -2_400)),
         ("monthly_budget_usd", float("nan"), "must be at least 0.01, not nan"),
-        *(("account", value, "must be the 12 digits") for value in ("", "*", "12345", "123456789012 ", "\uff11" * 12)),
+        *(("account", value, "must be the 12 digits") for value in ("*", "\uff11" * 12)),
         ("permissions_boundary", "arn:aws:iam::aws:policy/x", "must be a managed policy's name, without its ARN"),
         ("vpc", replace(VPC, vpc_id="vpc-1"), "vpc_id: must be like 'vpc-0123456789abcdef0', not 'vpc-1'"),
         ("vpc", replace(VPC, private_subnet_ids=()), "private_subnet_ids: at least one is needed"),
         ("vpc", replace(VPC, private_subnet_ids=(SUBNET, SUBNET)), "private_subnet_ids: names one twice"),
         ("vpc", replace(VPC, default_security_group_id="default"), "default_security_group_id: must be like 'sg-"),
-        *(
-            ("alerts", Alerts(emails=(email,)), "emails: ")
-            for email in ("someone", "a\x1b@b.c", "a@b..c", "x" * 65 + "@b.cd")
-        ),
+        *(("alerts", Alerts(emails=(email,)), "emails: ") for email in ("someone", "a\x1b@b.c")),
         ("alerts", Alerts(emails=("a@example.org",) * 2), "emails: names an address twice"),
         ("alerts", Alerts(failed_jobs_an_hour=0), "failed_jobs_an_hour: must be at least 1, not 0"),
         *(
             ("deploy_from", GitHub(repository=name), f"repository: must be 'owner/name', not '{name}'")
-            for name in ("trainyard", "org/*", "org/..", "-/-")
+            for name in ("trainyard", "org/*", "org/..")
         ),
         *(
             ("deploy_from", GitHub(repository="a/b", branch=name), f"branch: must be a branch's name, not '{name}'")
-            for name in ("a..b", "a.lock", "a//b", ".a", "a.", "a/.b", "-a", "ä", "*", "release/")
+            for name in ("a..b", "a.lock", "a//b", "*", "release/")
         ),
         ("deploy_from", GitHub(repository="a/b", branch="refs/heads/main"), "branch: must be a branch's name without"),
-        *(
-            ("deploy_from", GitHub(repository="a/b", environment=name), f"environment: must be a name, not '{name}'")
-            for name in ("*", "production ")
-        ),
+        ("deploy_from", GitHub(repository="a/b", environment="*"), "environment: must be a name, not '*'"),
         (
             "deploy_from",
             GitHub(repository="org/trainyard", oidc_provider_arn="arn:aws:iam::123456789012:role/x"),
@@ -130,8 +122,8 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         ("retiring", (replace(GAUDI, release="1.23.0"),), "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge"),
         ("retiring", (replace(RETIRING, machine_image="ami"),), "machine_image: must be 'ami-…' or 'ssm:/…', not"),
         *(("machine_image", value, "must be 'ami-…' or 'ssm:/…', not") for value in ("ami-xyz", "ssm:relative")),
-        *(("root_device_name", value, "must be a device such as '/dev/sda1', not") for value in ("sda1", "/dev/ä")),
-        *(("region", value, "must be a region's name") for value in ("\ud800", "US-EAST-1", "us-east", "us-east-1a")),
+        *(("root_device_name", value, "must be a device such as '/dev/sda1', not") for value in ("sda1",)),
+        *(("region", value, "must be a region's name") for value in ("\ud800", "us-east-1a")),
         ("image_tag", "a b", "must be at most 128 letters, digits, '_', '.' and '-', not 'a b'"),
         *(("availability_zone_ids", (zone,), "must be ids such as 'use1-az2'") for zone in ("us-east-1a", "use1-az9")),
         ("availability_zone_ids", ("use1-az2", "use1-az2"), "names a zone twice"),
@@ -150,22 +142,15 @@ def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, mess
     ("row", "message"),
     [
         ({"max_nodes": "three"}, "max_nodes: Input should be a valid integer, not 'three'"),
-        ({"max_nodes": True}, "max_nodes: Input should be a valid integer, not True"),
-        ({"own_kms_key": 1}, "own_kms_key: Input should be a valid boolean, not 1"),
         ({"alerts": Alerts(emails="me@x.org")}, "alerts: emails: Input should be a valid tuple, not 'me@x.org'"),  # type: ignore[arg-type]
         ({"teams": (Team(name="x", share="2"),)}, "team 'x': share: Input should be a valid number, not '2'"),  # type: ignore[arg-type]
         ({"teams": ("x",)}, "teams: Input should be an instance of Team, not 'x'"),
-        ({"deploy_from": "a/b"}, "deploy_from: Input should be an instance of GitHub, not 'a/b'"),
         # Other mistakes are reported once the types are right.
         ({"teams": (), "max_nodes": 2.5}, "max_nodes: Input should be a valid integer, not 2.5"),
     ],
 )
 def test_a_value_of_another_type_is_refused(row: dict[str, Any], message: str) -> None:
     assert refusal(**row) == message
-
-
-def test_a_number_may_be_written_without_its_point() -> None:
-    check(Stage(name="test", teams=(Team(name="a", share=2, shares_instances=True),), spot_wait_hours=3))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +175,7 @@ def test_a_number_may_be_written_without_its_point() -> None:
         ),
         *(
             ((Team(name="a", secret_variables=(name,)),), f"team 'a': secret_variables: '{name}' is none that a secret")
-            for name in ("AWS_SECRET_ACCESS_KEY", "TRAINYARD_RUN_URI", "HF_TOKEN", "LD_PRELOAD")
+            for name in ("AWS_SECRET_ACCESS_KEY", "LD_PRELOAD")
         ),
         ((Team(name="a", secret_variables=("wandb",)),), "team 'a': secret_variables: must be the name of a variable"),
         ((Team(name="ml-ops"), Team(name="mlops")), "team 'mlops': Batch's fair share drops hyphens and cannot tell"),
@@ -215,28 +200,25 @@ def test_no_stage_is_called_like_part_of_another() -> None:
     assert refusal(name="m" * 14).startswith("name: must be 1 to 13")
 
 
-@pytest.mark.parametrize(
-    "accepted",
-    [
-        {"name": "m" * 13},
-        {"nat_gateways": 0, "machine_image": CUSTOM_AMI},
-        {"nat_gateways": 0, "instance_type": "p4d.24xlarge"},
-        {"nat_gateways": 0, "vpc": VPC},  # whether it has a way out is for its owner to know
-        {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
-        {"fsx_gib": 1_200, "region": "us-east-1"},
-        {"fsx_gib": 4_800, "availability_zone_ids": ("euw1-az1",)},
-        {"vpc_cidr": "192.168.0.0/16", "bootstrap_qualifier": "mlteam"},
-        {"alerts": Alerts(emails=("ml@example.org",))},
-        {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
-        {"retiring": (RETIRING, replace(RETIRING, release=None))},
-        {"account": "012345678901", "region": "us-gov-west-1"},
-        {"instance_type": "m6i.4xlarge", "release": "1.23.0"},
-        {"image_tag": "1.21.0-2"},
-        {"log_retention_days": LOG_RETENTION_DAYS[-1]},
-    ],
-)
-def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> None:
-    check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
+ACCEPTED: list[dict[str, Any]] = [
+    {"name": "m" * 13},
+    {"nat_gateways": 0, "machine_image": CUSTOM_AMI},
+    {"nat_gateways": 0, "vpc": VPC},  # whether it has a way out is for its owner to know
+    {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
+    {"fsx_gib": 1_200, "region": "us-east-1"},
+    {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
+    {"retiring": (RETIRING, replace(RETIRING, release=None))},
+    {"account": "012345678901", "region": "us-gov-west-1"},
+    {"instance_type": "m6i.4xlarge", "release": "1.23.0"},
+    {"log_retention_days": LOG_RETENTION_DAYS[-1]},
+]
+
+
+def test_the_ends_of_what_is_possible_are_accepted() -> None:
+    for accepted in ACCEPTED:
+        check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
+    # A number may be written without its point.
+    check(Stage(name="test", teams=(Team(name="a", share=2, shares_instances=True),), spot_wait_hours=3))
 
 
 def test_an_ami_cannot_be_built_without_a_way_out() -> None:
