@@ -8,8 +8,9 @@ import pytest
 
 from infra.settings import STAGES
 from infra.stages import Stage, Team
+from tests.support.infra.deployed_roles import DeployedStage
 from tests.support.infra.synthesis import Templates, read_assembly, stacks_of, synthesise
-from tests.support.infra.variants import VARIANTS
+from tests.support.infra.variants import ALL, VARIANTS
 from tests.support.made_once import made_once
 
 
@@ -26,15 +27,32 @@ def templates(assembly: Path) -> Templates:
 
 
 @pytest.fixture(scope="session")
-def variants_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cloud assembly of the settings of tests/support/infra/variants.py, all in one app."""
-    return made_once(tmp_path_factory, "variants", lambda folder: synthesise(VARIANTS, folder))
+def variant_assemblies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The cloud assemblies of ALL, and of the other settings of tests/support/infra/variants.py."""
+    others = [row for row in VARIANTS if row is not ALL]
+    return (
+        made_once(tmp_path_factory, "all", lambda folder: synthesise([ALL], folder)),
+        made_once(tmp_path_factory, "variants", lambda folder: synthesise(others, folder)),
+    )
 
 
 @pytest.fixture(scope="session")
-def variants(variants_assembly: Path) -> Templates:
+def variants(variant_assemblies: tuple[Path, Path]) -> Templates:
     """The templates of the settings of tests/support/infra/variants.py."""
-    return read_assembly(variants_assembly)
+    return {path: template for made in variant_assemblies for path, template in read_assembly(made).items()}
+
+
+@pytest.fixture(scope="session")
+def reviewed(tmp_path_factory: pytest.TempPathFactory) -> Templates:
+    """The templates of ALL, the stage that has everything; keys are the stacks' names."""
+    made = read_assembly(made_once(tmp_path_factory, "all", lambda folder: synthesise([ALL], folder)))
+    return {path.removeprefix(f"{ALL.name}/"): template for path, template in made.items()}
+
+
+@pytest.fixture(scope="session")
+def everything(reviewed: Templates) -> DeployedStage:
+    """That stage as CloudFormation would make it."""
+    return DeployedStage(ALL.name, reviewed)
 
 
 @pytest.fixture(scope="session")

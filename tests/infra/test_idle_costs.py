@@ -24,28 +24,11 @@ def test_a_stage_costs_nothing_but_its_way_out_and_storage(templates: Templates)
         "AWS::CloudWatch::Dashboard": 3.0,
         "AWS::CloudWatch::Alarm": 0.3,
     }
-    [alarms] = (line for line in lines_of(templates, "dev") if line.price.type == "AWS::CloudWatch::Alarm")
-    assert alarms.count == 3
-
-
-def test_what_is_asked_for_is_counted(variants: Templates) -> None:
-    costs = by_type(variants, "all")
-    assert costs["AWS::FSx::FileSystem"] == pytest.approx(174)  # 1,200 GiB
-    assert costs["AWS::KMS::Key"] == 1
-    assert costs["AWS::EC2::NatGateway"] == pytest.approx(2 * 32.85)
-    # Eleven interface endpoints in two zones; a gateway endpoint costs nothing.
-    assert costs["AWS::EC2::VPCEndpoint"] == pytest.approx(11 * 2 * 7.3)
-    assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & by_type(variants, "closed").keys()
-
-
-def test_the_table_adds_up(templates: Templates) -> None:
     rows = list(table({stage: lines_of(templates, stage) for stage in ("dev", "prod")}))
     assert rows[-1] == "| **together, without storage** | | **$39.80** | **$39.80** | |"
     assert rows[2].startswith("| NAT gateway | $0.045 an hour | 1: $32.85 | 1: $32.85 | nat_gateways=0 |")
     assert len({row.count("|") for row in rows}) == 1
-
-
-def test_one_stage_says_for_programs_what_it_costs_and_what_jobs_would_run_on(templates: Templates) -> None:
+    # What programs ask of a stage besides.
     assert summary(STAGES["dev"], lines_of(templates, "dev")) == {
         "stage": "dev",
         "usd_a_month": pytest.approx(39.8),
@@ -56,6 +39,13 @@ def test_one_stage_says_for_programs_what_it_costs_and_what_jobs_would_run_on(te
     }
 
 
-def test_a_run_and_a_stage_pay_the_same_for_what_s3_keeps() -> None:
+def test_what_is_asked_for_is_counted(variants: Templates) -> None:
+    costs = by_type(variants, "all")
+    assert costs["AWS::FSx::FileSystem"] == pytest.approx(174)  # 1,200 GiB
+    assert costs["AWS::KMS::Key"] == 1
+    # Eleven interface endpoints in two zones; a gateway endpoint costs nothing.
+    assert costs["AWS::EC2::VPCEndpoint"] == pytest.approx(11 * 2 * 7.3)
+    assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & by_type(variants, "closed").keys()
+    # A run and a stage pay the same for what S3 keeps.
     [bucket] = (price for price in PRICES if price.type == "AWS::S3::Bucket")
     assert stored({"model/model.safetensors": GB_OF_S3}).usd_per_month == bucket.usd

@@ -1,150 +1,386 @@
-"""Who may do what in a stage: a matrix of roles, their policies evaluated with all conditions and the boundary."""
+"""Who may do what: every role of a stage, with its boundary and as under an account's boundary that admits everything.
+
+The stage is ALL of variants.py: team `research` shares instances, team `product` has its own.
+"""
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Stage, Team
+from jobs.client.port_forwarding import DOCUMENT
 from jobs.contract.artifact import artifact_prefix
-from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
-from tests.support.infra.synthesis import resources, stacks_of
+from jobs.contract.image_hierarchy import images
+from jobs.contract.stage import IMAGE_BUILD_PROJECT, IMAGES, RELEASE, image_parameter, image_repository_parameter
+from jobs.contract.submit_job import JOB_TAGS
+from tests.support.infra.calls import permissions_of
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
+from tests.support.infra.policy_evaluation import as_list
+from tests.support.infra.synthesis import ROOT, up_to
 
-PEOPLE = "arn:aws:iam::123456789012:role/people"
-TEAMS = tuple(Team(name=name, huggingface_token=True, member_principals=(PEOPLE,)) for name in ("research", "product"))
-ROW = Stage(name="test", teams=TEAMS, max_multinode_nodes=2, max_on_demand_nodes=2, own_kms_key=True)
-JOBS, MEMBERS, AGENT, INSTANCES = (
-    ("jobs", "Teamresearch"),
-    ("jobs", "Membersresearch"),
-    ("jobs", "Executionresearch"),
-    ("compute", "isolatedresearchInstanceRole"),
+Context = Mapping[str, str | list[str]]
+Row = tuple[str, str, Context, str]
+"""Actions, on what, what the request carries, and all roles that may."""
+
+JOBS, PEOPLE, AGENT = "jobs/Teamresearch", "jobs/Membersresearch", "jobs/Executionresearch"
+THEIR_JOBS, THEIR_PEOPLE, THEIR_AGENT = "jobs/Teamproduct", "jobs/Membersproduct", "jobs/Executionproduct"
+SHARED_INSTANCES, THEIR_INSTANCES = "compute/InstanceRole", "compute/isolatedproductInstanceRole"
+CI, IMAGE_BUILD, AMI_BUILD = "access/Deploy", "image/BuildRole", "machine-image/BuildRole"
+MOVE, REPORT, TAG, WATCH, END, BUDGETS = (
+    f"observability/{name}Role"
+    for name in ("MoveToOnDemand", "ReportJob", "TagInstances", "WatchInstances", "EndSweep", "BudgetsFunction")
 )
-ALL = (JOBS, MEMBERS, AGENT, INSTANCES)
-PEOPLES_OR_JOBS = (JOBS, MEMBERS)
-RUN = "research/a-run"
+NOBODY = ""
+CDKS = "network/CustomVpcRestrictDefaultSGCustomResourceProviderRole"
+"""Of CDK's own function, which empties the VPC's default group. AWS's policy for functions lets it write any log."""
+
+STAGE, TEAM = "aws:ResourceTag/trainyard:stage", "aws:ResourceTag/trainyard:team"
+OURS: Context = {STAGE: "all"}
+RESEARCH: Context = {**OURS, TEAM: "research"}
+PRODUCT: Context = {**OURS, TEAM: "product"}
+FOREIGN: tuple[Context, ...] = ({}, {**RESEARCH, STAGE: "prod"})
+ASKED: Context = {"aws:RequestTag/trainyard:stage": "all", "aws:RequestTag/trainyard:team": "research"}
+SHARE: Context = {"batch:ShareIdentifier": "research"}
+TAGGING: Context = {"aws:TagKeys": list(JOB_TAGS)}
+CHECKED: Context = {"ssm:SessionDocumentAccessCheck": "true"}
+OWN_TASK: Context = {key.replace("aws:", "ecs:"): value for key, value in RESEARCH.items()}
+SESSION = "ssm:resourceTag/aws:ssmmessages:session-id"
+
+
+def arn(service: str, resource: str, account: str = ACCOUNT) -> str:
+    return f"arn:aws:{service}:{REGION}:{account}:{resource}"
+
+
+def role_arn(name: str) -> str:
+    return f"arn:aws:iam::{ACCOUNT}:role/{name}"
+
+
+JOB, INSTANCE, ENVIRONMENT = arn("batch", "job/0f0f"), arn("ec2", "instance/i-0"), arn("batch", "compute-environment/x")
+MEMBER, TASK, CLUSTER = (arn("ecs", f"{kind}/AWSBatch-x/0f0f") for kind in ("container-instance", "task", "cluster"))
+DEFINITION = arn("batch", "job-definition/x:17")
+PARAMETER = arn("ssm", "parameter/trainyard/all")
+RUN = "{runs}/research/a-run"
+SHARD = f"{{runs}}/{artifact_prefix('research', 'corpus', '0' * 64)}shard-00000.txt"
+
+FILES: list[Row] = [
+    ("s3:GetObject", "{data}/shared/models/x", {}, f"{JOBS} {PEOPLE} {THEIR_JOBS} {THEIR_PEOPLE}"),
+    ("s3:GetObject", "{data}/research/train.jsonl", {}, f"{JOBS} {PEOPLE}"),
+    ("s3:GetObject", "{data}/research/disk.iso", {}, f"{JOBS} {PEOPLE}"),
+    ("s3:PutObject s3:DeleteObject", "{data}/research/train.jsonl", {}, PEOPLE),
+    ("s3:PutObject s3:DeleteObject", "{data}/shared/x", {}, NOBODY),
+    ("s3:GetObject", f"{RUN}/model/model.safetensors", {}, f"{JOBS} {PEOPLE}"),
+    ("s3:PutObject s3:DeleteObject s3:PutObjectTagging", f"{RUN}/receipt.json", {}, JOBS),
+    *(
+        ("s3:PutObject s3:DeleteObject", f"{RUN}/{name}", {}, f"{JOBS} {PEOPLE}")
+        for name in ("spec.yaml", "arguments/0f.json", "sweep.json", "member-of.json")
+    ),
+    ("s3:GetObject s3:PutObject", f"{RUN}/moves/1.json", {}, f"{JOBS} {PEOPLE} {MOVE}"),
+    ("s3:GetObject", SHARD, {}, f"{JOBS} {PEOPLE}"),
+    ("s3:PutObject", SHARD, {}, JOBS),
+    ("s3:GetObjectVersion s3:DeleteObjectVersion", f"{RUN}/spec.yaml", {}, NOBODY),
+    ("s3:GetObject s3:PutObject", "{runs}/research-2/x", {}, NOBODY),
+    ("s3:GetObject s3:PutObject", "{runs}/x", {}, NOBODY),
+    *(
+        ("s3:ListBucket", bucket, {"s3:prefix": "research/a-run/"}, f"{JOBS} {PEOPLE}")
+        for bucket in ("{data}", "{runs}")
+    ),
+    *(("s3:ListBucket", "{runs}", {"s3:prefix": prefix}, NOBODY) for prefix in ("research-2/", "", "p", "research")),
+    ("s3:ListBucket s3:PutBucketPolicy s3:DeleteBucket s3:PutLifecycleConfiguration", "{runs}", {}, NOBODY),
+    ("kms:PutKeyPolicy kms:CreateGrant kms:ScheduleKeyDeletion", "{key}", {}, NOBODY),
+    # A team's secret is its agent's alone, and no role that a job reaches reads a parameter.
+    ("secretsmanager:GetSecretValue", "{token}", {}, AGENT),
+    ("secretsmanager:GetSecretValue", "{variables}", {}, AGENT),
+    ("secretsmanager:GetSecretValue", "{their_token}", {}, THEIR_AGENT),
+    ("secretsmanager:GetSecretValue", arn("secretsmanager", "secret:somebody-elses-AbCdEf"), {}, NOBODY),
+    ("ssm:GetParameter", f"{PARAMETER}/huggingface-secret/research", {}, f"{PEOPLE} {THEIR_PEOPLE}"),
+    *(
+        ("ssm:GetParameter ssm:GetParameters ssm:GetParametersByPath ssm:PutParameter", arn("ssm", name), {}, NOBODY)
+        for name in ("parameter/password", "parameter/trainyard/all-2/bucket/run")
+    ),
+    ("ssm:GetParametersByPath", PARAMETER, {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS}"),
+    ("ssm:GetParametersByPath", f"{PARAMETER}/queue", {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS} {REPORT} {MOVE}"),
+    ("ssm:GetParametersByPath", f"{PARAMETER}/team-queue", {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS} {REPORT} {MOVE}"),
+    ("ssm:PutParameter", f"{PARAMETER}/queue/spot", {}, NOBODY),
+]
+
+SUBMISSIONS: list[Row] = [
+    # People submit to their team's own queues, or to those that teams share, with their own share.
+    ("batch:SubmitJob", "{spot}", {**OURS, **SHARE}, PEOPLE),
+    ("batch:SubmitJob", "{spot}", OURS, NOBODY),
+    ("batch:SubmitJob", "{spot}", {**OURS, "batch:ShareIdentifier": "product"}, NOBODY),
+    ("batch:SubmitJob", "{spot}", {**SHARE, STAGE: "prod"}, NOBODY),
+    ("batch:SubmitJob", "{their_spot}", {**PRODUCT, "batch:ShareIdentifier": "product"}, THEIR_PEOPLE),
+    ("batch:SubmitJob", "{their_spot}", {**PRODUCT, **SHARE}, NOBODY),
+    ("batch:SubmitJob", "{on_demand}", {**OURS, **SHARE}, f"{PEOPLE} {MOVE}"),
+    ("batch:SubmitJob", "{definition}", RESEARCH, f"{PEOPLE} {MOVE}"),
+    ("batch:SubmitJob", DEFINITION, RESEARCH, f"{PEOPLE} {MOVE}"),
+    *(("batch:SubmitJob", DEFINITION, context, NOBODY) for context in FOREIGN),
+    ("batch:SubmitJob", JOB, {**ASKED, **SHARE}, PEOPLE),
+    *(("batch:SubmitJob", JOB, {**ASKED, **SHARE, key: "other"}, NOBODY) for key in (*ASKED, *SHARE)),
+    ("batch:SubmitJob", JOB, SHARE, NOBODY),
+    # Tags go on what a job is submitted with, and never on a job: whoever tags a job as his could end it.
+    ("batch:TagResource", "{spot}", {**OURS, **ASKED, **TAGGING}, PEOPLE),
+    ("batch:TagResource", "{on_demand}", {**OURS, **ASKED, **TAGGING}, f"{PEOPLE} {MOVE}"),
+    ("batch:TagResource", "{definition}", {**RESEARCH, **ASKED, **TAGGING}, f"{PEOPLE} {MOVE}"),
+    ("batch:TagResource", "{spot}", {**OURS, **ASKED, "aws:TagKeys": [*JOB_TAGS, "trainyard:role"]}, NOBODY),
+    ("batch:TagResource", "{spot}", {**OURS, **ASKED, **TAGGING, "aws:RequestTag/trainyard:team": "theirs"}, NOBODY),
+    ("batch:TagResource", "{definition}", {**OURS, **TAGGING}, NOBODY),
+    *(("batch:TagResource", JOB, {**ASKED, **TAGGING, **tags}, NOBODY) for tags in (*FOREIGN, PRODUCT)),
+    # A used-up budget stops submissions, and nothing else; an empty value is a tag as well.
+    ("batch:SubmitJob", "{spot}", {**OURS, **SHARE, f"aws:PrincipalTag/{STOP_TAG}": ""}, NOBODY),
+    ("batch:TerminateJob", JOB, {**RESEARCH, f"aws:PrincipalTag/{STOP_TAG}": "2026-12-01"}, f"{PEOPLE} {MOVE}"),
+    (
+        "iam:TagRole iam:UntagRole",
+        "{people}",
+        {**RESEARCH, "aws:ResourceTag/trainyard:role": "member", "aws:TagKeys": [STOP_TAG]},
+        BUDGETS,
+    ),
+    (
+        "iam:TagRole",
+        "{people}",
+        {**RESEARCH, "aws:ResourceTag/trainyard:role": "member", "aws:TagKeys": [STOP_TAG, "trainyard:team"]},
+        NOBODY,
+    ),
+    ("iam:TagRole", role_arn("trainyard-all-observability-x"), {**OURS, "aws:TagKeys": [STOP_TAG]}, NOBODY),
+    ("iam:TagRole iam:AttachRolePolicy iam:PassRole", role_arn("admin"), {"aws:TagKeys": [STOP_TAG]}, NOBODY),
+    ("ssm:PutParameter", f"{PARAMETER}/budget-stop/research", {}, BUDGETS),
+    # Jobs: what runs, what waits, and the workers of a sweep.
+    ("batch:TerminateJob", JOB, RESEARCH, f"{PEOPLE} {MOVE}"),
+    ("batch:TerminateJob", JOB, PRODUCT, f"{THEIR_PEOPLE} {MOVE}"),
+    *(("batch:TerminateJob batch:CancelJob", JOB, context, NOBODY) for context in FOREIGN),
+    ("batch:CancelJob", JOB, RESEARCH, f"{PEOPLE} {BUDGETS}"),
+    ("batch:CancelJob", f"{JOB}:7", {}, END),
+    ("batch:CancelJob", f"{JOB}:7", {STAGE: "prod"}, NOBODY),
+    ("batch:TerminateJob", f"{JOB}:7", OURS, MOVE),
+    ("batch:DescribeJobs batch:ListJobs", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} {REPORT} {TAG} {END} {MOVE} {BUDGETS}"),
+    ("batch:DescribeComputeEnvironments", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} {WATCH} {BUDGETS}"),
+    ("batch:DescribeJobQueues", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS}"),
+    ("batch:GetJobQueueSnapshot", "{spot}", OURS, f"{PEOPLE} {THEIR_PEOPLE}"),
+    *(
+        (action, "*", {}, f"{PEOPLE} {THEIR_PEOPLE}")
+        for action in ("ec2:DescribeSpotPriceHistory", "pricing:GetProducts", "servicequotas:GetServiceQuota")
+    ),
+    ("ec2:DescribeSubnets", "*", {}, f"{PEOPLE} {THEIR_PEOPLE}"),
+    ("ec2:DescribeInstanceTypeOfferings", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} machine-image/OfferFunctionRole"),
+    ("batch:RegisterJobDefinition batch:UpdateJobQueue batch:UntagResource", "*", RESEARCH, NOBODY),
+    ("batch:UpdateComputeEnvironment", ENVIRONMENT, OURS, f"{WATCH} {BUDGETS}"),
+    *(("batch:UpdateComputeEnvironment", ENVIRONMENT, context, NOBODY) for context in FOREIGN),
+]
+
+INSTANCES: list[Row] = [
+    # An agent speaks for the instances that teams share, or for its own team's, which tag themselves.
+    ("ecs:Poll", MEMBER, {}, f"{SHARED_INSTANCES} {THEIR_INSTANCES}"),
+    ("ecs:Poll", MEMBER, {TEAM: "product"}, THEIR_INSTANCES),
+    ("ecs:Poll", MEMBER, {TEAM: "finance"}, NOBODY),
+    ("ecs:RegisterContainerInstance", CLUSTER, {}, f"{SHARED_INSTANCES} {THEIR_INSTANCES}"),
+    ("ssm:UpdateInstanceInformation", "*", {}, f"{SHARED_INSTANCES} {THEIR_INSTANCES} {AMI_BUILD}"),
+    ("ecs:DescribeContainerInstances", MEMBER, {}, f"{PEOPLE} {THEIR_PEOPLE} {TAG}"),
+    ("ec2:CreateTags", INSTANCE, {**OURS, "aws:TagKeys": ["trainyard:team", "trainyard:run"]}, TAG),
+    ("ec2:CreateTags", INSTANCE, {**OURS, "aws:TagKeys": ["trainyard:joined"]}, WATCH),
+    ("ec2:CreateTags", INSTANCE, {**OURS, "aws:TagKeys": ["trainyard:stage"]}, NOBODY),
+    ("ec2:CreateTags", INSTANCE, {"aws:TagKeys": ["trainyard:team"]}, NOBODY),
+    ("ec2:TerminateInstances", INSTANCE, OURS, WATCH),
+    *(("ec2:TerminateInstances", INSTANCE, context, NOBODY) for context in FOREIGN),
+    # People forward ports of instances that run their jobs, with the one document that gives no shell.
+    ("ssm:StartSession", INSTANCE, {**RESEARCH, **CHECKED}, PEOPLE),
+    *(("ssm:StartSession", INSTANCE, {**tags, **CHECKED}, NOBODY) for tags in (*FOREIGN, OURS)),
+    ("ssm:StartSession", TASK, {**RESEARCH, **CHECKED}, NOBODY),
+    ("ssm:StartSession", arn("ssm", f"document/{DOCUMENT}", ""), CHECKED, f"{PEOPLE} {THEIR_PEOPLE}"),
+    *(
+        ("ssm:StartSession", arn("ssm", f"document/{document}", account), CHECKED, NOBODY)
+        for account in ("", ACCOUNT)
+        for document in ("SSM-SessionManagerRunShell", "AWS-StartPortForwardingSessionToRemoteHost")
+    ),
+    (
+        "ssm:TerminateSession ssm:ResumeSession",
+        arn("ssm", "session/ada-0f"),
+        {"aws:userid": "A:ada", SESSION: "A:ada"},
+        f"{PEOPLE} {THEIR_PEOPLE}",
+    ),
+    (
+        "ssm:TerminateSession ssm:ResumeSession",
+        arn("ssm", "session/ada-0f"),
+        {"aws:userid": "A:bob", SESSION: "A:ada"},
+        NOBODY,
+    ),
+    ("ecs:ExecuteCommand", TASK, OWN_TASK, PEOPLE),
+    ("ecs:ExecuteCommand", CLUSTER, OWN_TASK, PEOPLE),
+    *(("ecs:ExecuteCommand", TASK, {**OWN_TASK, key: "other"}, NOBODY) for key in OWN_TASK),
+    ("ecs:ExecuteCommand", TASK, {}, NOBODY),
+    # Logs: of the boot, of a team's jobs, of what people do in containers.
+    (
+        "logs:CreateLogStream logs:PutLogEvents",
+        "{boot_logs}:log-stream:i-0123/ecs-agent",
+        {},
+        f"{SHARED_INSTANCES} {THEIR_INSTANCES} {CDKS}",
+    ),
+    ("logs:CreateLogStream logs:PutLogEvents", "{boot_logs}:log-stream:another", {}, CDKS),
+    ("logs:CreateLogStream logs:PutLogEvents", "{job_logs}:log-stream:research/script/main/1", {}, f"{AGENT} {CDKS}"),
+    (
+        "logs:CreateLogStream logs:PutLogEvents",
+        "{job_logs}:log-stream:ecs-execute-command-1",
+        {},
+        f"{JOBS} {THEIR_JOBS} {CDKS}",
+    ),
+    ("logs:GetLogEvents", "{job_logs}:log-stream:research/script/main/1", {}, PEOPLE),
+    ("logs:GetLogEvents logs:DeleteLogStream", "{boot_logs}:log-stream:i-0123/ecs-agent", {}, NOBODY),
+    ("logs:DeleteLogGroup", "{job_logs}", {}, NOBODY),
+]
+
+BUILDS: list[Row] = [
+    *(
+        ("sts:AssumeRole", role_arn(f"cdk-hnb659fds-{name}-role-{ACCOUNT}-{REGION}"), {}, CI)
+        for name in ("deploy", "file-publishing", "image-publishing", "lookup")
+    ),
+    *(
+        ("sts:AssumeRole", role_arn(name), {}, NOBODY)
+        for name in (
+            f"cdk-hnb659fds-cfn-exec-role-{ACCOUNT}-{REGION}",  # CloudFormation's, which may do everything
+            f"cdk-hnb659fds-deploy-role-{ACCOUNT}-eu-west-1",
+            "trainyard-all-jobs-x",
+        )
+    ),
+    ("codebuild:StartBuild codebuild:BatchGetBuilds", "{project}", OURS, CI),
+    *(("codebuild:StartBuild", "{project}", context, NOBODY) for context in FOREIGN),
+    ("codebuild:UpdateProject cloudformation:CreateStack ec2:RunInstances iam:PassRole", "*", OURS, NOBODY),
+    ("ssm:GetParameter", f"{PARAMETER}/{IMAGE_BUILD_PROJECT}", {}, f"{CI} {PEOPLE} {THEIR_PEOPLE}"),
+    (
+        "ecr:BatchGetImage",
+        "{gaudi}",
+        {},
+        f"{AGENT} {THEIR_AGENT} {IMAGE_BUILD} {AMI_BUILD} {SHARED_INSTANCES} {THEIR_INSTANCES}",
+    ),
+    *(
+        (f"ecr:{action}", "{gaudi}", {}, IMAGE_BUILD)
+        for action in ("PutImage", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload")
+    ),
+    (
+        "ecr:GetAuthorizationToken",
+        "*",
+        {},
+        f"{AGENT} {THEIR_AGENT} {IMAGE_BUILD} {AMI_BUILD} {SHARED_INSTANCES} {THEIR_INSTANCES}",
+    ),
+    # It asks for what the stage may lack, too: SSM refuses the whole call if one name is not allowed.
+    *(
+        ("ssm:GetParameters", f"{PARAMETER}/{name}", {}, f"{IMAGE_BUILD} {PEOPLE} {THEIR_PEOPLE}")
+        for image in images()
+        for name in (image_repository_parameter(image), image_parameter(image, "1.0.0"))
+    ),
+    ("ssm:GetParameters", f"{PARAMETER}/{RELEASE}", {}, f"{IMAGE_BUILD} {PEOPLE} {THEIR_PEOPLE}"),
+    ("ssm:GetParameters", f"{PARAMETER}/{IMAGES}", {}, f"{IMAGE_BUILD} {PEOPLE} {THEIR_PEOPLE}"),
+    ("ssm:PutParameter", f"{PARAMETER}/{image_parameter('gaudi', '1.21.0')}", {}, IMAGE_BUILD),
+]
+
+MATRIX = [*FILES, *SUBMISSIONS, *INSTANCES, *BUILDS]
 
 
 @pytest.fixture(scope="module")
-def stage() -> DeployedStage:
-    return DeployedStage(ROW.name, stacks_of(ROW))
+def places(everything: DeployedStage) -> dict[str, str]:
+    """The ARNs that stand in curly brackets above."""
+    stage = everything
 
+    def only(stack: str, kind: str, beginning: str = "") -> str:
+        return stage.arn(stack, stage.only(stack, kind, beginning)).removesuffix(":*")
 
-def bucket(stage: DeployedStage, name: str) -> str:
-    return stage.arn("storage", stage.only("storage", "AWS::S3::Bucket", name))
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "actions", "able"),
-    [
-        ("Data", "shared/models/minilm/config.json", "Get", PEOPLES_OR_JOBS),
-        ("Data", "research/reviews/train.jsonl", "Get", PEOPLES_OR_JOBS),
-        ("Data", "research/reviews/train.jsonl", "Put Delete", (MEMBERS,)),
-        ("Data", "shared/x", "Put Delete", ()),
-        ("Runs", f"{RUN}/checkpoints/step-1/manifest.json", "Get", PEOPLES_OR_JOBS),
-        ("Runs", f"{RUN}/checkpoints/step-1/manifest.json", "Put Delete", (JOBS,)),
-        ("Runs", f"{RUN}/receipt.json", "Put Delete", (JOBS,)),
-        ("Runs", f"{RUN}/spec.yaml", "Put", PEOPLES_OR_JOBS),
-        ("Runs", f"{artifact_prefix('research', 'corpus', '0' * 64)}shard-00000.txt", "Get", PEOPLES_OR_JOBS),
-        ("Runs", f"{artifact_prefix('research', 'corpus', '0' * 64)}shard-00000.txt", "Put", (JOBS,)),
-        *(
-            (name, key, "Get Put Delete", ())
-            for name in ("Data", "Runs")
-            for key in ("product/a-run/model/model.safetensors", "product/a-run/spec.yaml", "research-2/x", "x")
-        ),
-    ],
-)
-def test_who_gets_at_files(
-    stage: DeployedStage, name: str, key: str, actions: str, able: tuple[tuple[str, str], ...]
-) -> None:
-    arn = f"{bucket(stage, name)}/{key}"
-    for action in actions.split():
-        assert [role for role in ALL if stage.role(*role).may(f"s3:{action}Object", arn)] == list(able), action
-
-
-@pytest.mark.parametrize("role", PEOPLES_OR_JOBS)
-def test_nobody_of_a_team_lists_another_teams_files_or_changes_a_bucket(
-    stage: DeployedStage, role: tuple[str, str]
-) -> None:
-    may = stage.role(*role).may
-    for name in ("Data", "Runs"):
-        arn = bucket(stage, name)
-        assert may("s3:ListBucket", arn, s3_prefix="research/a-run/checkpoints/")
-        for prefix in ("product/", "product/a-run/", "research-2/", "", "p", "research"):
-            assert not may("s3:ListBucket", arn, s3_prefix=prefix)
-        assert not may("s3:ListBucket", arn)
-        for action in ("PutBucketPolicy", "DeleteBucket", "PutLifecycleConfiguration", "PutBucketVersioning"):
-            assert not may(f"s3:{action}", arn)
-        for action in ("GetObjectVersion", "DeleteObjectVersion"):
-            assert not may(f"s3:{action}", f"{arn}/{RUN}/spec.yaml")
-    assert stage.role(*JOBS).may("s3:PutObjectTagging", f"{bucket(stage, 'Runs')}/{RUN}/x")
-
-
-@pytest.mark.parametrize("role", PEOPLES_OR_JOBS)
-def test_the_key_is_used_through_s3_and_for_the_two_buckets_only(stage: DeployedStage, role: tuple[str, str]) -> None:
-    key = stage.arn("storage", stage.only("storage", "AWS::KMS::Key"))
-
-    def may(action: str, via: str, name: str) -> bool:
-        context = {"kms:ViaService": f"{via}.{REGION}.amazonaws.com"}
-        context["kms:EncryptionContext:aws:s3:arn"] = bucket(stage, name)
-        return stage.role(*role).decide_in(action, key, context) == "allowed"
-
-    for action in ("kms:Decrypt", "kms:GenerateDataKey"):
-        assert may(action, "s3", "Data")
-        assert may(action, "s3", "Runs")
-        assert not may(action, "s3", "AccessLogs")
-        assert not may(action, "secretsmanager", "Data")
-        assert not stage.role(*role).may(action, key)
-    for action in ("kms:PutKeyPolicy", "kms:CreateGrant", "kms:ScheduleKeyDeletion"):
-        assert not may(action, "s3", "Data")
-
-
-def test_only_the_agent_that_starts_a_teams_jobs_reads_its_secret(stage: DeployedStage) -> None:
-    secrets = {team.name: stage.published(f"huggingface-secret/{team.name}") for team in TEAMS}
-    readers = {
-        (role.logical_id.rstrip("0123456789ABCDEF"), team)
-        for role in stage.roles
-        for team, secret in secrets.items()
-        if role.may("secretsmanager:GetSecretValue", secret)
+    return {
+        "data": only("storage", "AWS::S3::Bucket", "Data"),
+        "runs": only("storage", "AWS::S3::Bucket", "Runs"),
+        "key": only("storage", "AWS::KMS::Key"),
+        "token": stage.published("huggingface-secret/research"),
+        "variables": stage.published("variables-secret/research"),
+        "their_token": stage.published("huggingface-secret/product"),
+        "spot": stage.published("queue/spot"),
+        "on_demand": stage.published("queue/on-demand"),
+        "their_spot": stage.published("team-queue/product/spot"),
+        "definition": stage.published("job-definition/research/finetune-classification"),
+        "people": stage.published("member-role/research"),
+        "boot_logs": only("compute", "AWS::Logs::LogGroup"),
+        "job_logs": only("jobs", "AWS::Logs::LogGroup"),
+        "project": only("image", "AWS::CodeBuild::Project"),
+        "gaudi": only("image", "AWS::ECR::Repository", "GaudiD"),
     }
-    assert readers == {("Executionresearch", "research"), ("Executionproduct", "product")}
-    key = stage.arn("storage", stage.only("storage", "AWS::KMS::Key"))
-    for team, decision in (("research", "allowed"), ("product", "implicitly denied")):
-        context = {
-            "kms:ViaService": f"secretsmanager.{REGION}.amazonaws.com",
-            "kms:EncryptionContext:SecretARN": secrets[team],
-        }
-        assert stage.role(*AGENT).decide_in("kms:Decrypt", key, context) == decision
 
 
-def test_the_agent_pulls_and_logs_for_its_team(stage: DeployedStage) -> None:
-    agent = stage.role(*AGENT)
-    repositories = [stage.arn("image", name) for name in resources(stacks_of(ROW)["image"], "AWS::ECR::Repository")]
-    pulled = [name for name in repositories if agent.may("ecr:BatchGetImage", name)]
-    # Those that its kinds run in; none runs in a child of the CPU image.
-    assert len(pulled) < len(repositories)
-    for image in ("Cpu", "Gaudi", "GaudiNotebook"):
-        assert any(re.search(rf"-{image}[0-9A-F]{{8}}-", name) for name in pulled), image
-    assert not any(agent.may("ecr:PutImage", name) for name in repositories)
-    group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
-    for action in ("logs:CreateLogStream", "logs:PutLogEvents"):
-        assert agent.may(action, f"{group}:log-stream:research/finetune-classification/main/1")
-        assert not agent.may(action, f"{group}:log-stream:product/finetune-classification/main/1")
+@pytest.mark.parametrize("rows", [FILES, SUBMISSIONS, INSTANCES, BUILDS], ids=["files", "jobs", "instances", "builds"])
+def test_who_may_do_what(everything: DeployedStage, places: dict[str, str], rows: list[Row]) -> None:
+    wrong = []
+    for actions, resource, context, able in rows:
+        for action in actions.split():
+            for limited in (True, False):
+                roles = [role if limited else replace(role, boundary=None) for role in everything.roles]
+                asked = (action, resource.format(**places), context)
+                found = {role.name for role in roles if role.decide_in(*asked) == "allowed"}
+                if found != set(able.split()):
+                    wrong.append((asked, "expected", able, "found", " ".join(sorted(found))))
+    assert wrong == []
 
 
-def test_instances_join_clusters_and_become_nobody(stage: DeployedStage) -> None:
-    instance = stage.role(*INSTANCES)
-    assert instance.may("ecs:RegisterContainerInstance", f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/x")
-    assert not instance.may("sts:AssumeRole", stage.role(*JOBS).arn)
-    assert not instance.may("s3:ListBucket", bucket(stage, "Data"))
+def test_every_call_of_programs_is_in_the_matrix() -> None:
+    def allowed(role: str) -> set[str]:
+        return {action for actions, _, _, able in MATRIX if role in able.split() for action in actions.split()}
+
+    assert permissions_of(commands()) <= allowed(PEOPLE)
+    assert permissions_of(pushes()) <= allowed(IMAGE_BUILD)
+    assert calls_of_the_workflow() <= allowed(CI)
 
 
-def test_only_ecs_becomes_the_roles_of_jobs_and_only_a_teams_people_its_members(stage: DeployedStage) -> None:
-    for role in (JOBS, AGENT):
-        (statement,) = stage.role(*role).trust["Statement"]
-        assert statement["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
-        assert statement["Condition"] == {
-            "StringEquals": {"aws:SourceAccount": ACCOUNT},
-            "ArnLike": {"aws:SourceArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:*"},
-        }
-    (statement,) = stage.role(*MEMBERS).trust["Statement"]
-    assert (statement["Action"], statement["Principal"]) == ("sts:AssumeRole", {"AWS": PEOPLE})
-    assert stage.published("member-role/research") == stage.role(*MEMBERS).arn
+def commands() -> Iterator[Path]:
+    """Yield what runs as `trainyard`: not containers, which have a role of their own, nor what deploys and builds."""
+    others = (ROOT / "jobs/train", ROOT / "jobs/images", ROOT / "jobs/cli/acceptance")
+    return (path for path in (ROOT / "jobs").rglob("*.py") if not any(other in path.parents for other in others))
+
+
+def pushes() -> Iterator[Path]:
+    yield ROOT / "jobs/cli/images/push.py"
+    yield from (path for path in (ROOT / "jobs/images").rglob("*.py") if path.name != "inventory.py")
+
+
+def calls_of_the_workflow() -> set[str]:
+    """Return the permissions that the `aws` commands of the workflow in infra/README.md need."""
+    section = (ROOT / "infra/README.md").read_text().split("## Deploy from CI, without a key")[1].split("\n## ")[0]
+    (workflow,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    calls = re.findall(r"\baws ([a-z]+) ([a-z-]+)", workflow)
+    return {f"{service}:{command.title().replace('-', '')}" for service, command in calls}
+
+
+def test_the_key_is_used_through_s3_and_for_the_two_buckets_only(
+    everything: DeployedStage, places: dict[str, str]
+) -> None:
+    for role in (role for role in everything.roles if role.name in (JOBS, PEOPLE)):
+        for via, bucket, allowed in (
+            ("s3", "data", True),
+            ("s3", "runs", True),
+            ("s3", "token", False),
+            ("secretsmanager", "data", False),
+        ):
+            service = f"{via}.{REGION}.amazonaws.com"
+            context = {"kms:ViaService": service, "kms:EncryptionContext:aws:s3:arn": places[bucket]}
+            decision = role.decide_in("kms:Decrypt", places["key"], context)
+            assert (decision == "allowed") is allowed, (role.name, via, bucket)
+
+
+def test_a_document_that_is_not_allowed_is_refused_even_where_none_is_named(everything: DeployedStage) -> None:
+    # Without the check, StartSession with no document asks for the instance only, and gives a shell.
+    people = everything.role("jobs", "Membersresearch")
+    starts = [item for item in statements(people) if "ssm:StartSession" in as_list(item["Action"])]
+    assert [item["Condition"]["BoolIfExists"] for item in starts] == [{"ssm:SessionDocumentAccessCheck": "true"}] * 2
+
+
+def test_every_role_is_denied_what_is_another_stages(everything: DeployedStage) -> None:
+    for role in everything.roles:
+        for action in ("batch:TerminateJob", "ecr:BatchGetImage", "secretsmanager:GetSecretValue", "ecs:Poll"):
+            other = replace(role, boundary=None).decide_in(action, "*", {STAGE: "another"})
+            assert other == "explicitly denied", role.name
+
+
+def test_where_the_stage_lets_nobody_in_no_role_has_a_permission_for_it() -> None:
+    row = Stage(name="test", commands_in_jobs=False, teams=(Team(name="research", member_principals=(role_arn("x"),)),))
+    closed = DeployedStage("test", up_to("jobs", row))
+    own_task = {**OWN_TASK, "ecs:ResourceTag/trainyard:stage": "test"}
+    assert closed.role("jobs", "Membersresearch").decide_in("ecs:ExecuteCommand", TASK, own_task) != "allowed"
+    jobs = closed.role("jobs", "Teamresearch")
+    assert jobs.decide_in("ssmmessages:CreateControlChannel", "*", {}) != "allowed"

@@ -39,15 +39,14 @@ def all_resources(templates: Templates, variants: Templates) -> list[Resource]:
     ]
 
 
-def test_cfn_lint_finds_nothing(assembly: Path, variants_assembly: Path) -> None:
-    stages = ("dev", "all", "existing", "p4d-24xlarge")
+def test_cfn_lint_finds_nothing(variant_assemblies: tuple[Path, Path]) -> None:
     files = [
         str(path)
-        for stage in stages
-        for made in (assembly, variants_assembly)
+        for stage in ("all", "existing")
+        for made in variant_assemblies
         for path in made.glob(f"assembly-{stage}/*.template.json")
     ]
-    assert len(files) >= 7 * len(stages)
+    assert len(files) >= 15
     # W3005: CDK's functions wait for their role by name, and by reference as well; nobody is harmed.
     command = [str(Path(sys.executable).parent / "cfn-lint"), "--ignore-checks", "W3005", "--", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

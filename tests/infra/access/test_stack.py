@@ -1,16 +1,21 @@
-import re
+"""Who deploys: CI from the one place that is named, through the account's one provider, and nobody unless asked."""
+
 from typing import Any
 
 import pytest
 
-from infra.stages import GitHub
-from jobs.contract.stage import IMAGE_BUILD_PROJECT
-from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
+from infra.stages import GitHub, Stage, Team
+from tests.support.infra.deployed_roles import ACCOUNT, DeployedStage
+from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.policy_evaluation import Request, applies, as_list
-from tests.support.infra.synthesis import ROOT, only, resources
+from tests.support.infra.synthesis import Templates, only, resources, up_to
 
 ISSUER = "token.actions.githubusercontent.com"
 PROVIDER = f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"
+
+
+def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
+    assert_as_reviewed(reviewed, "access")
 
 
 def trusted(template: dict[str, Any], *, subject: str, audience: str = "sts.amazonaws.com") -> bool:
@@ -29,107 +34,34 @@ def trusted(template: dict[str, Any], *, subject: str, audience: str = "sts.amaz
 @pytest.mark.parametrize(
     ("source", "subject"),
     [
-        (GitHub(repository="org/repo"), "repo:org/repo:ref:refs/heads/main"),
         (GitHub(repository="org/repo", branch="release/1"), "repo:org/repo:ref:refs/heads/release/1"),
+        (GitHub(repository="org/repo", oidc_provider_arn=PROVIDER), "repo:org/repo:ref:refs/heads/main"),
         (GitHub(repository="org/repo", environment="production"), "repo:org/repo:environment:production"),
     ],
-    ids=["main", "branch", "environment"],
+    ids=["branch", "provider", "environment"],
 )
-def test_ci_deploys_from_the_one_place_that_is_named(synthesised: Any, source: GitHub, subject: str) -> None:
-    template = synthesised(deploy_from=source)["access"]
+def test_ci_deploys_from_the_one_place_that_is_named(source: GitHub, subject: str) -> None:
+    row = Stage(name="test", teams=(Team(name="research"),), deploy_from=source)
+    template = up_to("access", row)["access"]
     assert trusted(template, subject=subject)
     for other in (
         "repo:org/repo:pull_request",
         "repo:org/repo:ref:refs/heads/feature",
         "repo:org/repo:ref:refs/tags/main",
         "repo:org/repo-2:ref:refs/heads/main",
-        "repo:fork/repo:ref:refs/heads/main",
         "repo:org/repo:environment:other",
         f"{subject}-2",
         "",
     ):
         assert not trusted(template, subject=other), other
     assert not trusted(template, subject=subject, audience="https://github.com/org")
-
-
-def test_ci_may_become_cdks_roles_of_this_account_and_region_and_little_else(synthesised: Any) -> None:
-    stacks = synthesised(deploy_from=GitHub(repository="org/repo"))
-    role = DeployedStage("test", {"access": stacks["access"]}).role("access", "Deploy")
-    for name in ("deploy", "file-publishing", "image-publishing", "lookup"):
-        assert role.may("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/cdk-hnb659fds-{name}-role-{ACCOUNT}-{REGION}")
-    for other in (
-        f"cdk-hnb659fds-cfn-exec-role-{ACCOUNT}-{REGION}",  # CloudFormation's, which may do everything
-        f"cdk-hnb659fds-deploy-role-{ACCOUNT}-eu-west-1",
-        f"cdk-hnb659fds-deploy-role-210987654321-{REGION}",
-        "trainyard-test-jobs-x",
-    ):
-        assert not role.may("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/{other}")
-    for action in ("cloudformation:CreateStack", "s3:GetObject", "iam:PassRole", "sts:GetFederationToken"):
-        assert not role.may(action)
-    published = {item["Name"] for item in resources(stacks["access"], "AWS::SSM::Parameter").values()}
-    assert published == {"/trainyard/test/permissions-boundary", "/trainyard/test/deploy-role"}
-
-
-def test_ci_has_the_stages_images_built_and_no_other_project(synthesised: Any) -> None:
-    # GIVEN the project, by the tags that its template gives it
-    stacks = synthesised(deploy_from=GitHub(repository="org/repo"))
-    stage = DeployedStage("test", stacks)
-    role = stage.role("access", "Deploy")
-    project = stage.arn("image", stage.only("image", "AWS::CodeBuild::Project"))
-    tags = {
-        f"aws:ResourceTag/{tag['Key']}": tag["Value"]
-        for tag in only(stacks["image"], "AWS::CodeBuild::Project")["Tags"]
-    }
-    parameter = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/{IMAGE_BUILD_PROJECT}"
-    assert parameter.split(":parameter")[1] in {
-        item["Name"] for item in resources(stacks["image"], "AWS::SSM::Parameter").values()
-    }
-    # THEN each call of the workflow in infra/README.md is allowed
-    needed = {
-        "ssm:GetParameter": (parameter, {}),
-        "codebuild:StartBuild": (project, tags),
-        "codebuild:BatchGetBuilds": (project, tags),
-    }
-    assert calls_of_the_workflow() == set(needed)
-    for action, (resource, context) in needed.items():
-        assert role.decide_in(action, resource, context) == "allowed", action
-    # AND nothing of another stage's project or of one that is nobody's
-    for action in ("codebuild:StartBuild", "codebuild:BatchGetBuilds"):
-        assert role.decide_in(action, project, {**tags, "aws:ResourceTag/trainyard:stage": "prod"}) != "allowed"
-        assert role.decide_in(action, project, {}) == "implicitly denied"
-    # AND nothing else of CodeBuild or SSM
-    assert role.decide_in("codebuild:UpdateProject", project, tags) == "implicitly denied"
-    assert not role.may("ssm:PutParameter", parameter)
-    assert not role.may("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/bucket/data")
-
-
-def test_the_accounts_provider_is_made_or_taken(synthesised: Any) -> None:
-    made = synthesised(deploy_from=GitHub(repository="org/repo"))["access"]
-    provider = only(made, "AWS::IAM::OIDCProvider")
-    assert (provider["Url"], provider["ClientIdList"]) == (f"https://{ISSUER}", ["sts.amazonaws.com"])
-    (logical_id,) = resources(made, "AWS::IAM::OIDCProvider")
-    assert federated(made) == {"Fn::GetAtt": [logical_id, "Arn"]}
-    taken = synthesised(deploy_from=GitHub(repository="org/repo", oidc_provider_arn=PROVIDER))["access"]
-    assert not resources(taken, "AWS::IAM::OIDCProvider")
-    assert federated(taken) == PROVIDER
-
-
-def test_no_one_deploys_from_ci_unless_the_settings_say_so(synthesised: Any) -> None:
-    template = synthesised()["access"]
-    assert not resources(template, "AWS::IAM::Role")
-    assert not resources(template, "AWS::IAM::OIDCProvider")
-
-
-def federated(template: dict[str, Any]) -> Any:
+    # An account has one provider of GitHub: it is made, or taken if the settings name it.
     (statement,) = only(template, "AWS::IAM::Role")["AssumeRolePolicyDocument"]["Statement"]
-    return statement["Principal"]["Federated"]
+    made = list(resources(template, "AWS::IAM::OIDCProvider"))
+    assert statement["Principal"]["Federated"] == ({"Fn::GetAtt": [made[0], "Arn"]} if made else PROVIDER)
+    assert bool(made) is (source.oidc_provider_arn is None)
 
 
-def calls_of_the_workflow() -> set[str]:
-    """Return the permissions that the `aws` commands of the workflow in infra/README.md need."""
-    section = (ROOT / "infra/README.md").read_text().split("## Deploy from CI, without a key")[1].split("\n## ")[0]
-    (workflow,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
-    return {
-        f"{service}:{command.title().replace('-', '')}"
-        for service, command in re.findall(r"\baws ([a-z]+) ([a-z-]+)", workflow)
-    }
+def test_no_one_deploys_from_ci_unless_the_settings_say_so(templates: Templates) -> None:
+    assert not resources(templates["dev/access"], "AWS::IAM::Role")
+    assert not resources(templates["dev/access"], "AWS::IAM::OIDCProvider")

@@ -1,63 +1,66 @@
-"""What makes an instance's own NVMe disks ready before Docker starts, where the AMI does not."""
+"""What makes an instance's own NVMe disks ready before Docker starts, if the AMI does not."""
 
 from typing import Any
 
-from tests.support.infra.boot_machine import Machine, script_with
-from tests.support.infra.instances import boot_parts
+import pytest
 
-DISKS = "/dev/disk/by-id"
+from tests.support.infra.instances import CUDA, GAUDI, boot_parts, script_with
+from tests.support.infra.machine import Machine
 
 
-def test_disks_are_made_ready_before_docker_starts_by_the_ami_or_here_and_never_by_both(
-    launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]
-) -> None:
+@pytest.fixture
+def script(launched: dict[str, dict[str, Any]]) -> str:
     # Trap: shell scripts run when Docker has started already, and the agent waits for them; a boothook runs before.
-    assert [kind for kind, script in boot_parts(everything) if "/scratch" in script] == ["text/cloud-boothook"]
-    for data in launch_templates.values():
-        assert not any("/scratch" in script for _, script in boot_parts(data))
+    assert [kind for kind, text in boot_parts(launched[CUDA]) if "/scratch" in text] == ["text/cloud-boothook"]
+    assert not any("/scratch" in text for _, text in boot_parts(launched[GAUDI])), "its AMI does it"
+    return script_with(launched[CUDA], "/scratch")
 
 
-def test_the_disks_become_one_and_docker_moves_there(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(8)
-    (machine.root / "var/lib/docker").mkdir(parents=True)
+def add_disks(machine: Machine, number: int) -> None:
+    by_id = machine.root / "dev/disk/by-id"
+    for index in range(1, number + 1):
+        device = machine.root / f"dev/nvme{index}n1"
+        device.touch()
+        # As on EC2: two links to each disk, and the root volume's beside them.
+        for link in ("", "_1"):
+            (by_id / f"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{index}{link}").symlink_to(device)
+    (by_id / "nvme-Amazon_Elastic_Block_Store_vol0").touch()
+
+
+def test_the_disks_become_one_and_docker_moves_there(script: str, machine: Machine) -> None:
+    add_disks(machine, 8)
     (machine.root / "var/lib/docker/agent").write_text("image")
-    done = machine.run(script_with(everything, "/scratch"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "/scratch is 8 NVMe disks" in done.stdout
+    done = machine.run(script)
+    assert (done.code, done.errors) == (0, "")
     disks = " ".join(f"/dev/nvme{index}n1" for index in range(1, 9))
-    assert f"mdadm --create /dev/md/scratch --run --force --level=0 --raid-devices=8 {disks}" in machine.calls
-    assert [call for call in machine.calls if call.startswith(("mkfs", "mount "))] == [
+    assert f"mdadm --create /dev/md/scratch --run --force --level=0 --raid-devices=8 {disks}" in done.calls
+    assert done.called("mkfs", "mount ") == [
         "mkfs.xfs -f -L scratch /dev/md/scratch",
         "mount -o noatime /dev/md/scratch /scratch",
         "mount --bind /scratch/docker /var/lib/docker",
         "mount --bind /scratch/containerd /var/lib/containerd",
     ]
     # What the AMI brought along goes with it.
-    assert (machine.root / "scratch/docker/agent").read_text() == "image"
+    assert machine.text("scratch/docker/agent") == "image"
 
 
-def test_a_reboot_keeps_what_is_on_the_disks(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(2)
+def test_a_reboot_keeps_what_is_on_the_disks(script: str, machine: Machine) -> None:
+    add_disks(machine, 2)
     (machine.root / "scratch/docker").mkdir(parents=True)
     (machine.root / "scratch/docker/layer").write_text("pulled")
-    machine.answers["blkid"] = "echo /dev/md127"
-    assert machine.run(script_with(everything, "/scratch")).returncode == 0
-    assert not any(call.startswith(("mdadm", "mkfs")) for call in machine.calls)
-    assert "mount -o noatime /dev/md127 /scratch" in machine.calls
-    assert (machine.root / "scratch/docker/layer").read_text() == "pulled"
+    machine.answers("blkid", "echo /dev/md127")
+    done = machine.run(script)
+    assert done.code == 0
+    assert not done.called("mdadm", "mkfs")
+    assert "mount -o noatime /dev/md127 /scratch" in done.calls
+    assert machine.text("scratch/docker/layer") == "pulled"
 
 
-def test_without_disks_the_instance_runs_on_its_root_volume(everything: dict[str, Any], machine: Machine) -> None:
-    done = machine.run(script_with(everything, "/scratch"))
-    assert done.returncode == 0
-    assert machine.calls == ["udevadm settle"]
-
-
-def test_disks_that_fail_are_told_of_in_the_log(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(2)
-    machine.answers["mkfs.xfs"] = "exit 5"
-    done = machine.run(script_with(everything, "/scratch"))
-    assert done.returncode != 0
-    assert "on the instance store, line" in done.stderr
-    assert not machine.called("systemctl"), "jobs have the root volume, as on an AMI that the stage builds"
-    assert not any(call.startswith("mount ") for call in machine.calls)
+def test_without_disks_that_work_the_instance_runs_on_its_root_volume(script: str, machine: Machine) -> None:
+    assert machine.run(script).calls == ["udevadm settle"]
+    add_disks(machine, 2)
+    machine.answers("mkfs.xfs", "exit 5")
+    done = machine.run(script)
+    assert done.code != 0
+    assert "on the instance store, line" in done.errors
+    assert not done.called("systemctl", "mount ")

@@ -60,20 +60,17 @@ class Role:
     boundary: tuple[Document, ...] | None
     tags: Mapping[str, str] = field(hash=False)
 
-    def decide(self, action: str, resource: str = "*", **context: str | list[str]) -> Decision:
-        """Return what IAM decides. Condition keys are given with `_` for `:` once: `s3_prefix`; others by `context`."""
-        given = {key.replace("_", ":", 1): value for key, value in context.items()}
-        return self.decide_in(action, resource, given)
+    @property
+    def name(self) -> str:
+        """Its stack, and its logical id without the hash."""
+        return f"{self.stack}/{self.logical_id[:-8]}"
 
     def decide_in(self, action: str, resource: str, context: Mapping[str, str | Sequence[str]]) -> Decision:
-        """Return the same with condition keys as they are called; what every request carries is added."""
+        """Return what IAM decides; what every request carries is added to the condition keys of `context`."""
         always = {"aws:RequestedRegion": REGION, "aws:PrincipalAccount": ACCOUNT, "aws:PrincipalArn": self.arn}
         tags = {f"aws:PrincipalTag/{key}": value for key, value in self.tags.items()}
         request = Request(action=action, resource=resource, context={**always, **tags, **context})
         return evaluate(request, self.identity, boundary=self.boundary)
-
-    def may(self, action: str, resource: str = "*", **context: str | list[str]) -> bool:
-        return self.decide(action, resource, **context) == "allowed"
 
 
 class DeployedStage:

@@ -8,6 +8,7 @@ it does not know, an operator for instance, it refuses to guess.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 Decision = Literal["allowed", "implicitly denied", "explicitly denied"]
@@ -55,16 +56,13 @@ def applies(request: Request, statement: Mapping[str, Any]) -> bool:
     unknown = statement.keys() - {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
     assert not unknown, f"no rule for {unknown}"
     actions, resources = (as_list(statement.get(key, statement.get(f"Not{key}"))) for key in ("Action", "Resource"))
-    named = any(matches(request.action.lower(), action.lower()) for action in actions)
+    if any(matches(request.action.lower(), action.lower()) for action in actions) is not ("Action" in statement):
+        return False
     meant = any(matches(request.resource, resource) for resource in _known(resources, request))
-    return (
-        named is ("Action" in statement)
-        and meant is ("Resource" in statement)
-        and all(
-            _condition_holds(operator, key, list(_known(as_list(wanted), request)), request.values(key))
-            for operator, keys in statement.get("Condition", {}).items()
-            for key, wanted in keys.items()
-        )
+    return meant is ("Resource" in statement) and all(
+        _condition_holds(operator, key, list(_known(as_list(wanted), request)), request.values(key))
+        for operator, keys in statement.get("Condition", {}).items()
+        for key, wanted in keys.items()
     )
 
 
@@ -74,8 +72,12 @@ def as_list(value: Any) -> list[Any]:
 
 def matches(text: str, pattern: str) -> bool:
     """Return whether a pattern matches: `*` stands for any characters, `?` for one, all else for itself."""
-    expression = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
-    return re.fullmatch(expression, text, re.DOTALL) is not None
+    return _expression(pattern).fullmatch(text) is not None
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern), re.DOTALL)
 
 
 def _known(values: Iterable[Any], request: Request) -> Iterator[str]:

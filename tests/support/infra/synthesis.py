@@ -12,8 +12,15 @@ from typing import Any
 
 import aws_cdk as cdk
 
+from infra.access.stack import AccessStack
 from infra.app import build
+from infra.compute.stack import ComputeStack
+from infra.image.stack import ImageStack
+from infra.job.stack import JobStack
+from infra.machine_image.stack import MachineImageStack
+from infra.network.stack import NetworkStack
 from infra.stages import Stage
+from infra.storage.stack import StorageStack
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +31,8 @@ Templates = dict[str, dict[str, Any]]
 def new_app(directory: Path, **more_context: object) -> cdk.App:
     """Return an app with the feature flags of cdk.json that synthesises into `directory`."""
     flags = json.loads((ROOT / "cdk.json").read_text())["context"]
-    return cdk.App(context={**flags, **more_context}, outdir=str(directory))
+    # The library's own check of the templates takes as long as all the rest; cfn-lint checks them in a test of its own.
+    return cdk.App(context={**flags, **more_context}, outdir=str(directory), builtin_cloud_formation_validation=False)
 
 
 def synthesise_as_the_cli_does(
@@ -67,6 +75,28 @@ def _folder(_stage: str) -> Path:
     return folder
 
 
+@cache
+def up_to(stack: str, row: Stage) -> Templates:
+    """Return one stack of a stage, and those that it builds on: a fourth of the time of all. No rule looks at them."""
+    directory = _folder(row.name)
+    app = new_app(directory)
+    scope = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
+    network = NetworkStack(scope, stage=row)
+    storage = StorageStack(scope, stage=row, network=network)
+    if stack == "access":
+        AccessStack(scope, stage=row)
+    elif stack == "compute":
+        ComputeStack(scope, stage=row, network=network, storage=storage)
+    elif stack != "network":
+        image = ImageStack(scope, stage=row, storage=storage)
+        if stack == "machine-image":
+            MachineImageStack(scope, stage=row, network=network, image=image)
+        elif stack == "jobs":
+            JobStack(scope, stage=row, storage=storage, image=image)
+    app.synth()
+    return {path.split("/")[1]: template for path, template in read_assembly(directory).items()}
+
+
 def stacks_of(row: Stage) -> Templates:
     """Return the same, keyed by the stacks' names alone."""
     return {path.split("/")[1]: template for path, template in templates_of(row).items()}
@@ -88,6 +118,14 @@ def resources(template: dict[str, Any], resource_type: str) -> dict[str, dict[st
         for name, resource in template["Resources"].items()
         if resource["Type"] == resource_type
     }
+
+
+def imports(value: Any) -> set[str]:
+    """Return the names of all exports that a template imports."""
+    if isinstance(value, dict):
+        direct = {str(value["Fn::ImportValue"])} if "Fn::ImportValue" in value else set()
+        return direct.union(*map(imports, value.values()))
+    return set().union(*map(imports, value)) if isinstance(value, list) else set()
 
 
 def only(template: dict[str, Any], resource_type: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 
 _ALERTS = Alerts(emails=("ops@example.com",))
 _CI = GitHub(repository="example/models", environment="production")
+_PEOPLE = ("arn:aws:iam::123456789012:role/people/researcher",)
 
 ALL = Stage(
     name="all",
@@ -15,9 +16,9 @@ ALL = Stage(
             monthly_budget_usd=20_000,
             huggingface_token=True,
             secret_variables=("WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
-            member_principals=("arn:aws:iam::123456789012:role/people/researcher",),
+            member_principals=_PEOPLE,
         ),
-        Team(name="product", monthly_budget_usd=5_000),
+        Team(name="product", monthly_budget_usd=5_000, huggingface_token=True, member_principals=_PEOPLE),
     ),
     account="123456789012",
     region="us-east-1",
