@@ -40,7 +40,7 @@ class PublishedImages:
         name = child_name(row_of(self._stage, kind).image, kind.image)
         if self._stage.image_tag:
             return f"{self._uris[name]}:{self._stage.image_tag}"
-        release = self._stage.gaudi_release.name
+        release = self._stage.pool.software.name
         return self._image.published(image_parameter(name, release), reader=self._stack)
 
     def pool_image(self, pool: Pool) -> str:

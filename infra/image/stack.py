@@ -39,9 +39,8 @@ def image_releases(stage: Stage) -> list[tuple[str, str]]:
     Raises UsageError for a row whose image has no folder, and as the settings' own properties do.
     """
     roots = [
-        (stage.row.image, stage.gaudi_release.name),
-        (stage.cpu_row.image, stage.gaudi_release.name),
-        *((pool.row.image, pool.software.name) for pool in stage.retiring),
+        (stage.cpu_row.image, stage.pool.software.name),
+        *((pool.row.image, pool.software.name) for pool in (stage.pool, *stage.retiring)),
     ]
     return sorted({(one.name, release) for root, release in roots for one in with_descendants(root)})
 
@@ -60,7 +59,7 @@ class ImageStack(StageStack):
         for name, release in pairs:
             self._record(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
         # For a push that names none: the rest of the stage may not be deployed yet.
-        self.publish(RELEASE, stage.gaudi_release.name)
+        self.publish(RELEASE, stage.pool.software.name)
         self.publish(IMAGES, " ".join(images_of_new_jobs(stage)))
         build = ImageBuild(self, "Build", stage=stage, images=pairs, repositories=self.repositories, key=self._key)
         self.publish(IMAGE_BUILD_PROJECT, build.project.ref)

@@ -122,7 +122,7 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         yield f"instance_type: {error}"
         return
     try:
-        _ = stage.gaudi_release
+        _ = stage.pool.software
     except (ConfigurationError, UsageError) as error:
         yield f"release: {error}"
         return

@@ -325,11 +325,3 @@ class Stage:
         if self.commands_in_jobs is None:
             return self.machine_image is None or not accelerated
         return self.commands_in_jobs
-
-    @property
-    def gaudi_release(self) -> Release:
-        """Return the release of new jobs.
-
-        Raises ConfigurationError where the release does not support the accelerators, UsageError where none is.
-        """
-        return release_for(self.row, self.release)

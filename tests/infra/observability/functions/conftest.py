@@ -4,7 +4,6 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import boto3
@@ -77,7 +76,7 @@ class World:
     def batch(self) -> Any:
         return self.aws.client("batch")
 
-    def submit(self, *command: str, queue: str | None = None, team: str = "research", **more: Any) -> str:
+    def submit(self, *command: str, team: str = "research", **more: Any) -> str:
         """Submit a job, whose name is a run's id; return the job's id."""
         run_id = f"probe-20260131-120000-{uuid.uuid4().hex[:4]}"
         said = [
@@ -87,7 +86,7 @@ class World:
         container = {"name": "main", "command": list(command), "environment": said}
         request = {
             "jobName": run_id,
-            "jobQueue": queue or self.spot,
+            "jobQueue": self.spot,
             "jobDefinition": self.definition,
             "shareIdentifier": team,
             "ecsPropertiesOverride": {"taskProperties": [{"containers": [container]}]},
@@ -106,13 +105,10 @@ class World:
     def reached(self, job_id: str, *states: str) -> dict[str, Any]:
         return wait_until(lambda: self.job(job_id), lambda job: job["status"] in states)
 
-    def named(self, name: str, *, queue: str | None = None) -> list[dict[str, Any]]:
-        """All jobs of a name in a queue, On-Demand's by default."""
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """Return all jobs of a name in the On-Demand queue."""
         filters = [{"name": "JOB_NAME", "values": [name]}]
-        found: list[dict[str, Any]] = self.batch.list_jobs(jobQueue=queue or self.on_demand, filters=filters)[
-            "jobSummaryList"
-        ]
-        return found
+        return list(self.batch.list_jobs(jobQueue=self.on_demand, filters=filters)["jobSummaryList"])
 
     def reclaim(self, job_id: str) -> dict[str, Any]:
         """Take a running job's instance away; return the job once it waits or runs again, or has ended."""
@@ -122,17 +118,10 @@ class World:
 
     def event(self, job_id: str, **detail: Any) -> dict[str, Any]:
         """Return a 'Batch Job State Change' as the user guide documents it, of the job as it is."""
-        job = self.job(job_id)
         return {
-            "version": "0",
-            "id": str(uuid.uuid4()),
             "detail-type": "Batch Job State Change",
             "source": "aws.batch",
-            "account": "123456789012",
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "region": "us-east-1",
-            "resources": [job["jobArn"]],
-            "detail": {**job, **detail},
+            "detail": {**self.job(job_id), **detail},
         }
 
 
