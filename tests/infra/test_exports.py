@@ -12,7 +12,13 @@ from infra.stages import Stage
 from tests.support.infra.synthesis import Templates, imports, templates_of
 from tests.support.infra.variants import ALL
 
-BASE = Stage(name=ALL.name, teams=ALL.teams[1:], account=ALL.account, region=ALL.region)
+BASE = Stage(
+    name=ALL.name,
+    teams=ALL.teams[1:],
+    account=ALL.account,
+    region=ALL.region,
+    availability_zone_ids=ALL.availability_zone_ids,
+)
 ONE_ZONE = replace(BASE, availability_zone_ids=("use1-az2",))
 TWO_ZONES = replace(BASE, availability_zone_ids=("use1-az4", "use1-az2"))
 TOGETHER = replace(ALL, teams=tuple(replace(team, shares_instances=True) for team in ALL.teams))

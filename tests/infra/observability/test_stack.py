@@ -77,7 +77,9 @@ def test_the_dashboard_shows_levels_by_five_minutes_and_events_by_the_hour(templ
     (dashboard,) = resources(templates["dev/observability"], "AWS::CloudWatch::Dashboard").values()
     widgets = json.loads(flatten(dashboard["DashboardBody"]))["widgets"]
     shown = [metric for widget in widgets for metric in widget["properties"].get("metrics", []) if len(metric) > 1]
-    assert {(metric[1], metric[-1].get("period", 300)) for metric in shown} == {
+    options = [metric[-1] if isinstance(metric[-1], dict) else {} for metric in shown]
+    periods = [option.get("period", 300) for option in options]
+    assert {(metric[1], period) for metric, period in zip(shown, periods, strict=True)} == {
         *((name, 300) for name in ("QueueDepth", "RunningNodes", "SpendUsdPerHour", "AcceleratorUtilization")),
         *((name, 3600) for name in ("Reclaims", "FailedJobs")),
     }
