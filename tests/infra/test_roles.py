@@ -34,6 +34,8 @@ MOVE, REPORT, TAG, WATCH, END, BUDGETS = (
     f"observability/{name}Role"
     for name in ("MoveToOnDemand", "ReportJob", "TagInstances", "WatchInstances", "EndSweep", "BudgetsFunction")
 )
+ALL_PEOPLE, ALL_INSTANCES = f"{PEOPLE} {THEIR_PEOPLE}", f"{SHARED_INSTANCES} {THEIR_INSTANCES}"
+ALL_PULLERS = f"{AGENT} {THEIR_AGENT} {IMAGE_BUILD} {AMI_BUILD} {ALL_INSTANCES}"
 NOBODY = ""
 CDKS = "network/CustomVpcRestrictDefaultSGCustomResourceProviderRole"
 """Of CDK's own function, which empties the VPC's default group. AWS's policy for functions lets it write any log."""
@@ -96,14 +98,14 @@ FILES: list[Row] = [
     ("secretsmanager:GetSecretValue", "{variables}", {}, AGENT),
     ("secretsmanager:GetSecretValue", "{their_token}", {}, THEIR_AGENT),
     ("secretsmanager:GetSecretValue", arn("secretsmanager", "secret:somebody-elses-AbCdEf"), {}, NOBODY),
-    ("ssm:GetParameter", f"{PARAMETER}/huggingface-secret/research", {}, f"{PEOPLE} {THEIR_PEOPLE}"),
+    ("ssm:GetParameter", f"{PARAMETER}/huggingface-secret/research", {}, ALL_PEOPLE),
     *(
         ("ssm:GetParameter ssm:GetParameters ssm:GetParametersByPath ssm:PutParameter", arn("ssm", name), {}, NOBODY)
         for name in ("parameter/password", "parameter/trainyard/all-2/bucket/run")
     ),
-    ("ssm:GetParametersByPath", PARAMETER, {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS}"),
-    ("ssm:GetParametersByPath", f"{PARAMETER}/queue", {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS} {REPORT} {MOVE}"),
-    ("ssm:GetParametersByPath", f"{PARAMETER}/team-queue", {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS} {REPORT} {MOVE}"),
+    ("ssm:GetParametersByPath", PARAMETER, {}, f"{ALL_PEOPLE} {BUDGETS}"),
+    ("ssm:GetParametersByPath", f"{PARAMETER}/queue", {}, f"{ALL_PEOPLE} {BUDGETS} {REPORT} {MOVE}"),
+    ("ssm:GetParametersByPath", f"{PARAMETER}/team-queue", {}, f"{ALL_PEOPLE} {BUDGETS} {REPORT} {MOVE}"),
     ("ssm:PutParameter", f"{PARAMETER}/queue/spot", {}, NOBODY),
 ]
 
@@ -156,16 +158,16 @@ SUBMISSIONS: list[Row] = [
     ("batch:CancelJob", f"{JOB}:7", {}, END),
     ("batch:CancelJob", f"{JOB}:7", {STAGE: "prod"}, NOBODY),
     ("batch:TerminateJob", f"{JOB}:7", OURS, MOVE),
-    ("batch:DescribeJobs batch:ListJobs", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} {REPORT} {TAG} {END} {MOVE} {BUDGETS}"),
-    ("batch:DescribeComputeEnvironments", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} {WATCH} {BUDGETS}"),
-    ("batch:DescribeJobQueues", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} {BUDGETS}"),
-    ("batch:GetJobQueueSnapshot", "{spot}", OURS, f"{PEOPLE} {THEIR_PEOPLE}"),
+    ("batch:DescribeJobs batch:ListJobs", "*", {}, f"{ALL_PEOPLE} {REPORT} {TAG} {END} {MOVE} {BUDGETS}"),
+    ("batch:DescribeComputeEnvironments", "*", {}, f"{ALL_PEOPLE} {WATCH} {BUDGETS}"),
+    ("batch:DescribeJobQueues", "*", {}, f"{ALL_PEOPLE} {BUDGETS}"),
+    ("batch:GetJobQueueSnapshot", "{spot}", OURS, ALL_PEOPLE),
     *(
-        (action, "*", {}, f"{PEOPLE} {THEIR_PEOPLE}")
+        (action, "*", {}, ALL_PEOPLE)
         for action in ("ec2:DescribeSpotPriceHistory", "pricing:GetProducts", "servicequotas:GetServiceQuota")
     ),
-    ("ec2:DescribeSubnets", "*", {}, f"{PEOPLE} {THEIR_PEOPLE}"),
-    ("ec2:DescribeInstanceTypeOfferings", "*", {}, f"{PEOPLE} {THEIR_PEOPLE} machine-image/OfferFunctionRole"),
+    ("ec2:DescribeSubnets", "*", {}, ALL_PEOPLE),
+    ("ec2:DescribeInstanceTypeOfferings", "*", {}, f"{ALL_PEOPLE} machine-image/OfferFunctionRole"),
     ("batch:RegisterJobDefinition batch:UpdateJobQueue batch:UntagResource", "*", RESEARCH, NOBODY),
     ("batch:UpdateComputeEnvironment", ENVIRONMENT, OURS, f"{WATCH} {BUDGETS}"),
     *(("batch:UpdateComputeEnvironment", ENVIRONMENT, context, NOBODY) for context in FOREIGN),
@@ -173,12 +175,12 @@ SUBMISSIONS: list[Row] = [
 
 INSTANCES: list[Row] = [
     # An agent speaks for the instances that teams share, or for its own team's, which tag themselves.
-    ("ecs:Poll", MEMBER, {}, f"{SHARED_INSTANCES} {THEIR_INSTANCES}"),
+    ("ecs:Poll", MEMBER, {}, ALL_INSTANCES),
     ("ecs:Poll", MEMBER, {TEAM: "product"}, THEIR_INSTANCES),
     ("ecs:Poll", MEMBER, {TEAM: "finance"}, NOBODY),
-    ("ecs:RegisterContainerInstance", CLUSTER, {}, f"{SHARED_INSTANCES} {THEIR_INSTANCES}"),
-    ("ssm:UpdateInstanceInformation", "*", {}, f"{SHARED_INSTANCES} {THEIR_INSTANCES} {AMI_BUILD}"),
-    ("ecs:DescribeContainerInstances", MEMBER, {}, f"{PEOPLE} {THEIR_PEOPLE} {TAG}"),
+    ("ecs:RegisterContainerInstance", CLUSTER, {}, ALL_INSTANCES),
+    ("ssm:UpdateInstanceInformation", "*", {}, f"{ALL_INSTANCES} {AMI_BUILD}"),
+    ("ecs:DescribeContainerInstances", MEMBER, {}, f"{ALL_PEOPLE} {TAG}"),
     ("ec2:CreateTags", INSTANCE, {**OURS, "aws:TagKeys": ["trainyard:team", "trainyard:run"]}, TAG),
     ("ec2:CreateTags", INSTANCE, {**OURS, "aws:TagKeys": ["trainyard:joined"]}, WATCH),
     ("ec2:CreateTags", INSTANCE, {**OURS, "aws:TagKeys": ["trainyard:stage"]}, NOBODY),
@@ -189,7 +191,7 @@ INSTANCES: list[Row] = [
     ("ssm:StartSession", INSTANCE, {**RESEARCH, **CHECKED}, PEOPLE),
     *(("ssm:StartSession", INSTANCE, {**tags, **CHECKED}, NOBODY) for tags in (*FOREIGN, OURS)),
     ("ssm:StartSession", TASK, {**RESEARCH, **CHECKED}, NOBODY),
-    ("ssm:StartSession", arn("ssm", f"document/{DOCUMENT}", ""), CHECKED, f"{PEOPLE} {THEIR_PEOPLE}"),
+    ("ssm:StartSession", arn("ssm", f"document/{DOCUMENT}", ""), CHECKED, ALL_PEOPLE),
     *(
         ("ssm:StartSession", arn("ssm", f"document/{document}", account), CHECKED, NOBODY)
         for account in ("", ACCOUNT)
@@ -199,7 +201,7 @@ INSTANCES: list[Row] = [
         "ssm:TerminateSession ssm:ResumeSession",
         arn("ssm", "session/ada-0f"),
         {"aws:userid": "A:ada", SESSION: "A:ada"},
-        f"{PEOPLE} {THEIR_PEOPLE}",
+        ALL_PEOPLE,
     ),
     (
         "ssm:TerminateSession ssm:ResumeSession",
@@ -216,7 +218,7 @@ INSTANCES: list[Row] = [
         "logs:CreateLogStream logs:PutLogEvents",
         "{boot_logs}:log-stream:i-0123/ecs-agent",
         {},
-        f"{SHARED_INSTANCES} {THEIR_INSTANCES} {CDKS}",
+        f"{ALL_INSTANCES} {CDKS}",
     ),
     ("logs:CreateLogStream logs:PutLogEvents", "{boot_logs}:log-stream:another", {}, CDKS),
     ("logs:CreateLogStream logs:PutLogEvents", "{job_logs}:log-stream:research/script/main/1", {}, f"{AGENT} {CDKS}"),
@@ -247,31 +249,21 @@ BUILDS: list[Row] = [
     ("codebuild:StartBuild codebuild:BatchGetBuilds", "{project}", OURS, CI),
     *(("codebuild:StartBuild", "{project}", context, NOBODY) for context in FOREIGN),
     ("codebuild:UpdateProject cloudformation:CreateStack ec2:RunInstances iam:PassRole", "*", OURS, NOBODY),
-    ("ssm:GetParameter", f"{PARAMETER}/{IMAGE_BUILD_PROJECT}", {}, f"{CI} {PEOPLE} {THEIR_PEOPLE}"),
-    (
-        "ecr:BatchGetImage",
-        "{gaudi}",
-        {},
-        f"{AGENT} {THEIR_AGENT} {IMAGE_BUILD} {AMI_BUILD} {SHARED_INSTANCES} {THEIR_INSTANCES}",
-    ),
+    ("ssm:GetParameter", f"{PARAMETER}/{IMAGE_BUILD_PROJECT}", {}, f"{CI} {ALL_PEOPLE}"),
+    ("ecr:BatchGetImage", "{gaudi}", {}, ALL_PULLERS),
     *(
         (f"ecr:{action}", "{gaudi}", {}, IMAGE_BUILD)
         for action in ("PutImage", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload")
     ),
-    (
-        "ecr:GetAuthorizationToken",
-        "*",
-        {},
-        f"{AGENT} {THEIR_AGENT} {IMAGE_BUILD} {AMI_BUILD} {SHARED_INSTANCES} {THEIR_INSTANCES}",
-    ),
+    ("ecr:GetAuthorizationToken", "*", {}, ALL_PULLERS),
     # It asks for what the stage may lack, too: SSM refuses the whole call if one name is not allowed.
     *(
-        ("ssm:GetParameters", f"{PARAMETER}/{name}", {}, f"{IMAGE_BUILD} {PEOPLE} {THEIR_PEOPLE}")
+        ("ssm:GetParameters", f"{PARAMETER}/{name}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}")
         for image in images()
         for name in (image_repository_parameter(image), image_parameter(image, "1.0.0"))
     ),
-    ("ssm:GetParameters", f"{PARAMETER}/{RELEASE}", {}, f"{IMAGE_BUILD} {PEOPLE} {THEIR_PEOPLE}"),
-    ("ssm:GetParameters", f"{PARAMETER}/{IMAGES}", {}, f"{IMAGE_BUILD} {PEOPLE} {THEIR_PEOPLE}"),
+    ("ssm:GetParameters", f"{PARAMETER}/{RELEASE}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}"),
+    ("ssm:GetParameters", f"{PARAMETER}/{IMAGES}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}"),
     ("ssm:PutParameter", f"{PARAMETER}/{image_parameter('gaudi', '1.21.0')}", {}, IMAGE_BUILD),
 ]
 
