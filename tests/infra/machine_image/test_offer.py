@@ -26,7 +26,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
         return {"InstanceTypeOfferings": [{"InstanceType": name}] if name == "p4d.24xlarge" else []}
 
     # CloudFormation's own module, which only code in a template has.
-    monkeypatch.setitem(sys.modules, "cfnresponse", SimpleNamespace(SUCCESS="SUCCESS", FAILED="FAILED", send=send))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cfnresponse", SimpleNamespace(SUCCESS="SUCCESS", FAILED="FAILED", send=send))
     monkeypatch.delitem(sys.modules, "infra.machine_image.functions.offer", raising=False)
     monkeypatch.setattr(boto3, "client", lambda _: SimpleNamespace(describe_instance_type_offerings=offerings))
     from infra.machine_image.functions.offer import handler

@@ -86,7 +86,6 @@ class StoppedStage:
     def states(self) -> set[str]:
         return {environment["state"] for environment in self.environments}
 
-    @property
     def stop_tag(self) -> str | None:
         tags = self.world.aws.client("iam").list_role_tags(RoleName=self.role)["Tags"]
         return {tag["Key"]: tag["Value"] for tag in tags}.get(STOP_TAG)
@@ -163,18 +162,18 @@ def test_a_team_that_has_used_up_its_budget_waits_no_longer_and_submits_nothing(
     record = stage.record("budget-stop/research")
     assert record is not None
     assert set(record) == {"budget_usd", "since", "until"}
-    assert stage.stop_tag == record["until"]
+    assert stage.stop_tag() == record["until"]
     [message] = inbox.read()
     assert "research" in message
     assert "has used up its budget of 100 USD: 1 waiting jobs were" in message
     # A role that comes in another's place is stopped as well; on some other day than the first nothing ends.
     world.aws.client("iam").untag_role(RoleName=stage.role, TagKeys=[STOP_TAG])
     handler(MONTHLY, None)
-    assert stage.stop_tag
+    assert stage.stop_tag()
     # The next month ends the stop.
     month_passes()
     handler(MONTHLY, None)
-    assert (stage.stop_tag, stage.record("budget-stop/research")) == (None, None)
+    assert (stage.stop_tag(), stage.record("budget-stop/research")) == (None, None)
     team = f"Team research (stage {stage.name})"
     assert inbox.read() == [f"{team} may start jobs again, with a budget of 100 USD a month."]
 
@@ -187,7 +186,7 @@ def test_a_stop_does_not_outlive_its_budget(stage: StoppedStage, inbox: Inbox) -
     # WHEN a deployment takes both budgets away
     stage.deploy()
     # THEN nothing is stopped any more
-    assert (stage.states, stage.stop_tag) == ({"ENABLED"}, None)
+    assert (stage.states, stage.stop_tag()) == ({"ENABLED"}, None)
     assert stage.record(STAGE_STOP) is stage.record("budget-stop/research") is None
     assert inbox.read() == [
         f"Stage {stage.name} may start jobs again, without a budget of its own.",
