@@ -9,8 +9,8 @@ from aws_cdk import aws_s3 as s3
 
 import infra.app
 from infra.constructs.stage_stack import acknowledge
-from infra.rules import RULES
-from infra.rules.rule import Rule
+from infra.rules import RULES, instances, job_definitions, networks
+from infra.rules.rule import Rule, rules_of
 from infra.rules.stage_templates import StageTemplates
 from infra.settings import STAGES
 from tests.support.infra.synthesis import Templates, new_app
@@ -76,6 +76,10 @@ BREAKS: list[tuple[str, str, str, Any]] = [
 @pytest.mark.parametrize("stage", [*STAGES, *(row.name for row in VARIANTS)])
 def test_what_the_app_synthesises_keeps_every_rule(stage: str, templates: Templates, variants: Templates) -> None:
     assert broken_rules(_of_stage({**templates, **variants}, stage)) == {}
+
+
+def test_the_rules_of_every_module_are_asked() -> None:
+    assert [rule for module in (instances, job_definitions, networks) for rule in rules_of(module)] == list(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

@@ -217,8 +217,16 @@ ACCEPTED: list[dict[str, Any]] = [
 def test_the_ends_of_what_is_possible_are_accepted() -> None:
     for accepted in ACCEPTED:
         check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
+    check(Stage(name="test", teams=TEAMS, alerts=Alerts(failed_jobs_an_hour=1)))
     # A number may be written without its point.
     check(Stage(name="test", teams=(Team(name="a", share=2, shares_instances=True),), spot_wait_hours=3))
+
+
+def test_a_bootstrap_of_ones_own_has_a_stack_of_its_own() -> None:
+    row = Stage(name="test", teams=TEAMS)
+    assert row.bootstrap_options == []
+    own = replace(row, bootstrap_qualifier="mlteam").bootstrap_options
+    assert own == ["--qualifier", "mlteam", "--toolkit-stack-name", "CDKToolkit-mlteam"]
 
 
 def test_an_ami_cannot_be_built_without_a_way_out() -> None:

@@ -31,8 +31,7 @@ Templates = dict[str, dict[str, Any]]
 def new_app(directory: Path, **more_context: object) -> cdk.App:
     """Return an app with the feature flags of cdk.json that synthesises into `directory`."""
     flags = json.loads((ROOT / "cdk.json").read_text())["context"]
-    # The library's own check of the templates takes as long as all the rest; cfn-lint checks them in a test of its own.
-    return cdk.App(context={**flags, **more_context}, outdir=str(directory), builtin_cloud_formation_validation=False)
+    return cdk.App(context={**flags, **more_context}, outdir=str(directory))
 
 
 def synthesise_as_the_cli_does(
