@@ -2,13 +2,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.settings import STAGES, TEAMS
-from infra.stages import Stage
-from tests.support.infra.synthesis import ROOT, Templates, imports, templates_of
+from infra.settings import STAGES
+from tests.support.infra.synthesis import ROOT, Templates, imports
 
 STACKS = ("access", "network", "storage", "image", "machine-image", "compute", "jobs", "observability")
 
@@ -83,17 +81,6 @@ def test_the_app_runs_as_cdk_json_says_without_credentials(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.glob("out/assembly-*")] == ["assembly-dev"]
 
 
-def test_a_setting_changes_what_it_names_and_nothing_else() -> None:
-    row = Stage(name="test", teams=TEAMS)
-    before, after = templates_of(row), templates_of(replace(row, max_nodes=7, checkpoint_retention_days=7))
-    found = {path: _differences(before[path]["Resources"], after[path]["Resources"]) for path in before}
-    changed = {path: {one.partition(".Properties.")[2] for one in differences} for path, differences in found.items()}
-    assert {path: properties for path, properties in changed.items() if properties} == {
-        "test/compute": {"ComputeResources.MaxvCpus"},
-        "test/storage": {f"LifecycleConfiguration.Rules.{rule}.ExpirationInDays" for rule in (1, 2)},
-    }
-
-
 def _artifacts(assembly: Path) -> dict[str, dict[str, Any]]:
     """Return the stacks of an assembly as its manifests describe them."""
     return {
@@ -102,19 +89,3 @@ def _artifacts(assembly: Path) -> dict[str, dict[str, Any]]:
         for name, artifact in json.loads(path.read_text())["artifacts"].items()
         if artifact["type"] == "aws:cloudformation:stack" and "stackName" in artifact["properties"]
     }
-
-
-def _differences(before: Any, after: Any, path: str = "") -> set[str]:
-    if isinstance(before, dict) and isinstance(after, dict):
-        return {
-            found
-            for key in before.keys() | after.keys()
-            for found in _differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
-        }
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return {
-            found
-            for index, (left, right) in enumerate(zip(before, after, strict=True))
-            for found in _differences(left, right, f"{path}.{index}")
-        }
-    return set() if before == after else {path}

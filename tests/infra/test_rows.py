@@ -57,6 +57,16 @@ def test_another_instance_type_is_a_row() -> None:
     assert parameter_path("test") + queue_parameter(SPOT, team="research") in published(after)
 
 
+def test_a_setting_changes_what_it_names_and_nothing_else() -> None:
+    changed_row = replace(BASE, max_nodes=7, checkpoint_retention_days=7)
+    added, changed, removed = difference(templates_of(BASE), templates_of(changed_row))
+    assert Counter(kind for _, kind in changed) == {
+        "AWS::Batch::ComputeEnvironment": len(TEAMS),
+        "AWS::S3::Bucket": 1,
+    }
+    assert added == removed == []
+
+
 def difference(before: Templates, after: Templates) -> tuple[list[tuple[str, str]], ...]:
     """Return resources that came, changed and went: each `<stack>/<logical id>` with its type."""
     old, new = flat(before), flat(after)
