@@ -40,13 +40,12 @@ def all_resources(templates: Templates, variants: Templates) -> list[Resource]:
 
 
 def test_cfn_lint_finds_nothing(variant_assemblies: tuple[Path, Path]) -> None:
-    files = [
-        str(path)
-        for stage in ("all", "existing")
-        for made in variant_assemblies
-        for path in made.glob(f"assembly-{stage}/*.template.json")
-    ]
-    assert len(files) >= 15
+    # Every stack of the stage that has everything, and those that an existing VPC makes otherwise.
+    everything, others = variant_assemblies
+    files = [str(path) for path in everything.glob("assembly-all/*.template.json")]
+    for stack in ("network", "compute"):
+        files += [str(path) for path in others.glob(f"assembly-existing/*{stack}*.template.json")]
+    assert len(files) == 8 + 2
     # W3005: CDK's functions wait for their role by name, and by reference as well; nobody is harmed.
     command = [str(Path(sys.executable).parent / "cfn-lint"), "--ignore-checks", "W3005", "--", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
