@@ -10,13 +10,13 @@ import pytest
 
 from infra.app import build
 from infra.image.image_build import PROGRAM, _revision
-from infra.stages import Stage, Team
+from infra.stages import Pool, Stage, Team
 from jobs.contract.errors import ConfigurationError
 from jobs.contract.image_hierarchy import with_descendants
 from jobs.contract.releases import release
 from jobs.contract.revision import SOURCES
 from tests.support.infra.goldens import assert_as_reviewed
-from tests.support.infra.synthesis import ROOT, Templates, new_app, only, read_assembly, resources, up_to
+from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, up_to
 
 
 def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
@@ -31,6 +31,27 @@ def test_a_stage_without_accelerators_has_the_cpu_images_only() -> None:
     cpu = {one.name for one in with_descendants("cpu")}
     assert {name.split("/")[4] for name in names if "/image-repository/" in name} == cpu
     assert {name for name in names if "/image/" in name} == {f"/trainyard/test/image/{n}/{release().name}" for n in cpu}
+
+
+@pytest.mark.parametrize(
+    ("settings", "image"),
+    [
+        ({"image_tag": "1.21.0-fix1"}, ":1.21.0-fix1"),
+        # The image_tag is the stage's; what retires keeps the image that its release's jobs were submitted with.
+        (
+            {"image_tag": "1", "instance_type": "p4d.24xlarge", "retiring": (Pool(instance_type="dl1.24xlarge"),)},
+            "ssm:/trainyard/test/image/gaudi/1.21.0",
+        ),
+    ],
+    ids=["tag", "retiring"],
+)
+def test_the_ami_has_the_image_of_its_pools_jobs(settings: dict[str, Any], image: str) -> None:
+    made = up_to("machine-image", Stage(name="test", teams=(Team(name="research"),), **settings))["machine-image"]
+    (recipe,) = resources(made, "AWS::ImageBuilder::ImageRecipe").values()
+    given = {
+        item["Name"]: flatten(item["Value"][0]) for one in recipe["Components"] for item in one.get("Parameters", [])
+    }
+    assert given["Image"].endswith(image)
 
 
 def test_tags_of_the_whole_stage_change_nothing_that_pushes_write(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from infra.machine_image.build import DOCUMENTS, _recipe_version
 from infra.machine_image.offer import _CODE
 from infra.machine_image.stack import built_pools
-from infra.stages import Pool, Stage, Team
+from infra.stages import Stage, Team
 from tests.support.infra.goldens import assert_as_reviewed
-from tests.support.infra.synthesis import Templates, flatten, resources, up_to
+from tests.support.infra.synthesis import Templates, resources, up_to
 from tests.support.infra.variants import CUDA, NO_WAY_OUT
 
 PLAIN = Stage(name="test", teams=(Team(name="research"),))
@@ -23,27 +21,6 @@ def test_no_ami_is_built_if_one_is_given_or_aws_has_one(variants: Templates) -> 
     for row in (NO_WAY_OUT, *CUDA):
         assert built_pools(row) == []
         assert f"{row.name}/machine-image" not in variants
-
-
-@pytest.mark.parametrize(
-    ("settings", "image"),
-    [
-        ({"image_tag": "1.21.0-fix1"}, ":1.21.0-fix1"),
-        # The image_tag is the stage's; what retires keeps the image that its release's jobs were submitted with.
-        (
-            {"image_tag": "1", "instance_type": "p4d.24xlarge", "retiring": (Pool(instance_type="dl1.24xlarge"),)},
-            "ssm:/trainyard/test/image/gaudi/1.21.0",
-        ),
-    ],
-    ids=["tag", "retiring"],
-)
-def test_the_ami_has_the_image_of_its_pools_jobs(settings: dict[str, Any], image: str) -> None:
-    made = up_to("machine-image", replace(PLAIN, **settings))["machine-image"]
-    (recipe,) = resources(made, "AWS::ImageBuilder::ImageRecipe").values()
-    given = {
-        item["Name"]: flatten(item["Value"][0]) for one in recipe["Components"] for item in one.get("Parameters", [])
-    }
-    assert given["Image"].endswith(image)
 
 
 def test_ec2_is_not_asked_for_what_aws_has_promised() -> None:
