@@ -54,6 +54,8 @@ class Context:
     """Counts what is spent."""
     prices: dict[str, Prices] = field(default_factory=dict)
     """By instance type: today's, or the recorded ones."""
+    findings: list[Any] = field(default_factory=list)
+    """What the preflight found, once it was asked."""
 
     @property
     def row(self) -> InstanceType:

@@ -67,8 +67,12 @@ def _preflight(context: Context) -> Evidence:
 
 
 def _findings(context: Context) -> list[Any]:
-    with_problems = (0, ConfigurationError.exit_code)
-    return infra("preflight", "--stage", context.stage, folder=context.folder, aws=context.aws, codes=with_problems)
+    """Return what the preflight found: it is asked once in a run of this command."""
+    arguments, with_problems = ("preflight", "--stage", context.stage), (0, ConfigurationError.exit_code)
+    context.findings = context.findings or infra(
+        *arguments, folder=context.folder, aws=context.aws, codes=with_problems
+    )
+    return context.findings
 
 
 def _is_bootstrap(finding: dict[str, str]) -> bool:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from jobs.cli.acceptance import deployment
+from jobs.cli.acceptance import command, deployment
 from jobs.cli.acceptance.runs import CORPUS
 from jobs.contract.acceptance import CLAIMS, STEPS
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
+from tests.support.jobs.acceptance import context_of
 
 CACHE = Path(__file__).parents[4] / ".trainyard/cache"
 """The demo's downloads, shared by the tests."""
@@ -34,14 +35,14 @@ def test_it_proves_what_the_embedded_aws_can_show_and_nothing_else(
     (tmp_path / ".trainyard").mkdir()
     (tmp_path / ".trainyard/cache").symlink_to(CACHE)
     environment = environment_of(fresh_aws.endpoint)
-    refused = trainyard("acceptance", "--max-usd", "3", environment=environment)
-    assert refused.returncode == 2
-    assert re.search(r"error: it may cost [\d.]+ USD, and --max-usd allows 3.00 USD: nothing was begun", refused.stderr)
     with monkeypatch.context() as patch:
+        patch.setattr(command, "infra", lambda *_, **__: [context_of().facts.model_dump()])
+        too_expensive = trainyard("acceptance", "--max-usd", "3", environment=environment)
         patch.setattr(deployment, "stacks", lambda _context: {"trainyard-dev-network": "arn"})
-        refused = trainyard("acceptance", environment=environment)
-    assert refused.returncode == 3
-    assert "stage 'dev' is there already" in refused.stderr
+        of_others = trainyard("acceptance", environment=environment)
+    assert (too_expensive.returncode, of_others.returncode) == (2, 3)
+    assert re.search(r"it may cost [\d.]+ USD, and --max-usd allows 3.00 USD: nothing was begun", too_expensive.stderr)
+    assert "stage 'dev' is there already" in of_others.stderr
     assert stacks(fresh_aws) == []
 
     finished = trainyard("acceptance", environment=environment)
