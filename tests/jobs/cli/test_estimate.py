@@ -1,7 +1,6 @@
 """`trainyard estimate`: from the stage's own runs, from published figures, and from nothing at all."""
 
 import json
-import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -71,9 +70,8 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     assert "steps: 3,668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
     assert "nothing is known of p4d.24xlarge" in table.stderr
     heading, row = table.stdout.splitlines()[:2]
-    times = re.match(r"\S+ +\d+ \w+ +\d+ \w+", row)
-    assert times is not None
-    assert times.end() == heading.index("FROM") + len("FROM"), "figures are aligned right"
+    end = heading.index("TIME") + len("TIME")
+    assert row[end - 1] != " " == row[end], "figures are aligned right"
 
 
 @pytest.mark.parametrize(
