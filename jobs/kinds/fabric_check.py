@@ -22,8 +22,6 @@ class FabricCheck(Arguments):
     """Fails the job where all-reduce of the largest message within a node has less bus bandwidth."""
     minimum_bus_gigabytes_per_second_across_nodes: float | None = Field(default=None, gt=0)
     """Fails the job where that of cards of several nodes, one a node, has less."""
-    peer_timeout_seconds: float = Field(default=300.0, gt=0)
-    """A rank waits so long for the others before the job fails and names those that did not arrive."""
 
     @model_validator(mode="after")
     def _sizes_in_order(self) -> Self:

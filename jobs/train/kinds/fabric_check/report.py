@@ -1,24 +1,22 @@
 """What the ranks of a fabric-check found: brought together on rank 0, logged, judged, and written to fabric.json.
 
-Bandwidths are defined as NVIDIA's nccl-tests define them (doc/PERFORMANCE.md there): a message is what one rank has in
-the end, the algorithm bandwidth is its bytes by the time, and the bus bandwidth is what each rank's connection carries
-for it, which may be compared between collectives and numbers of ranks, and with what the hardware can do.
+Bandwidths are bus bandwidths as NVIDIA's nccl-tests define them (doc/PERFORMANCE.md there): what each rank's connection
+carries for a message, which may be compared between collectives and numbers of ranks, and with what the hardware can
+do. A message is what one rank has in the end.
 """
 
-import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, computed_field
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.run import FABRIC
 from jobs.kinds.fabric_check import FabricCheck
 from jobs.train.channel import RankStatus
-from jobs.train.kinds.fabric_check.barrier import Barrier
 from jobs.train.rank import Rank
 from jobs.train.stored_checkpoints import check_newest
 
@@ -46,15 +44,12 @@ class Measurement(BaseModel):
     microseconds: float
     """The time of the slowest rank."""
 
-    @property
-    def algorithm_gigabytes_per_second(self) -> float:
-        return self.message_bytes / self.microseconds / 1e3
-
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def bus_gigabytes_per_second(self) -> float:
         share = (self.ranks - 1) / self.ranks
         factor = {"all-reduce": 2 * share, "broadcast": 1.0 if self.ranks > 1 else 0.0, "all-gather": share}
-        return self.algorithm_gigabytes_per_second * factor[self.collective]
+        return self.message_bytes / self.microseconds / 1e3 * factor[self.collective]
 
 
 class FabricReport(BaseModel):
@@ -101,15 +96,14 @@ class Found(BaseModel):
     wrong: list[str] = []
 
 
-def collect(rank: Rank, barrier: Barrier, report: FabricReport, phase: str, found: Found) -> None:
+def collect(rank: Rank, report: FabricReport, phase: str, found: Found) -> None:
     """Add to rank 0's report what all ranks found in a phase, and log it."""
     rank.store.set(f"fabric/found/{phase}/{rank.rank}", found.model_dump_json())
-    with barrier.step(f"the results of {phase}", range(rank.world_size)):
-        if not rank.is_first:
-            return
-        everyones = [
-            Found.model_validate_json(rank.store.get(f"fabric/found/{phase}/{peer}")) for peer in range(rank.world_size)
-        ]
+    if not rank.is_first:
+        return
+    everyones = [
+        Found.model_validate_json(rank.store.get(f"fabric/found/{phase}/{peer}")) for peer in range(rank.world_size)
+    ]
     slowest: dict[tuple[str, str, int], Measurement] = {}
     for item in (item for one in everyones for item in one.measurements):
         key = item.group, item.collective, item.message_bytes
@@ -122,7 +116,7 @@ def collect(rank: Rank, barrier: Barrier, report: FabricReport, phase: str, foun
     report.wrong.extend(f"{fault}; seen by {_ranks(peers)}" for fault, peers in seen.items())
     if slowest:
         log.info("fabric: %s", phase)
-        for line in table(list(slowest.values())):
+        for line in table(slowest.values()):
             log.info("  %s", line)
 
 
@@ -160,27 +154,10 @@ def conclude(rank: Rank, arguments: FabricCheck, report: FabricReport) -> None:
 
 
 def _save(rank: Rank, report: FabricReport) -> None:
-    """Write the run's metrics, fabric.json, and the result that its receipt will have."""
-    from jobs.train.trainer.metrics import MetricsFiles
-
+    """Write fabric.json, and the result that the run's receipt will have."""
     s3 = object_store.connect()
-    metrics = MetricsFiles(rank, s3, 0)
-    for phase in dict.fromkeys(item.phase for item in report.measurements):
-        for message in slowest_groups(item for item in report.measurements if item.phase == phase):
-            name = f"{message.collective.replace('-', '')}_{phase.replace(' ', '_')}"
-            measured = {
-                f"{name}_microseconds": message.microseconds,
-                f"{name}_bus_gigabytes_per_second": message.bus_gigabytes_per_second,
-                f"{name}_algorithm_gigabytes_per_second": message.algorithm_gigabytes_per_second,
-            }
-            metrics.write(message.message_bytes, measured)
-    metrics.close()
-    content = report.model_dump(mode="json")
-    for row, item in zip(content["measurements"], report.measurements, strict=True):
-        row["algorithm_gigabytes_per_second"] = item.algorithm_gigabytes_per_second
-        row["bus_gigabytes_per_second"] = item.bus_gigabytes_per_second
     check_newest(s3, rank.run, rank.attempt)
-    object_store.write(s3, rank.run / FABRIC, (json.dumps(content, indent=2) + "\n").encode())
+    object_store.write(s3, rank.run / FABRIC, (report.model_dump_json(indent=2) + "\n").encode())
     last_step = RankStatus.read(rank.scratch).last_step
     RankStatus(last_step=last_step, result=report.summary()).write(rank.scratch)
 
@@ -211,25 +188,18 @@ def below_minimum(report: FabricReport, minimum: float | None, minimum_across_no
     ]
 
 
-def table(measurements: Sequence[Measurement]) -> Iterable[str]:
-    """Return lines for the log, with the slowest group for each collective and size."""
-    yield f"{'collective':<12}{'message':>10}{'time':>14}{'algorithm':>14}{'bus':>14}  slowest group"
-    for slowest in slowest_groups(measurements):
-        yield (
-            f"{slowest.collective:<12}{size(slowest.message_bytes):>10}{slowest.microseconds:>11.1f} us"
-            f"{slowest.algorithm_gigabytes_per_second:>9.3g} GB/s{slowest.bus_gigabytes_per_second:>9.3g} GB/s"
-            f"  {slowest.group}"
-        )
-
-
-def slowest_groups(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Return the slowest measurement of each collective and message size, in that order."""
+def table(measurements: Iterable[Measurement]) -> Iterator[str]:
+    """Return lines for the log, with the slowest group for each collective and size, in that order."""
     slowest: dict[tuple[str, int], Measurement] = {}
     for item in measurements:
         key = item.collective, item.message_bytes
-        if key not in slowest or slowest[key].microseconds < item.microseconds:
-            slowest[key] = item
-    return [slowest[key] for key in sorted(slowest)]
+        slowest[key] = max(slowest.get(key, item), item, key=lambda one: one.microseconds)
+    yield f"{'collective':<12}{'message':>10}{'time':>14}{'bus':>14}  slowest group"
+    for _, item in sorted(slowest.items()):
+        yield (
+            f"{item.collective:<12}{size(item.message_bytes):>10}{item.microseconds:>11.1f} us"
+            f"{item.bus_gigabytes_per_second:>9.3g} GB/s  {item.group}"
+        )
 
 
 def size(count: int) -> str:
