@@ -11,13 +11,13 @@ This module tells one attempt in the order in which it happens. It is also the e
       launch.py              launcher         the container's entry: this module
       launcher/              script           one process a node: from Batch's environment to ranks and their end
         request.py                            what is to be started: the command line and Batch's variables, checked
+        attempt.py                            what an attempt has on this node
         gang.py, gang_folder.py               nodes that are jobs of their own meet on S3
         sweep.py                              a worker of a sweep: point after point, each in a launcher of its own
         nodes.py                              the nodes of one attempt hear each other
         health.py                             whether this node is well, before its ranks start
         node_ranks.py, rank_lines.py          the ranks of this node: started by torchrun, and what they print
         rank_environment.py                   the variables that ranks find
-        recipe_cache.py                       what a node's HPUs have compiled, kept for the next attempt
         watchdog.py                           ranks that hang, nodes that are lost
         shutdown.py                           SIGTERM and Spot notice: the ranks save and stop
         outcome.py                            how the attempt ended, and whether Batch starts it again
@@ -62,10 +62,10 @@ from jobs.contract.instance_types import SCRATCH
 from jobs.contract.recipe import hpu_trainer
 from jobs.contract.words import counted
 from jobs.train import accelerator as accelerators
-from jobs.train.accelerator import Accelerator
 from jobs.train.channel import read_heartbeats
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.accounting import AttemptRecord, BudgetWatch
+from jobs.train.launcher.attempt import NodeAttempt
 from jobs.train.launcher.gang import GangMember
 from jobs.train.launcher.health import check_nodes
 from jobs.train.launcher.instance import capacity_paid, own_address, scratch_folder
@@ -134,7 +134,17 @@ def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None) -> int
             return _said(meeting)
         launch = replace(launch, node=gang.node(meeting), attempt=meeting.number, capacity=meeting.capacity)
     with scratch_folder(disks, launch.run, node=launch.node.index, on_instance=launch.on_instance) as scratch:
-        return _attempt(launch, accelerator, scratch, gang, disks=disks)
+        utilization = Utilization(accelerator.name, node=launch.node.index, limit_seconds=launch.idle_limit_seconds)
+        return _make(
+            NodeAttempt(
+                launch=launch,
+                accelerator=accelerator,
+                scratch=scratch,
+                disks=disks,
+                gang=gang,
+                utilization=utilization,
+            )
+        )
 
 
 def _cards_checked(launch: Launch) -> int | None:
@@ -144,23 +154,22 @@ def _cards_checked(launch: Launch) -> int | None:
     return row.accelerators if checked and launch.accelerator_asked == row.accelerator else None
 
 
-def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: GangMember | None, *, disks: Path) -> int:
+def _make(attempt: NodeAttempt) -> int:
     """Make one attempt, from its record's first line to its last. Returns the exit code."""
+    gang, is_main = attempt.gang, attempt.node.is_main
     record = budget = None
-    utilization = Utilization(accelerator.name, node=launch.node.index, limit_seconds=launch.idle_limit_seconds)
-    if launch.node.is_main:
-        waited = gang.waited_seconds if gang is not None else 0.0
-        record = AttemptRecord(launch, accelerator, scratch, waited_instance_seconds=waited, utilization=utilization)
+    if is_main:
+        record = AttemptRecord(attempt)
         record.start()
         os.environ[ATTEMPT_VARIABLE] = str(record.number)
-        budget = BudgetWatch(record, launch)
+        budget = BudgetWatch(record, attempt.launch)
     try:
         if record is not None:
-            _announce(launch, accelerator, record.number)
+            _announce(attempt, record.number)
         end = budget.start() if budget is not None else None
         if end is None:
-            with utilization:
-                end = _on_all_nodes(launch, accelerator, scratch, gang, utilization=utilization, disks=disks)
+            with attempt.utilization:
+                end = _on_all_nodes(attempt)
     except Interrupted as interruption:
         end = retried(str(interruption), "ended")
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
@@ -174,44 +183,38 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: Gang
     if record is not None:
         end = record.with_outlook(end, comes_again=gang is not None)
         record.finish(end)
-    if gang is not None and launch.node.is_main:
+    if gang is not None and is_main:
         gang.end(end.code, end.reason)
     return _said(end)
 
 
-def _on_all_nodes(
-    launch: Launch,
-    accelerator: Accelerator,
-    scratch: Path,
-    gang: GangMember | None,
-    *,
-    utilization: Utilization,
-    disks: Path,
-) -> End:
+def _on_all_nodes(attempt: NodeAttempt) -> End:
     """Meet the other nodes, and run the ranks of this one until all have ended. Returns how the attempt ended."""
-    if launch.node.nnodes == 1:
-        end = check_nodes(launch, accelerator, scratch, None, disks=disks)
-        return end or run_ranks(launch, accelerator, scratch, None, gang, utilization=utilization)
-    if gang is None and launch.node.is_main:
+    node, gang = attempt.node, attempt.gang
+    if node.nnodes == 1:
+        return check_nodes(attempt, None) or run_ranks(attempt, None)
+    if gang is None and node.is_main:
         # Not what EC2 says: AWS Batch gives such a container a network interface of its own.
-        address = own_address(None, object_store.connect().meta.endpoint_url)
-        launch = replace(launch, node=replace(launch.node, main_address=address))
+        node = replace(node, main_address=own_address(None, object_store.connect().meta.endpoint_url))
+        attempt = replace(attempt, launch=replace(attempt.launch, node=node))
     with shutdown.signals_held_back():
         import torch.distributed  # noqa: F401 - the nodes' store is its
-    with Nodes(launch.node, lambda: read_heartbeats(scratch), use=lambda: utilization.newest) as nodes:
+    utilization = attempt.utilization
+    with Nodes(node, lambda: read_heartbeats(attempt.scratch), use=lambda: utilization.newest) as nodes:
         utilization.other_nodes = lambda: list(nodes.uses.values())
-        end = wait_for_all(nodes, gang, start_timeout_seconds=launch.options.start_timeout_seconds)
-        if end is None:
-            end = check_nodes(launch, accelerator, scratch, nodes, disks=disks)
-        if end is None:
-            end = run_ranks(launch, accelerator, scratch, nodes, gang, utilization=utilization)
-    if gang is not None and not launch.node.is_main:
+        end = (
+            wait_for_all(nodes, gang, start_timeout_seconds=attempt.launch.options.start_timeout_seconds)
+            or check_nodes(attempt, nodes)
+            or run_ranks(attempt, nodes)
+        )
+    if gang is not None and not node.is_main:
         shutdown.raise_on_signals()
         end = gang.followed(end)
     return end
 
 
-def _announce(launch: Launch, accelerator: Accelerator, number: int) -> None:
+def _announce(attempt: NodeAttempt, number: int) -> None:
+    launch = attempt.launch
     log.info(
         "attempt %s of %s: %s, %s on %s over %s",
         number,
@@ -219,7 +222,7 @@ def _announce(launch: Launch, accelerator: Accelerator, number: int) -> None:
         launch.kind.name,
         counted(launch.world_size, "rank"),
         counted(launch.node.nnodes, "node"),
-        accelerator.backend,
+        attempt.accelerator.backend,
     )
 
 

@@ -281,13 +281,6 @@ def die_with_parent(pid: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail_now(message: str) -> None:
-    """End this process, from any of its threads, whatever the others are in the middle of."""
-    tell_the_launcher(message, explained=True)
-    sys.stdout.flush()
-    os._exit(1)
-
-
 def tell_the_launcher(message: str, *, explained: bool = False) -> None:
     """Write torchrun's error file, from which the launcher takes which rank failed first, and why."""
     path = os.environ.get(_ERROR_FILE_VARIABLE)

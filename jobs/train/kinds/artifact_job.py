@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
-from jobs.contract.errors import UsageError
 from jobs.contract.log_lines import Progress
 from jobs.contract.record_reader import read_lines, with_step
 from jobs.contract.run import METRICS
@@ -30,12 +29,6 @@ PROGRESS_EVERY_SECONDS = 5.0
 
 UPLOADS = 2
 """Files that go to S3 while the next one is made; each lies on the disk for so long."""
-
-
-def check_one_process(kind: str, world_size: int) -> None:
-    """Raise UsageError where a job that is one process is to be several."""
-    if world_size != 1:
-        raise UsageError(f"{kind} is one process, not {world_size}", next_step="--nproc-per-node=1")
 
 
 class JobMetrics:

@@ -44,14 +44,9 @@ PREDICTIONS = "predictions.parquet"
 METRICS = "metrics.parquet"
 
 
-def check(arguments: Evaluate, world_size: int) -> None:
-    """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
-    arguments.check(world_size)
-
-
 def evaluate(rank: Rank, arguments: Evaluate) -> None:
     """Predict, measure, and leave both under the run."""
-    _stay_offline(arguments)
+    sources.stay_offline((arguments.model, *arguments.tables()))
     accelerator = of_rank(os.environ)
     s3 = object_store.connect() if rank.is_first_on_node else None
     if not rank.is_first_on_node:
@@ -71,12 +66,6 @@ def evaluate(rank: Rank, arguments: Evaluate) -> None:
         metrics.result(1, {**result, "eval_samples": len(examples), **speed})
     # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
     rank.once("finished", lambda: True)
-
-
-def _stay_offline(arguments: Evaluate) -> None:
-    """Keep transformers from asking the hub about local folders."""
-    if not any(map(sources.is_on_hub, (arguments.model, *arguments.tables()))):
-        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def class_names(folder: Path, location: str) -> list[str]:

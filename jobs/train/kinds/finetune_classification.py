@@ -40,14 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 
-def check(arguments: FinetuneClassification, world_size: int) -> None:
-    """Check the arguments before any rank starts; the launcher calls it. Raises UsageError on what cannot work."""
-    arguments.check(world_size)
-
-
 def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
-    _stay_offline(arguments)
+    if arguments.push_to_hub is None:
+        inputs = arguments.inputs()
+        sources.stay_offline((arguments.model, *inputs.train, *inputs.evaluation))
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
     train_data, order = _training_data(rank, arguments, prepared)
@@ -90,14 +87,6 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
         s3=s3,
         accelerator=of_rank(os.environ),
     )
-
-
-def _stay_offline(arguments: FinetuneClassification) -> None:
-    """Keep transformers and datasets from asking the hub about local folders: 24 s where it cannot be reached."""
-    inputs = arguments.inputs()
-    places = (arguments.model, *inputs.train, *inputs.evaluation)
-    if arguments.push_to_hub is None and not any(map(sources.is_on_hub, places)):
-        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:

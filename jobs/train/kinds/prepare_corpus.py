@@ -25,7 +25,7 @@ from jobs.train.data.artifacts import Builder
 from jobs.train.data.corpus_documents import Input, Read, split
 from jobs.train.data.corpus_files import END, SPLITS, document_hash, file_name, is_held_out
 from jobs.train.hub import push_artifact
-from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
+from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -35,12 +35,6 @@ log = logging.getLogger("trainyard")
 
 Place = tuple[int, At]
 """The number of an input, and where in it."""
-
-
-def check(arguments: PrepareCorpus, world_size: int) -> None:
-    """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
-    arguments.check(world_size)
-    check_one_process("prepare-corpus", world_size)
 
 
 def prepare(rank: Rank, arguments: PrepareCorpus) -> None:

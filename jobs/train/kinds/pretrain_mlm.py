@@ -58,14 +58,10 @@ class Inputs(BaseModel):
     """The model to go on from."""
 
 
-def check(arguments: PretrainMlm, world_size: int) -> None:
-    """Check the arguments before any rank starts; the launcher calls it. Raises UsageError on what cannot work."""
-    arguments.check(world_size)
-
-
 def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
-    _stay_offline(arguments)
+    if arguments.push_to_hub is None:
+        sources.stay_offline(location for _, location, _ in arguments.sources())
     accelerator = replace(of_rank(os.environ), torch_compile=arguments.torch_compile)
     if accelerator.torch_compile:
         check_compiler(accelerator)
@@ -136,13 +132,6 @@ def check_compiler(accelerator: Accelerator) -> None:
             f"torch_compile needs a compiler on {name}, and there is no {' and no '.join(compilers)} here",
             next_step=f"{has_one}, or leave out torch_compile",
         )
-
-
-def _stay_offline(arguments: PretrainMlm) -> None:
-    """Keep transformers from asking the hub, unless it has anything of ours: all else lies in the data's folder."""
-    on_hub = any(sources.is_on_hub(location) for _, location, _ in arguments.sources())
-    if arguments.push_to_hub is None and not on_hub:
-        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Inputs:

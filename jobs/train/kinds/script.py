@@ -20,16 +20,10 @@ from types import TracebackType
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.contract.recipe import TRACKER_VARIABLES
-from jobs.kinds.script import Script
 from jobs.train.rank import ALONE, Rank, begin, give_first_heartbeat, hide_place, one_line, tell_the_launcher
 
 CLEAN_UP_SECONDS = 10.0
 """The time that a script which has failed gets for what it does at its exit: its peers are waiting, or gone."""
-
-
-def check(arguments: Script, world_size: int) -> None:
-    """Check the arguments before anything starts. Raises UsageError on what cannot work."""
-    arguments.check(world_size)
 
 
 def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None:

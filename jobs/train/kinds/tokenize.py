@@ -30,19 +30,13 @@ from jobs.train.data.packed_tokens import Index, PackedFile
 from jobs.train.data.tokenizer_files import TokenizerFiles, tokenizer_files
 from jobs.train.data.vocabulary import SPECIAL
 from jobs.train.hub import push_artifact
-from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
+from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 log = logging.getLogger("trainyard")
-
-
-def check(arguments: Tokenize, world_size: int) -> None:
-    """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
-    arguments.check(world_size)
-    check_one_process("tokenize", world_size)
 
 
 def tokenize(rank: Rank, arguments: Tokenize) -> None:

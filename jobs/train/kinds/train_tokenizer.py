@@ -21,7 +21,7 @@ from jobs.train.data.artifacts import TOKENIZER_KIND, Builder, OpenArtifact, ope
 from jobs.train.data.encoders import HuggingFace
 from jobs.train.data.vocabulary import SPECIAL, learn
 from jobs.train.hub import push_artifact
-from jobs.train.kinds.artifact_job import JobMetrics, check_one_process
+from jobs.train.kinds.artifact_job import JobMetrics
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -42,12 +42,6 @@ AUTO_LEAST_BYTES = 16_000_000
 tenth of the latter it took 3.13 % more (python -m tests.benchmarks.vocabulary_sample)."""
 
 _BATCH_BYTES = 4 << 20
-
-
-def check(arguments: TrainTokenizer, world_size: int) -> None:
-    """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
-    arguments.check(world_size)
-    check_one_process("train-tokenizer", world_size)
 
 
 def train_tokenizer(rank: Rank, arguments: TrainTokenizer) -> None:

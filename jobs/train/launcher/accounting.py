@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
@@ -26,15 +25,14 @@ from jobs.contract.record_reader import read_attempt
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.run import ATTEMPTS, CHECKPOINTS, RECEIPT, UTILIZATION, recorded_number
 from jobs.contract.sums import sums
-from jobs.train.accelerator import Accelerator
 from jobs.train.batch_job import job_id
 from jobs.train.channel import RankStatus, told_result, told_verdict
 from jobs.train.environment import ran_with
 from jobs.train.launcher import shutdown
+from jobs.train.launcher.attempt import NodeAttempt
 from jobs.train.launcher.instance import zone
 from jobs.train.launcher.outcome import End
 from jobs.train.launcher.request import Launch
-from jobs.train.launcher.utilization import Utilization
 from jobs.train.rank import one_line
 from jobs.train.stored_checkpoints import complete, listing
 
@@ -55,20 +53,13 @@ State = Literal["running", "interrupted", "succeeded", "failed"]
 class AttemptRecord:
     """The record of this attempt, kept up to date on S3 from `start` to `finish`."""
 
-    def __init__(
-        self,
-        launch: Launch,
-        accelerator: Accelerator,
-        scratch: Path,
-        *,
-        waited_instance_seconds: float,
-        utilization: Utilization,
-    ) -> None:
+    def __init__(self, attempt: NodeAttempt) -> None:
         """Number the attempt in its run. Raises TrainyardError where the run cannot be read."""
+        launch = attempt.launch
         self._s3 = object_store.connect()
         self._launch = launch
-        self._scratch = scratch
-        self._utilization = utilization
+        self._scratch = attempt.scratch
+        self._utilization = attempt.utilization
         self._minutes_written = 0
         self._clock = SteadyClock()
         self._recorded = RecordedAttempts(self._s3, launch.run)
@@ -84,10 +75,10 @@ class AttemptRecord:
             capacity=launch.capacity,
             spot_usd_per_hour=launch.options.spot_usd_per_hour,
             zone=zone(os.environ, on_instance=launch.on_instance),
-            accelerator=accelerator.name,
+            accelerator=attempt.accelerator.name,
             nnodes=launch.node.nnodes,
             world_size=launch.world_size,
-            waited_instance_seconds=waited_instance_seconds,
+            waited_instance_seconds=attempt.gang.waited_seconds if attempt.gang is not None else 0.0,
             ran_with=ran_with(),
         )
         self._earlier: list[Attempt] | None = None

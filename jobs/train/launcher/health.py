@@ -22,7 +22,8 @@ from pathlib import Path
 
 from jobs.contract.health import BAD_NODE_FILE, MATMUL_FLOOR, Health
 from jobs.train.accelerator import Accelerator
-from jobs.train.launcher.instance import InstanceMetadata
+from jobs.train.launcher.attempt import NodeAttempt
+from jobs.train.launcher.instance import InstanceMetadata, cpus
 from jobs.train.launcher.nodes import Nodes
 from jobs.train.launcher.outcome import End, of_node, retried
 from jobs.train.launcher.request import Launch, Node
@@ -45,29 +46,24 @@ class Measured:
     fault: str | None = None
 
 
-def check_nodes(
-    launch: Launch, accelerator: Accelerator, scratch: Path, nodes: Nodes | None, *, disks: Path
-) -> End | None:
-    """Return how the attempt ends where this node or another of `nodes` is bad; None: all are well, or nobody asked.
-
-    `disks`: where the container has its instance's own disks, on which the host finds the word of a bad node.
-    """
-    seconds = launch.options.health.seconds_on(accelerator.name, on_instance=launch.on_instance)
+def check_nodes(attempt: NodeAttempt, nodes: Nodes | None) -> End | None:
+    """Return how the attempt ends where this node or another of `nodes` is bad; None: all are well, or nobody asked."""
+    launch = attempt.launch
+    seconds = launch.options.health.seconds_on(attempt.accelerator.name, on_instance=launch.on_instance)
     if not seconds:
         return None
-    own = _check_this_node(launch, accelerator, scratch, seconds=seconds, disks=disks)
+    own = _check_this_node(attempt, seconds=seconds)
     return own if nodes is None else all_well(nodes, launch.node, own, seconds=seconds)
 
 
-def _check_this_node(
-    launch: Launch, accelerator: Accelerator, scratch: Path, *, seconds: float, disks: Path
-) -> End | None:
+def _check_this_node(attempt: NodeAttempt, *, seconds: float) -> End | None:
+    launch, accelerator = attempt.launch, attempt.accelerator
     started = time.monotonic()
     health = launch.options.health.with_floors_of(launch.instance, accelerator.name)
     faults = static_faults(launch, accelerator)
     measured: list[Measured] = []
     if not faults:
-        measured = measure(launch.nproc_per_node, accelerator, scratch, seconds=seconds)
+        measured = measure(launch.nproc_per_node, accelerator, attempt.scratch, seconds=seconds)
         faults = measured_faults(measured, health, card=_card(accelerator))
     took = time.monotonic() - started
     if not faults:
@@ -76,7 +72,7 @@ def _check_this_node(
     name = node_name(launch)
     log.info("health: %s is bad after %.0f s: %s", name, took, "; ".join(faults))
     if launch.on_instance:
-        leave_word(disks, f"{name}: {'; '.join(faults)}")
+        leave_word(attempt.disks, f"{name}: {'; '.join(faults)}")
     return retried(f"{name} is bad: {'; '.join(faults)}", "lost")
 
 
@@ -224,14 +220,13 @@ def leave_word(disks: Path, reason: str) -> None:
 
 
 def _environment(accelerator: Accelerator, *, nproc: int, port: int) -> Mapping[str, str]:
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {
         "WORLD_SIZE": str(nproc),
         "LOCAL_WORLD_SIZE": str(nproc),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: no rank makes one
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // nproc))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cpus() // nproc))),
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
         **loopback_sockets(),
         **accelerator.environment,

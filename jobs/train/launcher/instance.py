@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 import urllib.error
@@ -115,6 +116,11 @@ class InstanceMetadata:
         with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer:
             content: bytes = answer.read()
         return content
+
+
+def cpus() -> int:
+    """Return the number of this machine's CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def capacity_paid(asked: Capacity | None, environment: Mapping[str, str], *, on_instance: bool) -> Capacity | None:

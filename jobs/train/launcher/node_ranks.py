@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.kinds.script import Script
-from jobs.train.accelerator import Accelerator
 from jobs.train.channel import ask_comparison, stopped, told_verdict
 from jobs.train.launcher import shutdown
-from jobs.train.launcher.gang import GangMember, Latecomers
+from jobs.train.launcher.attempt import NodeAttempt
+from jobs.train.launcher.gang import Latecomers
 from jobs.train.launcher.instance import InstanceMetadata
 from jobs.train.launcher.nodes import Nodes
 from jobs.train.launcher.outcome import End, Failure, line_of_lost_peers, outcome, retried, with_full_disk
 from jobs.train.launcher.rank_environment import rank_environment
 from jobs.train.launcher.rank_lines import RankLines
-from jobs.train.launcher.recipe_cache import recipe_cache
 from jobs.train.launcher.request import Launch
-from jobs.train.launcher.shutdown import Interrupted, Shutdown
-from jobs.train.launcher.utilization import Utilization
+from jobs.train.launcher.shutdown import Interrupted, ShutdownWatch
 from jobs.train.launcher.watchdog import Idleness, Silence, Watchdog
 from jobs.train.rank import ARGUMENTS_FILE, one_line
 from jobs.train.script.job import ScriptJob
@@ -45,16 +43,9 @@ RENDEZVOUS_SECONDS = 900
 VMSTAT = Path("/proc/vmstat")
 
 
-def run_ranks(
-    launch: Launch,
-    accelerator: Accelerator,
-    scratch: Path,
-    nodes: Nodes | None,
-    gang: GangMember | None,
-    *,
-    utilization: Utilization,
-) -> End:
+def run_ranks(attempt: NodeAttempt, nodes: Nodes | None) -> End:
     """Run this node's ranks until they have ended. Returns how the attempt ended, for all nodes on the main one."""
+    launch, scratch, gang = attempt.launch, attempt.scratch, attempt.gang
     with shutdown.signals_held_back():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -64,10 +55,9 @@ def run_ranks(
     if launch.options.halving is not None:
         ask_comparison(scratch, launch.options.halving)
     lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
-    script = _script(launch, accelerator, scratch)
-    recipes = recipe_cache(launch, accelerator, scratch, os.environ)  # before the ranks' variables are among them
+    script = _script(attempt)
     try:
-        os.environ.update(rank_environment(launch, accelerator, scratch))
+        os.environ.update(rank_environment(launch, attempt.accelerator, scratch))
     except TrainyardError as error:
         return End(code=1, reason=one_line(error), cause="own")
     # Any free port, no race for it; there until the ranks have ended.
@@ -83,7 +73,7 @@ def run_ranks(
         last_lines=lines.last,
         end_ranks=stopping.end_now,
         silence=_silence(script, lines),
-        idleness=Idleness(launch.idle_limit_seconds, utilization.idle_seconds),
+        idleness=Idleness(launch.idle_limit_seconds, attempt.utilization.idle_seconds),
     )
     latecomers = Latecomers(gang, stopping.ask_to_stop) if gang is not None and launch.node.is_main else None
     kills_before = memory_kills()
@@ -96,7 +86,7 @@ def run_ranks(
             else:
                 os.environ.update(script.prepare())
                 program = script.program
-            with script or contextlib.nullcontext(), recipes or contextlib.nullcontext():
+            with script or contextlib.nullcontext():
                 elastic_launch(config, sys.executable)(*program)
     except TrainyardError as error:
         end = End(code=1, reason=one_line(error), cause="own")
@@ -120,19 +110,20 @@ def run_ranks(
     return end
 
 
-def _script(launch: Launch, accelerator: Accelerator, scratch: Path) -> ScriptJob | None:
+def _script(attempt: NodeAttempt) -> ScriptJob | None:
     """Return what the launcher does for a script of one's own; None where the ranks are of one of our kinds."""
+    launch = attempt.launch
     if not isinstance(launch.arguments, Script):
         return None
     return ScriptJob(
         launch.arguments,
         launch.run,
-        scratch,
+        attempt.scratch,
         node=launch.node.index,
         nnodes=launch.node.nnodes,
         nproc_per_node=launch.nproc_per_node,
         main_address=launch.node.main_address,
-        cards=accelerator.devices,
+        cards=attempt.accelerator.devices,
         allow_changes=launch.options.allow_changes,
     )
 
@@ -143,7 +134,7 @@ def _silence(script: ScriptJob | None, lines: RankLines) -> Silence | None:
     return Silence(script.silence_seconds, lambda: max(lines.last_line_at, script.last_sign()))
 
 
-def _end_of_script(script: ScriptJob, end: End, stopping: Shutdown, scratch: Path) -> End:
+def _end_of_script(script: ScriptJob, end: End, stopping: ShutdownWatch, scratch: Path) -> End:
     """Keep what a script has left, and return how the attempt ended: its own exit code does not tell all."""
     if end.code == 0 and (reason := stopped(scratch)) is not None:
         end = End(code=INTERRUPTED_EXIT_CODE, reason=reason, cause="done")
@@ -220,11 +211,11 @@ def _rendezvous_seconds(launch: Launch) -> int:
     return int(STORE_TIMEOUT.total_seconds()) if isinstance(launch.arguments, Script) else RENDEZVOUS_SECONDS
 
 
-def _shutdown_of_ranks(launch: Launch, scratch: Path, script: ScriptJob | None) -> Shutdown:
-    """Return the Shutdown that takes SIGTERM once torchrun has started the ranks."""
+def _shutdown_of_ranks(launch: Launch, scratch: Path, script: ScriptJob | None) -> ShutdownWatch:
+    """Return the ShutdownWatch that takes SIGTERM once torchrun has started the ranks."""
     from torch.distributed.elastic.multiprocessing import api
 
-    stopping = Shutdown(
+    stopping = ShutdownWatch(
         scratch,
         metadata=InstanceMetadata.of(os.environ, on_instance=launch.on_instance),
         stop_timeout_seconds=launch.stop_timeout_seconds,
@@ -244,7 +235,7 @@ def _end_at_once(number: int) -> None:
     raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
 
 
-def _interrupted(interruption: BaseException, stopping: Shutdown) -> End:
+def _interrupted(interruption: BaseException, stopping: ShutdownWatch) -> End:
     """Return how the attempt ended where the launcher ended the ranks."""
     number = getattr(interruption, "sigval", None)
     reason = stopping.reason or (str(interruption) if number is None else shutdown.signal_name(number))
@@ -256,7 +247,7 @@ def _failed(
     failures: "dict[int, ProcessFailure]",
     launch: Launch,
     lines: RankLines,
-    stopping: Shutdown,
+    stopping: ShutdownWatch,
     *,
     lacked_memory: bool | None,
 ) -> End:

@@ -148,4 +148,6 @@ def line_of_lost_peers(lines: Iterable[str]) -> str | None:
 
 def of_node(index: int, end: End) -> End:
     """Return the end of another node as this one tells it: its reason names the node."""
-    return end if f"of node {index}" in (end.reason or "") else replace(end, reason=f"node {index}: {end.reason}")
+    reason = end.reason or ""
+    is_named = f"of node {index}" in reason or reason.startswith(f"node {index} ")
+    return end if is_named else replace(end, reason=f"node {index}: {end.reason}")

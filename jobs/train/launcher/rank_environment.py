@@ -1,13 +1,13 @@
 """The environment of a node's ranks: what libraries read while they are imported, and what holds for one launch."""
 
 import os
-import sys
 from pathlib import Path
+
+import psutil
 
 from jobs.train import libfabric
 from jobs.train.accelerator import Accelerator
-from jobs.train.launcher.instance import address_towards
-from jobs.train.launcher.recipe_cache import recipe_variable
+from jobs.train.launcher.instance import address_towards, cpus
 from jobs.train.launcher.request import Launch, Node
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
 from jobs.train.start_up import LAUNCHED_AT_VARIABLE
@@ -19,12 +19,13 @@ ends its own (ProcessGroupNCCL.cpp, getDumpTimeout), by its default 60 s, for wh
 (`python -m tests.benchmarks.lost_peer --device cuda`). Nothing of theirs is read."""
 
 
+RECIPES_MB = 8 * 1024
+"""A GB for each of eight cards: what the bridge's own example gives a worker."""
+
+
 def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
     """Return all variables that the launcher sets for its ranks, beside those that torchrun sets."""
-    import psutil
-
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    share = str(max(1, cores // launch.nproc_per_node))
+    share = str(max(1, cpus() // launch.nproc_per_node))
     return {
         # Each rank's share of the cores; PyTorch takes them all for each of its processes, and torch.compile up to 32.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share),
@@ -44,10 +45,18 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
         **(loopback_sockets() if launch.node.nnodes == 1 else _sockets_towards(launch.node)),
         **accelerator.environment,
-        **recipe_variable(accelerator, scratch, os.environ),
+        **_unless_said(_recipes(scratch) if accelerator.name == "hpu" else {}),
         **libfabric.environment(accelerator.name, nnodes=launch.node.nnodes),
         **_unless_said(_NCCL_DUMP if accelerator.backend == "nccl" else {}),
     }
+
+
+def _recipes(scratch: Path) -> dict[str, str]:
+    """Return the variable by which the HPUs of a node share compiled graphs: each would compile all of them itself.
+
+    A folder, whether to empty it first, and its size in MB: the format that Habana's bridge checks it against.
+    """
+    return {"PT_HPU_RECIPE_CACHE_CONFIG": f"{scratch / 'recipes'},false,{RECIPES_MB}"}
 
 
 def _sockets_towards(node: Node) -> dict[str, str]:
@@ -56,8 +65,6 @@ def _sockets_towards(node: Node) -> dict[str, str]:
     Of the main node that is the one with its own address. Where no interface has the address, or there is no way, they
     choose for themselves.
     """
-    import psutil
-
     try:
         own = address_towards(node.main_address, node.port)
     except OSError:

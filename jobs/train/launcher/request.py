@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,16 +159,18 @@ def parse_worker(
 
 
 def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
-    """Return the launch with its gang, if it is part of one, once the entrypoint has accepted its ranks."""
-    check: Callable[[Arguments, int], None] = importlib.import_module(launch.kind.entrypoint).check
+    """Return the launch with its gang, if it is part of one, once the arguments have accepted its ranks."""
+    kind, world_size = launch.kind, launch.world_size
+    if kind.one_process and world_size != 1:
+        raise UsageError(f"{kind.name} is one process, not {world_size}", next_step="--nproc-per-node=1")
     if launch.options.gang_min_nnodes is None:
-        check(launch.arguments, launch.world_size)
+        launch.arguments.check(world_size)
         return launch
     gang = _gang(
         launch.options.gang_min_nnodes,
         launch.options,
         environment,
-        lambda nnodes: check(launch.arguments, nnodes * launch.nproc_per_node),
+        lambda nnodes: launch.arguments.check(nnodes * launch.nproc_per_node),
     )
     if len(gang.sizes) > 1 and not launch.arguments.resumes_on_other_ranks:
         raise UsageError(

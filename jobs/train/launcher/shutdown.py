@@ -105,7 +105,7 @@ def _interrupt(number: int, _: Any) -> None:
     raise Interrupted(_arrived[0])
 
 
-class Shutdown:
+class ShutdownWatch:
     """Watches for the end of the instance, or of the job, while the ranks run: a context manager.
 
     `on_signal` handles signals in the main thread.
@@ -147,7 +147,7 @@ class Shutdown:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shutdown", daemon=True)
 
-    def __enter__(self) -> "Shutdown":
+    def __enter__(self) -> "ShutdownWatch":
         self._thread.start()
         return self
 

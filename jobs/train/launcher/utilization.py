@@ -11,9 +11,10 @@ its processes took; that is not logged, since the metric is of cards. Where ther
 said and the job does not notice.
 """
 
+import contextlib
+import functools
 import json
 import logging
-import os
 import re
 import shutil
 import subprocess
@@ -26,8 +27,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
 from jobs.contract.records import CardUse
+from jobs.train.launcher.instance import cpus
 
 log = logging.getLogger("trainyard")
 
@@ -91,7 +95,7 @@ class Utilization:
         """`limit_seconds`: it looks several times in what the accelerators may idle; 0: there is no limit."""
         self.other_nodes: Callable[[], Iterable[NodeUse]] = tuple
         """Returns what the other nodes have told last: what is kept for the record is of all together."""
-        self._sensor = _sensor(accelerator)
+        self._look = _sensor(accelerator)
         self._is_logged = accelerator in _TOOLS
         self._node = node
         self._pause_seconds = min(interval_seconds / LOOKS, limit_seconds / 3 or interval_seconds)
@@ -105,7 +109,7 @@ class Utilization:
 
     def __enter__(self) -> "Utilization":
         self._busy_at = time.monotonic()
-        if self._sensor is not None:
+        if self._look is not None:
             self._thread.start()
         return self
 
@@ -113,10 +117,8 @@ class Utilization:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
-        if self._sensor is not None:
-            self._sensor.close()  # one that hangs must not hold the job's end up
         if self._thread.is_alive():
-            self._thread.join(1.0)
+            self._thread.join(1.0)  # a tool that hangs must not hold the job's end up
         with self._lock:
             if self._minute and self._newest is not None:
                 self._end_minute(self._newest)  # what there is of it
@@ -157,17 +159,15 @@ class Utilization:
             return list(self._lines)
 
     def _run(self) -> None:
-        assert self._sensor is not None  # noqa: S101 - the thread runs only where there is one
+        assert self._look is not None  # noqa: S101 - the thread runs only where there is one
         try:
-            while not self._over.wait(self._pause_seconds) and (look := self._sensor.look()) is not None:
-                self._keep(look)
+            while not self._over.wait(self._pause_seconds):
+                self._keep(self._look())
         except Exception as error:  # noqa: BLE001 - a job must not end for idle cards by what was seen before
-            log.warning("warning: the use of the accelerators is not known any more: %s", error)
-        if not self._over.is_set():
-            with self._lock:
-                self._newest = None  # what failed once is asked no more, and nothing is judged by it
-            if isinstance(self._sensor, CardTool) and self._sensor.fault:
-                log.warning("warning: %s; from here on it is not known whether cards are idle", self._sensor.fault)
+            if not self._over.is_set():
+                with self._lock:
+                    self._newest = None  # what failed once is asked no more, and nothing is judged by it
+                log.warning("warning: %s; from here on it is not known whether cards are idle", error)
 
     def _keep(self, look: Look) -> None:
         now = time.monotonic()
@@ -225,44 +225,34 @@ def _mean(values: Iterable[float]) -> float:
     return sum(found) / len(found)
 
 
-def _sensor(accelerator: str) -> "CardTool | Cpus | None":
-    command = _TOOLS.get(accelerator)
-    if command is None:
-        return Cpus() if accelerator == "cpu" and Path("/proc/self/stat").exists() else None
+def _sensor(accelerator: str) -> "Callable[[], Look] | None":
+    """Return what looks at this node's accelerators, and raises if it cannot; None where there is no such tool."""
+    if accelerator == "cpu":
+        return Cpus().look
+    command = _TOOLS[accelerator]
     tool = shutil.which(command[0])
-    return CardTool([tool, *command[1:]]) if tool else None
+    return functools.partial(ask_tool, [tool, *command[1:]]) if tool else None
 
 
-class CardTool:
-    """The tool of the cards' driver."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.asked: subprocess.Popen[str] | None = None
-        self.fault = ""
-        self._command = command
-
-    def look(self) -> Look | None:
-        """Ask the tool; None if it fails, hangs or lists no cards: `fault` says how."""
-        try:
-            with subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-            ) as self.asked:
-                try:
-                    output, errors = self.asked.communicate(timeout=TOOL_TIMEOUT_SECONDS)
-                except subprocess.TimeoutExpired:
-                    self.asked.kill()
-                    raise
-                if self.asked.returncode == 0:
-                    return read(output)
-                words = (errors + output).strip().splitlines() or ["it printed nothing"]
-                self.fault = f"{Path(self._command[0]).name} failed: exit code {self.asked.returncode}: {words[0]}"
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            self.fault = f"{Path(self._command[0]).name} failed: {error}"
-        return None
-
-    def close(self) -> None:
-        if self.asked is not None:
-            self.asked.kill()
+def ask_tool(command: list[str]) -> Look:
+    """Ask the tool of the cards' driver. Raises RuntimeError with its name if it fails, hangs or lists no cards."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TOOL_TIMEOUT_SECONDS,
+            check=True,
+        )
+        return read(done.stdout)
+    except subprocess.CalledProcessError as error:
+        words = error.stdout.strip().splitlines() or ["it printed nothing"]
+        reason = f"exit code {error.returncode}: {words[0]}"
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    raise RuntimeError(f"{Path(command[0]).name} failed: {reason}")
 
 
 def read(output: str) -> Look:
@@ -289,46 +279,29 @@ class Cpus:
     """The CPUs that this process and those it started, ranks and theirs, have taken since the last look."""
 
     def __init__(self) -> None:
-        self._count = len(os.sched_getaffinity(0))
-        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._ticks = self._taken()[0]
+        self._process = psutil.Process()
+        self._memory_bytes = psutil.virtual_memory().total
+        self._seconds = self._taken()[0]
         self._at = time.monotonic()
 
-    def look(self) -> Look | None:
-        ticks, pages = self._taken()
+    def look(self) -> Look:
+        seconds, memory_bytes = self._taken()
         now = time.monotonic()
         # A process that ended without being waited for takes its time with it: never below 0.
-        taken = max(0, ticks - self._ticks) / os.sysconf("SC_CLK_TCK") / max(1e-3, now - self._at)
-        self._ticks, self._at = ticks, now
+        taken = max(0.0, seconds - self._seconds) / max(1e-3, now - self._at)
+        self._seconds, self._at = seconds, now
         return Look(
-            utilization_percent=min(100.0, 100 * taken / self._count),
-            memory_percent=min(100.0, 100 * pages * os.sysconf("SC_PAGE_SIZE") / self._memory_bytes),
-            accelerators=self._count,
+            utilization_percent=min(100.0, 100 * taken / cpus()),
+            memory_percent=min(100.0, 100 * memory_bytes / self._memory_bytes),
+            accelerators=cpus(),
             is_busy=taken >= IDLE_CPUS,
         )
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-    @staticmethod
-    def _taken() -> tuple[int, int]:
-        """Return the clock ticks and the pages of memory that all of them have taken (proc(5): stat)."""
-        fields: dict[int, list[str]] = {}
-        children: dict[int, list[int]] = {}
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                found = path.read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
-                continue
-            pid = int(path.parent.name)
-            fields[pid] = found
-            children.setdefault(int(found[1]), []).append(pid)
-        ticks = pages = 0
-        waiting = [os.getpid()]
-        while waiting:
-            pid = waiting.pop()
-            waiting += children.get(pid, [])
-            if pid in fields:
-                ticks += sum(int(field) for field in fields[pid][11:15])
-                pages += int(fields[pid][21])
-        return ticks, pages
+    def _taken(self) -> tuple[float, int]:
+        """Return the seconds and the bytes of memory that all of them have taken."""
+        seconds, memory_bytes = 0.0, 0
+        for process in (self._process, *self._process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seconds += sum(process.cpu_times()[:4])  # user and system, its own and of children that have ended
+                memory_bytes += process.memory_info().rss
+        return seconds, memory_bytes

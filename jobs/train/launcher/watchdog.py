@@ -8,9 +8,7 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,9 +30,6 @@ _LOOK_SECONDS = 1.0
 
 _TRACE_SECONDS = 1.0
 """The time that ranks have to print where they are."""
-
-_TOOL_SECONDS = 10.0
-"""The time that py-spy has for the stacks of a rank."""
 
 _KILL_AFTER_SECONDS = 4.0
 """The time between the ranks' SIGTERM and their SIGKILL: a rank that hangs may not take the first, and torch waits for
@@ -228,31 +223,14 @@ class Watchdog:
         return retried(f"what connects the nodes broke: {own.reason}", "peers")
 
     def _ask_where(self, ranks: Iterable[int]) -> None:
-        """Have the named ranks that are on this node print where they are, if they can.
-
-        py-spy, where the job's image or its requirements have it, sees all threads, and processes that a rank started.
-        """
-        named = [heartbeat for rank, heartbeat in sorted(read_heartbeats(self._scratch).items()) if rank in ranks]
-        tool = shutil.which("py-spy")
-        asked = [heartbeat for heartbeat in named if not (tool and _printed_by(tool, heartbeat))]
+        """Have the named ranks that are on this node print where they are, if they can."""
+        asked = [heartbeat for rank, heartbeat in sorted(read_heartbeats(self._scratch).items()) if rank in ranks]
         for heartbeat in asked:
             with contextlib.suppress(OSError):
                 if _catches(heartbeat.pid, signal.SIGUSR1):  # jobs.train.rank; what does not would die of it
                     os.kill(heartbeat.pid, signal.SIGUSR1)
         if asked:
             time.sleep(_TRACE_SECONDS)
-
-
-def _printed_by(tool: str, heartbeat: Heartbeat) -> bool:
-    """Print the stacks of a rank as py-spy sees them; False where the kernel does not let it look."""
-    command = [tool, "dump", "--subprocesses", "--pid", str(heartbeat.pid)]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    for line in found.stdout.splitlines():
-        log.info("rank %s of node %s is here: %s", heartbeat.rank, heartbeat.node, line)
-    return True
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

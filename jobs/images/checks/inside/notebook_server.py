@@ -10,7 +10,8 @@ from pathlib import Path
 from jupyter_client.manager import start_new_kernel
 from torch.utils.tensorboard import SummaryWriter
 
-from jobs.train.kinds.notebook.jupyter import LOOPBACK, TENSORBOARD, JupyterLab
+from jobs.train.kinds.notebook.jupyter import TENSORBOARD, JupyterLab
+from jobs.train.store import LOOPBACK
 
 SECONDS = 240
 """Longer than the proxy in front of TensorBoard waits for its start (jobs/train/kinds/notebook/jupyter.py)."""

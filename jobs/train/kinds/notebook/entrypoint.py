@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
-from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.errors import TrainyardError
 from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.run import NOTEBOOK, NOTEBOOK_SERVER
 from jobs.contract.words import counted
 from jobs.kinds.notebook import Notebook
 from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.data import sources
-from jobs.train.kinds.notebook.jupyter import LOOPBACK, JupyterLab, check_installed
+from jobs.train.kinds.notebook.jupyter import JupyterLab, check_installed
 from jobs.train.rank import Rank, one_line, run
 from jobs.train.saved_folder import SavedFolder
+from jobs.train.store import LOOPBACK
 from jobs.train.stored_checkpoints import SupersededError, check_newest
 
 if TYPE_CHECKING:
@@ -41,19 +42,12 @@ class Interrupted(BaseException):
     """SIGTERM arrived. No Exception, which botocore would take for a broken line."""
 
 
-def check(arguments: Notebook, world_size: int) -> None:
-    """Check the arguments before anything starts. Raises TrainyardError on what cannot work."""
-    arguments.check(world_size)
-    if world_size != 1:
-        raise UsageError(f"a notebook is one process, not {world_size}", next_step="--nproc-per-node=1")
-    check_installed()
-
-
 def serve(rank: Rank, arguments: Notebook) -> None:
     """Run JupyterLab until it is shut down, nobody works in it any more, or SIGTERM arrives.
 
-    Raises TrainyardError where JupyterLab fails.
+    Raises ConfigurationError where this image has no JupyterLab, TrainyardError where it fails.
     """
+    check_installed()
     signal.signal(signal.SIGTERM, _interrupt)
     s3 = object_store.connect()
     folder = rank.scratch / "notebook"

@@ -23,8 +23,7 @@ from typing_extensions import Self
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.train.rank import TORCHRUN_VARIABLES, die_with_parent
-
-LOOPBACK = "127.0.0.1"
+from jobs.train.store import LOOPBACK
 
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
