@@ -132,8 +132,8 @@ def run_embedded_aws(
     }
     process: subprocess.Popen[bytes] | WarmLauncher
     with log.open("wb") as output:
-        if warm_launcher.can_fork(command, own_environment, warm_launcher.SERVERS):
-            process = warm_launcher.start(command, own_environment, warm_launcher.SERVERS, output=output.fileno())
+        if warm_launcher.can_fork(command, own_environment):
+            process = warm_launcher.start(command, own_environment, output.fileno())
         else:
             process = subprocess.Popen(
                 command, cwd=Path(__file__).parents[2], stdout=output, stderr=subprocess.STDOUT, env=own_environment

@@ -149,6 +149,8 @@ def running_hub() -> Iterator[Hub]:
         def _answer(self, status: int, content: dict[str, Any]) -> None:
             data = json.dumps(content).encode()
             self.send_response(status)
+            if status == 404:
+                self.send_header("X-Error-Code", "RepoNotFound")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

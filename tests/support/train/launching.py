@@ -3,16 +3,14 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -31,17 +29,6 @@ PATIENCE_SECONDS = 120
 """For anything that is waited for; a healthy run takes a tenth."""
 
 _SCAN_EVERY_SECONDS = 0.5
-
-_WITHOUT_FORKS = """
-import sys
-from jobs.train import launch
-from tests.support.train import warm_ranks
-warm_ranks.start_fresh()
-sys.exit(launch.main())
-"""
-
-FRESH_RANKS = ("-c", _WITHOUT_FORKS)
-"""A launcher of a fabric-check whose ranks are not forked: Python runs a test's `sitecustomize` first in each."""
 
 MEASURED = (
     "time",
@@ -135,19 +122,10 @@ class Launched:
             time.sleep(_SCAN_EVERY_SECONDS)
 
 
-@contextlib.contextmanager
-def _readable(text: str) -> Iterator[IO[str]]:
-    with tempfile.TemporaryFile("w+") as file:
-        file.write(text)
-        file.seek(0)
-        yield file
-
-
 def _rank(process: psutil.Process) -> int | None:
-    """Its number; None: it is no rank. One that was forked has the launcher's environment, and a name of its own."""
+    """Its number; None: it is no rank."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        named = re.search(r"\[rank (\d+)\]", " ".join(process.cmdline()))
-        number = named[1] if named else process.environ().get("RANK")
+        number = process.environ().get("RANK")
         return None if number is None else int(number)
     return None
 
@@ -174,15 +152,13 @@ class Run:
         program: Sequence[str] = ("-m", "jobs.train.launch"),
         options: Sequence[str] = (),
         within: Sequence[str] = (),
-        answers: str = "",
-        imports: Sequence[str] | None = None,
+        script_ranks: str = "fresh",
         **env: str,
     ) -> Launched:
         """Start an attempt.
 
-        `within`: a command that becomes the one which is appended to it, somewhere else. `answers`: what is found on
-        standard input, if anything. `imports`: modules that a script's ranks find imported (warm_launcher.py), where
-        these are not what is tested.
+        `within`: a command that becomes the one which is appended to it, somewhere else. `script_ranks`: forked ones
+        find PyTorch and transformers imported, as those of our kinds do (warm_launcher.py).
         """
         command = [
             *within,
@@ -199,19 +175,18 @@ class Run:
             **env,
         }
         process: subprocess.Popen[str] | WarmLauncher
-        with _readable(answers) if answers else contextlib.nullcontext() as stdin:
-            if not self.is_fresh and warm_launcher.can_fork(command, environment, imports):
-                process = warm_launcher.start(command, environment, imports, stdin)
-            else:
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    cwd=Path(__file__).parents[3],
-                )
+        if not self.is_fresh and warm_launcher.can_fork(command, environment):
+            process = warm_launcher.start(command, environment, forks_script=script_ranks == "forked")
+        else:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=Path(__file__).parents[3],
+            )
         several = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ARRAY_INDEX"} & env.keys()
         starts_ranks_itself = "--processes=1" in flags  # a script's own torchrun listens where it likes
         return Launched(process, keeps_to_itself=not several and not starts_ranks_itself)
@@ -283,6 +258,14 @@ class Run:
 
 
 NewRun = Callable[[], Run]
+
+
+def two_nodes(job: str = "8d2f") -> list[dict[str, Any]]:
+    """What AWS Batch tells the containers of a job of two nodes, the main node first."""
+    job_of_two = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
+    main = {**job_of_two, "AWS_BATCH_JOB_ID": f"{job}#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
+    child = {**job_of_two, "AWS_BATCH_JOB_ID": f"{job}#1", "AWS_BATCH_JOB_NODE_INDEX": "1"}
+    return [main, {**child, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1"}]
 
 
 def environment_of(endpoint: str) -> dict[str, str]:

@@ -52,7 +52,7 @@ def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator
     if is_fresh:
         server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
     else:
-        server = warm_launcher.start(command, environment, warm_launcher.SERVERS)
+        server = warm_launcher.start(command, environment)
     assert server.stdout is not None
     with server.stdout as printed:
         try:

@@ -19,13 +19,8 @@ REPOSITORY = Path(__file__).parents[3]
 PACKAGES = {"PYTHONPATH": str(Path(sys.prefix) / "scripts")}
 """What lets a process find the packages of requirements-scripts.txt."""
 
-_LIBRARY = ("trainyard.run", "trainyard.transformers_callback")
-
-WARM: dict[str, Any] = {
-    "kind": "script",
-    "imports": ("torch.distributed", "transformers.trainer", "transformers.models.bert.modeling_bert", *_LIBRARY),
-}
-"""For a run of a script that imports these, where how it comes to them is not what is tested."""
+WARM: dict[str, Any] = {"kind": "script", "script_ranks": "forked"}
+"""For a run of a script that imports PyTorch or transformers, where how it comes to them is not what is tested."""
 
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:

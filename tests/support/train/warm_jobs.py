@@ -39,7 +39,7 @@ class WarmExecutor(ProcessExecutor):
 
         # A forked one is unbuffered as well.
         read = {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
-        if not warm_launcher.can_fork([sys.executable, *command[1:]], read, None):
+        if not warm_launcher.forks_jobs() or not warm_launcher.can_fork([sys.executable, *command[1:]], read):
             return super()._started(arguments, environment)
         stdin, lifeline = os.pipe()
         output, written = os.pipe()
@@ -48,7 +48,6 @@ class WarmExecutor(ProcessExecutor):
         )
         for descriptor in (stdin, written):
             os.close(descriptor)
-        process_executor._init_pids.add(warm_launcher.pid_for_jobs())
         return cast("subprocess.Popen[bytes]", _Started(process, lifeline, output))
 
 

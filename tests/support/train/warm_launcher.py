@@ -1,18 +1,12 @@
-"""Launchers, and embedded AWSs, that are forked from one process which has imported what they import.
+"""Launchers, and embedded AWSs with their jobs, forked from one process that has imported what they import.
 
-Such a launcher forks its ranks in the same way (warm_ranks.py). Tests launch some hundreds of trainings of a second,
-and would import PyTorch and transformers hundreds of times: four seconds of CPU each. Whatever a launch brings along
-that is read during an import makes it a fresh process instead, and so do other packages and interpreters. Jobs of the
-embedded AWS are forked in the same way (warm_jobs.py), with their containers.
+Tests launch some hundreds of trainings of a second, and would import PyTorch and transformers hundreds of times: four
+seconds of CPU each. A launcher that was forked forks its ranks in the same way (warm_ranks.py), and an embedded AWS its
+jobs (warm_jobs.py). Whatever a launch brings along that is read during an import makes it a fresh process instead, and
+so do other packages and interpreters. Ranks of a script are fresh processes, as those of users are, unless a test asks
+for others.
 
-Ranks of a script are fresh processes, as those of users are, unless the test names the modules that they are to find
-imported: then they are forked as well, from a process that has imported nothing else than a launcher and these.
-
-Servers are forked from a process of their own, since launchers would find imported what only servers import. Each forks
-its jobs from a copy of itself that it makes before it has threads, so those do find it: that a job imports all it needs
-is for the trainings that are launched without a server to show, and for those in a container.
-
-    python -m tests.support.train.warm_launcher SOCKET_FD [MODULE …]
+    python -m tests.support.train.warm_launcher SOCKET_FD
 """
 
 import atexit
@@ -32,7 +26,7 @@ import types
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn
 
 from infra.emulator import REGION
 from infra.emulator.containers import container_init
@@ -40,48 +34,48 @@ from jobs.train.accelerator import CPU
 from jobs.train.imports import imports_that_stay
 from tests.support.collector import seldom_collect
 from tests.support.train import warm_ranks
-from tests.support.train.warm_ranks import name_process, run_module, run_to_its_end
+from tests.support.train.warm_ranks import run_module, run_to_its_end, show_environment
 
 _REPOSITORY = Path(__file__).parents[3]
 _LAUNCHER = "jobs.train.launch"
-_IMPORTED = (_LAUNCHER, "torch.distributed.launcher.api")
-_IMPORTED_BY_RANKS = (
+_SERVER = "tests.support.train.warm_jobs"
+_KINDS = (
+    *("finetune-classification", "pretrain-mlm", "evaluate", "fabric-check"),
+    *("prepare-corpus", "train-tokenizer", "tokenize"),
+)
+"""Those whose ranks are forked."""
+_SERVICES = ("batch", "cloudformation", "ec2", "events", "iam", "logs", "s3", "ssm", "sts")
+"""Those of moto that most servers come to use."""
+_EMULATOR = (
+    "access",
+    "application",
+    "cloudformation",
+    "ecr",
+    "events",
+    "functions",
+    "kept_objects",
+    "server",
+    "shortcuts",
+)
+_IMPORTED = (
+    _SERVER,  # first: it keeps out what moto would load
+    _LAUNCHER,
+    "torch.distributed.launcher.api",
     "jobs.train.trainer.training",
     "jobs.train.models.masked_bert",
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert_fast",
     "torch.utils.tensorboard",
     "numpy.ma",
-)
-_KINDS = ["finetune-classification", "pretrain-mlm", "evaluate", "fabric-check"]
-"""Those whose ranks are forked; with a script's modules imported, its ranks too."""
-_SERVICES = ("batch", "cloudformation", "ec2", "events", "iam", "logs", "s3", "ssm", "sts")
-"""Those of moto that most servers come to use."""
-SERVERS = (
-    "tests.support.train.warm_jobs",
+    "trainyard.run",
+    "trainyard.transformers_callback",
     "infra.emulator.server",
-    *(
-        f"infra.emulator.{name}"
-        for name in (
-            "access",
-            "application",
-            "cloudformation",
-            "ecr",
-            "events",
-            "functions",
-            "kept_objects",
-            "shortcuts",
-        )
-    ),
+    *(f"infra.emulator.{name}" for name in _EMULATOR),
     "moto.server",
     *(f"moto.{name}.urls" for name in _SERVICES),
 )
-"""What servers import: given to `start` in place of a script's modules."""
 _READ_DURING_IMPORTS = ("HF_", "LD_", "MOTO_", "OMP_", "PYTHON", "S3_", "TORCH_", "TRANSFORMERS_")
 """Beginnings of the names of variables."""
-_SEARCH_PATH = "PYTHONPATH"
-_OF_A_SCRIPT = ("--requirements=",)
-"""Beginnings of flags of a script that its ranks can have as fresh processes only: packages on their search path."""
 _KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 """What a container of the tests has of this machine's environment (launching.py)."""
 _IMPORT_ENVIRONMENT = {
@@ -92,17 +86,14 @@ _IMPORT_ENVIRONMENT = {
     "HF_DATASETS_TRUST_REMOTE_CODE": "0",
     "HF_HUB_OFFLINE": "1",
 }
-_ENVIRONMENT_ROOM = "TRAINYARD_TESTS_ROOM"
-"""Variable as long as an environment may get: /proc/PID/environ of a forked launcher is to be its own, and that is
-where the environment lies that the process was started with."""
 _ROOM_BYTES = 65_536
+"""As long as an environment may get: /proc/PID/environ of a forked process is to be its own, and that is where the
+environment lies that the first process was started with."""
 _REQUEST_BYTES = 1 << 20
-_ENVIRONMENT_START = 47
-"""Fields of /proc/PID/stat counted from the state: env_start and, behind it, env_end (proc_pid_stat(5))."""
 
 
 class WarmLauncher:
-    """A launcher that runs, with what the tests use of a `Popen`."""
+    """A process that was forked, with what the tests use of a `Popen`."""
 
     def __init__(self, pid: int, stdout: IO[str] | None, ended: socket.socket) -> None:
         self.pid = pid
@@ -120,7 +111,7 @@ class WarmLauncher:
         """Return the exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         code = self._code(timeout)
         if code is None:
-            raise subprocess.TimeoutExpired(f"launcher {self.pid}", timeout or 0)
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -142,21 +133,19 @@ class WarmLauncher:
         return self.returncode
 
 
-def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None) -> bool:
-    """Return whether a launch needs nothing but what a warm process has.
+def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a command needs nothing but what a warm process has.
 
-    That is one of `python -m jobs.train.launch …`, and of `python -c` with a program that sets something of it first.
-    `imports`: the modules that ranks of a script find imported; None: they are fresh; SERVERS: it is a server.
+    It is a launcher, a program (`python -c`) that sets something of the launcher first, or an embedded AWS.
     """
     imported_with = _environment()
-    if imports is not None and _SEARCH_PATH in environment:
-        imported_with[_SEARCH_PATH] = environment[_SEARCH_PATH]
-    is_launcher = list(command[1:3]) == ["-m", _LAUNCHER] or (command[1] == "-c" and "jobs.train" in command[2])
+    is_known = list(command[1:3]) in (["-m", _LAUNCHER], ["-m", _SERVER]) or (
+        command[1] == "-c" and "jobs.train" in command[2]
+    )
     return (
-        (is_launcher or imports == SERVERS)
+        is_known
         and command[0] == sys.executable
         and len(_as_bytes(environment)) < _ROOM_BYTES
-        and not (imports is not None and any(word.startswith(_OF_A_SCRIPT) for word in command))
         and all(
             value == imported_with.get(name)
             for name, value in environment.items()
@@ -166,64 +155,59 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Se
 
 
 def start(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    imports: Sequence[str] | None,
-    stdin: IO[str] | None = None,
-    output: int | None = None,
+    command: Sequence[str], environment: Mapping[str, str], output: int | None = None, *, forks_script: bool = False
 ) -> WarmLauncher:
-    """Start what `can_fork` allows, with just this environment.
+    """Start Python with these arguments and just this environment.
 
-    `output`: the open file for what it prints; None: a pipe, which is then its `stdout`.
+    `output`: the open file for what it prints; None: a pipe, which is then its `stdout`. `forks_script`: a launcher
+    forks its ranks, even if they are those of a script.
     """
-    requests = _server(*([] if imports is None else [environment.get(_SEARCH_PATH, ""), *imports])).requests
     read, write = os.pipe() if output is None else (None, os.dup(output))
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with there:
-        request = json.dumps([list(command[1:]), dict(environment), None]).encode()
-        inherited = [] if stdin is None else [stdin.fileno()]
-        socket.send_fds(requests, [request], [write, there.fileno(), *inherited])
-        os.close(write)
-        pid = json.loads(here.recv(64))
-    return WarmLauncher(pid, None if read is None else os.fdopen(read, encoding="utf-8"), here)
+    pid, ended = _ask(command, environment, None, write, forks_script=forks_script)
+    os.close(write)
+    return WarmLauncher(pid, None if read is None else os.fdopen(read, encoding="utf-8"), ended)
 
 
 def start_container(
     command: Sequence[str], environment: Mapping[str, str], folder: str, *, output: int, stdin: int, status_fd: int
 ) -> WarmLauncher:
     """Start the first process of a container whose command `can_fork` allows, with these open files."""
+    pid, ended = _ask(command, environment, folder, output, stdin, status_fd)
+    return WarmLauncher(pid, None, ended)
+
+
+def _ask(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str | None,
+    *files: int,
+    forks_script: bool = False,
+) -> tuple[int, socket.socket]:
+    """Return the process id of what was forked, and the socket that its exit code will come by."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        request = json.dumps([list(command[1:]), dict(environment), folder]).encode()
-        socket.send_fds(_server().requests, [request], [output, there.fileno(), stdin, status_fd])
-        pid = json.loads(here.recv(64))
-    return WarmLauncher(pid, None, here)
+        request = json.dumps([list(command[1:]), dict(environment), folder, forks_script]).encode()
+        requests = _of_forked_server[0] if _of_forked_server else _of_tests()
+        socket.send_fds(requests, [request], [there.fileno(), *files])
+        return json.loads(here.recv(64)), here
 
 
 def _environment() -> dict[str, str]:
     return {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **_IMPORT_ENVIRONMENT}
 
 
-class _Server(NamedTuple):
-    """A warm process: where it takes requests."""
+_of_forked_server: list[socket.socket] = []
+"""In an embedded AWS that was forked: what it forks its jobs from."""
 
-    requests: socket.socket
-    pid: int
-
-
-def pid_for_jobs() -> int:
-    """Return the process id of what `start_container` forks."""
-    return _server().pid
-
-
-_of_forked_server: list[_Server] = []
-"""In a server that was forked: what it forks its jobs from."""
+_is_warm = False
+"""Whether this process has imported all of it, or was forked from one that has."""
 
 
 def fork_for_jobs() -> int | None:
-    """In a server that was forked, before it has threads: fork what its jobs are to be forked from.
+    """In an embedded AWS that was forked, before it has threads: fork what its jobs are to be forked from.
 
-    Returns its process id; None: this server is a fresh process, whose first job starts one.
+    Jobs are descendants of their server, which adopts what a killed one leaves. Returns the process id; None: this
+    server is a fresh process, and so are its jobs.
     """
     if not _is_warm:
         return None
@@ -235,7 +219,7 @@ def fork_for_jobs() -> int | None:
         here.close()
         _fork_for_requests(there)
     there.close()
-    _of_forked_server.append(_Server(here, pid))
+    _of_forked_server.append(here)
 
     def end() -> None:
         here.close()
@@ -245,6 +229,10 @@ def fork_for_jobs() -> int | None:
     return pid
 
 
+def forks_jobs() -> bool:
+    return bool(_of_forked_server)
+
+
 def _sockets() -> tuple[socket.socket, socket.socket]:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for place in (here, there):
@@ -252,25 +240,15 @@ def _sockets() -> tuple[socket.socket, socket.socket]:
     return here, there
 
 
-def _server(search_path: str = "", *imports: str) -> _Server:
-    """Return the process for ranks of ours; where modules are named, the one for a script's, or for servers."""
-    if _of_forked_server and not imports:
-        return _of_forked_server[0]
-    return _started_server(search_path, *imports)
-
-
 @functools.cache
-def _started_server(search_path: str, *imports: str) -> _Server:
+def _of_tests() -> socket.socket:
+    """Start the process that this one's launchers and servers are forked from. Returns where it takes requests."""
     here, there = _sockets()
     process = subprocess.Popen(
-        # The name that `ps` shows is written over the arguments: there is to be room for a launcher's.
-        [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), *imports, " " * 4096],
-        env={
-            **_environment(),
-            **({_SEARCH_PATH: search_path} if search_path else {}),
-            _ENVIRONMENT_ROOM: "x" * _ROOM_BYTES,
-        },
+        [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno())],
+        env={**_environment(), "TRAINYARD_TESTS_ROOM": "x" * _ROOM_BYTES},
         cwd=_REPOSITORY,
+        stdin=subprocess.DEVNULL,
         pass_fds=(there.fileno(),),
     )
     there.close()
@@ -280,29 +258,21 @@ def _started_server(search_path: str, *imports: str) -> _Server:
         process.wait()
 
     atexit.register(end)
-    return _Server(here, process.pid)
+    return here
 
 
-_is_warm = False
-"""Whether this process has imported what servers and their jobs import, or was forked from one that has."""
-
-
-def serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
-    """Import what launches need, then fork one for each request, until nobody can ask any more."""
+def serve(requests: socket.socket) -> NoReturn:
+    """Import what launchers, ranks and servers need, then fork one for each request, until nobody can ask any more."""
     global _is_warm  # noqa: PLW0603 - it holds for this process and all that it forks
-    _is_warm = tuple(imports) == SERVERS
+    _is_warm = True
     with imports_that_stay():
-        if not imports or _is_warm:
-            CPU.trainer_class()  # first: it keeps out what a rank would not load either
-            from transformers import AutoModelForSequenceClassification
+        CPU.trainer_class()  # first: it keeps out what a rank would not load either
+        from transformers import AutoModelForSequenceClassification
 
-            AutoModelForSequenceClassification._model_mapping.keys()  # imports the configurations of all models
-        for name in (*_IMPORTED, *imports, *(_IMPORTED_BY_RANKS if not imports or _is_warm else ())):
+        AutoModelForSequenceClassification._model_mapping.keys()  # imports the configurations of all models
+        for name in _IMPORTED:
             importlib.import_module(name)
-        if _is_warm:
-            _prepare_moto()
-    if imports and not _is_warm:
-        _KINDS.append("script")
+        _prepare_moto()
     seldom_collect()
     assert threading.active_count() == 1  # a fork takes no other thread along
     _fork_for_requests(requests)
@@ -343,7 +313,7 @@ def _fork_for_requests(requests: socket.socket) -> NoReturn:
             request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
             if not request:
                 os._exit(0)
-            output, place_number, *more = descriptors
+            place_number, *files = descriptors
             place = socket.socket(fileno=place_number)
             pid = os.fork()
             if pid == 0:
@@ -352,15 +322,15 @@ def _fork_for_requests(requests: socket.socket) -> NoReturn:
                         other.close()
                     for descriptor in (woken, wake):
                         os.close(descriptor)
-                    command, environment, folder = json.loads(request)
-                    _take_over(environment, output, *more[:1])
+                    command, environment, folder, forks_script = json.loads(request)
+                    _take_over(environment, *files[:2])
                     if folder is None:
-                        _run(command)
+                        _run(command, forks_script=forks_script)
                     else:
-                        _run_in_container(command, folder, status_fd=more[1])
+                        _run_in_container(command, folder, status_fd=files[2])
                 finally:
                     os._exit(1)
-            for descriptor in (output, *more):
+            for descriptor in files:
                 os.close(descriptor)
             place.send(json.dumps(pid).encode())
             running[pid] = place
@@ -378,19 +348,21 @@ def _take_over(environment: Mapping[str, str], output: int, stdin: int = 0) -> N
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # read from TMPDIR when it is asked for next
-    _show_environment(environment)
+    show_environment(environment)
 
 
-def _run(command: Sequence[str]) -> NoReturn:
+def _run(command: Sequence[str], *, forks_script: bool = False) -> NoReturn:
     """Be what Python is with these arguments."""
-    name_process(" ".join(["python", *command]))
     warm_ranks.fork_launchers()
+    kinds = (*_KINDS, "script") if forks_script else _KINDS
+    is_worker = any(word.startswith("--sweep-attempts=") for word in command)
+    forks_ranks = not is_worker and any(kind in command for kind in kinds)
     option, program, *argv = command
     if option == "-m":
-        if _forks_ranks(command):
+        if forks_ranks:
             warm_ranks.fork_ranks()
         run_module(program, argv)
-    if _forks_ranks(command):
+    if forks_ranks:
         # Not before the program has changed what it wants changed: its ranks find that too.
         launcher = importlib.import_module(_LAUNCHER)
         begin = launcher.main
@@ -402,12 +374,6 @@ def _run(command: Sequence[str]) -> NoReturn:
         vars(launcher)["main"] = main
     sys.argv = [option, *argv]
     run_to_its_end(functools.partial(exec, program, vars(types.ModuleType("__main__"))))
-
-
-def _forks_ranks(command: Sequence[str]) -> bool:
-    """Return whether a launcher's ranks find imported what they need, and it starts ranks itself."""
-    is_worker = any(word.startswith("--sweep-attempts=") for word in command)
-    return not is_worker and any(kind in command for kind in _KINDS)
 
 
 def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> NoReturn:
@@ -425,7 +391,6 @@ def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> No
 
     os.setsid()
     os.chdir(folder)
-    name_process(f"python {container_init.__file__} {' '.join(command)}")
     os._exit(container_init.main([str(status_fd), folder, "python", *command], execute))
 
 
@@ -433,16 +398,7 @@ def _as_bytes(environment: Mapping[str, str]) -> bytes:
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
 
 
-def _show_environment(environment: Mapping[str, str]) -> None:
-    """Write the environment where /proc/PID/environ reads it: over the one that this process was started with."""
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    start, end = map(int, fields[_ENVIRONMENT_START : _ENVIRONMENT_START + 2])
-    text = _as_bytes(environment)
-    assert len(text) <= end - start
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-
-
 if __name__ == "__main__":
     from tests.support.train import warm_launcher  # what a server that is forked here finds, in place of a second one
 
-    warm_launcher.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])
+    warm_launcher.serve(socket.socket(fileno=int(sys.argv[1])))

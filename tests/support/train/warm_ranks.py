@@ -40,23 +40,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_SECONDS = 0.05
 """The time between two looks whether a process has ended, while somebody waits for it."""
 
-_ARG_START, _ARG_END = 45, 46
-"""Fields of /proc/PID/stat, counted from the state, for where the command line lies in memory (proc_pid_stat(5), 48 and
-49)."""
-
-_fresh: list[bool] = []
-"""Not empty: this launcher starts its ranks as those of users do."""
-
-
-def start_fresh() -> None:
-    """Let this launcher start its ranks as those of users do. To be called before it begins."""
-    _fresh.append(True)
+_ENVIRONMENT_START = 47
+"""Fields of /proc/PID/stat counted from the state: env_start and, behind it, env_end (proc_pid_stat(5))."""
 
 
 def fork_ranks() -> None:
     """Make torchrun fork this launcher's ranks. To be called before the launcher has threads or connections."""
-    if _fresh:
-        return
     here, there = Pipe()
     launcher = os.getpid()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -153,7 +142,6 @@ def _fork_launcher(flags: Sequence[str], environment: Mapping[str, str]) -> Fork
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 _be_as_new(environment)
                 sys.modules["boto3"].DEFAULT_SESSION = None  # type: ignore[attr-defined]  # the worker's connections
-                name_process(" ".join(["python", "-m", "jobs.train.launch", *flags]))
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 fork_ranks()
                 run_module("jobs.train.launch", flags)
@@ -208,7 +196,6 @@ def _fork_rank(
                     os.dup2(file, number)
                     os.close(file)
             _be_as_new(environment)
-            name_process(f"python -m {module} [rank {environment['RANK']}] {' '.join(argv)}")
             os.close(leads)
             while os.getppid() == server:  # it may not become the launcher's child before all have been forked
                 time.sleep(0.001)
@@ -228,7 +215,8 @@ def _be_as_new(environment: Mapping[str, str]) -> None:
     logging.root.handlers.clear()  # the launcher's
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # as above
+    show_environment(environment)
+    tempfile.tempdir = None  # read from TMPDIR when it is asked for next
 
 
 def _unbuffered(number: int, errors: str) -> io.TextIOWrapper:
@@ -267,18 +255,9 @@ def run_to_its_end(program: Callable[[], object]) -> NoReturn:
     os._exit(code)
 
 
-def name_process(name: str) -> None:
-    """Set what `ps` shows as the command line of this process, whose copy it has from the launcher.
-
-    It is written over that one, in place, as far as it goes. Linux takes a last byte that is not 0 as the sign that it
-    has been (`get_mm_cmdline` in fs/proc/base.c), and then shows the text up to its end.
-    """
-    try:
-        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
-    except (OSError, IndexError, ValueError):
-        return
-    size = end - start
-    if start and size > 1:
-        text = name.encode()[: size - 2]
-        ctypes.memmove(start, text.ljust(size - 1, b"\0") + b" ", size)
+def show_environment(environment: Mapping[str, str]) -> None:
+    """Write the environment where /proc/PID/environ reads it: over the one that this process was started with."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = map(int, fields[_ENVIRONMENT_START : _ENVIRONMENT_START + 2])
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    ctypes.memmove(start, text.ljust(end - start, b"\0")[: end - start], end - start)
