@@ -1,40 +1,24 @@
-"""Tables and models of the Hugging Face hub, through its real libraries."""
+"""Tables, models and artifacts of the Hugging Face hub, through its real libraries."""
 
+import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs.contract.errors import UsageError
-from jobs.contract.locations import hub_parts
-from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.train.data import labelled_text
-from jobs.train.data.labelled_text import Examples
+from jobs.contract.locations import S3Location
+from jobs.contract.run import MANIFEST
 from tests.support.train.hub import save_data_set
+from tests.support.train.hub_server import Hub
+from tests.support.train.packing import publish
 from tests.support.train.places import Place
 
-
-@pytest.mark.parametrize(
-    ("location", "name", "options"),
-    [
-        ("hf://gpt2", "gpt2", {}),
-        ("hf://acme/reviews", "acme/reviews", {}),
-        ("hf://acme/reviews?config=en&split=test", "acme/reviews", {"config": "en", "split": "test"}),
-        (
-            "hf://acme/reviews?split=train%5B:9%25%5D&revision=v1",
-            "acme/reviews",
-            {"split": "train[:9%]", "revision": "v1"},
-        ),
-    ],
-)
-def test_the_options_of_a_hub_location_are_parsed(location: str, name: str, options: dict[str, str]) -> None:
-    assert hub_parts(location) == (name, options)
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 
 @pytest.fixture
@@ -58,7 +42,6 @@ def reviews_on_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
-        ("config=en", ["en train 0", "en train 1", "en train 2"]),
         ("config=de&split=test", ["de test 0", "de test 1", "de test 2"]),
         ("split=train%5B1:%5D&config=de", ["de train 1", "de train 2"]),
     ],
@@ -90,102 +73,97 @@ def test_what_a_hub_data_set_does_not_have_is_named(
         local.read(location, *columns)
 
 
-@pytest.mark.usefixtures("reviews_on_hub")
-def test_several_configurations_of_a_hub_data_set_must_name_their_classes_alike(tmp_path: Path) -> None:
-    save_data_set(tmp_path / "acme/films", {"en": {"train": [{"text": "a", "label": 0}]}}, class_names=["poor", "fair"])
-
-    def load(*tables: str) -> tuple[list[str], Examples, Examples]:
-        arguments = FinetuneClassification(model="unused", train_data=list(tables))
-        return labelled_text.load(arguments, s3=lambda: pytest.fail("no data of it lies on S3"))
-
-    names, train, held_out = load("hf://acme/reviews?config=en", "hf://acme/reviews?config=de")
-    assert names == ["bad", "good"]
-    assert len(train) + len(held_out) == 6
-    with pytest.raises(
-        UsageError,
-        match=r"hf://acme/films names its classes 'poor', 'fair', but hf://acme/reviews\?config=en names them",
-    ):
-        load("hf://acme/reviews?config=en", "hf://acme/films")
-
-
-READ_FROM_HUB = """
+READ = """
+import json
 from pathlib import Path
 from jobs.contract.errors import TrainyardError
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train import gaudi_config
+from jobs.train.data.artifacts import open_artifact
 from jobs.train.data.labelled_text import read_table
+from jobs.train.data.tokenizer_files import tokenizer_files
+from jobs.train.kinds.pretrain_mlm import fetch_inputs
 from jobs.train.models.pretrained import model_folder
-for read in (
-    lambda: read_table("hf://acme/none?config=en", ["text", "label"], s3=None),
-    lambda: model_folder("hf://acme/none", s3=None, scratch=Path()),
-):
+scratch = Path("scratch")
+scratch.mkdir(exist_ok=True)
+arguments = PretrainMlm(data="hf://acme/tokens", config="hf://acme/bert", global_batch_size=8)
+of_a_model = arguments.model_copy(update={"config": None, "model": "hf://acme/bert"})
+def tokenizer():
+    found = tokenizer_files("hf://acme/bert", s3=lambda: None, scratch=scratch)
+    return {name: (found.folder / name).read_text() for name in found.names}
+found = {}
+for name, read in {
+    "inputs": lambda: fetch_inputs(arguments, None, scratch).model_dump(mode="json"),
+    "inputs of a model": lambda: bool(fetch_inputs(of_a_model, None, scratch)),
+    "tokenizer": tokenizer,
+    "gaudi_config": lambda: gaudi_config.read("hf://acme/bert", None),
+    "no manifest": lambda: open_artifact("hf://acme/bert", kind="packed-tokens", s3=None, scratch=scratch),
+    "no artifact": lambda: open_artifact("hf://acme/none", kind="packed-tokens", s3=None, scratch=scratch),
+    "no table": lambda: read_table("hf://acme/none?config=en", ["text", "label"], s3=None),
+    "no model": lambda: model_folder("hf://acme/none", s3=None, scratch=Path()),
+}.items():
     try:
-        print(read())
+        found[name] = read()
     except TrainyardError as error:
-        print(type(error).__name__, str(error).replace("\\n", " | "))
+        found[name] = f"{type(error).__name__} {error}"
+print(json.dumps(found))
 """
 
 
-@pytest.fixture
-def from_hub(tmp_path: Path) -> Callable[..., list[str]]:
-    """Errors of a table and of a model of the hub, read in a process with this environment: both libraries look at it
-    when they are imported only."""
-
-    def read(**environment: str) -> list[str]:
-        ended = subprocess.run(
-            [sys.executable, "-c", READ_FROM_HUB],
-            env={"PYTHONPATH": str(Path(__file__).parents[3]), "HF_HOME": str(tmp_path / "hf"), **environment},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=20,  # the retries without a network alone would take longer
-            check=False,
-        )
-        assert (ended.returncode, ended.stderr) == (0, "")
-        return ended.stdout.splitlines()
-
-    return read
-
-
-def test_a_hub_that_is_switched_off_is_told_at_once(from_hub: Callable[..., list[str]]) -> None:
-    table, model = from_hub(HF_HUB_OFFLINE="1")
-    assert table.startswith(
-        "UsageError hf://acme/none?config=en cannot be loaded: Couldn't reach 'acme/none' on the Hub"
+def read_from_hub(folder: Path, **environment: str) -> dict[str, Any]:
+    """What a process with this environment finds: both libraries look at it when they are imported only."""
+    ended = subprocess.run(
+        [sys.executable, "-c", READ],
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "HF_HOME": str(folder / "hf"), **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert model.startswith("TrainyardError hf://acme/none: the Hugging Face Hub could not be reached: ")
-    assert "HF_HUB_OFFLINE" in model
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
 
 
-class NoSuchRepository(BaseHTTPRequestHandler):
-    """What the hub answers about a repository that is not there."""
-
-    def do_GET(self) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
-
-    def log_message(self, *_: Any) -> None:
-        pass
+def test_a_hub_that_is_switched_off_is_told_at_once(tmp_path: Path) -> None:
+    found = read_from_hub(tmp_path, HF_HUB_OFFLINE="1")
+    said = "UsageError hf://acme/none?config=en cannot be loaded: Couldn't reach 'acme/none' on the Hub"
+    assert found["no table"].startswith(said)
+    said = "TrainyardError hf://acme/none: the Hugging Face Hub could not be reached: "
+    assert found["no model"].startswith(said)
+    assert "HF_HUB_OFFLINE" in found["no model"]
 
 
-@pytest.fixture
-def empty_hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), NoSuchRepository) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def test_tokens_tokenizer_configuration_and_gaudi_config_are_read_from_the_hub_and_what_is_not_there_is_told(
+    hub: Hub, packed: Path, tiny_bert: Path, s3: "S3Client", tmp_path: Path
+) -> None:
+    manifest = publish(packed, s3, S3Location("runs", "research/hub-20260102-030405-0a1b/")).existing()
+    assert manifest is not None
+    hub.files["datasets/acme/tokens"] = {
+        **{name: (packed / name).read_bytes() for name in manifest.files},
+        MANIFEST: manifest.model_dump_json().encode(),
+        "README.md": b"as a push leaves it",
+    }
+    bert = {path.name: path.read_bytes() for path in tiny_bert.iterdir()}
+    settings = {"use_torch_autocast": True, "autocast_fp32_ops": ["mm"], "optimum_version": "1.18.1"}
+    hub.files["acme/bert"] = {**bert, "gaudi_config.json": json.dumps(settings).encode()}
+    hub.files["datasets/acme/bert"] = {"README.md": b"a data set without a manifest"}
 
-
-def test_what_the_hub_does_not_have_is_not_found(from_hub: Callable[..., list[str]], empty_hub: str) -> None:
-    table, model = from_hub(HF_ENDPOINT=empty_hub)
-    assert table == (
-        "NotFoundError hf://acme/none?config=en: Dataset 'acme/none' doesn't exist on the Hub or cannot be accessed. | "
+    found = read_from_hub(tmp_path, HF_ENDPOINT=hub.url)
+    assert found["inputs"]["fingerprint"] == manifest.fingerprint
+    assert found["inputs"]["config"]["hidden_size"] == json.loads(bert["config.json"])["hidden_size"]
+    assert found["inputs of a model"] is True, "its vocabulary is that of the tokens"
+    assert found["tokenizer"]["tokenizer.json"] == bert["tokenizer.json"].decode()
+    assert "model.safetensors" not in found["tokenizer"]
+    assert found["gaudi_config"] == {"use_torch_autocast": True, "autocast_fp32_ops": ["mm"]}
+    assert "hf://acme/bert is no 'packed-tokens': it has no manifest.json" in found["no manifest"]
+    assert found["no artifact"].startswith("NotFoundError hf://acme/none: ")
+    assert found["no table"] == (
+        "NotFoundError hf://acme/none?config=en: Dataset 'acme/none' doesn't exist on the Hub or cannot be accessed.\n"
         "Next: check the name; a gated one needs HF_TOKEN"
     )
-    assert model == (
-        "NotFoundError hf://acme/none: the hub answered 404 Not Found | "
+    assert found["no model"] == (
+        "NotFoundError hf://acme/none: the hub answered 404 Not Found\n"
         "Next: check the name; a private or gated model needs HF_TOKEN"
     )

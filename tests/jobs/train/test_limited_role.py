@@ -37,13 +37,6 @@ def test_a_missing_object_is_missing_although_s3_says_forbidden(limited: "S3Clie
         object_store.download(limited, FOLDER / "attempts.json", tmp_path / "x")
 
 
-def test_what_is_there_is_read(limited: "S3Client", tmp_path: Path) -> None:
-    object_store.write(limited, FOLDER / "there.json", b"{}")
-    assert object_store.read(limited, FOLDER / "there.json") == b"{}"
-    object_store.download(limited, FOLDER / "there.json", tmp_path / "there.json")
-    assert (tmp_path / "there.json").read_bytes() == b"{}"
-
-
 def test_another_teams_object_is_forbidden_and_never_missing(limited: "S3Client", tmp_path: Path) -> None:
     theirs = S3Location("runs", "product/a-run/spec.yaml")
     with pytest.raises(ConfigurationError, match=r"cannot read s3://runs/product/a-run/spec\.yaml: AWS denied"):

@@ -21,7 +21,7 @@ from jobs.train.channel import RequestFiles
 from tests.support.train import image_environment, optimum_habana_on_cpu
 from tests.support.train.hpu_ranks import REPOSITORY, described, run_python, train
 from tests.support.train.language_models import instructions, save_tiny_llama, write_lines
-from tests.support.train.launching import NewRun, Run
+from tests.support.train.launching import Run
 from tests.support.train.optimum_habana_on_cpu import SEEDED
 from tests.support.train.scripts import PACKAGES
 
@@ -63,16 +63,9 @@ def test_every_training_argument_is_known_and_kept(description: dict[str, Any]) 
     assert description["arguments"]["use_lazy_mode"]
     assert set(description["arguments"]) <= set(description["arguments_known"])
     assert description["arguments_kept"] == description["arguments"]
-
-
-@pytest.mark.parametrize("name", ["distribution_strategy", "ddp_bucket_cap_mb"])
-def test_what_is_said_to_be_a_default_is_one(description: dict[str, Any], name: str) -> None:
-    assert description["arguments"][name] == description["arguments_default"][name]
-
-
-def test_models_are_made_with_the_attention_that_habanas_examples_use(description: dict[str, Any]) -> None:
-    assert description["model_arguments"] == {"attn_implementation": "eager"}
-    assert description["attention_default"] == "eager"
+    for name in ("distribution_strategy", "ddp_bucket_cap_mb"):
+        assert description["arguments"][name] == description["arguments_default"][name], "written down as its default"
+    assert description["model_arguments"] == {"attn_implementation": description["attention_default"]}
 
 
 def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> None:
@@ -91,20 +84,13 @@ def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> 
     }
 
 
-@pytest.mark.parametrize(
-    ("nproc", "flags", "batch"),
-    [
-        pytest.param(1, ["--max-batch-size-per-rank=8"], "1 rank x 8 sequences x 2 accumulated", id="accumulating"),
-        pytest.param(2, [], "2 ranks x 8 sequences x 1 accumulated", id="two-ranks"),
-    ],
-)
 def test_gaudi_trainer_trains_checkpoints_and_resumes(
-    run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path, *, nproc: int, flags: list[str], batch: str
+    run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path
 ) -> None:
-    recipe = ("finetune-classification", *recipe, *flags)
-    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "first", nproc=nproc)
+    recipe = ("finetune-classification", *recipe, "--max-batch-size-per-rank=4")
+    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "first", nproc=2)
 
-    assert f"batch: 16 = {batch}\n" in output
+    assert "batch: 16 = 2 ranks x 4 sequences x 2 accumulated\n" in output
     assert "start: from the pretrained weights\n" in output
     assert f"{SEEDED} 42\n" in output, "the cards' own random numbers are not the seed's"
     lines = run.metrics()
@@ -124,7 +110,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 
     # A second attempt, after one that was cut off in its last upload.
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "second", nproc=nproc)
+    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "second", nproc=2)
 
     assert "start: resumed from checkpoint step-40\n" in output
     assert [(line["step"], line.get("loss")) for line in run.metrics()] == [
@@ -149,32 +135,28 @@ def test_gaudi_trainer_pre_trains_and_evaluates_meanwhile(
     assert config["architectures"] == ["BertForMaskedLM"]
 
 
-def test_a_script_tunes_a_language_model_on_gaudi_trainer_and_goes_on_bit_by_bit(
-    new_run: NewRun, gaudi_python: Path, with_peft: dict[str, str], tmp_path: Path
+def test_a_script_tunes_a_language_model_on_gaudi_trainer_and_goes_on(
+    run: Run, gaudi_python: Path, with_peft: dict[str, str], tmp_path: Path
 ) -> None:
     """jobs/specs/sft-lora, whose library call makes GaudiTrainer one that can be interrupted, and peft."""
     model = save_tiny_llama(tmp_path / "llama")
     data = write_lines(tmp_path / "talks.jsonl", instructions(120))
     script = str(REPOSITORY / "jobs/specs/sft-lora/train.py")
     command = ("script", script, str(model), str(data), *LANGUAGE_MODEL)
-    whole, run = (replace(each, environment={**each.environment, **with_peft}) for each in (new_run(), new_run()))
-    output = train(whole, MODULE, command, gaudi_python, tmp_path / "whole", nproc=1)
-    assert "held-out loss: " in output
-    adapter = (tmp_path / "whole/output/adapter/adapter_model.safetensors").read_bytes()
+    run = replace(run, environment={**run.environment, **with_peft})
 
     # WHEN the attempt is asked to stop
-    first = tmp_path / "first"
+    first, second = tmp_path / "first", tmp_path / "second"
     (first / "scratch").mkdir(parents=True)
     RequestFiles(first / "scratch").ask("stop", "notice")
     train(run, MODULE, command, gaudi_python, first, nproc=1)
     [saved] = run.complete_checkpoints()
     assert not (first / "output/adapter").exists()
-    # THEN the next one ends with the same adapter, and a model that answers as that does
-    output = train(run, MODULE, command, gaudi_python, tmp_path / "second", nproc=1)
+    # THEN the next one ends with an adapter, and a model that answers as that does
+    output = train(run, MODULE, command, gaudi_python, second, nproc=1)
     assert f"start: resumed from checkpoint step-{saved}\n" in output
-    second = tmp_path / "second/output"
-    assert (second / "adapter/adapter_model.safetensors").read_bytes() == adapter
-    compared = (str(model), str(second / "adapter"), str(second / "model"))
+    assert "held-out loss: " in output
+    compared = (str(model), str(second / "output/adapter"), str(second / "output/model"))
     told = run_python(gaudi_python, run.environment, "-m", "tests.support.train.language_models", *compared)
     assert told.returncode == 0, told.stderr
-    assert float(told.stdout) < 0.2  # a bf16 has eight bits; in fp32 (test_sft_lora.py) it is below 0.001
+    assert float(told.stdout) < 0.2  # a bf16 has eight bits

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 CONTENT = b"a,b\n1,2\n"
-NAMES = ("nb/../../x.csv", "../x.csv", "/x.csv", "nb//x.csv", "./x.csv")
+NAMES = ("nb/../../x.csv", "/x.csv")
 
 Download = Callable[["S3Client", S3Location, str, Path], object]
 

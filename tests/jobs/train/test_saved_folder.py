@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.aws import s3 as object_store
-from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 from jobs.train.saved_folder import SavedFolder
 from jobs.train.stored_checkpoints import SupersededError, check_newest
@@ -139,37 +138,6 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_saved(
     monkeypatch.setattr(object_store, "upload", upload)
     saved.save()
     assert stored(s3, place) == {"a": "1", "bad": "2", "z": "3"}
-
-
-def test_all_of_it_is_back_elsewhere_and_goes_on_from_there(
-    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder, tmp_path: Path
-) -> None:
-    write(folder, a="1", deep__b="2")
-    saved.save()
-    other = tmp_path / "there"
-    other.mkdir()
-    restored = SavedFolder(s3, other, place)
-    assert restored.restore() == 2
-    assert (other / "deep/b").read_text() == "2"
-    # It knows what it has restored: nothing is sent, and what is deleted is deleted.
-    assert not restored.save()
-    (other / "a").unlink()
-    assert restored.save()
-    assert stored(s3, place) == {"deep/b": "2"}
-    # AND where nothing is saved, there is nothing to restore
-    assert SavedFolder(s3, tmp_path, place / "nothing").restore() == 0
-
-
-def test_what_s3_did_not_take_is_sent_again(s3: "S3Client", folder: Path, tmp_path: Path) -> None:
-    bucket = f"later-{abs(hash(tmp_path)):x}"
-    place = S3Location(bucket, "notebook")
-    saved = SavedFolder(s3, folder, place)
-    write(folder, a="1")
-    with pytest.raises(TrainyardError, match=f"cannot write s3://{bucket}/notebook/a"):
-        saved.save()
-    s3.create_bucket(Bucket=bucket)
-    assert saved.save()
-    assert stored(s3, place) == {"a": "1"}
 
 
 def test_nothing_is_written_or_deleted_once_a_newer_attempt_has_begun(

@@ -6,21 +6,15 @@ import json
 import re
 import uuid
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from jobs.aws.connection import Aws
-from jobs.client.records import read_run
-from jobs.client.storage import StoredRun
 from jobs.contract.classes import ClassReport
 from jobs.contract.errors import UsageError
 from jobs.contract.log_lines import Progress
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.report.page import run_page
 from tests.support.train.launching import Run
 from tests.support.train.reviews import reviews
 
@@ -70,7 +64,6 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
 
     # Checkpoints: the newest two.
     assert run.complete_checkpoints() == [40, 48]
-    assert not [name for name in run.keys("checkpoints/") if "step-40" not in name and "step-48" not in name]
     states = [
         torch.load(io.BytesIO(run.read(f"checkpoints/step-48/rng_state_{rank}.pth")), weights_only=False)["cpu"]
         for rank in range(2)
@@ -94,21 +87,6 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     assert receipt.duration_seconds == pytest.approx(seconds, abs=0.01)
     assert receipt.on_demand_usd == pytest.approx(seconds / 3600 * 13.10904, abs=1e-5)
     assert "with the time of a stand-in for dl1.24xlarge (cpu)" in receipt.estimate_note
-
-    # And they make its report.
-    aws = Aws()
-    vars(aws)["s3"] = run.s3
-    run_id = "reviews-20261101-120000-00ab"
-    recorded = read_run(aws, StoredRun(run_id[-20:], run_id, "research", run.location))
-    assert recorded.receipt is not None
-    assert recorded.receipt.stored is not None  # which is asked for when it is shown
-    assert recorded.receipt.model_copy(update={"stored": None}) == receipt
-    assert [line["step"] for line in recorded.metrics] == [line["step"] for line in lines]
-    assert [checkpoint.step for checkpoint in recorded.checkpoints] == [40, 48]
-    assert recorded.classes == report
-    page = run_page(recorded, now=datetime.now(timezone.utc))
-    assert f"{receipt.result['eval_accuracy']:.3f}" in page
-    assert '"curve-loss":' in page
 
     assert not list(run.scratch.iterdir()), "files left behind on the node"
     run.wait_until_gone()
@@ -187,23 +165,19 @@ def test_pairs_with_codes_as_labels_from_csv_with_a_share_held_out(run: Run, tin
 
 @pytest.mark.parametrize(
     ("global_batch_size", "at_most", "world_size", "expected"),
-    [(32, 32, 1, (32, 1)), (32, 32, 2, (16, 1)), (256, 32, 2, (32, 4)), (24, 16, 1, (12, 2)), (8, 32, 8, (1, 1))],
+    [(32, 32, 1, (32, 1)), (256, 32, 2, (32, 4)), (24, 16, 1, (12, 2)), (30, 32, 8, "24 or 32"), (4, 32, 8, "8")],
 )
 def test_the_global_batch_is_split_over_ranks_and_accumulated(
-    global_batch_size: int, at_most: int, world_size: int, expected: tuple[int, int]
+    global_batch_size: int, at_most: int, world_size: int, expected: tuple[int, int] | str
 ) -> None:
-    arguments = _arguments(global_batch_size=global_batch_size, max_batch_size_per_rank=at_most)
-    assert arguments.batch_of_rank(world_size) == expected
-
-
-@pytest.mark.parametrize(("global_batch_size", "sizes"), [(30, "24 or 32"), (4, "8")])
-def test_a_global_batch_that_does_not_divide_is_refused_with_sizes_that_do(global_batch_size: int, sizes: str) -> None:
-    with pytest.raises(UsageError, match=f"does not divide over 8 ranks\nNext: set it to {sizes}$"):
-        _arguments(global_batch_size=global_batch_size).batch_of_rank(8)
-
-
-def _arguments(**values: int) -> FinetuneClassification:
-    return FinetuneClassification.model_validate({"model": "m", "train_data": "t.jsonl", **values})
+    arguments = FinetuneClassification(
+        model="m", train_data="t.jsonl", global_batch_size=global_batch_size, max_batch_size_per_rank=at_most
+    )
+    if isinstance(expected, tuple):
+        assert arguments.batch_of_rank(world_size) == expected
+    else:
+        with pytest.raises(UsageError, match=f"does not divide over 8 ranks\nNext: set it to {expected}$"):
+            arguments.batch_of_rank(world_size)
 
 
 def _evaluated_by_hand(folder: Path) -> dict[str, float]:
@@ -221,14 +195,11 @@ def _evaluated_by_hand(folder: Path) -> dict[str, float]:
     with torch.no_grad():
         logits = model(**encoded).logits
     predicted = logits.argmax(-1)
-    f1 = [
-        2
-        * int(((predicted == number) & (labels == number)).sum())
-        / float((predicted == number).sum() + (labels == number).sum())
-        for number in range(2)
-    ]
+    right = (predicted == labels).numpy()
+    both = [((predicted == number).sum() + (labels == number).sum()).item() for number in range(2)]
+    f1 = [2 * (right & (labels == number).numpy()).sum() / both[number] for number in range(2)]
     return {
-        "eval_accuracy": float(np.mean((predicted == labels).numpy())),
+        "eval_accuracy": float(right.mean()),
         "eval_f1": sum(f1) / 2,
         "eval_f1_macro": sum(f1) / 2,
         "eval_loss": float(torch.nn.functional.cross_entropy(logits, labels)),

@@ -1,18 +1,24 @@
 """JupyterLab as a child process: its environment, and when somebody last worked in it."""
 
 import json
+import signal
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
-from jobs.train.kinds.notebook.jupyter import JupyterLab
-from jobs.train.launcher.request import parse
+from jobs.contract.locations import S3Location
+from jobs.kinds.notebook import Notebook
+from jobs.train.kinds.notebook import entrypoint
+from jobs.train.kinds.notebook.jupyter import JupyterLab, check_installed
+from jobs.train.rank import Rank
 from tests.support.jobs.notebooks import Browser
+from tests.support.train.launching import environment_of
 from tests.support.waiting import wait_until
 
 
@@ -34,19 +40,15 @@ def browser(lab: JupyterLab) -> Browser:
     return Browser(lab.port, lab.token)
 
 
-def test_its_settings_are_for_this_user_only(browser: Browser) -> None:
-    code = "import os; print(os.environ['JUPYTER_CONFIG_DIR'])"
-    settings = Path(browser.run(browser.start_kernel(), code).strip())
-    assert stat.S_IMODE(settings.stat().st_mode) == 0o700
-    assert stat.S_IMODE((settings / "jupyter_server_config.json").stat().st_mode) == 0o600
-    assert browser.token in (settings / "jupyter_server_config.json").read_text()
-
-
-def test_kernels_are_not_taken_for_ranks(browser: Browser) -> None:
+def test_its_settings_are_for_this_user_only_and_kernels_are_not_taken_for_ranks(browser: Browser) -> None:
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     environment = json.loads(browser.run(browser.start_kernel(), code))
     assert environment["KEPT"] == "yes"
     assert {"RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "JUPYTER_TOKEN"} & environment.keys() == set()
+    settings = Path(environment["JUPYTER_CONFIG_DIR"])
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o700
+    assert stat.S_IMODE((settings / "jupyter_server_config.json").stat().st_mode) == 0o600
+    assert browser.token in (settings / "jupyter_server_config.json").read_text()
 
 
 def works(lab: JupyterLab) -> bool:
@@ -92,6 +94,23 @@ def test_one_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 def test_an_image_without_it_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     # Python's own way to say that there is no such module.
     monkeypatch.setitem(sys.modules, "jupyterlab", None)
-    arguments = ["--instance-type=dl1.24xlarge", "--nproc-per-node=1", "notebook"]
     with pytest.raises(ConfigurationError, match=r"^jupyterlab not installed here: .*<root>-notebook"):
-        parse(arguments, {"TRAINYARD_RUN_URI": "s3://runs/research/x/"})
+        check_installed()
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_job_fails_if_jupyterlab_does(
+    code: int, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)  # that of the module's JupyterLab
+    for name, value in environment_of(s3_endpoint).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(entrypoint, "JupyterLab", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(entrypoint, "_announce", lambda *_: None)
+    monkeypatch.setattr(entrypoint, "_until_the_end", lambda *_, **__: code)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    run = S3Location("runs", f"research/{tmp_path.name}/")
+    rank = Rank(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0, nnodes=1, run=run, scratch=tmp_path)
+    failure = pytest.raises(TrainyardError, match="JupyterLab ended with exit code 7") if code else nullcontext()
+    with failure:
+        entrypoint.serve(rank, Notebook())

@@ -1,6 +1,5 @@
 """A corpus from tables and text files: all that should be in it, in its order, once."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,27 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.kinds.prepare_corpus import PrepareCorpus
-from jobs.train.data import sources
-from jobs.train.kinds import prepare_corpus
 from tests.support.train.corpora import Workshop, contents, paragraphs, put_jsonl, texts_of
 from tests.support.train.hub import save_data_set
 
 
 def all_texts(artifact: Any) -> Counter[str]:
     return Counter(texts_of(artifact) + texts_of(artifact, "held-out"))
-
-
-def test_what_is_held_out_depends_on_the_document_alone(workshop: Workshop, tmp_path: Path) -> None:
-    texts = list(paragraphs(300))
-    first = workshop.corpus(data=[str(put_jsonl(tmp_path / "a.jsonl", texts))], held_out_fraction=0.1)
-    more = workshop.corpus(
-        data=[str(put_jsonl(tmp_path / "b.jsonl", [*texts[::-1], "something new", "and more"]))], held_out_fraction=0.1
-    )
-    before, after = set(texts_of(first, "held-out")), set(texts_of(more, "held-out"))
-    assert before == after - {"something new", "and more"}
 
 
 def save_in_every_format(folder: Path, texts: list[str]) -> dict[str, str]:
@@ -85,21 +71,6 @@ def test_every_format_gives_the_same_documents_shard_by_shard(
     assert contents(again.manifest) == contents(corpus.manifest)
 
 
-def test_several_inputs_follow_one_another_each_with_its_own_column(
-    workshop: Workshop, tmp_path: Path, without_empty_lines: list[str]
-) -> None:
-    columns = save_in_every_format(tmp_path, without_empty_lines)
-    corpus = workshop.corpus(
-        data=[str(tmp_path / name) for name in columns],
-        text_columns=list(columns.values()),
-        text_documents="paragraphs",
-        shard_bytes=50_000,
-        held_out_fraction=0.1,
-    )
-    train = texts_of(corpus)
-    assert train == [text for text in without_empty_lines if text in set(train)] * 5
-
-
 def test_a_data_set_of_the_hub_is_streamed(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = paragraphs(120)
     rows = [{"text": text, "title": str(number)} for number, text in enumerate(texts)]
@@ -130,23 +101,6 @@ def test_a_corpus_is_made_once(workshop: Workshop, tmp_path: Path, caplog: pytes
     # AND other content is another corpus
     put_jsonl(tmp_path / "a.jsonl", paragraphs(101))
     assert workshop.corpus(data=data, held_out_fraction=0.1).location != first.location
-
-
-def test_a_damaged_line_of_metrics_ends_no_job_that_is_resumed(
-    workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    arguments: dict[str, Any] = {"data": [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(300)))], "shard_bytes": 20_000}
-    corpus = workshop.corpus(**arguments)
-    place = workshop.runs[-1] / "metrics.jsonl"
-    rows = workshop.metrics()
-    last = f"train-{len(rows) - 2:05d}.txt"
-    workshop.delete(corpus, last)
-    damaged = [b"[]", b'{"step": 1, "docu', b"\xff", b'{"step": null}']
-    object_store.write(workshop.s3, place, b"\n".join([json.dumps(rows[0]).encode(), *damaged]))
-    workshop.again(prepare_corpus.prepare, PrepareCorpus(**arguments))
-    assert workshop.made("corpus").location == corpus.location
-    assert workshop.metrics()[0] == rows[0]
-    assert caplog.messages == [f"warning: {place}: left out 4 lines that cannot be read, the first at line 2"]
 
 
 def test_empty_documents_and_nuls_are_dropped(workshop: Workshop, tmp_path: Path) -> None:
@@ -193,11 +147,87 @@ def test_a_document_that_is_too_long_is_split_at_whitespace(workshop: Workshop, 
     assert workshop.result()["cuts"] >= 3
 
 
-def test_a_large_object_is_read_in_blocks(
-    workshop: Workshop, put: Callable[[Path, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "place"), [("jsonl", "line 4"), ("csv", "line 5"), ("parquet", "row 4")])
+def test_a_row_that_no_memory_may_hold_is_told_with_its_place(
+    workshop: Workshop, tmp_path: Path, kind: str, place: str
 ) -> None:
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 1000)
-    texts = paragraphs(100)
-    location = put(put_jsonl(tmp_path / "a.jsonl", texts), f"{tmp_path.name}/a.jsonl")
-    assert all_texts(workshop.corpus(data=[location], held_out_fraction=0.1)) == Counter(texts)
-    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])["text"] == texts[0]
+    """In CSV it has many lines, none of which is long; counted are bytes, of which it has more than characters."""
+    texts = ["one", "two", "three", "é\n" * 1500]
+    path = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        put_jsonl(path, texts)
+    elif kind == "parquet":
+        pq.write_table(pa.table({"text": texts}), path)
+    else:
+        path.write_text("text\none\ntwo\nthree\n" + f'"{texts[3]}"\nfour\n')
+    with pytest.raises(UsageError, match=rf", {place}: longer than 4096 bytes.*\n.*max_document_bytes higher"):
+        workshop.corpus(data=[str(path)], max_document_bytes=1024)
+
+
+BROKEN = b"caf\xe9 au lait"
+
+
+def put_broken(folder: Path, kind: str) -> Path:
+    """A file with 60 documents, of which the 41st is no UTF-8."""
+    texts = [text.replace("\n", " ").replace("\r", " ").replace('"', "") for text in paragraphs(60)]
+    lines = [text.encode() for text in texts]
+    lines[40] = BROKEN
+    path = folder / f"a.{kind}"
+    if kind == "txt":
+        path.write_bytes(b"\n".join(lines) + b"\n")
+    elif kind == "jsonl":
+        path.write_bytes(
+            b"".join(b'{"text": "' + line.replace(b"\\", b"/").replace(b"\t", b" ") + b'"}\n' for line in lines)
+        )
+    elif kind == "csv":
+        path.write_bytes(b"text\n" + b"".join(b'"' + line + b'"\n' for line in lines))
+    else:
+        binary = pa.array(lines, type=pa.binary())
+        pq.write_table(pa.table({"text": binary.view(pa.string())}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "position"),
+    [("txt", "line 41", 4), ("jsonl", "line 41", 14), ("csv", "line 42", 4), ("parquet", "row 41", 4)],
+)
+def test_broken_text_is_told_with_its_place_or_counted_and_skipped(
+    workshop: Workshop, tmp_path: Path, kind: str, place: str, position: int
+) -> None:
+    path = put_broken(tmp_path, kind)
+    with pytest.raises(UsageError, match=rf"a\.{kind}, {place}: no.* UTF-8.*position {position}"):
+        workshop.corpus(data=[str(path)], held_out_fraction=0.1)
+    corpus = workshop.corpus(data=[str(path)], held_out_fraction=0.1, on_broken_text="skip")
+    assert corpus.manifest.count("documents") == 59
+    assert workshop.result()["dropped_broken"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", "no text"),
+        ("a.jsonl", b'{"text": ""}\n{"text": " "}\n', r"no text \(2 documents are empty"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', "line 2: 'text' is not text but 5"),
+        ("a.jsonl", b'{"text": "fine"}\n{"text": "\\ud800 alone"}\n', r"line 2: no UTF-8 \(half of a surrogate pair"),
+        ("a.csv", b"", "line 1: no column 'text'"),
+        ("a.jsonl", b'{"text": "only one"}\n', "none of 1 documents is in the part"),
+    ],
+)
+def test_bad_input_is_told(workshop: Workshop, tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        workshop.corpus(data=[str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": []}, "at least 1 item"),
+        ({"data": ["a.jsonl", "b.jsonl", "c.jsonl"], "text_columns": ["x", "y"]}, "2 columns for 3 inputs"),
+        ({"data": ["a.docx"]}, "is no table"),
+        ({"data": ["a.jsonl"], "held_out_fraction": 0}, "greater than 0"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_runs(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrepareCorpus(**arguments)

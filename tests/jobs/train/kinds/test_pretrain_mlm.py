@@ -107,13 +107,10 @@ def _held_out(packed: Path, tokenizer: Any) -> dict[str, torch.Tensor]:
             r"has \d+ sequences of part 'train': at least 4096 are needed\nNext: make the data",
         ),
         ({"data": "s3://runs/research/corpus/"}, "is a 'corpus', not a 'packed-tokens'\nNext: "),
-        ({"data": "s3://runs/research/nothing/"}, "holds neither manifest.json nor artifact.json\nNext: "),
         ({"config": "s3://runs/nowhere/"}, "s3://runs/nowhere/ has no config.json\nNext: "),
         ({"config": "gpt2"}, "gpt2 has a config.json of 'gpt2': only 'bert' can be pre-trained\nNext: "),
         ({"config": "small"}, r"small: vocab_size is 8, but s3://.* needs 25\nNext: set vocab_size to 25 or more"),
-        ({"config": "short"}, r"short: max_position_embeddings is 8, but s3://.* needs 16\nNext: "),
         ({"config": "text"}, "text: its config.json is not JSON"),
-        ({"config": "list"}, "list: its config.json is no configuration but list"),
     ],
     ids=str,
 )
@@ -123,9 +120,7 @@ def test_inputs_that_do_not_fit_are_refused(
     for name, content in {
         "gpt2": '{"model_type": "gpt2"}',
         "small": '{"model_type": "bert", "vocab_size": 8}',
-        "short": '{"model_type": "bert", "max_position_embeddings": 8}',
         "text": "{",
-        "list": "[]",
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
@@ -185,33 +180,20 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
         state["bert.encoder.layer.0.output.dense.weight"], classifier.bert.encoder.layer[0].output.dense.weight
     )
 
-    for made, tokens, message in (
-        (
-            whole,
-            ["another"],
-            "was not tokenized as s3://.* was trained: 'another' is nothing there and 25 here\nNext: tok",
-        ),
-        (
-            BertForMaskedLM(BertConfig(**shape, max_position_embeddings=8)),
-            None,
-            "sequences of 16 tokens, .* for 8\nNext",
-        ),
-    ):
-        with pytest.raises(UsageError, match=message):
-            started(model("wrong", made, tokens))
-        shutil.rmtree(tmp_path / "wrong")
+    with pytest.raises(UsageError, match=r"was not tokenized as s3://.* was trained: 'another' is nothing"):
+        started(model("wrong", whole, ["another"]))
+    shutil.rmtree(tmp_path / "wrong")
+    with pytest.raises(UsageError, match=r"sequences of 16 tokens, .* for 8\nNext"):
+        started(model("wrong", BertForMaskedLM(BertConfig(**shape, max_position_embeddings=8))))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"model": "m", "config": "c"}, "'model' has a shape; leave out config, hidden_size"),
-        ({"model": "m", "layers": 6}, "'model' has a shape"),
         ({"hidden_size": 100}, "hidden_size 100 does not divide over 12 heads"),
         ({"config": "a", "layers": 6}, "'config' says the model's shape; leave out hidden_size, layers, heads"),
-        ({"mask_fraction": 1}, "less than 1"),
         ({"gaudi_config": "g.json", "hpu_trainer": "transformers"}, "'gaudi_config' is for optimum-habana's Trainer"),
-        ({"data_fingerprint": "abc"}, "should match pattern"),
     ],
     ids=str,
 )

@@ -1,6 +1,5 @@
 """Nodes that are jobs of their own meet through S3, and train as one job."""
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from jobs.train.launcher.request import Gang, Node, parse
 from tests.support.train.gangs import JOB
 from tests.support.train.launching import PATIENCE_SECONDS
 from tests.support.train.metadata_service import MetadataService
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -67,11 +67,8 @@ class Nodes:
         return attempts
 
     def wait_until_waiting(self, index: int) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        key = f"{self.run.key}gang/{JOB}/member-{index}.json"
-        while not self.s3.list_objects_v2(Bucket=self.run.bucket, Prefix=key).get("KeyCount"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        place = self.run / "gang" / JOB
+        wait_until(lambda: object_store.sizes(self.s3, place), lambda names: f"member-{index}.json" in names)
 
 
 class Attempt:
@@ -126,11 +123,7 @@ def test_all_meet_and_again_where_one_was_lost(new_nodes: NewNodes) -> None:
     nodes = new_nodes(3)
     first = nodes.meet(0, 1, 2)
     # They are numbered as Batch has numbered them, and agree on where the main node is
-    assert [(attempt.node.index, attempt.node.nnodes, attempt.node.is_main) for attempt in first] == [
-        (0, 3, True),
-        (1, 3, False),
-        (2, 3, False),
-    ]
+    assert [(attempt.node.index, attempt.node.nnodes) for attempt in first] == [(0, 3), (1, 3), (2, 3)]
     assert len({(attempt.node.main_address, attempt.node.port) for attempt in first}) == 1
     assert {attempt.meeting.number for attempt in first} == {1}
 
@@ -149,29 +142,7 @@ def test_all_meet_and_again_where_one_was_lost(new_nodes: NewNodes) -> None:
     assert not any(member.nonce == first[1].meeting.members[1].nonce for member in again.meeting.members)
 
 
-def test_of_two_meetings_that_are_proposed_at_once_one_counts(new_nodes: NewNodes) -> None:
-    nodes = new_nodes(2)
-    members = [Member(index=index, nonce=f"{index}", address="127.0.0.1", port=1) for index in range(2)]
-    proposed = [Meeting(number=1, members=[member]) for member in members]
-    folders = [nodes.folder() for _ in members]
-    barrier = threading.Barrier(2)
-
-    def propose(index: int) -> Meeting | None:
-        barrier.wait()
-        folders[index].propose(proposed[index])
-        return folders[index].look(members[index]).meeting
-
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(propose, range(2)))
-    assert found[0] == found[1]
-    assert found[0] in proposed
-    for meeting in proposed:
-        if meeting != found[0]:
-            folders[0].propose(meeting)
-    assert folders[1].look(members[1]).meeting == found[0]
-
-
-def test_files_of_the_folder_that_cannot_be_read_are_named_and_keep_nobody_from_meeting(
+def test_files_that_cannot_be_read_and_a_second_proposal_keep_nobody_from_meeting(
     new_nodes: NewNodes, s3: "S3Client", caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = new_nodes(2)
@@ -183,17 +154,20 @@ def test_files_of_the_folder_that_cannot_be_read_are_named_and_keep_nobody_from_
     assert {attempt.meeting.number for attempt in found} == {2}
     warnings = {f"warning: {place / name} cannot be read: it is left out" for name in names}
     assert sorted(message for message in caplog.messages if "cannot be read" in message) == sorted(warnings)
+    # Of two meetings of one number the first counts
+    late = Member(index=1, nonce="late", address="127.0.0.1", port=1)
+    nodes.folder().propose(Meeting(number=2, members=[late]))
+    assert nodes.folder().look(late).meeting == found[0].meeting
 
 
 def test_those_that_lack_are_named_and_fewer_begin_where_they_may(new_nodes: NewNodes) -> None:
     # Nobody comes
-    alone = new_nodes(4).start(1, wait_seconds=0.5)
-    reason = "node 0, node 2, node 3 of 4 did not come within 0 s"
+    alone = new_nodes(2, 4).start(1, wait_seconds=0.5)
+    reason = "node 0, node 2, node 3 of 4 did not come within 0 s, and at least 2 are needed"
     assert alone.end == retried(reason, "lost")
-    assert new_nodes(2, 4).start(1, wait_seconds=0.5).end == retried(f"{reason}, and at least 2 are needed", "lost")
-    time.sleep(FRESH_SECONDS + 1)
+    alone.leave()
 
-    # What those left who were lost counts no more. Three do not work on this batch: two begin, the third waits
+    # Three do not work on this batch: two begin, the third waits
     nodes = new_nodes(2, 4)
     third = nodes.start(3)
     nodes.wait_until_waiting(3)
@@ -201,73 +175,51 @@ def test_those_that_lack_are_named_and_fewer_begin_where_they_may(new_nodes: New
     assert [attempt.node.index for attempt in pair] == [0, 1]
     assert pair[0].meeting.waited_seconds >= 2
     assert pair[0].member.latecomers() == []
-    assert not third.found.done()
 
-    # With the fourth there are enough: the main node has all save and meet again
+    # With the fourth there are enough: the main node has all save and meet again, which it asks for once
     fourth = nodes.start(1)
     nodes.wait_until_waiting(1)
     asked: list[str] = []
-    is_asked = threading.Event()
-
-    def ask_to_stop(reason: str) -> None:
-        asked.append(reason)
-        is_asked.set()
-
-    with Latecomers(pair[0].member, ask_to_stop, look_seconds=0.05):
-        assert is_asked.wait(PATIENCE_SECONDS)
+    with Latecomers(pair[0].member, asked.append, look_seconds=0.05):
+        wait_until(lambda: asked, bool)
         time.sleep(0.3)
     assert asked == ["node 1, node 3 of 4 came late, and the nodes meet again"]
     for attempt in pair:
         attempt.leave()
     whole = [nodes.start(0), fourth, nodes.start(2), third]
     assert [attempt.nodes for attempt in whole] == [(0, 1, 2, 3)] * 4
-    assert [attempt.node.index for attempt in whole] == [0, 1, 2, 3]
+
+
+def test_one_that_has_used_up_its_attempts_is_not_waited_for(new_nodes: NewNodes) -> None:
+    [alone] = new_nodes(1, 2).meet(1, wait_seconds=0)
+    assert alone.node == Node(index=0, nnodes=1, main_address="127.0.0.1", port=0)
+    alone.leave()
+    nodes = new_nodes(2, 3)
+    in_vain = nodes.start(0, wait_seconds=0, is_last=True)
+    assert in_vain.end.code == 75
+    in_vain.leave()
+    # Fewer begin at once without it
+    pair = nodes.start(1), nodes.start(2, is_last=True)
+    assert [attempt.nodes for attempt in pair] == [(1, 2)] * 2
+    # WHEN one of those was lost without a word, THEN they are too few
+    pair[0].leave()
+    reason = "node 0, node 2 of 3 used up all attempts, and at least 2 are needed. Next: trainyard resume"
+    assert nodes.start(1).end == End(code=75, reason=reason, cause="lost")
 
 
 def test_a_late_one_does_not_end_those_that_could_not_begin_again(new_nodes: NewNodes) -> None:
     nodes = new_nodes(2, 3)
     pair = [nodes.start(index, wait_seconds=0.5, is_last=True) for index in range(2)]
     assert [attempt.nodes for attempt in pair] == [(0, 1)] * 2
-    late = nodes.start(2)
+    nodes.start(2)
     nodes.wait_until_waiting(2)
     assert pair[0].member.latecomers() == []
-    assert not late.found.done()
-
-
-def test_one_that_may_train_alone_does(new_nodes: NewNodes) -> None:
-    [alone] = new_nodes(1, 2).meet(1, wait_seconds=0)
-    assert alone.node == Node(index=0, nnodes=1, main_address="127.0.0.1", port=0)
-
-
-def test_one_that_has_used_up_its_attempts_is_not_waited_for(new_nodes: NewNodes) -> None:
-    # Whoever cannot train without it ends at once, and so does whoever is started again
-    nodes = new_nodes(2)
-    first = nodes.start(0), nodes.start(1, is_last=True)
-    assert [attempt.nodes for attempt in first] == [(0, 1)] * 2
-    for attempt in first:
-        attempt.leave()
-    spent = End(code=75, reason="node 1 of 2 used up all attempts. Next: trainyard resume", cause="lost")
-    assert [nodes.start(0).end for _ in range(2)] == [spent] * 2
-
-
-def test_fewer_begin_at_once_without_one_that_has_used_up_its_attempts(new_nodes: NewNodes) -> None:
-    nodes = new_nodes(2, 3)
-    in_vain = nodes.start(0, wait_seconds=0, is_last=True)
-    assert in_vain.end.code == 75
-    in_vain.leave()
-    pair = nodes.start(1), nodes.start(2, is_last=True)
-    assert [attempt.nodes for attempt in pair] == [(1, 2)] * 2
-    # WHEN one of those was lost without a word, THEN they are too few
-    pair[0].leave()
-    reason = "node 0, node 2 of 3 used up all attempts, and at least 2 are needed. Next: trainyard resume"
-    assert nodes.start(1).end.reason == reason
 
 
 def test_nor_is_one_waited_for_that_was_lost_while_it_waited(new_nodes: NewNodes) -> None:
     nodes = new_nodes(2)
     one, lost = (Member(index=i, nonce=f"{i}", address="127.0.0.1", port=1, is_last=i == 1) for i in range(2))
     assert not nodes.folder().look(lost).without_return
-    assert not nodes.folder().look(one).without_return
     silent = GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0).look(one)
     assert (set(silent.waiting), silent.without_return) == (set(), set()), "it may only wait for S3"
     gone = GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0, lost_seconds=0).look(one)
@@ -282,7 +234,6 @@ SAVED = End(code=75, reason="SIGTERM; saved step 7", cause="done")
 @pytest.mark.parametrize(
     ("code", "own", "expected"),
     [
-        (0, DONE, DONE),
         (0, PEERS, DONE),
         (1, PEERS, PEERS),
         (1, SAVED, End(code=1, reason="the run has ended: node 2: no such label", cause="done")),
@@ -315,11 +266,9 @@ def test_whoever_waits_for_the_main_nodes_ranks_hears_that_it_has_ended_the_run(
     lost = retried("node 0 did not come within 120 s", "lost")
     assert not other.member.is_over()
     assert other.member.followed(lost) == lost
-    main.member.end(1, "budget: max_hours 8 reached")
-    main.leave()
+    main.member.end(1, "budget: used up")
     assert other.member.is_over()
-    reason = "the run has ended: budget: max_hours 8 reached"
-    assert other.member.followed(lost) == End(code=1, reason=reason, cause="done")
+    assert other.member.followed(lost) == End(code=1, reason="the run has ended: budget: used up", cause="done")
 
 
 def test_one_that_fails_before_it_meets_the_others_ends_the_run(new_nodes: NewNodes) -> None:
@@ -351,7 +300,22 @@ def asked(*options: str, kind: tuple[str, ...] = FINETUNING, batch: int = 32, **
     return launch.gang
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ("prepare-corpus", '--data=["a.jsonl"]'),
+        ("train-tokenizer", "--corpus=run://corpus"),
+        ("tokenize", "--corpus=run://corpus", "--tokenizer=run://tokenizer"),
+        ("notebook",),
+    ],
+)
+def test_what_is_one_process_is_refused_with_several(kind: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=f"{kind[0]} is one process, not 2\\nNext: --nproc-per-node=1"):
+        asked(kind=kind)
+
+
 def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> None:
+    assert job_id({"AWS_BATCH_JOB_ID": "8d2f:3"}) == job_id({"AWS_BATCH_JOB_ID": "8d2f#3"}) == "8d2f"
     child: dict[str, Any] = {"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ARRAY_SIZE": "4"}
     assert asked("--gang-min-nnodes=1", **child) == Gang(index=3, size=4, sizes=(1, 2, 4), wait_seconds=900)
     gang = asked("--gang-min-nnodes=2", "--gang-wait-seconds=60", batch=24, **child)
@@ -369,7 +333,3 @@ def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> Non
         asked("--gang-min-nnodes=2", kind=SCRIPT, **child)
     with pytest.raises(ConfigurationError, match="AWS_BATCH_JOB_ARRAY_INDEX is not set"):
         asked("--gang-min-nnodes=1")
-
-
-def test_the_job_of_a_child_is_the_array_job() -> None:
-    assert job_id({"AWS_BATCH_JOB_ID": "8d2f:3"}) == job_id({"AWS_BATCH_JOB_ID": "8d2f#3"}) == "8d2f"

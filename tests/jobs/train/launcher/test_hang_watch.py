@@ -1,16 +1,13 @@
 """When ranks count as hung, by what their heartbeats say."""
 
 import dataclasses
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.train.channel import Heartbeat, HeartbeatFile, process_states, read_heartbeats
+from jobs.train.channel import Heartbeat, HeartbeatFile, read_heartbeats
 from jobs.train.launcher.watchdog import START_SECONDS, HangWatch, Silence
-from tests.support.waiting import wait_until
 
 STARTING = Heartbeat(rank=0, node=0, pid=1, number=1, place=1, step=0, doing="starting", slow=True)
 WORKING = Heartbeat(rank=0, node=0, pid=1, number=0, place=0, step=0, doing="working", paced=False)
@@ -116,14 +113,3 @@ def test_a_script_without_a_pace_that_is_busy_may_be_silent_until_then(tmp_path:
     job.give(0, WORKING, number=2)
     assert job.reason(after_seconds=99) is None
     assert job.reason(after_seconds=1) == "the script has printed nothing and written no file for 100 s"
-
-
-def test_a_process_that_is_held_is_told_from_one_that_waits(tmp_path: Path) -> None:
-    process = subprocess.Popen(["sleep", "60"])
-    signs = {0: dataclasses.replace(TRAINING, pid=process.pid)}
-    wait_until(lambda: process_states(signs), lambda states: states == {})  # until its program is read from disk
-    process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: process_states(signs), lambda states: states == {0: "stopped"})
-    process.kill()
-    process.wait()
-    assert process_states(signs) == {}

@@ -3,9 +3,8 @@
 import re
 import signal
 import time
-from typing import Any
 
-from tests.support.train.launching import Run
+from tests.support.train.launching import Run, two_nodes
 from tests.support.train.listeners import open_to_the_network
 
 
@@ -42,14 +41,7 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
 
 
 def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
-    environment: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
-    main: dict[str, Any] = {"AWS_BATCH_JOB_ID": "8d2f#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
-    child: dict[str, Any] = {
-        "AWS_BATCH_JOB_ID": "8d2f#1",
-        "AWS_BATCH_JOB_NODE_INDEX": "1",
-        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
-    }
-    nodes = [run.start(*recipe, "--epochs=400", **environment, **own) for own in (main, child)]
+    nodes = [run.start(*recipe, "--epochs=400", **node) for node in two_nodes()]
     nodes[0].wait_for_line("[progress] 4/")
     # Several nodes listen on the address that the others know, which is loopback here.
     assert [open_to_the_network(node.process.pid) for node in nodes] == [[], []]
@@ -64,30 +56,3 @@ def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, 
     ), nodes[0].output
     assert run.receipt().state == "interrupted"
     run.wait_until_gone()
-
-
-def test_a_start_that_is_never_complete_ends_and_names_the_node_that_is_missing(
-    run: Run, recipe: tuple[str, ...]
-) -> None:
-    environment: dict[str, Any] = {
-        "AWS_BATCH_JOB_ID": "8d2f#0",
-        "AWS_BATCH_JOB_NUM_NODES": "2",
-        "AWS_BATCH_JOB_NODE_INDEX": "0",
-        "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
-    }
-    launched = run.attempt(*recipe, options=["--start-timeout-seconds=0.5"], expect=75, **environment)
-
-    said = "node 1 did not come within 0.5 s; if it is started again, it starts over: it has saved no checkpoint"
-    assert launched.lines[-1] == f"interrupted: {said}\n"
-    assert run.recorded_attempt(1).reason == said
-
-
-def test_a_loss_that_is_no_number_ends_a_run_that_asks_for_it(run: Run, recipe: tuple[str, ...]) -> None:
-    launched = run.attempt(*recipe, "--learning-rate=9e15", "--stop-on-nan=true", expect=1)
-
-    assert re.fullmatch(
-        r"error: the loss at step \d+ is (nan|inf), and stop_on_nan is set\. Next: submit again with a lower "
-        r"learning_rate or more warm-up, and look at the data\n",
-        launched.lines[-1],
-    ), launched.output
-    assert "Traceback" not in launched.output

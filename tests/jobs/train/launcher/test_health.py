@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from jobs.contract.health import BAD_NODE_FILE, Health
-from jobs.contract.instance_types import INSTANCE_TYPES, instance_type
+from jobs.contract.instance_types import instance_type
 from jobs.train.accelerator import choose
 from jobs.train.launcher import health
-from jobs.train.launcher.health import Measured, driver_fault, measured_faults
-from tests.support.train.launching import NewRun, Run
+from jobs.train.launcher.health import Measured, driver_fault, measured_faults, summary
+from tests.support.train.launching import Run, two_nodes
 from tests.support.train.metadata_service import MetadataService
 
 QUICK = ("--largest-message-bytes=4096", "--seconds-per-measurement=0.01")
@@ -23,65 +23,41 @@ def option(**values: float) -> str:
     return f"--health={json.dumps(values)}"
 
 
-def test_a_healthy_node_says_what_it_reaches_and_the_job_runs(run: Run) -> None:
-    floors = {"min_teraflops": 1e-6, "min_gigabytes_per_second": 1e-6}
-    launched = run.attempt(*QUICK, kind="fabric-check", nproc=2, options=[option(seconds=0.4, **floors)])
-    (said,) = (line for line in launched.lines if line.startswith("health: "))
-    assert said.startswith("health: node 0 is well: ")
-    assert "TFLOP/s on the slowest (at least 1e-06), all-reduce at " in said
-    assert launched.lines.index(said) < next(i for i, line in enumerate(launched.lines) if line.startswith("fabric: "))
-    assert not list(run.scratch.iterdir())
-
-
-def test_a_node_below_the_floor_ends_with_75_is_named_and_told_to_its_host(run: Run, tmp_path: Path) -> None:
-    # WHEN no CPU multiplies as fast as that
+def test_a_bad_node_of_several_ends_the_attempt_of_all_is_named_and_told_to_its_host(run: Run, tmp_path: Path) -> None:
+    # WHEN no CPU of the second node multiplies as fast as that
     disks = tmp_path / "disks"
     disks.mkdir()
     program = (
-        f"import pathlib, sys; from jobs.train.launch import main; sys.exit(main(disks=pathlib.Path({str(disks)!r})))"
+        f"import pathlib, sys; from jobs.train import launch; sys.exit(launch.main(disks=pathlib.Path('{disks}')))"
     )
+    checks = (option(seconds=0.2), option(seconds=0.2, min_teraflops=1e6))
     with MetadataService() as metadata:
         metadata.news[INSTANCE_ID] = "i-0abc"
-        launched = run.attempt(
-            *QUICK,
-            kind="fabric-check",
-            nproc=1,
-            expect=75,
-            program=("-c", program),
-            options=[option(seconds=0.2, min_teraflops=1e6)],
-            TRAINYARD_ACCELERATOR="cpu",
-            **metadata.environment,
-        )
+        nodes = [
+            run.start(
+                *QUICK,
+                kind="fabric-check",
+                nproc=1,
+                attempt=1,
+                program=("-c", program),
+                options=[check],
+                TRAINYARD_ACCELERATOR="cpu",
+                **node,
+                **metadata.environment,
+            )
+            for node, check in zip(two_nodes(), checks, strict=True)
+        ]
+        assert [node.wait() for node in nodes] == [75, 75]
     # THEN the attempt is to be made again, elsewhere: node, instance, rank, what it reached and what it had to
-    reason = launched.lines[-1].removeprefix("interrupted: ").rstrip()
-    assert reason.startswith("node 0 (i-0abc) is bad: rank 0 multiplies at ")
+    assert "health: node 0 is well: " in nodes[0].output
+    assert "TFLOP/s on the slowest; " in nodes[0].output
+    reason = run.recorded_attempt(1).reason or ""
+    assert reason.startswith("node 1 (i-0abc) is bad: rank 0 multiplies at ")
     assert "TFLOP/s, less than 1e+06; if it is started again" in reason
-    assert run.recorded_attempt(1).reason == reason
     assert run.receipt().state == "interrupted"
     # The ranks never started, and the host finds the word
-    assert "fabric: " not in launched.output
-    assert (disks / BAD_NODE_FILE).read_text().startswith("node 0 (i-0abc): rank 0 multiplies at ")
-    run.wait_until_gone()
-
-
-def test_a_bad_node_of_several_ends_the_attempt_of_all(new_run: NewRun) -> None:
-    run = new_run()
-    environment: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
-    main: dict[str, Any] = {"AWS_BATCH_JOB_ID": "health#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
-    child: dict[str, Any] = {
-        "AWS_BATCH_JOB_ID": "health#1",
-        "AWS_BATCH_JOB_NODE_INDEX": "1",
-        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
-    }
-    checks = (option(seconds=0.2), option(seconds=0.2, min_teraflops=1e6))
-    nodes = [
-        run.start(*QUICK, kind="fabric-check", options=[check], **environment, **own)
-        for own, check in zip((main, child), checks, strict=True)
-    ]
-    assert [node.wait() for node in nodes] == [75, 75]
-    # The main node, which is well, names the other one in the attempt's record
-    assert "node 1 (" in (run.recorded_attempt(1).reason or "")
-    assert "is bad: rank 0 multiplies at" in (run.recorded_attempt(1).reason or "")
+    assert "fabric: " not in nodes[0].output
+    assert (disks / BAD_NODE_FILE).read_text().startswith("node 1 (i-0abc): rank 0 multiplies at ")
     run.wait_until_gone()
 
 
@@ -95,6 +71,7 @@ def test_what_a_card_did_wrong_is_told_with_its_number() -> None:
     assert measured_faults([fast, slow], floors, card="GPU") == [
         "an all-reduce among its GPUs runs at 4 GB/s, less than 8"
     ]
+    assert summary([fast, slow], floors) == "40 TFLOP/s on the slowest (at least 30), all-reduce at 4 GB/s (at least 8)"
     wrong = Measured(teraflops=100, fault="multiplies wrongly")
     assert measured_faults([fast, wrong], Health(), card="GPU") == ["GPU 1 multiplies wrongly"]
 
@@ -149,16 +126,16 @@ def test_missing_cards_are_the_nodes_fault_only_where_its_health_is_checked(
         choose("hpu", nproc_per_node=9, cards=8)
 
 
-def test_instances_with_accelerators_are_checked_by_default_and_nothing_else_is() -> None:
-    assert Health().seconds_on("hpu", on_instance=True) == 10
-    assert Health().seconds_on("cpu", on_instance=True) == 0
-    assert Health().seconds_on("cuda", on_instance=False) == 0
-    assert Health(seconds=0).seconds_on("cuda", on_instance=True) == 0
-    a100 = Health().with_floors_of(instance_type("p4d.24xlarge"), "cuda")
-    assert (a100.min_teraflops, a100.min_gigabytes_per_second) == (156, 30)
-    given = Health(min_teraflops=1).with_floors_of(instance_type("p4d.24xlarge"), "cuda")
-    assert given.min_teraflops == 1
+@pytest.mark.parametrize(("name", "on_instance", "seconds"), [("hpu", True, 10), ("cpu", True, 0), ("cuda", False, 0)])
+def test_only_instances_with_accelerators_are_checked_by_default(name: Any, on_instance: bool, seconds: float) -> None:
+    assert Health().seconds_on(name, on_instance=on_instance) == seconds
+    assert Health(seconds=0).seconds_on(name, on_instance=on_instance) == 0
+
+
+def test_the_floors_are_those_of_the_instance_type_unless_the_spec_has_others() -> None:
+    a100 = instance_type("p4d.24xlarge")
+    found = Health().with_floors_of(a100, "cuda")
+    assert (found.min_teraflops, found.min_gigabytes_per_second) == (156, 30)
+    assert Health(min_teraflops=1).with_floors_of(a100, "cuda").min_teraflops == 1
     # On a laptop that stands in for the instance its floors mean nothing
-    assert Health().with_floors_of(instance_type("p4d.24xlarge"), "cpu") == Health()
-    several = [row for row in INSTANCE_TYPES.values() if row.accelerators > 1]
-    assert all(row.link_gigabytes_per_second for row in several)
+    assert Health().with_floors_of(a100, "cpu") == Health()

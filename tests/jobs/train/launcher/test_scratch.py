@@ -9,12 +9,10 @@ import pytest
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.flags import parse_flags
-from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
 from jobs.contract.locations import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.launcher import instance
 from jobs.train.launcher.instance import scratch_folder
-from jobs.train.launcher.request import parse
 from tests.support.train.launching import Run
 
 LAUNCHER = """
@@ -48,40 +46,39 @@ def test_jobs_on_an_instance_write_to_its_own_disks(run: Run, recipe: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "disks", "used"),
+    ("on_instance", "disks", "used"),
     [
-        ("cpu", "disks", "disks"),
+        (True, "disks", "disks"),
         # An image or a definition without the volume; /dev/null stands for what cannot be written to, whoever asks.
-        ("cpu", "missing", "temporary"),
-        ("cpu", "/dev/null", "temporary"),
+        (True, "missing", "temporary"),
+        (True, "/dev/null", "temporary"),
         # A laptop's /scratch is somebody else's.
-        ("auto", "disks", "temporary"),
+        (False, "disks", "temporary"),
     ],
 )
 def test_where_there_are_no_disks_of_ours_it_is_a_temporary_folder(
-    accelerator: str, disks: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_instance: bool, disks: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("disks", "temporary"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    arguments = ("--instance-type=dl1.24xlarge", "--nproc-per-node=1", "fabric-check")
-    environment = {RUN_URI_VARIABLE: "s3://runs/research/scratch-0a1b/", ACCELERATOR_VARIABLE: accelerator}
-
-    launch = parse(arguments, environment)
+    run = S3Location("runs", "research/scratch-0a1b/")
     paths = []
     for _ in range(2):
-        with scratch_folder(tmp_path / disks, launch.run, node=0, on_instance=launch.on_instance) as folder:
+        with scratch_folder(tmp_path / disks, run, node=0, on_instance=on_instance) as folder:
             assert list(folder.iterdir()) == [], "nothing of an attempt that was killed"
             assert folder.parent == tmp_path / used
             paths.append(folder)
             # While it is used, another attempt of the run and another node on this machine get one of their own
-            with scratch_folder(tmp_path / disks, launch.run, node=0, on_instance=launch.on_instance) as second:
+            with scratch_folder(tmp_path / disks, run, node=0, on_instance=on_instance) as second:
                 assert second.parent == folder.parent
                 assert second != folder
         assert not folder.exists()
         folder.mkdir()
         (folder / "left").mkdir()
         (folder / "left/over").touch()
+        (folder / "a-file").touch()
+        (folder / "a-link").symlink_to(tmp_path)
     assert paths[0] == paths[1], "a run's attempts have the same path"
 
 

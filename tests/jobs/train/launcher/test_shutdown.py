@@ -1,11 +1,11 @@
 """A shutdown that is announced: the ranks save at once, and the next attempt goes on as if nothing had happened."""
 
+import errno
+import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,19 +13,15 @@ import pytest
 
 from jobs.train.channel import Heartbeat, RequestFiles, read_heartbeats
 from jobs.train.launcher.instance import InstanceMetadata, zone
-from jobs.train.launcher.shutdown import Shutdown
-from tests.support.train.faulty_s3 import FaultyS3
+from jobs.train.launcher.shutdown import ShutdownWatch
 from tests.support.train.launching import PATIENCE_SECONDS, Launched, NewRun, Run
 from tests.support.train.metadata_service import LIFE_CYCLE, NOTICE, REBALANCE, ZONE, MetadataService
+from tests.support.waiting import wait_until
 
 MODEL = "model/model.safetensors"
 
 HASTY_LAUNCHER = "import sys; from jobs.train import launch; sys.exit(launch.main(stop_timeout_seconds=12))"
 """Where SIGKILL follows so soon, the ranks have two seconds."""
-
-
-PATIENT_LAUNCHER = "import sys; from jobs.train import launch; sys.exit(launch.main(stop_timeout_seconds=90))"
-"""Where SIGKILL follows late, a busy machine has its time."""
 
 
 @pytest.fixture
@@ -47,7 +43,7 @@ def saved_step(launched: Launched, why: str) -> int:
     return int(match[2])
 
 
-def hold(run: Run, doing: str, *, at_least_step: int = 0) -> tuple[psutil.Process, Heartbeat]:
+def hold(run: Run, doing: str) -> tuple[psutil.Process, Heartbeat]:
     """The one rank, stopped in the midst of that."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
@@ -55,7 +51,7 @@ def hold(run: Run, doing: str, *, at_least_step: int = 0) -> tuple[psutil.Proces
         heartbeats = (
             found for scratch in run.scratch.glob("trainyard-*") for found in read_heartbeats(scratch).values()
         )
-        return next((found for found in heartbeats if found.doing == doing and found.step >= at_least_step), None)
+        return next((found for found in heartbeats if found.doing == doing), None)
 
     while time.monotonic() < deadline:
         if (seen := sign()) is not None:
@@ -69,7 +65,7 @@ def hold(run: Run, doing: str, *, at_least_step: int = 0) -> tuple[psutil.Proces
     pytest.fail(f"no rank was seen {doing}")
 
 
-def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
+def test_two_ranks_save_the_same_step_at_sigterm_at_a_spot_notice_and_at_a_recommendation(
     new_run: NewRun, long_recipe: tuple[str, ...], metadata: MetadataService
 ) -> None:
     whole = new_run()
@@ -107,82 +103,31 @@ def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
     assert run.complete_checkpoints()[-1] == later
     assert run.recorded_attempt(2).reason == second.lines[-1].removeprefix("interrupted: ").rstrip()
 
-    third = run.attempt(*long_recipe, nproc=2, attempt=3)
+    # WHEN EC2 only recommends to leave, THEN they save and go on to the end
+    metadata.news = {REBALANCE: {"noticeTime": "2026-01-02T03:04:05Z"}}
+    third = run.attempt(*long_recipe, nproc=2, attempt=3, expect=0, **metadata.environment)
     assert f"start: resumed from checkpoint step-{later}\n" in third.lines
+    assert "rebalance recommendation: saving step " in third.output
     assert_same(run, whole)
 
 
-def test_a_rebalance_recommendation_saves_and_goes_on_and_the_final_evaluation_is_left_at_sigterm(
-    new_run: NewRun, long_recipe: tuple[str, ...], metadata: MetadataService
+def test_a_notice_in_the_first_step_saves_it_and_another_one_shortly_before_the_end(
+    run: Run, long_recipe: tuple[str, ...], metadata: MetadataService
 ) -> None:
-    whole = new_run()
-    whole.attempt(*long_recipe)
-    run = new_run()
-    metadata.news[REBALANCE] = {"noticeTime": "2026-01-02T03:04:05Z"}
-
-    first = run.start(*long_recipe, nproc=1, attempt=1, **metadata.environment)
-    saving = first.wait_for_line("rebalance recommendation: saving step ")
-    first.wait_for_line(f"checkpoint: {saving.split(': saving ')[1].split(',')[0]},")
-    # Held until the launcher has taken the signal, the rank is still at its evaluation then.
-    rank, _ = hold(run, "evaluating", at_least_step=120)
-    first.process.send_signal(signal.SIGTERM)
-    first.wait_for_line("SIGTERM: the training saves and stops")
-    rank.resume()
-
-    assert first.wait() == 75
-    assert saved_step(first, "SIGTERM") == 120
-    assert "result:" not in first.output
-    run.attempt(*long_recipe, attempt=2)
-    assert_same(run, whole)
-
-
-def test_a_notice_in_the_first_step_and_sigterm_in_an_evaluation_beside_an_upload_save_and_end(
-    run: Run, long_recipe: tuple[str, ...], metadata: MetadataService, s3_endpoint: str
-) -> None:
-    # Several evaluations follow a checkpoint before the next one, which waits for its upload. They have many batches:
-    # SIGTERM in the last one is answered a step later.
-    often = ("--evaluate-every-steps=2", "--checkpoint-every-steps=12")
-    recipe = (*long_recipe, "--epochs=40", "--eval-batch-size=1", *often)
-
     # WHEN a notice comes while the first step takes long, as one does for which graphs are compiled
-    first = run.start(*recipe, nproc=1, attempt=1, **metadata.environment)
+    launched = run.start(*long_recipe, "--epochs=40", nproc=1, attempt=1, **metadata.environment)
     rank, held = hold(run, "training")
     notice = metadata.give_notice(20)
-    first.wait_for_line(f"{notice}: the training saves, trains on, saves again and stops, within ")
+    launched.wait_for_line(f"{notice}: the training saves, trains on, saves again and stops, within ")
     rank.resume()
     # THEN that step is saved, and another one shortly before the end
-    first.wait_for_line(f"{notice}: saving step {held.step + 1}, and training on")
-    assert first.wait() == 75
-    later = saved_step(first, notice)
+    launched.wait_for_line(f"{notice}: saving step {held.step + 1}, and training on")
+    assert launched.wait() == 75
+    later = saved_step(launched, notice)
     assert held.step + 1 < later
     for step in (held.step + 1, later):
-        assert f"checkpoint: step {step}, " in first.output
+        assert f"checkpoint: step {step}, " in launched.output
     assert run.complete_checkpoints()[-1] == later
-
-    # WHEN SIGTERM comes in an evaluation, and the upload of the checkpoint before it is still under way
-    is_under_way, may_end = threading.Event(), threading.Event()
-
-    def wait(method: str, path: str) -> bool:
-        if method == "PUT" and "/checkpoints/step-" in path and "model.safetensors" in path:
-            is_under_way.set()
-            assert may_end.wait(PATIENCE_SECONDS)
-        return False
-
-    with FaultyS3(s3_endpoint) as slow:
-        slow.denies = wait
-        behind = replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": slow.url})
-        second = behind.start(*recipe, attempt=2, program=("-c", PATIENT_LAUNCHER))
-        assert is_under_way.wait(PATIENCE_SECONDS)
-        rank, held = hold(run, "evaluating")
-        second.process.send_signal(signal.SIGTERM)
-        second.wait_for_line("SIGTERM: the training saves and stops")
-        may_end.set()
-        rank.resume()
-        # THEN the evaluation is left, its step is saved, and both checkpoints are there
-        assert second.wait() == 75
-    assert saved_step(second, "SIGTERM") == held.step
-    assert run.complete_checkpoints()[-2:] == [(held.step - 1) // 12 * 12, held.step]
-    assert not any(line["step"] == held.step and "eval_loss" in line for line in run.metrics())
 
 
 def test_a_rank_that_hangs_does_not_hold_the_launcher_beyond_its_time(run: Run, long_recipe: tuple[str, ...]) -> None:
@@ -236,14 +181,30 @@ def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:
     def give_up(number: int) -> None:
         pytest.fail("the ranks were ended")
 
-    shutdown = Shutdown(tmp_path, metadata=None, stop_timeout_seconds=0, give_up=give_up)
+    shutdown = ShutdownWatch(tmp_path, metadata=None, stop_timeout_seconds=0, give_up=give_up)
     files = RequestFiles(tmp_path)
     files.listen(0)
     with shutdown:
         shutdown.ask_to_stop("node 3 of 4 came late")
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (asked := files.asked("stop")) is None or asked.reason != "node 3 of 4 came late":
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(2)
+        asked = wait_until(lambda: files.asked("stop"), bool)
+        assert asked is not None
+        assert asked.reason == "node 3 of 4 came late"
+        time.sleep(1)
         assert shutdown.overdue_seconds is None
+
+
+def test_a_full_disk_does_not_keep_ranks_alive_beyond_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RequestFiles, "ask", full)
+    given_up: list[int] = []
+    stopping = ShutdownWatch(tmp_path, metadata=None, stop_timeout_seconds=0, give_up=given_up.append)
+    monkeypatch.setattr(os, "kill", lambda _, number: given_up.append(number))
+    RequestFiles(tmp_path).listen(0)
+    with stopping:
+        stopping.on_signal(15)
+        wait_until(lambda: given_up, bool)
+    assert "warning: the ranks could not be asked to stop: [Errno 28] No space left on device" in caplog.messages

@@ -3,27 +3,34 @@
 import json
 import os
 import signal
+import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jobs.aws import s3 as object_store
 from jobs.contract.catalog import CATALOG
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
+from jobs.contract.instance_types import instance_type
 from jobs.contract.launcher_options import LauncherOptions
-from jobs.contract.records import Attempt, Receipt
+from jobs.contract.locations import S3Location
+from jobs.contract.records import Attempt
 from jobs.contract.sweep import Claim, PointRecord, SweepRecord
 from jobs.train.launcher import sweep as module
+from jobs.train.launcher.accounting import receipt
 from jobs.train.launcher.sweep import Worker
 from tests.support.train.launching import Run
 from tests.support.train.scripts import script_flags, write_files
+from tests.support.waiting import wait_until
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from trainyard import output
 number, here = sys.argv[1], Path(sys.argv[2])
 (here / f"begun-{number}").touch()
@@ -88,7 +95,7 @@ def claim(run: Run, number: int, *, job: str = "job") -> Claim:
     return Claim.model_validate_json(run.read(f"claims/{job}/{number}.json"))
 
 
-def point_receipt(run: Run, number: int, *, hours: float, state: str, job: str = "job") -> None:
+def point_receipt(run: Run, number: int, *, hours: float, state: Any, job: str = "job") -> None:
     """Write what a point of another worker has taken."""
     now = datetime.now(timezone.utc)
     attempt = Attempt(
@@ -102,34 +109,15 @@ def point_receipt(run: Run, number: int, *, hours: float, state: str, job: str =
         nnodes=1,
         world_size=1,
     )
-    bill = Receipt.model_validate(
-        {
-            "run_id": "a",
-            "team": "research",
-            "job": "script",
-            "state": state,
-            "attempts": [attempt],
-            "duration_seconds": 1,
-            "instance_hours": 1,
-            "instance_type": "dl1.24xlarge",
-            "on_demand_usd": 1,
-            "spot_usd": 1,
-            "price_date": "",
-            "price_source": "",
-            "estimate_note": "",
-            "result": {},
-        }
-    )
-    key = f"research/{point_id(run, number)}/receipt.json"
-    run.s3.put_object(Bucket=run.location.bucket, Key=key, Body=bill.model_dump_json().encode())
+    place = S3Location("runs", f"research/{point_id(run, number)}/")
+    instance = instance_type(attempt.instance_type)
+    bill = receipt(place, [attempt], job="script", instance=instance, state=state, result={}, on_instance=True)
+    object_store.write(run.s3, place / "receipt.json", bill.model_dump_json().encode())
     run.write(f"claims/{job}/{number}.json", Claim(child=9, starts=1).model_dump_json().encode())
 
 
 def begun(tmp_path: Path, number: int) -> None:
-    until = time.monotonic() + 100
-    while not (tmp_path / f"begun-{number}").exists():
-        assert time.monotonic() < until, f"point {number} has not begun"
-        time.sleep(0.05)
+    wait_until((tmp_path / f"begun-{number}").exists, bool)
 
 
 def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
@@ -197,14 +185,15 @@ def test_a_worker_that_is_interrupted_goes_on_with_its_own_point_and_takes_no_ot
 
 
 def test_a_point_that_takes_too_long_or_was_interrupted_too_often_has_failed_and_the_next_is_taken(
-    make_worker: MakeWorker, run: Run, tmp_path: Path
+    make_worker: MakeWorker, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a first point with no attempt left, and a second that never ends
+    # GIVEN a first point with no attempt left, a second that never ends, and a third that fails
     run.write("claims/job/1.json", Claim(child=0, starts=2).model_dump_json().encode())
-    (tmp_path / "go-3").touch()
+    commands = iter(["exec sleep 60", "exit 3"])
+    monkeypatch.setattr(Worker, "_launcher", lambda *_: subprocess.Popen(["sh", "-c", next(commands)]))
     # WHEN
-    assert make_worker(sweep_timeout_seconds=12).work() == SWEEP_OVER_EXIT_CODE
+    assert make_worker(sweep_timeout_seconds=1).work() == SWEEP_OVER_EXIT_CODE
     # THEN
     assert claim(run, 1).reason == "it was interrupted in each of its 2 attempts"
-    assert (claim(run, 2).ended, claim(run, 2).reason) == ("failed", "its timeout_hours were over: 0.00333333")
-    assert claim(run, 3).ended in ("succeeded", "failed")
+    assert (claim(run, 2).ended, claim(run, 2).reason) == ("failed", "its timeout_hours were over: 0.000277778")
+    assert (claim(run, 3).ended, claim(run, 3).reason) == ("failed", "exit code 3")

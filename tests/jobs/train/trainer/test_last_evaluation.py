@@ -11,6 +11,7 @@ import torch
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.train.channel import RankStatus
+from jobs.train.trainer.metrics import StopOnNan
 from jobs.train.trainer.training import _check_finite
 from tests.support.train.attempts import Attempts
 
@@ -53,3 +54,10 @@ def test_a_model_that_diverged_is_refused_with_the_step_where_its_loss_did() -> 
     torch.nn.init.constant_(trainer.model.bias, math.inf)
     with pytest.raises(TrainyardError, match=r"after step 36 .* NaN or infinite; the first loss .* at step 10\nNext"):
         _check_finite(trainer)
+
+
+def test_a_loss_that_is_no_number_ends_a_run_that_asks_for_it() -> None:
+    state: Any = SimpleNamespace(global_step=8)
+    StopOnNan().on_log(None, state, None, {"loss": 0.7})
+    with pytest.raises(TrainyardError, match="the loss at step 8 is nan, and stop_on_nan is set\nNext: "):
+        StopOnNan().on_log(None, state, None, {"loss": float("nan")})
