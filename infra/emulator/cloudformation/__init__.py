@@ -1,8 +1,7 @@
 """CloudFormation of the embedded AWS: a stack engine that behaves like AWS's.
 
-`template` resolves, `stack` makes, changes and rolls back, `service` holds a region's stacks and change sets,
-`responses` is the API. `resources` makes one resource through the class of its type, which `*_types` hold; `schemas`
-says which changes take another resource.
+`template` resolves, `stack` makes, changes and rolls back, `changes` previews, `responses` is the API. `resources`
+makes one resource as its type's row in `*_types` says; `schemas` says which changes take another resource.
 """
 
 from infra.emulator.cloudformation import (

@@ -66,6 +66,12 @@ class Api:
         return f"arn:aws:{service or self.service}:{self.account.region}:{self.account.id}:{resource}"
 
 
+def takes(service: str, operation: str, parameter: str) -> bool:
+    """Say whether an operation has a parameter, however that is capitalised."""
+    members = _service_model(service).operation_model(operation).input_shape.members
+    return parameter.lower() in {name.lower() for name in members}
+
+
 @functools.cache
 def _service_model(service: str) -> Any:
     return botocore.session.get_session().get_service_model(service)

@@ -8,16 +8,55 @@ Source: CloudFormation API reference, "ResourceChange", "ResourceChangeDetail" a
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from typing import Any
 
-from infra.emulator.cloudformation import resources
-from infra.emulator.cloudformation.records import StackResource, attribute
-from infra.emulator.cloudformation.stack import Stack
+from infra.emulator.cloudformation.schemas import replacing
+from infra.emulator.cloudformation.stack import Stack, StackResource
 from infra.emulator.cloudformation.template import TemplateError
 
 KNOWN_AFTER_APPLY = "{{changeSet:KNOWN_AFTER_APPLY}}"
 """In place of a value that only the execution makes."""
+
+
+NO_CHANGES = "The submitted information didn't contain changes. Submit different information to create a change set."
+"""The CDK CLI recognises an empty change set by these words of AWS."""
+
+
+@dataclass(kw_only=True)
+class ChangeSet:
+    """A change of a stack, to look at before it is executed."""
+
+    name: str
+    change_set_id: str
+    stack: Stack
+    template_body: str
+    parameters: Mapping[str, str]
+    tags: Mapping[str, str]
+    role_arn: str | None
+    description: str | None
+    changes: list[dict[str, Any]] | None
+    """None: nothing changes, and nothing can be executed."""
+    created_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as DescribeChangeSet shows it."""
+        failed = self.changes is None
+        return {
+            "ChangeSetName": self.name,
+            "ChangeSetId": self.change_set_id,
+            "StackId": self.stack.stack_id,
+            "StackName": self.stack.name,
+            "Description": self.description,
+            "CreationTime": self.created_at,
+            "ExecutionStatus": "UNAVAILABLE" if failed else "AVAILABLE",
+            "Status": "FAILED" if failed else "CREATE_COMPLETE",
+            "StatusReason": NO_CHANGES if failed else None,
+            "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in self.parameters.items()],
+            "Changes": self.changes or [],
+            "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
+        }
 
 
 def changes_of(stack: Stack, template: Mapping[str, Any], parameters: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -57,7 +96,7 @@ class _Preview:
         changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
         if not changed:
             return None
-        recreating = set(resources.replaces(resource.resource_type, old, new))
+        recreating = set(replacing(resource.resource_type, old, new))
         revised = resource.resource_type == "AWS::Batch::JobDefinition"
         (self._renewed if recreating or revised else self._changed).add(resource.logical_id)
         details = [_detail(name, new.get(name), recreates=name in recreating) for name in changed]
@@ -92,7 +131,7 @@ class _Preview:
         if logical_id in self._renewed or logical_id not in self._stack.resources:
             return KNOWN_AFTER_APPLY
         resource = self._stack.resources[logical_id]
-        value = attribute(resource, name)
+        value = resource.attribute(name)
         # What names a resource stays when it changes in place; the rest may not: a launch template's latest version.
         return KNOWN_AFTER_APPLY if logical_id in self._changed and resource.physical_id not in str(value) else value
 

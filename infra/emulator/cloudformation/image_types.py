@@ -10,11 +10,11 @@ from typing import ClassVar
 from moto.core.exceptions import JsonRESTError
 
 from infra.emulator.cloudformation.api import Api, Properties
-from infra.emulator.cloudformation.resource_type import TYPES, Made, ResourceType
+from infra.emulator.cloudformation.resource_type import TYPES, Fixed, Made
 
 
 @dataclass(frozen=True)
-class Versioned(ResourceType):
+class Versioned(Fixed):
     """A type whose name and version are its identity."""
 
     service = "imagebuilder"
@@ -36,7 +36,7 @@ class Versioned(ResourceType):
         self._taken.discard(made.ref)
 
 
-class Image(ResourceType):
+class Image(Fixed):
     """AWS::ImageBuilder::Image: one AMI, made and gone with the resource."""
 
     service = "ec2"

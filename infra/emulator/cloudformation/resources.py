@@ -4,7 +4,6 @@ import copy
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from botocore.exceptions import ClientError, ParamValidationError
 from moto.cloudformation.utils import random_suffix
@@ -14,25 +13,11 @@ from werkzeug.exceptions import HTTPException
 from infra.emulator import kept_objects
 from infra.emulator.cloudformation.api import Account, Api, Properties
 from infra.emulator.cloudformation.resource_type import RECORDED, TYPES, Made, ResourceType, without
-from infra.emulator.cloudformation.schemas import replacing
 from infra.emulator.server_errors import record_exception
 
 
 class ResourceError(Exception):
     """A service refused a resource: the stack fails with its words as the reason."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a stack's resources are made."""
-
-    account_id: str
-    region: str
-    stack_id: str
-    stack_name: str
-
-    def api(self, resource_type: ResourceType) -> Api:
-        return Api(resource_type.service, Account(self.account_id, self.region))
 
 
 _BUCKET = "AWS::S3::Bucket"
@@ -70,17 +55,12 @@ def is_recorded(resource_type: str) -> bool:
     return resource_type in RECORDED or resource_type.startswith("Custom::")
 
 
-def create(resource_type: str, logical_id: str, properties: Properties, place: Place) -> Made:
+def create(resource_type: str, logical_id: str, properties: Properties, account: Account, *, stack_name: str) -> Made:
     """Make a resource. Raises ResourceError if its service refuses it."""
     found = _type(resource_type)
-    name = properties.get(found.name_property) or _generated_name(resource_type, place.stack_name, logical_id)
+    name = properties.get(found.name_property) or _generated_name(resource_type, stack_name, logical_id)
     with _reasons(f"creating {logical_id} ({resource_type})"):
-        return found.create(place.api(found), str(name), copy.deepcopy(properties))
-
-
-def replaces(resource_type: str, old: Properties, new: Properties) -> list[str]:
-    """Return the changed properties for which AWS makes another resource; none: it changes in place."""
-    return replacing(resource_type, old, new)
+        return found.create(Api(found.service, account), str(name), copy.deepcopy(properties))
 
 
 def check_replaceable(resource_type: str, old: Properties, new: Properties) -> None:
@@ -94,11 +74,11 @@ def check_replaceable(resource_type: str, old: Properties, new: Properties) -> N
         )
 
 
-def change(made: Made, resource_type: str, *, old: Properties, new: Properties, place: Place) -> Made:
+def change(made: Made, resource_type: str, *, old: Properties, new: Properties, account: Account) -> Made:
     """Change a resource in place. Raises ResourceError if its service refuses the change."""
     found = _type(resource_type)
     with _reasons(f"updating {made.ref} ({resource_type})"):
-        api = place.api(found)
+        api = Api(found.service, account)
         if found.tagging is None:
             return found.change(api, made, old, copy.deepcopy(new))
         changed, before, after = made, without(old, "Tags"), without(new, "Tags")
@@ -109,11 +89,11 @@ def change(made: Made, resource_type: str, *, old: Properties, new: Properties, 
         return changed
 
 
-def delete(made: Made, resource_type: str, properties: Properties, place: Place) -> None:
+def delete(made: Made, resource_type: str, properties: Properties, account: Account) -> None:
     """Delete a resource. Raises ResourceError if its service refuses: a bucket that is not empty, say."""
     found = _type(resource_type)
     with _reasons(f"deleting {made.ref} ({resource_type})"):
-        found.delete(place.api(found), made, properties)
+        found.delete(Api(found.service, account), made, properties)
 
 
 def _type(resource_type: str) -> ResourceType:

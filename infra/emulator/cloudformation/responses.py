@@ -1,21 +1,72 @@
-"""CloudFormation's API in front of `StackService`, instead of moto's own: what the CDK CLI and the command line ask."""
+"""CloudFormation's API, instead of moto's own: what the CDK CLI and the command line ask."""
 
 import json
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import RLock
 from typing import Any, ClassVar
 
 from moto.cloudformation import urls
-from moto.cloudformation.exceptions import ValidationError
+from moto.cloudformation.exceptions import AlreadyExistsException, ValidationError
 from moto.cloudformation.responses import CloudFormationResponse, get_template_summary_response_from_template
+from moto.cloudformation.utils import get_stack_from_s3_url
 from moto.cloudtrail.responses import CloudTrailResponse
+from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import camelcase_to_underscores
 
-from infra.emulator.cloudformation.records import StackResource
-from infra.emulator.cloudformation.service import ChangeSet, StackService, Submission
-from infra.emulator.cloudformation.stack import Stack
-from infra.emulator.cloudformation.template import no_echo_parameters
+from infra.emulator.cloudformation.api import Account
+from infra.emulator.cloudformation.changes import ChangeSet, changes_of
+from infra.emulator.cloudformation.resources import is_recorded
+from infra.emulator.cloudformation.stack import FINAL_FAILURES, Stack, StackResource
+from infra.emulator.cloudformation.template import parse_template
 
-_services: dict[tuple[str, str], StackService] = {}
+
+class ChangeSetNotFoundError(ServiceException):
+    """The error AWS names ChangeSetNotFound."""
+
+    code = "ChangeSetNotFound"
+
+
+class Stacks:
+    """All stacks and change sets of one account and region; each request, in a thread of its own, holds `lock`."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.lock = RLock()
+        self.by_name: dict[str, Stack] = {}
+        """Those that exist."""
+        self.deleted: list[Stack] = []
+        self.change_sets: dict[str, ChangeSet] = {}
+        """By ARN."""
+
+    def add(self, name: str) -> Stack:
+        self.by_name[name] = Stack(name, self.account, neighbours=lambda: list(self.by_name.values()))
+        return self.by_name[name]
+
+    def existing(self, name_or_id: str) -> Stack | None:
+        return next((one for one in self.by_name.values() if name_or_id in (one.name, one.stack_id)), None)
+
+    def find(self, name_or_id: str) -> Stack:
+        """Find a stack by name, or by id even after it is gone. Raises ValidationError if there is none."""
+        gone = (stack for stack in self.deleted if name_or_id == stack.stack_id)
+        stack = self.existing(name_or_id) or next(gone, None)
+        if stack is None:
+            raise ValidationError(name_or_id)
+        return stack
+
+    def find_change_set(self, name_or_id: str, stack_name: str | None) -> ChangeSet:
+        """Find a change set by ARN, or by its name among its own stack's. Raises ChangeSetNotFoundError."""
+        for item in self.change_sets.values():
+            if name_or_id == item.change_set_id or (
+                name_or_id == item.name and stack_name in (item.stack.name, item.stack.stack_id)
+            ):
+                return item
+        raise ChangeSetNotFoundError(f"ChangeSet [{name_or_id}] does not exist")
+
+
+_stacks: dict[Account, Stacks] = {}
 
 
 def install() -> None:
@@ -34,25 +85,31 @@ def _no_events(_response: CloudTrailResponse) -> str:
 
 def recorded_types() -> list[str]:
     """Return types of resources that exist on record only, in all accounts and regions."""
-    return sorted({name for service in list(_services.values()) for name in service.recorded_types()})
+    found = {
+        resource.resource_type
+        for stacks in list(_stacks.values())
+        for stack in list(stacks.by_name.values())
+        for resource in list(stack.resources.values())
+    }
+    return sorted(name for name in found if is_recorded(name) and name != "AWS::CDK::Metadata")
 
 
 class StackResponse(CloudFormationResponse):
-    """Reads each request's parameters and shapes its answer."""
+    """One method an operation."""
 
     RESPONSE_KEY_PATH_TO_TRANSFORMER: ClassVar[dict[str, Any]] = {}
     """Moto's bring its own stacks into shape."""
 
     @property
-    def service(self) -> StackService:
-        key = (self.current_account, self.region)
-        return _services.setdefault(key, StackService(*key))
+    def stacks(self) -> Stacks:
+        account = Account(self.current_account, self.region)
+        return _stacks.setdefault(account, Stacks(account))
 
     def call_action(self) -> Any:
         name = camelcase_to_underscores(self._get_action())
         if name not in vars(StackResponse):
             setattr(self, name, self._refuse)  # moto's own knows none of these stacks
-        with self.service.lock:
+        with self.stacks.lock:
             return super().call_action()
 
     def _refuse(self) -> ActionResult:
@@ -61,20 +118,41 @@ class StackResponse(CloudFormationResponse):
     # Stacks
 
     def create_stack(self) -> ActionResult:
+        name = self._get_param("StackName")
         if self._get_param("OnFailure") == "DELETE":
             raise ValidationError(message="The embedded AWS does not implement OnFailure DELETE.")
-        stack = self.service.create_stack(self._submission(), rolls_back=self._rolls_back)
+        if name in self.stacks.by_name:
+            raise AlreadyExistsException(f"Stack [{name}] already exists")
+        with self._new_stack(name) as stack:
+            self._begin(stack, self._tags(stack), self._get_param("RoleARN"))
+            stack.create(self._template(), self._parameters(stack), rolls_back=self._rolls_back)
         stack.termination_protection = bool(self._get_bool_param("EnableTerminationProtection"))
         return ActionResult({"StackId": stack.stack_id})
 
     def update_stack(self) -> ActionResult:
-        return ActionResult({"StackId": self.service.update_stack(self._submission()).stack_id})
+        stack = self._stack
+        _check_updatable(stack)
+        body, parameters, tags = self._template(), self._parameters(stack), self._tags(stack)
+        if stack.is_same(body, parameters, tags):
+            raise ValidationError(message="No updates are to be performed.")
+        self._begin(stack, tags, self._get_param("RoleARN"))
+        stack.update(body, parameters)
+        return ActionResult({"StackId": stack.stack_id})
 
     def delete_stack(self) -> ActionResult:
-        self.service.delete_stack(
-            self._get_param("StackName"),
-            client_request_token=self._get_param("ClientRequestToken"),
-        )
+        """Deleting what does not exist is no error, on AWS as here."""
+        stack = self.stacks.existing(self._get_param("StackName"))
+        if stack is None:
+            return EmptyResult()
+        if stack.termination_protection:
+            raise ValidationError(
+                message=f"Stack [{stack.name}] cannot be deleted while TerminationProtection is enabled"
+            )
+        stack.client_request_token = self._get_param("ClientRequestToken")
+        stack.delete()
+        if stack.status == "DELETE_COMPLETE":
+            del self.stacks.by_name[stack.name]
+            self.stacks.deleted.append(stack)
         return EmptyResult()
 
     def update_termination_protection(self) -> ActionResult:
@@ -83,96 +161,89 @@ class StackResponse(CloudFormationResponse):
 
     def describe_stacks(self) -> ActionResult:
         name = self._get_param("StackName")
-        stacks = [self.service.stack(name)] if name else list(self.service.stacks.values())
+        stacks = [self.stacks.find(name)] if name else list(self.stacks.by_name.values())
         return ActionResult({"Stacks": [_describe(stack) for stack in stacks]})
 
     def describe_stack_events(self) -> ActionResult:
-        stack = self._stack
-        return ActionResult(
-            {
-                "StackEvents": [
-                    {
-                        "StackId": stack.stack_id,
-                        "StackName": stack.name,
-                        "EventId": event.event_id,
-                        "LogicalResourceId": event.logical_id,
-                        "PhysicalResourceId": event.physical_id,
-                        "ResourceType": event.resource_type,
-                        "Timestamp": event.timestamp,
-                        "ResourceStatus": event.status,
-                        "ResourceStatusReason": event.reason,
-                        "ClientRequestToken": event.client_request_token,
-                    }
-                    for event in reversed(stack.events)
-                ]
-            }
-        )
-
-    def describe_stack_resource(self) -> ActionResult:
-        stack, logical_id = self._stack, self._get_param("LogicalResourceId")
-        if logical_id not in stack.resources:
-            raise ValidationError(message=f"Resource {logical_id} does not exist for stack {stack.name}")
-        return ActionResult({"StackResourceDetail": _resource(stack, stack.resources[logical_id])})
+        return ActionResult({"StackEvents": self._stack.events[::-1]})
 
     def describe_stack_resources(self) -> ActionResult:
-        stack, logical_id = self._stack, self._get_param("LogicalResourceId")
-        return ActionResult(
-            {
-                "StackResources": [
-                    _resource(stack, resource)
-                    for resource in stack.resources.values()
-                    if logical_id in (None, resource.logical_id)
-                ]
-            }
-        )
+        return ActionResult({"StackResources": self._resources()})
 
     def list_stack_resources(self) -> ActionResult:
-        stack = self._stack
-        return ActionResult(
-            {"StackResourceSummaries": [_resource(stack, resource) for resource in stack.resources.values()]}
-        )
-
-    # Templates
+        return ActionResult({"StackResourceSummaries": self._resources()})
 
     def get_template(self) -> ActionResult:
         return ActionResult({"TemplateBody": self._stack.template_body, "StagesAvailable": ["Original", "Processed"]})
 
     def get_template_summary(self) -> ActionResult:
-        name = self._get_param("StackName")
-        body = self._stack.template_body if name else self._template()
+        body = self._stack.template_body if self._get_param("StackName") else self._template()
         return ActionResult(get_template_summary_response_from_template(body))
 
     # Change sets
 
     def create_change_set(self) -> ActionResult:
-        change_set = self.service.create_change_set(
-            self._submission(),
-            name=self._get_param("ChangeSetName"),
-            kind=self._get_param("ChangeSetType") or "UPDATE",
+        name, kind = self._get_param("ChangeSetName"), self._get_param("ChangeSetType") or "UPDATE"
+        if kind == "IMPORT":
+            raise ValidationError(message="The embedded AWS does not import resources into stacks.")
+        stack = self.stacks.existing(self._get_param("StackName"))
+        if kind == "UPDATE":
+            stack = self._stack
+            _check_updatable(stack)
+        elif stack is not None and stack.status != "REVIEW_IN_PROGRESS":
+            raise ValidationError(
+                message=f"Stack [{stack.name}] already exists and cannot be created again with the changeSet [{name}]."
+            )
+        if stack is not None:
+            change_set = self._prepare(stack, name)
+        else:
+            with self._new_stack(self._get_param("StackName")) as stack:
+                change_set = self._prepare(stack, name)
+        stack.change_set_id = change_set.change_set_id
+        self.stacks.change_sets[change_set.change_set_id] = change_set
+        return ActionResult({"Id": change_set.change_set_id, "StackId": stack.stack_id})
+
+    def _prepare(self, stack: Stack, name: str) -> ChangeSet:
+        if any(one.name == name and one.stack is stack for one in self.stacks.change_sets.values()):
+            raise AlreadyExistsException(f"ChangeSet {name} already exists")
+        body, parameters, tags = self._template(), self._parameters(stack), self._tags(stack)
+        same = stack.status != "REVIEW_IN_PROGRESS" and stack.is_same(body, parameters, tags)
+        return ChangeSet(
+            name=name,
+            change_set_id=f"arn:aws:cloudformation:{self.region}:{self.current_account}:changeSet/{name}/{uuid.uuid4()}",
+            stack=stack,
+            template_body=body,
+            parameters=parameters,
+            tags=tags,
+            role_arn=self._get_param("RoleARN"),
             description=self._get_param("Description"),
+            changes=None if same else changes_of(stack, parse_template(body), parameters),
         )
-        return ActionResult({"Id": change_set.change_set_id, "StackId": change_set.stack.stack_id})
 
     def describe_change_set(self) -> ActionResult:
-        change_set = self._change_set
-        return ActionResult(
-            _summary(change_set)
-            | {
-                "Parameters": [
-                    {"ParameterKey": key, "ParameterValue": value} for key, value in change_set.parameters.items()
-                ],
-                "Changes": change_set.changes,
-                "Tags": [{"Key": key, "Value": value} for key, value in change_set.tags.items()],
-            }
-        )
+        return ActionResult(self._change_set.describe())
 
     def execute_change_set(self) -> ActionResult:
-        token = self._get_param("ClientRequestToken")
-        self.service.execute_change_set(self._change_set, token, rolls_back=self._rolls_back)
+        change_set = self._change_set
+        if change_set.changes is None:
+            raise ValidationError(
+                message=f"ChangeSet [{change_set.change_set_id}] cannot be executed in its current status of [FAILED]"
+            )
+        stack = change_set.stack
+        self._begin(stack, change_set.tags, change_set.role_arn)
+        if stack.status == "REVIEW_IN_PROGRESS":
+            stack.create(change_set.template_body, change_set.parameters, rolls_back=self._rolls_back)
+        else:
+            stack.update(change_set.template_body, change_set.parameters)
+        # What was made for an older state of the stack can no longer be executed.
+        kept = {key: one for key, one in self.stacks.change_sets.items() if one.stack is not stack}
+        self.stacks.change_sets = kept
         return EmptyResult()
 
     def delete_change_set(self) -> ActionResult:
-        self.service.delete_change_set(self._get_param("ChangeSetName"), self._get_param("StackName"))
+        """Deleting what does not exist is no error, on AWS as here."""
+        with suppress(ChangeSetNotFoundError):
+            del self.stacks.change_sets[self._change_set.change_set_id]
         return EmptyResult()
 
     # Parts of requests
@@ -183,42 +254,77 @@ class StackResponse(CloudFormationResponse):
 
     @property
     def _stack(self) -> Stack:
-        return self.service.stack(self._get_param("StackName"))
+        return self.stacks.find(self._get_param("StackName"))
 
     @property
     def _change_set(self) -> ChangeSet:
-        return self.service.change_set(self._get_param("ChangeSetName"), self._get_param("StackName"))
+        return self.stacks.find_change_set(self._get_param("ChangeSetName"), self._get_param("StackName"))
 
-    def _template(self) -> str | None:
-        return self.service.template_from(self._get_param("TemplateBody"), self._get_param("TemplateURL"))
+    def _resources(self) -> list[dict[str, Any]]:
+        stack, logical_id = self._stack, self._get_param("LogicalResourceId")
+        return [
+            _resource(stack, resource)
+            for resource in stack.resources.values()
+            if logical_id in (None, resource.logical_id)
+        ]
 
-    def _submission(self) -> Submission:
-        body = None if self._get_bool_param("UsePreviousTemplate") else self._template()
-        if body is None and not self._get_bool_param("UsePreviousTemplate"):
+    def _template(self) -> str:
+        """Return a template given as text, or as its address in the emulated S3."""
+        body, url = self._get_param("TemplateBody"), self._get_param("TemplateURL")
+        if url:
+            body = get_stack_from_s3_url(url, account_id=self.current_account, partition="aws")
+        if body is None:
             raise ValidationError(message="Either Template URL or Template Body must be specified.")
+        return str(body)
+
+    def _tags(self, stack: Stack) -> Mapping[str, str]:
         tags = self._get_param("Tags")
-        return Submission(
-            stack_name=self._get_param("StackName"),
-            template_body=body,
-            parameters=self._get_param("Parameters", []),
-            tags=None if tags is None else {tag["Key"]: tag["Value"] for tag in tags},
-            role_arn=self._get_param("RoleARN"),
-            client_request_token=self._get_param("ClientRequestToken"),
-        )
+        return stack.tags if tags is None else {tag["Key"]: tag["Value"] for tag in tags}
+
+    def _parameters(self, stack: Stack) -> dict[str, str]:
+        """Return the values of all parameters. Raises ValidationError on one that should be as before and never was."""
+        values = {}
+        for parameter in self._get_param("Parameters", []):
+            key = parameter["ParameterKey"]
+            if not parameter.get("UsePreviousValue"):
+                values[key] = str(parameter.get("ParameterValue", ""))
+            elif key in stack.given_parameters:
+                values[key] = stack.given_parameters[key]
+            elif key not in (stack.template.get("Parameters") or {}):
+                raise ValidationError(
+                    message=f"Invalid input for parameter key {key}. Cannot specify usePreviousValue "
+                    "as true for a parameter key not in the previous template"
+                )
+            # else: before, it was the default; now it is the default of the new template
+        return values
+
+    def _begin(self, stack: Stack, tags: Mapping[str, str], role_arn: str | None) -> None:
+        stack.tags, stack.role_arn = tags, role_arn or stack.role_arn
+        stack.client_request_token = self._get_param("ClientRequestToken")
+
+    @contextmanager
+    def _new_stack(self, name: str) -> Iterator[Stack]:
+        """Add a stack, of which a request that is refused leaves nothing."""
+        try:
+            yield self.stacks.add(name)
+        except ServiceException:
+            del self.stacks.by_name[name]
+            raise
+
+
+def _check_updatable(stack: Stack) -> None:
+    if stack.status in FINAL_FAILURES or not stack.status.endswith("_COMPLETE"):
+        raise ValidationError(message=f"Stack:{stack.stack_id} is in {stack.status} state and can not be updated.")
 
 
 def _describe(stack: Stack) -> dict[str, Any]:
-    no_echo = no_echo_parameters(stack.template)
     return {
         "StackId": stack.stack_id,
         "StackName": stack.name,
         "ChangeSetId": stack.change_set_id,
-        "Description": stack.description,
+        "Description": stack.template.get("Description"),
         "Parameters": [
-            {
-                "ParameterKey": key,
-                "ParameterValue": "****" if key in no_echo else ",".join(value) if isinstance(value, list) else value,
-            }
+            {"ParameterKey": key, "ParameterValue": ",".join(value) if isinstance(value, list) else value}
             for key, value in stack.parameters.items()
         ],
         "CreationTime": stack.created_at,
@@ -228,20 +334,10 @@ def _describe(stack: Stack) -> dict[str, Any]:
         "StackStatusReason": stack.reason,
         "DisableRollback": False,
         "NotificationARNs": [],
-        "Capabilities": ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM", "CAPABILITY_AUTO_EXPAND"],
-        "Outputs": [
-            {
-                "OutputKey": output.key,
-                "OutputValue": output.value,
-                "Description": output.description,
-                "ExportName": output.export_name,
-            }
-            for output in stack.outputs
-        ],
+        "Outputs": stack.outputs,
         "RoleARN": stack.role_arn,
         "Tags": [{"Key": key, "Value": value} for key, value in stack.tags.items()],
         "EnableTerminationProtection": stack.termination_protection,
-        "DriftInformation": {"StackDriftStatus": "NOT_CHECKED"},
     }
 
 
@@ -256,19 +352,4 @@ def _resource(stack: Stack, resource: StackResource) -> dict[str, Any]:
         "LastUpdatedTimestamp": resource.updated_at,
         "ResourceStatus": resource.status,
         "ResourceStatusReason": resource.reason,
-        "DriftInformation": {"StackResourceDriftStatus": "NOT_CHECKED"},
-    }
-
-
-def _summary(change_set: ChangeSet) -> dict[str, Any]:
-    return {
-        "ChangeSetName": change_set.name,
-        "ChangeSetId": change_set.change_set_id,
-        "StackId": change_set.stack.stack_id,
-        "StackName": change_set.stack.name,
-        "Description": change_set.description,
-        "CreationTime": change_set.created_at,
-        "ExecutionStatus": change_set.execution_status,
-        "Status": change_set.status,
-        "StatusReason": change_set.reason,
     }

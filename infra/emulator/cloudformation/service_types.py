@@ -2,42 +2,19 @@
 
 import io
 import zipfile
+from dataclasses import dataclass
 from typing import Any
 
 from infra.emulator.cloudformation.api import Api, Properties
-from infra.emulator.cloudformation.resource_type import TYPES, Made, Plain, ResourceType, without
-
-_NO_STATEMENTS = {"Version": "2012-10-17", "Statement": list[Any]()}
-
-
-class LogGroup(Plain):
-    """AWS::Logs::LogGroup; it keeps its streams when its template changes."""
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        made = super().create(api, name, properties)
-        self._retain(api, made, properties)
-        return made
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        super().change(api, made, without(old, "RetentionInDays"), without(new, "RetentionInDays"))
-        self._retain(api, made, new)
-        return made
-
-    def tagged_by(self, made: Made) -> str:
-        return str(made.attributes["Arn"]).removesuffix(":*")
-
-    def _retain(self, api: Api, made: Made, properties: Properties) -> None:
-        if days := properties.get("RetentionInDays"):
-            api("PutRetentionPolicy", LogGroupName=made.name, RetentionInDays=days)
-        else:
-            api("DeleteRetentionPolicy", LogGroupName=made.name)
-
-
-class MetricFilter(Plain):
-    """AWS::Logs::MetricFilter."""
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteMetricFilter", FilterName=made.ref, LogGroupName=properties["LogGroupName"])
+from infra.emulator.cloudformation.resource_type import (
+    TYPES,
+    Made,
+    Remade,
+    ResourceType,
+    Row,
+    Tagging,
+    without,
+)
 
 
 class Topic(ResourceType):
@@ -45,15 +22,15 @@ class Topic(ResourceType):
 
     service = "sns"
     name_property = "TopicName"
-    tagging = ("TagResource", "UntagResource", "ResourceArn")
+    tagging = Tagging()
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
-        attributes = _attributes(properties, "Tags", "TopicName")
+        attributes = _attributes(properties, self.name_property)
         arn = api("CreateTopic", Name=name, Attributes=attributes, Tags=properties.get("Tags"))["TopicArn"]
         return Made(arn, {"TopicArn": arn, "TopicName": name}, name)
 
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        before, after = (_attributes(one, "Tags", "TopicName") for one in (old, new))
+        before, after = (_attributes(one, self.name_property) for one in (old, new))
         for name in sorted({*before, *after}):
             api("SetTopicAttributes", TopicArn=made.ref, AttributeName=name, AttributeValue=after.get(name, ""))
         return made
@@ -62,87 +39,54 @@ class Topic(ResourceType):
         api("DeleteTopic", TopicArn=made.ref)
 
 
-class Subscription(ResourceType):
-    """AWS::SNS::Subscription."""
-
-    service = "sns"
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        where = {key: properties[key] for key in ("TopicArn", "Protocol", "Endpoint")}
-        attributes = _attributes(properties, *where)
-        arn = api("Subscribe", **where, Attributes=attributes, ReturnSubscriptionArn=True)["SubscriptionArn"]
-        return Made(arn, {"Arn": arn}, name)
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        for name, value in _attributes(new, "Endpoint", "Protocol", "TopicArn").items():
-            api("SetSubscriptionAttributes", SubscriptionArn=made.ref, AttributeName=name, AttributeValue=value)
-        return made
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("Unsubscribe", SubscriptionArn=made.ref)
-
-
-class TopicPolicy(ResourceType):
-    """AWS::SNS::TopicPolicy."""
-
-    service = "sns"
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        self._put(api, properties["Topics"], properties["PolicyDocument"])
-        return Made(name, {"Id": name}, name)
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        self._put(api, [topic for topic in old["Topics"] if topic not in new["Topics"]], _NO_STATEMENTS)
-        return self.create(api, made.name, new)
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        self._put(api, properties["Topics"], _NO_STATEMENTS)
-
-    def _put(self, api: Api, topics: list[str], policy: Any) -> None:
-        for topic in topics:
-            api("SetTopicAttributes", TopicArn=topic, AttributeName="Policy", AttributeValue=policy)
-
-
-class Queue(Plain):
+class Queue(ResourceType):
     """AWS::SQS::Queue; it keeps its messages when its template changes."""
 
+    service = "sqs"
+    name_property = "QueueName"
+    tagging = Tagging(add="TagQueue", remove="UntagQueue", resource="QueueUrl")
+
     def create(self, api: Api, name: str, properties: Properties) -> Made:
-        attributes = _attributes(properties, "QueueName", "Tags")
+        attributes = _attributes(properties, self.name_property)
         url = api("CreateQueue", QueueName=name, Attributes=attributes, Tags=properties.get("Tags"))["QueueUrl"]
         return Made(url, {"Arn": api.arn(name), "QueueName": name, "QueueUrl": url}, name)
 
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        api("SetQueueAttributes", QueueUrl=made.ref, Attributes=_attributes(new, "QueueName", "Tags"))
+        api("SetQueueAttributes", QueueUrl=made.ref, Attributes=_attributes(new, self.name_property))
         return made
 
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        api("DeleteQueue", QueueUrl=made.ref)
 
-class QueuePolicy(ResourceType):
-    """AWS::SQS::QueuePolicy."""
 
-    service = "sqs"
+@dataclass(frozen=True)
+class Policy(Remade):
+    """The policy of topics or queues."""
+
+    service: str
+    resources: str
+    """The property that lists them."""
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
-        self._put(api, properties["Queues"], properties["PolicyDocument"])
-        return Made(name, {"Id": name}, name)
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        self._put(api, [queue for queue in old["Queues"] if queue not in new["Queues"]], _NO_STATEMENTS)
-        return self.create(api, made.name, new)
+        self._put(api, properties, properties["PolicyDocument"])
+        return Made(name, {}, name)
 
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        self._put(api, properties["Queues"], _NO_STATEMENTS)
+        self._put(api, properties, {"Version": "2012-10-17", "Statement": []})
 
-    def _put(self, api: Api, queues: list[str], policy: Any) -> None:
-        for queue in queues:
-            api("SetQueueAttributes", QueueUrl=queue, Attributes={"Policy": policy})
+    def _put(self, api: Api, properties: Properties, policy: Any) -> None:
+        for one in properties[self.resources]:
+            if self.service == "sns":
+                api("SetTopicAttributes", TopicArn=one, AttributeName="Policy", AttributeValue=policy)
+            else:
+                api("SetQueueAttributes", QueueUrl=one, Attributes={"Policy": policy})
 
 
-class Rule(ResourceType):
+class Rule(Remade):
     """AWS::Events::Rule."""
 
     service = "events"
     name_property = "Name"
-    tagging = ("TagResource", "UntagResource", "ResourceARN")
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
         arn = api("PutRule", **{**without(properties, "Targets"), "Name": name})["RuleArn"]
@@ -150,24 +94,14 @@ class Rule(ResourceType):
             api("PutTargets", Rule=name, Targets=targets)
         return Made(name, {"Arn": arn}, name)
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        self._remove(api, made, _ids(old) - _ids(new))
-        return self.create(api, made.name, without(new, "Tags"))
-
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        self._remove(api, made, _ids(properties))
+        if targets := properties.get("Targets"):
+            api("RemoveTargets", Rule=made.name, Ids=[target["Id"] for target in targets])
         api("DeleteRule", Name=made.name)
 
-    def tagged_by(self, made: Made) -> str:
-        return str(made.attributes["Arn"])
 
-    def _remove(self, api: Api, made: Made, targets: set[str]) -> None:
-        if targets:
-            api("RemoveTargets", Rule=made.name, Ids=sorted(targets))
-
-
-class Budget(ResourceType):
-    """AWS::Budgets::Budget; moto can make and delete one, so a change does both."""
+class Budget(Remade):
+    """AWS::Budgets::Budget."""
 
     service = "budgets"
 
@@ -177,131 +111,122 @@ class Budget(ResourceType):
         api("CreateBudget", AccountId=api.account.id, Budget=budget, NotificationsWithSubscribers=notifications)
         return Made(budget["BudgetName"], {}, name)
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        self.delete(api, made, old)
-        return self.create(api, made.name, new)
-
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
         api("DeleteBudget", AccountId=api.account.id, BudgetName=made.ref)
 
 
-class Function(ResourceType):
+class Function(Row):
     """AWS::Lambda::Function."""
 
-    service = "lambda"
-    name_property = "FunctionName"
-    tagging = ("TagResource", "UntagResource", "Resource")
-
     def create(self, api: Api, name: str, properties: Properties) -> Made:
-        arn = api("CreateFunction", **{**properties, "FunctionName": name, "Code": _code(properties)})["FunctionArn"]
-        return Made(name, {"Arn": arn}, name)
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        api("UpdateFunctionCode", FunctionName=made.name, **_code(new))
-        defaults: dict[str, Any] = {"DeadLetterConfig": {}, "Description": "", "Environment": {"Variables": {}}}
-        request = without(new, "Architectures", "Code", "PackageType", "Tags")
-        api("UpdateFunctionConfiguration", **{**defaults, **request, "FunctionName": made.name})
-        return made
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteFunction", FunctionName=made.name)
-
-    def tagged_by(self, made: Made) -> str:
-        return str(made.attributes["Arn"])
+        return super().create(api, name, {**properties, "Code": _packed(properties["Code"])})
 
 
-class Permission(Plain):
-    """AWS::Lambda::Permission."""
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        api("AddPermission", **properties, StatementId=name)
-        return Made(name, {"Id": name}, name)
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("RemovePermission", FunctionName=properties["FunctionName"], StatementId=made.name)
-
-
-def _attributes(properties: Properties, *besides: str) -> dict[str, Any]:
+def _attributes(properties: Properties, name_property: str) -> dict[str, Any]:
     """Return properties that the API takes as attributes, which are text."""
     return {
         name: value if isinstance(value, dict) else str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in without(properties, *besides).items()
+        for name, value in without(properties, name_property, "Tags").items()
     }
 
 
-def _ids(properties: Properties) -> set[str]:
-    return {target["Id"] for target in properties.get("Targets", [])}
-
-
-def _code(properties: Properties) -> dict[str, Any]:
+def _packed(code: Properties) -> Properties:
     """Return where a function's code is; source text is packed first."""
-    code = dict(properties["Code"])
-    if "ZipFile" in code:
-        whole = io.BytesIO()
-        with zipfile.ZipFile(whole, "w") as archive:
-            archive.writestr("index.py", code["ZipFile"])
-        code["ZipFile"] = whole.getvalue()
-    return code
+    if "ZipFile" not in code:
+        return code
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.writestr("index.py", code["ZipFile"])
+    return {**code, "ZipFile": whole.getvalue()}
 
 
 TYPES |= {
     "AWS::Budgets::Budget": Budget(),
-    "AWS::CloudWatch::Alarm": Plain(
+    "AWS::CloudWatch::Alarm": Row(
         service="cloudwatch",
         name_property="AlarmName",
         create_by="PutMetricAlarm",
         attributes={"Arn": ":alarm:{name}"},
-        delete_by=("DeleteAlarms", "AlarmNames[]"),
-        put=True,
+        update_by="PutMetricAlarm",
+        ids=("AlarmNames[]",),
+        delete_by="DeleteAlarms",
     ),
-    "AWS::CloudWatch::Dashboard": Plain(
+    "AWS::CloudWatch::Dashboard": Row(
         service="cloudwatch",
         name_property="DashboardName",
         create_by="PutDashboard",
-        delete_by=("DeleteDashboards", "DashboardNames[]"),
+        update_by="PutDashboard",
         left_out=frozenset({"Tags"}),
-        put=True,
+        ids=("DashboardNames[]",),
+        delete_by="DeleteDashboards",
     ),
-    "AWS::CodeBuild::Project": Plain(
+    "AWS::CodeBuild::Project": Row(
         service="codebuild",
         name_property="Name",
         create_by="CreateProject",
         attributes={"Arn": "project.arn"},
-        delete_by=("DeleteProject", "Name"),
         remade=True,
     ),
     "AWS::Events::Rule": Rule(),
-    "AWS::Lambda::EventInvokeConfig": Plain(
+    "AWS::Lambda::EventInvokeConfig": Row(
         service="lambda",
         create_by="PutFunctionEventInvokeConfig",
-        ref="=FunctionName",
-        delete_by=("DeleteFunctionEventInvokeConfig", "FunctionName"),
+        update_by="PutFunctionEventInvokeConfig",
         left_out=frozenset({"Qualifier"}),
-        remade=True,
+        ids=("FunctionName",),
+        delete_by="DeleteFunctionEventInvokeConfig",
     ),
-    "AWS::Lambda::Function": Function(),
-    "AWS::Lambda::Permission": Permission(service="lambda", create_by="AddPermission", delete_by=("", "")),
-    "AWS::Logs::LogGroup": LogGroup(
+    "AWS::Lambda::Function": Function(
+        service="lambda",
+        name_property="FunctionName",
+        create_by="CreateFunction",
+        attributes={"Arn": "FunctionArn"},
+        update_by="UpdateFunctionConfiguration",
+        emptied={"DeadLetterConfig": {}, "Description": "", "Environment": {"Variables": {}}},
+        sets={"Code": lambda code: ("UpdateFunctionCode", _packed(code))},
+        tagging=Tagging(resource="Resource", attribute="Arn"),
+    ),
+    "AWS::Lambda::Permission": Row(
+        service="lambda",
+        name_property="StatementId",
+        create_by="AddPermission",
+        ids=("FunctionName", "StatementId"),
+        delete_by="RemovePermission",
+    ),
+    "AWS::Logs::LogGroup": Row(
         service="logs",
         name_property="LogGroupName",
         create_by="CreateLogGroup",
         attributes={"Arn": ":log-group:{name}:*"},
-        delete_by=("DeleteLogGroup", "LogGroupName"),
-        left_out=frozenset({"RetentionInDays"}),
-        tagging=("TagResource", "UntagResource", "ResourceArn"),
+        sets={
+            "RetentionInDays": lambda days: (
+                ("PutRetentionPolicy", {"RetentionInDays": days}) if days else ("DeleteRetentionPolicy", {})
+            )
+        },
+        tagging=Tagging(attribute="Arn"),
     ),
-    "AWS::Logs::MetricFilter": MetricFilter(
-        service="logs", name_property="FilterName", create_by="PutMetricFilter", delete_by=("", ""), remade=True
+    "AWS::Logs::MetricFilter": Row(
+        service="logs",
+        name_property="FilterName",
+        create_by="PutMetricFilter",
+        remade=True,
+        ids=("FilterName", "LogGroupName"),
+        delete_by="DeleteMetricFilter",
     ),
-    "AWS::SNS::Subscription": Subscription(),
+    "AWS::SNS::Subscription": Row(
+        service="sns",
+        create_by="Subscribe",
+        ref="SubscriptionArn",
+        sets={
+            "RedrivePolicy": lambda policy: (
+                "SetSubscriptionAttributes",
+                {"AttributeName": "RedrivePolicy", "AttributeValue": policy or ""},
+            )
+        },
+        delete_by="Unsubscribe",
+    ),
     "AWS::SNS::Topic": Topic(),
-    "AWS::SNS::TopicPolicy": TopicPolicy(),
-    "AWS::SQS::Queue": Queue(
-        service="sqs",
-        name_property="QueueName",
-        create_by="CreateQueue",
-        delete_by=("DeleteQueue", "QueueUrl"),
-        tagging=("TagQueue", "UntagQueue", "QueueUrl"),
-    ),
-    "AWS::SQS::QueuePolicy": QueuePolicy(),
+    "AWS::SNS::TopicPolicy": Policy("sns", "Topics"),
+    "AWS::SQS::Queue": Queue(),
+    "AWS::SQS::QueuePolicy": Policy("sqs", "Queues"),
 }

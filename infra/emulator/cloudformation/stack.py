@@ -6,34 +6,58 @@ Everything happens within the request that asks for it, so a stack is never seen
 import copy
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from infra.emulator.cloudformation import resources
-from infra.emulator.cloudformation.records import Event, Output, StackResource, attribute, tell_status
-from infra.emulator.cloudformation.resources import Place, ResourceError
+from infra.emulator import events
+from infra.emulator.cloudformation import resources, schemas
+from infra.emulator.cloudformation.api import Account
+from infra.emulator.cloudformation.resource_type import Made
+from infra.emulator.cloudformation.resources import ResourceError
 from infra.emulator.cloudformation.template import Scope, TemplateError, parse_template
 
 FINAL_FAILURES = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
 """States in which a stack can only be deleted."""
 
 
-class Stack:
-    """A stack and its history."""
+@dataclass(kw_only=True)
+class StackResource:
+    """One resource of a stack."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        account_id: str,
-        region: str,
-        neighbours: Callable[[], Iterable["Stack"]],
-    ) -> None:
+    logical_id: str
+    resource_type: str
+    properties: Mapping[str, Any]
+    """As the template had them when it was last made or changed, references resolved."""
+    declaration: Mapping[str, Any]
+    """As the template has them now: its policies for deletion count."""
+    made: Made
+    status: str = "CREATE_COMPLETE"
+    reason: str | None = None
+    updated_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+    @property
+    def physical_id(self) -> str:
+        return self.made.ref
+
+    def attribute(self, name: str) -> Any:
+        """Return what Fn::GetAtt gives. Raises TemplateError if the type has no such attribute."""
+        if name not in self.made.attributes:
+            raise TemplateError(
+                f"Template error: resource {self.logical_id} ({self.resource_type}) does not support attribute "
+                f"type {name} in Fn::GetAtt on the embedded AWS"
+            )
+        return self.made.attributes[name]
+
+
+class Stack:
+    """A stack and its history; outputs and events in the shape of the API."""
+
+    def __init__(self, name: str, account: Account, *, neighbours: Callable[[], Iterable["Stack"]]) -> None:
         """`neighbours` gives all stacks of the account and region: they share their exports."""
         self.name = name
-        self.account_id = account_id
-        self.region = region
-        self.stack_id = f"arn:aws:cloudformation:{region}:{account_id}:stack/{name}/{uuid.uuid4()}"
+        self.account = account
+        self.stack_id = f"arn:aws:cloudformation:{account.region}:{account.id}:stack/{name}/{uuid.uuid4()}"
         self.created_at = datetime.now(timezone.utc)
         self.updated_at: datetime | None = None
         self.deleted_at: datetime | None = None
@@ -45,13 +69,12 @@ class Stack:
         self.parameters: Mapping[str, Any] = {}
         self.tags: Mapping[str, str] = {}
         self.role_arn: str | None = None
-        self.description: str | None = None
         self.termination_protection = False
         self.change_set_id: str | None = None
         self.resources: dict[str, StackResource] = {}
-        self.outputs: list[Output] = []
+        self.outputs: list[dict[str, Any]] = []
         self.imports: set[str] = set()
-        self.events: list[Event] = []
+        self.events: list[dict[str, Any]] = []
         self.client_request_token: str | None = None
         self._neighbours = neighbours
         self._importing: set[str] = set()
@@ -59,7 +82,7 @@ class Stack:
     @property
     def exports(self) -> dict[str, str]:
         """Return what other stacks may import, by name."""
-        return {output.export_name: output.value for output in self.outputs if output.export_name}
+        return _exports(self.outputs)
 
     # What CloudFormation does with a stack
 
@@ -92,7 +115,7 @@ class Stack:
         template = parse_template(template_body)
         scope = self.scope(template, parameters)
         order = scope.active_resources()
-        before = (self.template_body, self.template, self.given_parameters, self.parameters, self.description)
+        before = (self.template_body, self.template, self.given_parameters, self.parameters)
         undo: list[Callable[[], None]] = []
         replaced: list[StackResource] = []
         self._remember(template_body, template, parameters, scope)
@@ -102,9 +125,9 @@ class Stack:
             for logical_id, declaration in order.items():
                 self._apply(logical_id, declaration, scope, undo, replaced)
             outputs = self._resolve_outputs(scope)
-            self._check_exports_in_use({output.export_name for output in outputs}, outputs)
+            self._check_exports_in_use(_exports(outputs))
         except (ResourceError, TemplateError) as error:
-            self.template_body, self.template, self.given_parameters, self.parameters, self.description = before
+            self.template_body, self.template, self.given_parameters, self.parameters = before
             self._roll_update_back(str(error), undo)
             return
         self.outputs = outputs
@@ -124,7 +147,7 @@ class Stack:
         """Delete the stack's resources, those last that others need; DELETE_FAILED where one cannot go."""
         self._enter("DELETE_IN_PROGRESS", "User Initiated")
         try:
-            self._check_exports_in_use(set(), [])
+            self._check_exports_in_use({})
             self._delete_all(must=True)
         except (ResourceError, TemplateError) as error:
             self._enter("DELETE_FAILED", str(error))
@@ -146,7 +169,7 @@ class Stack:
         resource_type = declaration["Type"]
         self._event(logical_id, "", resource_type, "CREATE_IN_PROGRESS")
         try:
-            made = resources.create(resource_type, logical_id, properties, self._place)
+            made = resources.create(resource_type, logical_id, properties, self.account, stack_name=self.name)
         except (ResourceError, TemplateError) as error:
             self._event(logical_id, "", resource_type, "CREATE_FAILED", str(error))
             raise ResourceError(f"{logical_id} ({resource_type}): {error}") from None
@@ -189,7 +212,7 @@ class Stack:
         # Compared after references are resolved, so what needs a replaced resource follows it.
         if properties == old_properties:
             return
-        if resources.replaces(resource.resource_type, old_properties, properties):
+        if schemas.replacing(resource.resource_type, old_properties, properties):
             resources.check_replaceable(resource.resource_type, old_properties, properties)
             self._create_resource(logical_id, declaration, properties)
             replacement = self.resources[logical_id]
@@ -205,7 +228,7 @@ class Stack:
         kind, logical_id = resource.resource_type, resource.logical_id
         try:
             old = resource.properties
-            made = resources.change(resource.made, kind, old=old, new=properties, place=self._place)
+            made = resources.change(resource.made, kind, old=old, new=properties, account=self.account)
         except (ResourceError, TemplateError) as error:
             self._event_of(resource, "UPDATE_FAILED", str(error))
             raise ResourceError(f"{logical_id} ({kind}): {error}") from None
@@ -220,7 +243,7 @@ class Stack:
     def _delete_resource(self, resource: StackResource, *, must: bool) -> None:
         self._event_of(resource, "DELETE_IN_PROGRESS")
         try:
-            resources.delete(resource.made, resource.resource_type, resource.properties, self._place)
+            resources.delete(resource.made, resource.resource_type, resource.properties, self.account)
         except ResourceError as error:
             self._event_of(resource, "DELETE_FAILED", str(error))
             if must:
@@ -270,32 +293,30 @@ class Stack:
 
     # Outputs
 
-    def _resolve_outputs(self, scope: Scope) -> list[Output]:
+    def _resolve_outputs(self, scope: Scope) -> list[dict[str, Any]]:
         outputs = []
         for key, declaration in (scope.template.get("Outputs") or {}).items():
             if "Condition" in declaration and not scope.condition(declaration["Condition"]):
                 continue
             export = declaration.get("Export")
-            output = Output(
-                key=key,
-                value=str(scope.resolve(declaration["Value"])),
-                description=declaration.get("Description"),
-                export_name=str(scope.resolve(export["Name"])) if export else None,
-            )
+            name = str(scope.resolve(export["Name"])) if export else None
             for stack in self._neighbours():
-                if output.export_name and stack is not self and output.export_name in stack.exports:
-                    raise TemplateError(
-                        f"Export with name {output.export_name} is already exported by stack {stack.name}"
-                    )
-            outputs.append(output)
+                if name and stack is not self and name in stack.exports:
+                    raise TemplateError(f"Export with name {name} is already exported by stack {stack.name}")
+            outputs.append(
+                {
+                    "OutputKey": key,
+                    "OutputValue": str(scope.resolve(declaration["Value"])),
+                    "Description": declaration.get("Description"),
+                    "ExportName": name,
+                }
+            )
         return outputs
 
-    def _check_exports_in_use(self, kept: set[str | None], outputs: list[Output]) -> None:
+    def _check_exports_in_use(self, kept: Mapping[str, str]) -> None:
         """Raise ResourceError where an export would go or change that another stack imports."""
-        values = {output.export_name: output.value for output in outputs}
-        for output in self.outputs:
-            name = output.export_name
-            if name is None or (name in kept and values[name] == output.value):
+        for name, value in self.exports.items():
+            if kept.get(name) == value:
                 continue
             users = sorted(stack.name for stack in self._neighbours() if stack is not self and name in stack.imports)
             if users:
@@ -304,27 +325,18 @@ class Stack:
 
     # Ways to the rest
 
-    @property
-    def _place(self) -> Place:
-        return Place(
-            account_id=self.account_id,
-            region=self.region,
-            stack_id=self.stack_id,
-            stack_name=self.name,
-        )
-
     def scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
         """Return what `template` can refer to. Raises TemplateError where it or a parameter is wrong."""
         self._importing = set()
         return Scope(
             template=template,
-            account_id=self.account_id,
-            region=self.region,
+            account_id=self.account.id,
+            region=self.account.region,
             stack_id=self.stack_id,
             stack_name=self.name,
             given_parameters=parameters,
             ref=lambda name: self._resource(name).physical_id,
-            attribute=self._attribute,
+            attribute=lambda name, attribute: self._resource(name).attribute(attribute),
             import_value=self._import_value,
         )
 
@@ -333,10 +345,6 @@ class Stack:
             return self.resources[logical_id]
         except KeyError:
             raise TemplateError(f"Template format error: Unresolved resource dependencies [{logical_id}]") from None
-
-    def _attribute(self, logical_id: str, name: str) -> Any:
-        resource = self._resource(logical_id)
-        return attribute(resource, name)
 
     def _import_value(self, name: str) -> str:
         for stack in self._neighbours():
@@ -350,11 +358,26 @@ class Stack:
         self.template = template
         self.given_parameters = parameters
         self.parameters = scope.parameters
-        self.description = template.get("Description")
 
     def _enter(self, status: str, reason: str | None = None) -> None:
+        """Change the status, and have EventBridge hear of it.
+
+        Source: AWS CloudFormation user guide, "Stack Status Change event detail". Single resources emit none.
+        """
         self.status, self.reason = status, reason
-        tell_status(self._place, status, reason, self.client_request_token)
+        if events.has_rules(self.account.id, self.account.region):
+            events.emit(
+                account_id=self.account.id,
+                region=self.account.region,
+                source="aws.cloudformation",
+                detail_type="CloudFormation Stack Status Change",
+                detail={
+                    "stack-id": self.stack_id,
+                    "status-details": {"status": status, "status-reason": reason or ""},
+                    "client-request-token": self.client_request_token or "",
+                },
+                resources=(self.stack_id,),
+            )
         self._event(self.name, self.stack_id, "AWS::CloudFormation::Stack", status, reason)
 
     def _event_of(self, resource: StackResource, status: str, reason: str | None = None) -> None:
@@ -367,15 +390,23 @@ class Stack:
         now = datetime.now(timezone.utc)
         if self.events:
             # Clients sort by time, and read it in milliseconds; much happens here within one.
-            now = max(now, self.events[-1].timestamp + timedelta(milliseconds=1))
+            now = max(now, self.events[-1]["Timestamp"] + timedelta(milliseconds=1))
         self.events.append(
-            Event(
-                timestamp=now,
-                logical_id=logical_id,
-                physical_id=physical_id,
-                resource_type=resource_type,
-                status=status,
-                reason=reason,
-                client_request_token=self.client_request_token,
-            )
+            {
+                "StackId": self.stack_id,
+                "StackName": self.name,
+                "EventId": str(uuid.uuid4()),
+                "LogicalResourceId": logical_id,
+                "PhysicalResourceId": physical_id,
+                "ResourceType": resource_type,
+                "Timestamp": now,
+                "ResourceStatus": status,
+                "ResourceStatusReason": reason,
+                "ClientRequestToken": self.client_request_token,
+            }
         )
+
+
+def _exports(outputs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the values of outputs that are exported, by the names that other stacks import them by."""
+    return {output["ExportName"]: output["OutputValue"] for output in outputs if output["ExportName"]}

@@ -10,7 +10,7 @@ from moto.s3.exceptions import BucketNotEmpty
 from moto.s3.models import FakeBucket, FakeDeleteMarker, S3Backend, s3_backends
 
 from infra.emulator.cloudformation.api import Api, Properties, PropertyError
-from infra.emulator.cloudformation.resource_type import TYPES, Made, Plain, ResourceType, holds, without
+from infra.emulator.cloudformation.resource_type import TYPES, Made, ResourceType, Row, Tagging, holds, without
 
 _list_objects_of_moto = S3Backend.list_objects
 
@@ -121,85 +121,44 @@ def _configure(s3: Any, bucket: Any, properties: Properties) -> None:
     s3.put_bucket_tagging(name, {tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])})
 
 
+_RULE = frozenset(
+    {
+        "AbortIncompleteMultipartUpload",
+        "ExpirationInDays",
+        "ExpiredObjectDeleteMarker",
+        "Id",
+        "NoncurrentVersionExpiration",
+        "Status",
+        "TagFilters",
+    }
+)
+
+
 def _lifecycle_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rule of the template in the words of PutBucketLifecycleConfiguration."""
+    if unknown := sorted(rule.keys() - _RULE):
+        raise PropertyError(f"the embedded AWS has no {', '.join(unknown)} of lifecycle rules")
+    tags = [{"Key": tag["Key"], "Value": tag["Value"]} for tag in rule.get("TagFilters", [])]
     known = {
         "ID": rule.get("Id"),
         "Status": rule["Status"],
-        "Filter": _filter(rule),
+        "Filter": {"And": {"Tag": tags, "Prefix": ""}} if tags else {"Prefix": ""},
         "Expiration": {"Days": str(rule["ExpirationInDays"])} if "ExpirationInDays" in rule else None,
         "NoncurrentVersionExpiration": rule.get("NoncurrentVersionExpiration"),
         "AbortIncompleteMultipartUpload": rule.get("AbortIncompleteMultipartUpload"),
-        "Transition": [
-            {"Days": item["TransitionInDays"], "StorageClass": item["StorageClass"]}
-            for item in rule.get("Transitions", [])
-        ],
-        "NoncurrentVersionTransition": [
-            {"NoncurrentDays": item["TransitionInDays"], "StorageClass": item["StorageClass"]}
-            for item in rule.get("NoncurrentVersionTransitions", [])
-        ],
     }
-    return {key: value for key, value in known.items() if value not in (None, [])}
+    return {key: value for key, value in known.items() if value is not None}
 
 
-def _filter(rule: Mapping[str, Any]) -> dict[str, Any]:
-    prefix = rule.get("Prefix", "")
-    tags = [{"Key": tag["Key"], "Value": tag["Value"]} for tag in rule.get("TagFilters", [])]
-    return {"And": {"Tag": tags, "Prefix": prefix}} if tags else {"Prefix": prefix}
-
-
-class Secret(ResourceType):
-    """AWS::SecretsManager::Secret, whose value somebody puts later."""
-
-    service = "secretsmanager"
-    name_property = "Name"
-    tagging = ("TagResource", "UntagResource", "SecretId")
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        arn = api("CreateSecret", **{**properties, "Name": name})["ARN"]
-        return Made(arn, {"Id": arn}, name)
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        described = ("Description", "KmsKeyId")
-        super().change(api, made, without(old, *described), without(new, *described))
-        api("UpdateSecret", SecretId=made.ref, Description=new.get("Description", ""), KmsKeyId=new.get("KmsKeyId"))
-        return made
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteSecret", SecretId=made.ref)  # with the 30 days in which it can be restored
-
-
-class Key(ResourceType):
+class Key(Row):
     """AWS::KMS::Key."""
-
-    service = "kms"
-    tagging = ("TagResource", "UntagResource", "KeyId")
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        request = without(properties, "EnableKeyRotation", "KeyPolicy", "PendingWindowInDays")
-        key = api("CreateKey", **request, Policy=properties.get("KeyPolicy"))["KeyMetadata"]
-        made = Made(key["KeyId"], {"Arn": key["Arn"], "KeyId": key["KeyId"]}, name)
-        self._rotate(api, made, properties)
-        return made
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        changeable = ("Description", "EnableKeyRotation", "KeyPolicy", "PendingWindowInDays")
-        super().change(api, made, without(old, *changeable), without(new, *changeable))
-        api("UpdateKeyDescription", KeyId=made.ref, Description=new.get("Description", ""))
-        api("PutKeyPolicy", KeyId=made.ref, PolicyName="default", Policy=new["KeyPolicy"])
-        self._rotate(api, made, new)
-        return made
 
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
         days = properties.get("PendingWindowInDays", 30)
         api("ScheduleKeyDeletion", KeyId=made.ref, PendingWindowInDays=days)
 
-    def _rotate(self, api: Api, made: Made, properties: Properties) -> None:
-        on = holds(properties.get("EnableKeyRotation"))
-        api("EnableKeyRotation" if on else "DisableKeyRotation", KeyId=made.ref)
 
-
-class Parameter(Plain):
+class Parameter(Row):
     """AWS::SSM::Parameter; a change, of its tags too, puts the template's value, whatever somebody wrote meanwhile."""
 
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
@@ -212,45 +171,14 @@ class Parameter(Plain):
         return made
 
 
-class Repository(ResourceType):
+class Repository(Row):
     """AWS::ECR::Repository."""
-
-    service = "ecr"
-    name_property = "RepositoryName"
-    tagging = ("TagResource", "UntagResource", "ResourceArn")
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        request = without(properties, "EmptyOnDelete", "LifecyclePolicy", "RepositoryPolicyText", "RepositoryName")
-        made = api("CreateRepository", **request, RepositoryName=name)["repository"]
-        self._set_policies(api, name, {}, properties)
-        return Made(name, {"Arn": made["repositoryArn"], "RepositoryUri": made["repositoryUri"]}, name)
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        mutability = new.get("ImageTagMutability", "MUTABLE")
-        api("PutImageTagMutability", RepositoryName=made.name, ImageTagMutability=mutability)
-        scanning = new.get("ImageScanningConfiguration", {"ScanOnPush": False})
-        api("PutImageScanningConfiguration", RepositoryName=made.name, ImageScanningConfiguration=scanning)
-        self._set_policies(api, made.name, old, new)
-        return made
 
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
         api("DeleteRepository", RepositoryName=made.name, Force=holds(properties.get("EmptyOnDelete")))
 
-    def tagged_by(self, made: Made) -> str:
-        return str(made.attributes["Arn"])
 
-    def _set_policies(self, api: Api, name: str, old: Properties, new: Properties) -> None:
-        if lifecycle := new.get("LifecyclePolicy", {}).get("LifecyclePolicyText"):
-            api("PutLifecyclePolicy", RepositoryName=name, LifecyclePolicyText=lifecycle)
-        elif old.get("LifecyclePolicy"):
-            api("DeleteLifecyclePolicy", RepositoryName=name)
-        if policy := new.get("RepositoryPolicyText"):
-            api("SetRepositoryPolicy", RepositoryName=name, PolicyText=policy)
-        elif old.get("RepositoryPolicyText"):
-            api("DeleteRepositoryPolicy", RepositoryName=name)
-
-
-class FileSystem(Plain):
+class FileSystem(Row):
     """AWS::FSx::FileSystem. Nothing is mounted."""
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
@@ -258,12 +186,32 @@ class FileSystem(Plain):
         made.attributes["LustreMountName"] = made.attributes["LustreMountName"] or "fsx"
         return made
 
-    def tagged_by(self, made: Made) -> str:
-        return str(made.attributes["ResourceARN"])
-
 
 TYPES |= {
-    "AWS::ECR::Repository": Repository(),
+    "AWS::ECR::Repository": Repository(
+        service="ecr",
+        name_property="RepositoryName",
+        create_by="CreateRepository",
+        attributes={"Arn": "repository.repositoryArn", "RepositoryUri": "repository.repositoryUri"},
+        left_out=frozenset({"EmptyOnDelete"}),
+        sets={
+            "ImageScanningConfiguration": lambda scanning: (
+                "PutImageScanningConfiguration",
+                {"ImageScanningConfiguration": scanning or {"ScanOnPush": False}},
+            ),
+            "ImageTagMutability": lambda mutability: (
+                "PutImageTagMutability",
+                {"ImageTagMutability": mutability or "MUTABLE"},
+            ),
+            "LifecyclePolicy": lambda policy: (
+                ("PutLifecyclePolicy", policy) if policy else ("DeleteLifecyclePolicy", {})
+            ),
+            "RepositoryPolicyText": lambda policy: (
+                ("SetRepositoryPolicy", {"PolicyText": policy}) if policy else ("DeleteRepositoryPolicy", {})
+            ),
+        },
+        tagging=Tagging(attribute="Arn"),
+    ),
     "AWS::FSx::FileSystem": FileSystem(
         service="fsx",
         create_by="CreateFileSystem",
@@ -273,21 +221,44 @@ TYPES |= {
             "LustreMountName": "FileSystem.LustreConfiguration.MountName",
             "ResourceARN": "FileSystem.ResourceARN",
         },
-        delete_by=("DeleteFileSystem", "FileSystemId"),
-        tagging=("TagResource", "UntagResource", "ResourceARN"),
+        tagging=Tagging(resource="ResourceARN", attribute="ResourceARN"),
     ),
-    "AWS::KMS::Key": Key(),
+    "AWS::KMS::Key": Key(
+        service="kms",
+        create_by="CreateKey",
+        renamed={"KeyPolicy": "Policy"},
+        ref="KeyMetadata.KeyId",
+        attributes={"Arn": "KeyMetadata.Arn", "KeyId": "KeyMetadata.KeyId"},
+        left_out=frozenset({"PendingWindowInDays"}),
+        sets={
+            "Description": lambda text: ("UpdateKeyDescription", {"Description": text or ""}),
+            "EnableKeyRotation": lambda on: ("EnableKeyRotation" if holds(on) else "DisableKeyRotation", {}),
+            "KeyPolicy": lambda policy: ("PutKeyPolicy", {"PolicyName": "default", "Policy": policy}),
+        },
+        delete_by="ScheduleKeyDeletion",
+        tagging=Tagging(resource="KeyId"),
+    ),
     "AWS::S3::Bucket": Bucket(),
-    "AWS::S3::BucketPolicy": Plain(
+    "AWS::S3::BucketPolicy": Row(
         service="s3",
         create_by="PutBucketPolicy",
         renamed={"PolicyDocument": "Policy"},
-        ref="=Bucket",
-        delete_by=("DeleteBucketPolicy", "Bucket"),
-        put=True,
+        update_by="PutBucketPolicy",
+        ids=("Bucket",),
+        delete_by="DeleteBucketPolicy",
     ),
     "AWS::SSM::Parameter": Parameter(
-        service="ssm", name_property="Name", create_by="PutParameter", delete_by=("DeleteParameter", "Name")
+        service="ssm", name_property="Name", create_by="PutParameter", delete_by="DeleteParameter"
     ),
-    "AWS::SecretsManager::Secret": Secret(),
+    "AWS::SecretsManager::Secret": Row(
+        service="secretsmanager",
+        name_property="Name",
+        create_by="CreateSecret",
+        ref="ARN",
+        update_by="UpdateSecret",
+        emptied={"Description": ""},
+        ids=("SecretId",),
+        delete_by="DeleteSecret",  # with the 30 days in which it can be restored
+        tagging=Tagging(resource="SecretId"),
+    ),
 }

@@ -14,14 +14,20 @@ from typing import Any
 
 import yaml
 from moto.cloudformation.utils import yaml_tag_constructor
+from moto.core.exceptions import ServiceException
 from moto.ssm.models import ssm_backends
 
 AVAILABILITY_ZONES = "abcdef"
 """Letters of the zones that moto's EC2 has in us-east-1; Fn::GetAZs names the same."""
 
 
-class TemplateError(Exception):
-    """The template, or a parameter given with it, is wrong: AWS answers ValidationError."""
+class TemplateError(ServiceException):
+    """The template, or a parameter given with it, is wrong."""
+
+    code = "ValidationError"
+
+    def __str__(self) -> str:
+        return str(self.message)
 
 
 class _NoValue:
@@ -103,6 +109,8 @@ class Scope:
             allowed = declaration.get("AllowedValues")
             if allowed is not None and str(value) not in [str(item) for item in allowed]:
                 raise TemplateError(f"Parameter {name} failed to satisfy constraint: one of {allowed}")
+            if str(declaration.get("NoEcho")).lower() == "true":
+                raise TemplateError(f"Parameter {name}: the embedded AWS would show its value, although it is NoEcho")
             kind = declaration.get("Type", "String")
             if kind.startswith("AWS::SSM::Parameter::Value<"):
                 value = self._ssm_parameter(str(value))
@@ -266,12 +274,6 @@ class Scope:
 
 
 _SUBSTITUTION = re.compile(r"\$\{(![^}]*|[A-Za-z0-9_:.]+)\}")
-
-
-def no_echo_parameters(template: Mapping[str, Any]) -> set[str]:
-    """Names of the parameters whose values nobody may see."""
-    declared = template.get("Parameters") or {}
-    return {name for name, item in declared.items() if str(item.get("NoEcho")).lower() == "true"}
 
 
 def references(value: Any) -> Iterator[str]:
