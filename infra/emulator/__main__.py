@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     serve_parser.add_argument(
         "--state-file",
         type=Path,
-        help="gets address and credentials once the server answers; removed at its end (default: stdout)",
+        required=True,
+        help="gets address and credentials once the server answers; removed at its end",
     )
     serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
     serve_parser.add_argument("--registry", metavar="HOST:PORT", help="the container registry that stands in for ECR's")

@@ -33,7 +33,7 @@ SHUTDOWN_POLL_SECONDS = 0.1
 def serve(
     *,
     port: int,
-    state_file: Path | None,
+    state_file: Path,
     executor: str,
     exit_with_pid: int | None,
     registry: str | None = None,
@@ -46,8 +46,6 @@ def serve(
 
     Raises ConfigurationError where the port is taken, the state cannot be written, or `keep` is in use.
     """
-    if state_file is None and sys.stdout is None:
-        raise ConfigurationError("standard output, which gets the address, is closed", next_step="name a --state-file")
     stop = Event()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -121,10 +119,7 @@ def serve(
         "secret_access_key": credentials.secret_access_key,
     }
     try:
-        if state_file is not None:
-            _write_state(state_file, state)
-        else:
-            _print_state(state)
+        _write_state(state_file, state)
         logger.info(
             "embedded AWS at %s (jobs run as: %s; state is in memory and ends with this process%s)",
             endpoint,
@@ -136,8 +131,7 @@ def serve(
                 logger.info("process %s is gone: stopping", parent.pid)
                 break
     finally:
-        if state_file is not None:
-            _remove_state(state_file)
+        _remove_state(state_file)
         events.shutdown()
         functions.shutdown()
         batch.shutdown()
@@ -161,16 +155,6 @@ def _listening(port: int) -> Iterator[Any]:
             ) from None
         listener.listen(128)
         yield listener
-
-
-def _print_state(state: dict[str, Any]) -> None:
-    try:
-        print(json.dumps(state), flush=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"standard output, which gets the address, cannot be written: {error.strerror}",
-            next_step="name a --state-file",
-        ) from None
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

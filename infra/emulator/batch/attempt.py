@@ -7,18 +7,16 @@ once it runs; its exit ends the job, the exit of another does nothing; the timeo
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from moto.logs.models import LogsBackend
 
 from infra.emulator.batch.compute import ComputeEnvironment
 from infra.emulator.batch.environment import SecretError, container_environment, resolve_secrets
-from infra.emulator.batch.job import Job, now_milliseconds
+from infra.emulator.batch.job import Job, TaskRecord, now_milliseconds
 from infra.emulator.batch.job_definition import resource
-from infra.emulator.batch.retry import Outcome
-from infra.emulator.batch.task import Task, TaskRecord, new_task_record
-from infra.emulator.containers.executor import CannotStartError, ContainerRun, Executor, Exit, Handle
+from infra.emulator.batch.quotas import stop_timeout_seconds
+from infra.emulator.containers.executor import CannotStartError, ContainerRun, Executor, Handle
 from infra.emulator.containers.logs import LogDestinationError, LogStreamWriter, open_log_stream
 from infra.emulator.credentials import Credentials
 from infra.emulator.server_errors import record_exception
@@ -26,37 +24,18 @@ from infra.emulator.server_errors import record_exception
 EXITED = "Essential container in task exited"
 FAILED_TO_START = "Task failed to start"
 TIMED_OUT = "Job attempt duration exceeded timeout"
-
-
-class Cause(Enum):
-    """Why an attempt was stopped from outside."""
-
-    TERMINATED = auto()
-    TIMED_OUT = auto()
-    SHUTDOWN = auto()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """How an attempt ended."""
-
-    succeeded: bool
-    outcome: Outcome
-    may_retry: bool
-    """False where it was terminated or timed out: Batch never starts such a job again."""
+_MAX_REASON_CHARACTERS = 255
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What an attempt needs besides its job."""
+    """What the attempts of one account and region need besides their jobs."""
 
-    environment: ComputeEnvironment
     executor: Executor
     credentials: Credentials
     logs: LogsBackend
     account_id: str
     region: str
-    cluster: str
 
 
 class Attempt(threading.Thread):
@@ -66,46 +45,45 @@ class Attempt(threading.Thread):
         self,
         job: Job,
         number: int,
+        environment: ComputeEnvironment,
         place: Place,
         *,
         on_running: Callable[[Job], None],
         on_node_ended: Callable[[Job, bool], None],
-        on_ended: Callable[["Attempt", Result], None],
+        on_ended: Callable[["Attempt"], None],
     ) -> None:
         """The callbacks come from the attempt's threads; `on_running` for each that runs: the job, or its nodes."""
         super().__init__(name=f"attempt-{job.id}-{number}", daemon=True)
         self.job = job
         self.number = number
+        self.environment = environment
         self.place = place
-        self._on_running = on_running
-        self._on_node_ended = on_node_ended
+        self.on_running = on_running
+        self.on_node_ended = on_node_ended
+        self.stop_reason: str | None = None
+        """Why it was ended from outside: terminated, timed out, shut down. Batch never starts such a job again."""
+        self.succeeded = False
+        self.failed_inside = False
+        """Whether the embedded AWS itself failed."""
         self._on_ended = on_ended
         self._lock = threading.Lock()
-        self._cause: tuple[Cause, str] | None = None
-        self._reclaimed: set[str] = set()
-        self._units = job.nodes or [job]
-        self._main_unit = self._units[0]
-        self._tasks: dict[str, Task] = {unit.id: self._new_task(unit) for unit in self._units}
-        self._main = self._tasks[self._main_unit.id]
-        for unit in self._units:
-            unit.current = self._tasks[unit.id].record
+        self._tasks = {unit.id: Task(self, unit) for unit in job.nodes or [job]}
+        self._main, *self._others = self._tasks.values()
         job.current = self._main.record
 
-    def stop(self, cause: Cause, reason: str, *, grace_seconds: float | None = None) -> None:
-        """End the attempt: SIGTERM to all nodes, SIGKILL later. Returns at once; the first cause is the one shown."""
+    def stop(self, reason: str, *, grace_seconds: float | None = None) -> None:
+        """End the attempt: SIGTERM to all nodes, SIGKILL later. Returns at once; the first reason is the one shown."""
         with self._lock:
-            self._cause = self._cause or (cause, reason)
+            self.stop_reason = self.stop_reason or reason
         for task in self._tasks.values():
             task.stop(grace_seconds=grace_seconds)
 
     def reclaim(self, unit: Job) -> bool:
         """Take the instance away that `unit` (the job, or one of its nodes) runs on; False where it has ended there."""
-        if unit is self.job:
-            unit = self._main_unit
-        task = self._tasks[unit.id]
+        task = self._task(unit)
         if task.finished.is_set():
             return False
-        self._reclaimed.add(unit.id)
+        task.reclaimed = True
         task.stop()
         return True
 
@@ -113,92 +91,154 @@ class Attempt(threading.Thread):
         """Return what the container of `unit` (the job, or one of its nodes) is entered by; None where it cannot be."""
         if not self.job.submission.task.get("enableExecuteCommand"):
             return None
-        return self._tasks[(self._main_unit if unit is self.job else unit).id].entrance()
+        return self._task(unit).entrance()
 
     def run(self) -> None:
         try:
-            result = self._run()
+            self._run()
         except Exception as error:  # noqa: BLE001 - whatever happens, the job must end and the server go on
-            record_exception("Batch", f"running {self.name}", error)
+            self.failed_inside = True
+            self._main.record.status_reason = note_failure(self.name, error)
             for task in self._tasks.values():
                 task.stop(grace_seconds=0)
-            reason = f"{type(error).__name__}: {error} (an error of the embedded AWS, see its log)"
-            self._main.record.status_reason = reason
-            outcome = Outcome(exit_code=None, reason=None, status_reason=reason)
-            result = Result(succeeded=False, outcome=outcome, may_retry=False)
-        self._on_ended(self, result)
+        self._on_ended(self)
 
-    def _run(self) -> Result:
+    def _run(self) -> None:
         self._main.start()
         self._main.settled.wait()
-        others = [unit for unit in self._units if unit is not self._main_unit]
-        if self._main.finished.is_set() and not self._main.started:
-            others = []
-        for unit in others:
-            self._tasks[unit.id].start()
+        others = self._others if self._main.started or not self._main.finished.is_set() else []
+        for task in others:
+            task.start()
         if not self._main.finished.wait(self.job.submission.timeout_seconds):
-            self.stop(Cause.TIMED_OUT, TIMED_OUT)
+            self.stop(TIMED_OUT)
             self._main.finished.wait()
-        for unit in others:
-            self._tasks[unit.id].stop()
-        for unit in others:
-            self._tasks[unit.id].finished.wait()
-        return self._conclude()
+        for task in others:
+            task.stop()
+        for task in others:
+            task.finished.wait()
+        self._main.record.status_reason = self._main.status_reason()
+        self.succeeded = self._main.succeeded and self.stop_reason is None and not self._main.reclaimed
 
-    def _conclude(self) -> Result:
-        record = self._main.record
-        record.status_reason = reason = self._status_reason(self._main_unit)
-        outcome = Outcome(exit_code=record.exit_code, reason=record.reason, status_reason=reason)
-        return Result(
-            succeeded=self._main.succeeded and self._cause is None and self._main_unit.id not in self._reclaimed,
-            outcome=outcome,
-            may_retry=self._cause is None,
+    def _task(self, unit: Job) -> "Task":
+        return self._tasks.get(unit.id, self._main)
+
+
+class Task(threading.Thread):
+    """The container of a job or node in one attempt: started, and stopped by SIGTERM and then SIGKILL."""
+
+    def __init__(self, attempt: Attempt, unit: Job) -> None:
+        super().__init__(name=f"task-{unit.id}-{attempt.number}", daemon=True)
+        self.record = unit.current = TaskRecord.on_a_new_instance(
+            f"arn:aws:ecs:{attempt.place.region}:{attempt.place.account_id}", attempt.environment.ecs_name
         )
+        self.settled = threading.Event()
+        """Set once it runs, or never will."""
+        self.finished = threading.Event()
+        self.succeeded = False
+        self.started = False
+        """Whether the container ever ran."""
+        self.reclaimed = False
+        self._attempt = attempt
+        self._unit = unit
+        self._lock = threading.Lock()
+        self._handle: Handle | None = None
+        self._stop_asked = False
+        self._timers: list[threading.Timer] = []
 
-    def _status_reason(self, unit: Job) -> str:
-        task = self._tasks[unit.id]
-        if self._cause is not None:
-            return self._cause[1]
-        if unit.id in self._reclaimed:
-            return f"Host EC2 (instance {task.record.instance_id}) terminated."
-        if task.record.status_reason is not None:
-            return task.record.status_reason
-        return EXITED if task.started else FAILED_TO_START
+    def stop(self, *, grace_seconds: float | None = None) -> None:
+        """Ask it to stop: SIGTERM, then SIGKILL after the stop timeout, or after `grace_seconds`.
 
-    def _new_task(self, unit: Job) -> Task:
-        record = new_task_record(account_id=self.place.account_id, region=self.place.region, cluster=self.place.cluster)
+        Returns at once. A task that has not been started yet then starts no container.
+        """
+        with self._lock:
+            again, self._stop_asked = self._stop_asked, True
+            if self._handle is not None and (not again or grace_seconds is not None):
+                self._end(self._handle, grace_seconds)
 
-        def running() -> None:
-            record.started_at = now_milliseconds()
-            self._on_running(unit)
+    def entrance(self) -> Mapping[str, Any] | None:
+        """Return what its container is entered by; None if it does not run."""
+        with self._lock:
+            return self._handle.entrance() if self._handle is not None else None
 
-        def ended(task: Task) -> None:
-            record.stopped_at = now_milliseconds()
-            if unit.id in self._reclaimed:  # with its instance gone, nothing reports how the container ended
-                record.exit_code = None
-            record.status_reason = self._status_reason(unit)
-            if unit is not self.job:
-                self._on_node_ended(unit, task.succeeded)
+    def status_reason(self) -> str:
+        if self._attempt.stop_reason is not None:
+            return self._attempt.stop_reason
+        if self.reclaimed:
+            return f"Host EC2 (instance {self.record.instance_id}) terminated."
+        return self.record.status_reason or (EXITED if self.started else FAILED_TO_START)
 
-        return Task(
-            record,
-            start_container=lambda: self._start_container(unit, record),
-            on_running=running,
-            on_ended=ended,
-        )
+    def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - a job may end in any way, the server continues
+            if self._handle is not None:
+                self._handle.kill()
+            self.record.status_reason = note_failure(self.name, error)
+        finally:
+            with self._lock:
+                self._handle = None
+                for timer in self._timers:
+                    timer.cancel()
+            try:
+                self._note_end()
+            finally:
+                self.finished.set()
+                self.settled.set()
 
-    def _start_container(self, unit: Job, record: TaskRecord) -> Handle:
-        """Start the container of a job or node. Raises CannotStartError."""
-        submission, place = self.job.submission, self.place
+    def _run(self) -> None:
+        if self._stop_asked:
+            return
+        try:
+            handle, log = self._start_container()
+        except CannotStartError as error:
+            self.record.reason, self.record.exit_code = str(error)[:_MAX_REASON_CHARACTERS], error.exit_code
+            return
+        self.started = True
+        self._take(handle)
+        self.record.started_at = now_milliseconds()
+        self._attempt.on_running(self._unit)
+        self.settled.set()
+        try:
+            result = handle.wait()
+        finally:
+            log.close()
+        self.record.exit_code = result.code
+        self.record.reason = result.reason[:_MAX_REASON_CHARACTERS] if result.reason else None
+        self.succeeded = result.code == 0 and not self._stop_asked
+
+    def _note_end(self) -> None:
+        self.record.stopped_at = now_milliseconds()
+        if self.reclaimed:  # with its instance gone, nothing reports how the container ended
+            self.record.exit_code = None
+        self.record.status_reason = self.status_reason()
+        if self._unit is not self._attempt.job:
+            self._attempt.on_node_ended(self._unit, self.succeeded)
+
+    def _take(self, handle: Handle) -> None:
+        with self._lock:
+            self._handle = handle
+            if self._stop_asked:  # while it was being started
+                self._end(handle, None)
+
+    def _end(self, handle: Handle, grace_seconds: float | None) -> None:
+        handle.terminate()
+        timer = threading.Timer(stop_timeout_seconds() if grace_seconds is None else grace_seconds, handle.kill)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def _start_container(self) -> tuple[Handle, LogStreamWriter]:
+        """Start the container, and the log stream that it writes to. Raises CannotStartError."""
+        unit, place, submission = self._unit, self._attempt.place, self._unit.submission
         container = submission.container
         if submission.overrides_too_long:
             raise CannotStartError("Container Overrides length must be at most 8192")
         try:
             secrets = resolve_secrets(container.get("secrets") or (), account_id=place.account_id, region=place.region)
         except SecretError as error:
-            record.status_reason = str(error)
+            self.record.status_reason = str(error)
             raise CannotStartError(str(error)) from error
-        task_id = record.task_arn.rsplit("/", 1)[-1]
+        task_id = self.record.task_arn.rsplit("/", 1)[-1]
         try:
             log = open_log_stream(
                 place.logs,
@@ -220,9 +260,9 @@ class Attempt(threading.Thread):
                 credentials=place.credentials,
                 region=place.region,
                 job_id=unit.id,
-                attempt=self.number,
+                attempt=self._attempt.number,
                 queue=submission.queue.name,
-                compute_environment=place.environment.name,
+                compute_environment=self._attempt.environment.name,
                 array=unit.array,
                 node=unit.node_position,
             ),
@@ -233,28 +273,11 @@ class Attempt(threading.Thread):
             on_output=log.write,
         )
         handle = place.executor.start(run)
-        record.log_stream_name = log.name
-        return _LoggedHandle(handle, log)
+        self.record.log_stream_name = log.name
+        return handle, log
 
 
-class _LoggedHandle:
-    """A handle whose log stream is complete when it has ended."""
-
-    def __init__(self, handle: Handle, log: LogStreamWriter) -> None:
-        self._handle = handle
-        self._log = log
-
-    def wait(self) -> Exit:
-        try:
-            return self._handle.wait()
-        finally:
-            self._log.close()
-
-    def terminate(self) -> None:
-        self._handle.terminate()
-
-    def kill(self) -> None:
-        self._handle.kill()
-
-    def entrance(self) -> Mapping[str, Any]:
-        return self._handle.entrance()
+def note_failure(what: str, error: Exception) -> str:
+    """Put an error of the embedded AWS on record; return what DescribeJobs shows of it."""
+    record_exception("Batch", f"running {what}", error)
+    return f"{type(error).__name__}: {error} (an error of the embedded AWS, see its log)"

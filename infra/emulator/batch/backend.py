@@ -14,12 +14,13 @@ from moto.batch.models import BatchBackend as MotoBatchBackend
 from moto.batch.utils import make_arn_for_job
 from moto.ec2.exceptions import InvalidSubnetIdError
 
+from infra.emulator import events
 from infra.emulator.batch.attempt import Place
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
+from infra.emulator.batch.detail import describe_job
 from infra.emulator.batch.environment import ArrayPosition
 from infra.emulator.batch.job import Job
 from infra.emulator.batch.job_definition import JobDefinition, check_request
-from infra.emulator.batch.job_events import JobEvents
 from infra.emulator.batch.listing import select_jobs
 from infra.emulator.batch.scheduler import Scheduler
 from infra.emulator.batch.submission import Submission, parse_submission
@@ -42,12 +43,11 @@ class BatchBackend(MotoBatchBackend):
         self.environments: dict[str, ComputeEnvironment] = {}
         self.queues: dict[str, JobQueue] = {}
         self.definitions: dict[str, JobDefinition] = {}
-        self._events = JobEvents(account_id=account_id, region=region_name, tags_of=self.list_tags_for_resource)
         self.scheduler = Scheduler(
             place=self._place,
             queues=self._all_queues,
             policy=self._fair_share_policy,
-            on_blocked=self._events.queue_blocked,
+            on_blocked=self._note_blocked,
         )
         self._sequence = 0
 
@@ -210,7 +210,7 @@ class BatchBackend(MotoBatchBackend):
             job = self._new_job(str(uuid.uuid4()), submission)
             self._tag(job.arn, request)
             self._add_children(job)
-            self._events.state_changed(job)
+            self._note_change(job)
             self.scheduler.submit(job)
         return job
 
@@ -220,6 +220,10 @@ class BatchBackend(MotoBatchBackend):
             return self.scheduler.jobs[job_id]
         except KeyError:
             raise ClientException(f"Job {job_id} does not exist") from None
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        """Return a job as DescribeJobs shows it; children and nodes have the tags of the whole."""
+        return describe_job(job, self.list_tags_for_resource((job.parent or job).arn))
 
     def find_jobs(self, identifiers: Iterable[str]) -> list[Job]:
         """Return the jobs of the ids or ARNs that exist; DescribeJobs leaves the others out."""
@@ -250,8 +254,7 @@ class BatchBackend(MotoBatchBackend):
 
     def _new_job(self, job_id: str, submission: Submission, **child: Any) -> Job:
         arn = make_arn_for_job(self.account_id, job_id, self.region_name)
-        changed = self._events.state_changed
-        return Job(job_id, submission, arn=arn, sequence=self._sequence, on_change=changed, **child)
+        return Job(job_id, submission, arn=arn, sequence=self._sequence, on_change=self._note_change, **child)
 
     def _add_children(self, job: Job) -> None:
         submission = job.submission
@@ -273,17 +276,36 @@ class BatchBackend(MotoBatchBackend):
         for each in job.children or [job]:
             each.outstanding = {dependency["jobId"] for dependency in submission.depends_on}
 
+    # What EventBridge hears: the job as DescribeJobs shows it at that moment. Source: AWS Batch user guide, "Job state
+    # change events" and "Job queue blocked events".
+
+    def _note_change(self, job: Job) -> None:
+        if job.node is None:  # the nodes of a multi-node job are no jobs of their own
+            self._emit("Batch Job State Change", job, job.arn)
+
+    def _note_blocked(self, job: Job) -> None:
+        self._emit("Batch Job Queue Blocked", job, job.arn, job.submission.queue.arn)
+
+    def _emit(self, detail_type: str, job: Job, *resources: str) -> None:
+        if events.has_rules(self.account_id, self.region_name):
+            events.emit(
+                account_id=self.account_id,
+                region=self.region_name,
+                source="aws.batch",
+                detail_type=detail_type,
+                detail=self.describe(job),
+                resources=resources,
+            )
+
     # What the parts above share
 
-    def _place(self, environment: ComputeEnvironment) -> Place:
+    def _place(self) -> Place:
         return Place(
-            environment=environment,
             executor=self.executor,
             credentials=self.credentials,
             logs=self.logs_backend,
             account_id=self.account_id,
             region=self.region_name,
-            cluster=environment.ecs_name,
         )
 
     def _all_queues(self) -> Iterable[JobQueue]:

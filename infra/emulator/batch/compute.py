@@ -1,7 +1,6 @@
 """Compute environments and job queues: what Batch's API shows of them, and what the scheduler asks them.
 
-Capacity is maxvCpus. No instance is started: a job that fits runs on this machine. So desiredvCpus is what was last
-asked for, where Batch itself changes it as its queues need it.
+Capacity is maxvCpus. No instance is started: a job that fits runs on this machine.
 """
 
 import copy
@@ -18,15 +17,46 @@ _STATES = ("ENABLED", "DISABLED")
 MAX_QUEUE_ENVIRONMENTS = 3
 
 
-class ComputeEnvironment:
+class _Described:
+    """What compute environments and queues have in common: the request that made one, as it was changed since."""
+
+    kind: str
+    """As the names of its properties begin."""
+    name: str
+    arn: str
+    properties: dict[str, Any]
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.properties["state"] == "ENABLED")
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Return what a request that makes or changes one is answered with."""
+        return {f"{self.kind}Name": self.name, f"{self.kind}Arn": self.arn}
+
+    def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
+        """Return it as the Describe operations show it."""
+        return {
+            **copy.deepcopy(self.properties),
+            f"{self.kind}Arn": self.arn,
+            "status": "VALID",
+            "statusReason": f"{self.kind[0].upper()}{self.kind[1:]} Healthy",
+            "tags": dict(tags),
+        }
+
+
+class ComputeEnvironment(_Described):
     """One compute environment."""
+
+    kind = "computeEnvironment"
 
     def __init__(self, request: Mapping[str, Any], *, account_id: str, region: str) -> None:
         """Raises ClientException where Batch refuses such a request."""
-        self.properties: dict[str, Any] = {"state": "ENABLED", **_without(request, "tags")}
+        self.properties = {"state": "ENABLED", **_without(request, "tags")}
         _check_environment(self.properties)
-        self.name: str = self.properties["computeEnvironmentName"]
-        self.arn: str = make_arn_for_compute_env(account_id, self.name, region)
+        self.name = self.properties["computeEnvironmentName"]
+        self.arn = make_arn_for_compute_env(account_id, self.name, region)
         self.properties.setdefault(
             "serviceRole",
             f"arn:aws:iam::{account_id}:role/aws-service-role/batch.amazonaws.com/AWSServiceRoleForBatch",
@@ -35,10 +65,6 @@ class ComputeEnvironment:
         self.ecs_name = f"{self.name}_Batch"
         self.ecs_arn = ""
         self.used_vcpus = 0.0
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self.properties["state"] == "ENABLED")
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -57,45 +83,29 @@ class ComputeEnvironment:
 
     def update(self, changes: Mapping[str, Any]) -> None:
         """Change it. Raises ClientException, with nothing changed, where Batch refuses."""
-        properties = copy.deepcopy(self.properties)
-        for name, value in _without(changes, "computeEnvironment", "computeResources").items():
-            properties[name] = value
-        if changes.get("computeResources"):
-            properties["computeResources"] = {**properties.get("computeResources", {}), **changes["computeResources"]}
+        properties = {**self.properties, **_without(changes, "computeEnvironment", "computeResources")}
+        properties["computeResources"] = {**self.resources, **(changes.get("computeResources") or {})}
         _check_environment(properties)
-        if "desiredvCpus" in (changes.get("computeResources") or {}):
-            _check_desired_vcpus(properties["computeResources"], self.resources.get("desiredvCpus", 0))
         self.properties = properties
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
-        """Return it as DescribeComputeEnvironments shows it."""
-        return {
-            **copy.deepcopy(self.properties),
-            "computeEnvironmentArn": self.arn,
-            "ecsClusterArn": self.ecs_arn,
-            "containerOrchestrationType": "ECS",
-            "status": "VALID",
-            "statusReason": "ComputeEnvironment Healthy",
-            "tags": dict(tags),
-        }
+        return {**super().describe(tags), "ecsClusterArn": self.ecs_arn, "containerOrchestrationType": "ECS"}
 
 
-class JobQueue:
+class JobQueue(_Described):
     """One job queue."""
+
+    kind = "jobQueue"
 
     def __init__(
         self, request: Mapping[str, Any], environments: list[ComputeEnvironment], *, account_id: str, region: str
     ) -> None:
         """`environments` in the request's order. Raises ClientException where Batch refuses such a request."""
-        self.properties: dict[str, Any] = {"state": "ENABLED", **_without(request, "tags")}
+        self.properties = {"state": "ENABLED", **_without(request, "tags")}
         self.environments = environments
         _check_queue(self.properties, environments)
-        self.name: str = self.properties["jobQueueName"]
-        self.arn: str = make_arn_for_job_queue(account_id, self.name, region)
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self.properties["state"] == "ENABLED")
+        self.name = self.properties["jobQueueName"]
+        self.arn = make_arn_for_job_queue(account_id, self.name, region)
 
     @property
     def priority(self) -> int:
@@ -114,15 +124,7 @@ class JobQueue:
         self.properties, self.environments = properties, environments
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
-        """Return it as DescribeJobQueues shows it."""
-        return {
-            **copy.deepcopy(self.properties),
-            "jobQueueArn": self.arn,
-            "status": "VALID",
-            "statusReason": "JobQueue Healthy",
-            "jobQueueType": "ECS",
-            "tags": dict(tags),
-        }
+        return {**super().describe(tags), "jobQueueType": "ECS"}
 
 
 def _check_environment(properties: Mapping[str, Any]) -> None:
@@ -133,6 +135,8 @@ def _check_environment(properties: Mapping[str, Any]) -> None:
     resources = properties.get("computeResources") or {}
     if resources.get("type") not in _TYPES:
         raise ClientException(f"computeResources.type must be one of {' | '.join(_TYPES)} on the embedded AWS")
+    if "desiredvCpus" in resources:
+        raise ClientException("computeResources.desiredvCpus: the embedded AWS starts no instances")
     for name in ("subnets", "instanceRole"):
         if not resources.get(name):
             raise ClientException(f"computeResources.{name} must be given")
@@ -140,17 +144,6 @@ def _check_environment(properties: Mapping[str, Any]) -> None:
         raise ClientException("computeResources.maxvCpus must be given, and minvCpus be between 0 and maxvCpus")
     if not resources.get("securityGroupIds") and not resources.get("launchTemplate"):
         raise ClientException("computeResources.securityGroupIds must be given, or a launch template that has some")
-
-
-def _check_desired_vcpus(resources: Mapping[str, Any], present: float) -> None:
-    """Batch raises it on request, and never lowers it (user guide, "Error message when you update desiredvCpus")."""
-    if resources["desiredvCpus"] < present:
-        raise ClientException(
-            "Manually scaling down compute environment is not supported. Disconnecting job queues from compute "
-            "environment will cause it to scale-down to minvCpus."
-        )
-    if not resources.get("minvCpus", 0) <= resources["desiredvCpus"] <= resources["maxvCpus"]:
-        raise ClientException("computeResources.desiredvCpus must be between minvCpus and maxvCpus")
 
 
 def _check_queue(properties: Mapping[str, Any], environments: list[ComputeEnvironment]) -> None:

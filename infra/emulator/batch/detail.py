@@ -7,8 +7,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from infra.emulator.batch.job import Job
-from infra.emulator.batch.task import TaskRecord
+from infra.emulator.batch.job import Job, TaskRecord
 
 
 def describe_job(job: Job, tags: Mapping[str, str]) -> dict[str, Any]:

@@ -10,13 +10,14 @@ its children is RUNNABLE, and then SUCCEEDED or FAILED. Source: AWS Batch user g
 """
 
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from infra.emulator.batch.environment import ArrayPosition, NodePosition
 from infra.emulator.batch.submission import Submission
-from infra.emulator.batch.task import TaskRecord
 
 
 class Status(str, Enum):
@@ -34,22 +35,35 @@ class Status(str, Enum):
 FINAL = frozenset({Status.SUCCEEDED, Status.FAILED})
 BEFORE_STARTING = frozenset({Status.SUBMITTED, Status.PENDING, Status.RUNNABLE})
 
-_NEXT: Mapping[Status, frozenset[Status]] = {
-    # FAILED from SUBMITTED: cancelled, or the dependency had failed already.
-    Status.SUBMITTED: frozenset({Status.PENDING, Status.RUNNABLE, Status.FAILED}),
-    # SUCCEEDED from PENDING: the parent of an array, whose children did the running.
-    Status.PENDING: frozenset({Status.RUNNABLE, Status.SUCCEEDED, Status.FAILED}),
-    Status.RUNNABLE: frozenset({Status.STARTING, Status.FAILED}),
-    Status.STARTING: frozenset({Status.RUNNING, Status.RUNNABLE, Status.FAILED}),
-    Status.RUNNING: frozenset({Status.RUNNABLE, *FINAL}),
-    Status.SUCCEEDED: frozenset(),
-    Status.FAILED: frozenset(),
-}
-
 
 def now_milliseconds() -> int:
     """Milliseconds since 1970, as Batch gives times."""
     return time.time_ns() // 1_000_000
+
+
+@dataclass(kw_only=True)
+class TaskRecord:
+    """What DescribeJobs shows of a task; times are milliseconds since 1970."""
+
+    task_arn: str
+    container_instance_arn: str
+    instance_id: str
+    exit_code: int | None = None
+    reason: str | None = None
+    """The container's: an error of the container runtime, mostly absent."""
+    log_stream_name: str | None = None
+    started_at: int | None = None
+    stopped_at: int | None = None
+    status_reason: str | None = None
+
+    @classmethod
+    def on_a_new_instance(cls, prefix: str, cluster: str) -> "TaskRecord":
+        """Return a task on a new instance of an ECS cluster; `prefix` begins ARNs of ECS."""
+        return cls(
+            task_arn=f"{prefix}:task/{cluster}/{uuid.uuid4().hex}",
+            container_instance_arn=f"{prefix}:container-instance/{cluster}/{uuid.uuid4().hex}",
+            instance_id=f"i-0{uuid.uuid4().hex[:16]}",
+        )
 
 
 class Job:
@@ -124,9 +138,7 @@ class Job:
         return self.node == 0
 
     def enter(self, status: Status, reason: str | None = None) -> None:
-        """Change the state. Raises ValueError on a change that Batch does not know."""
-        if status not in _NEXT[self.status]:
-            raise ValueError(f"job {self.id} cannot go from {self.status.value} to {status.value}")
+        """Change the state, as the picture above shows."""
         self.status = status
         self.status_reason = reason
         if status is Status.RUNNING:

@@ -10,7 +10,7 @@ from moto.batch.models import batch_backends
 from moto.batch.responses import BatchResponse as MotoBatchResponse
 
 from infra.emulator.batch.backend import BatchBackend
-from infra.emulator.batch.detail import describe_job, summarize_job
+from infra.emulator.batch.detail import summarize_job
 from infra.emulator.batch.job import Job
 from infra.emulator.batch.listing import page
 from infra.emulator.batch.quotas import MAX_DESCRIBED, MAX_LISTED, MAX_SUBMIT_BYTES
@@ -31,12 +31,10 @@ class BatchResponse(MotoBatchResponse):
         return {name: value for name, value in body.items() if value is not None}
 
     def createcomputeenvironment(self) -> str:
-        environment = self.batch_backend.create_environment(self._request)
-        return _environment_answer(environment)
+        return json.dumps(self.batch_backend.create_environment(self._request).named)
 
     def updatecomputeenvironment(self) -> str:
-        environment = self.batch_backend.update_environment(self._request)
-        return _environment_answer(environment)
+        return json.dumps(self.batch_backend.update_environment(self._request).named)
 
     def deletecomputeenvironment(self) -> str:
         self.batch_backend.delete_environment(self._request["computeEnvironment"])
@@ -46,12 +44,10 @@ class BatchResponse(MotoBatchResponse):
         return self._describe("computeEnvironments", self.batch_backend.environments)
 
     def createjobqueue(self) -> str:
-        queue = self.batch_backend.create_queue(self._request)
-        return json.dumps({"jobQueueName": queue.name, "jobQueueArn": queue.arn})
+        return json.dumps(self.batch_backend.create_queue(self._request).named)
 
     def updatejobqueue(self) -> str:
-        queue = self.batch_backend.update_queue(self._request)
-        return json.dumps({"jobQueueName": queue.name, "jobQueueArn": queue.arn})
+        return json.dumps(self.batch_backend.update_queue(self._request).named)
 
     def deletejobqueue(self) -> str:
         self.batch_backend.delete_queue(self._request["jobQueue"])
@@ -68,13 +64,8 @@ class BatchResponse(MotoBatchResponse):
 
     def registerjobdefinition(self) -> str:
         definition = self.batch_backend.register_definition(self._request)
-        return json.dumps(
-            {
-                "jobDefinitionName": definition.name,
-                "jobDefinitionArn": definition.arn,
-                "revision": definition.revision,
-            }
-        )
+        names = {"jobDefinitionName": definition.name, "jobDefinitionArn": definition.arn}
+        return json.dumps({**names, "revision": definition.revision})
 
     def deregisterjobdefinition(self) -> str:
         self.batch_backend.deregister_definition(self._request["jobDefinition"])
@@ -88,12 +79,7 @@ class BatchResponse(MotoBatchResponse):
             found = backend.revisions(request["jobDefinitionName"])
         else:
             found = list(backend.definitions.values())
-        wanted = [one for one in found if request.get("status") in (None, one.status)]
-        shown, token = page(wanted, request, most=MAX_DESCRIBED)
-        answer: dict[str, Any] = {
-            "jobDefinitions": [one.describe(backend.list_tags_for_resource(one.arn)) for one in shown]
-        }
-        return json.dumps(answer | ({"nextToken": token} if token else {}))
+        return self._described("jobDefinitions", [one for one in found if request.get("status") in (None, one.status)])
 
     def submitjob(self) -> str:
         size = len(self.body.encode() if isinstance(self.body, str) else self.body)
@@ -110,15 +96,14 @@ class BatchResponse(MotoBatchResponse):
         backend = self.batch_backend
         with backend.scheduler.lock:
             jobs = backend.find_jobs(identifiers)
-            return json.dumps({"jobs": [describe_job(job, self._tags_of(job)) for job in jobs]})
+            return json.dumps({"jobs": [backend.describe(job) for job in jobs]})
 
     def listjobs(self) -> str:
         request = self._request
         with self.batch_backend.scheduler.lock:
             found = self.batch_backend.list_selected(request)
             shown, token = page(found, request, most=MAX_DESCRIBED if request.get("filters") else MAX_LISTED)
-            answer: dict[str, Any] = {"jobSummaryList": [summarize_job(job) for job in shown]}
-        return json.dumps(answer | ({"nextToken": token} if token else {}))
+            return _answer({"jobSummaryList": [summarize_job(job) for job in shown]}, token)
 
     def canceljob(self) -> str:
         job, reason = self._job_to_end()
@@ -140,21 +125,18 @@ class BatchResponse(MotoBatchResponse):
             raise ClientException(f"Job {job.id} is a node: only its multi-node parallel job can be ended")
         return job, request["reason"]
 
-    def _tags_of(self, job: Job) -> dict[str, str]:
-        """The children of an array and the nodes of a multi-node job have the tags of the whole."""
-        tags: dict[str, str] = self.batch_backend.list_tags_for_resource((job.parent or job).arn)
-        return tags
-
     def _describe(self, name: str, things: dict[str, Any]) -> str:
-        request = self._request
-        identifiers = request.get(name)
+        identifiers = self._request.get(name)
         wanted = [
             one for arn, one in things.items() if not identifiers or arn in identifiers or one.name in identifiers
         ]
-        shown, token = page(wanted, request, most=MAX_DESCRIBED)
+        return self._described(name, wanted)
+
+    def _described(self, name: str, things: list[Any]) -> str:
+        shown, token = page(things, self._request, most=MAX_DESCRIBED)
         described = [one.describe(self.batch_backend.list_tags_for_resource(one.arn)) for one in shown]
-        return json.dumps({name: described} | ({"nextToken": token} if token else {}))
+        return _answer({name: described}, token)
 
 
-def _environment_answer(environment: Any) -> str:
-    return json.dumps({"computeEnvironmentName": environment.name, "computeEnvironmentArn": environment.arn})
+def _answer(shown: dict[str, Any], token: str | None) -> str:
+    return json.dumps({**shown, "nextToken": token} if token else shown)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.emulator.batch import fair_share
-from infra.emulator.batch.attempt import Attempt, Cause, Place, Result
+from infra.emulator.batch.attempt import Attempt, Place
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.job import BEFORE_STARTING, Job, Status
-from infra.emulator.batch.retry import should_retry
+from infra.emulator.batch.retry import Outcome, should_retry
 
 DEPENDENCY_FAILED = "Dependent Job failed"
 CHILD_FAILED = "Array Child Job failed"
@@ -41,7 +41,7 @@ class Scheduler:
     def __init__(
         self,
         *,
-        place: Callable[[ComputeEnvironment], Place],
+        place: Callable[[], Place],
         queues: Callable[[], Iterable[JobQueue]],
         policy: Callable[[str], Mapping[str, Any]],
         on_blocked: Callable[[Job], None],
@@ -89,7 +89,7 @@ class Scheduler:
                 attempt = self._attempts.get(each.id)
                 if attempt is not None:
                     each.is_terminated = True
-                    attempt.stop(Cause.TERMINATED, reason)
+                    attempt.stop(reason)
             if job.children and not job.ended:
                 job.is_terminated = True
             self.dispatch()
@@ -123,7 +123,7 @@ class Scheduler:
             self._closed = True
             attempts = list(self._attempts.values())
             for attempt in attempts:
-                attempt.stop(Cause.SHUTDOWN, "The embedded AWS was stopped", grace_seconds=0)
+                attempt.stop("The embedded AWS was stopped", grace_seconds=0)
         deadline = time.monotonic() + _SHUTDOWN_SECONDS
         for attempt in attempts:
             attempt.join(max(0, deadline - time.monotonic()))
@@ -234,7 +234,8 @@ class Scheduler:
         attempt = Attempt(
             job,
             number,
-            self._place(environment),
+            environment,
+            self._place(),
             on_running=self._note_running,
             on_node_ended=self._note_node_ended,
             on_ended=self._note_ended,
@@ -265,25 +266,31 @@ class Scheduler:
                 reason = node.attempts[-1].status_reason
                 node.enter(Status.SUCCEEDED if succeeded else Status.FAILED, reason)
 
-    def _note_ended(self, attempt: Attempt, result: Result) -> None:
+    def _note_ended(self, attempt: Attempt) -> None:
         job = attempt.job
         with self.lock:
             del self._attempts[job.id]
-            attempt.place.environment.used_vcpus -= job.submission.vcpus
+            attempt.environment.used_vcpus -= job.submission.vcpus
             usage = self._usages.get(job.submission.queue.arn, {}).get(f"{job.id} {attempt.number}")
             if usage is not None:
                 usage.stopped = time.monotonic()
             if job.current is not None:
                 job.attempts.append(job.current)
                 job.current = None
-            retry = result.may_retry and should_retry(job.submission.retry_strategy, attempt.number, result.outcome)
-            if result.succeeded:
-                self._end(job, Status.SUCCEEDED, result.outcome.status_reason)
-            elif retry and not self._closed:
+            if attempt.succeeded:
+                self._end(job, Status.SUCCEEDED, job.attempts[-1].status_reason)
+            elif self._may_retry(attempt):
                 self._make_runnable(job)
             else:
-                self._end(job, Status.FAILED, result.outcome.status_reason)
+                self._end(job, Status.FAILED, job.attempts[-1].status_reason)
             self.dispatch()
+
+    def _may_retry(self, attempt: Attempt) -> bool:
+        if self._closed or attempt.stop_reason is not None or attempt.failed_inside:
+            return False
+        record = attempt.job.attempts[-1]
+        outcome = Outcome(exit_code=record.exit_code, reason=record.reason, status_reason=record.status_reason or "")
+        return should_retry(attempt.job.submission.retry_strategy, attempt.number, outcome)
 
     def _enter(self, job: Job, status: Status, reason: str | None = None) -> None:
         """Change a job's state, and with it that of its nodes."""
