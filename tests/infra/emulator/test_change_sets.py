@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.stack_requests import parameter, resources_of, stack_of, template
@@ -42,46 +43,30 @@ def targets(change: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_a_change_names_the_property_and_no_other(stack: Stack) -> None:
-    def resources(value: str) -> dict[str, Any]:
-        return {
-            "First": parameter(value, Name=f"/{stack.name}", Description="it"),
-            "Other": parameter({"Ref": "First"}),
-        }
-
-    stack.deploy(resources("1"))
-    (change,) = stack.changes(resources("2")).values()
-    assert (change["Action"], change["ResourceType"]) == ("Modify", "AWS::SSM::Parameter")
-    assert (change["Replacement"], change["Scope"]) == ("False", ["Properties"])
-    assert targets(change) == [("Value", "Never", "Static")]
-
-
-def test_what_follows_from_another_name_is_uncertain(stack: Stack) -> None:
-    follower = parameter({"Fn::Join": ["", ["of ", {"Ref": "First"}]]})
-
-    def resources(end: str) -> dict[str, Any]:
-        return {"First": parameter("1", Name=f"/{stack.name}/{end}"), "Follower": follower}
-
-    stack.deploy(resources("old"))
-    changes = stack.changes(resources("new"))
-    assert changes["First"]["Replacement"] == "True"
-    assert targets(changes["First"]) == [("Name", "Always", "Static")]
-    assert targets(changes["Follower"]) == [("Value", "Never", "Dynamic")]
-    assert changes["Follower"]["Replacement"] == "False"
-
-
-def test_a_new_version_of_a_launch_template_is_seen_where_it_is_used(stack: Stack) -> None:
-    def launched(instance_type: str) -> dict[str, Any]:
+def test_changes_name_their_property_and_what_follows_is_uncertain(stack: Stack) -> None:
+    def resources(value: str, instance_type: str) -> dict[str, Any]:
         data = {"InstanceType": instance_type}
         return {
+            "Changed": parameter(value, Name=f"/{stack.name}", Description="it"),
+            "Other": parameter({"Ref": "Changed"}),
+            "Renamed": parameter("1", Name=f"/{stack.name}/{value}"),
+            "Follower": parameter({"Fn::Join": ["", ["of ", {"Ref": "Renamed"}]]}),
             "Launch": {"Type": "AWS::EC2::LaunchTemplate", "Properties": {"LaunchTemplateData": data}},
             "Version": parameter({"Fn::GetAtt": ["Launch", "LatestVersionNumber"]}),
         }
 
-    stack.deploy(launched("m5.large"))
-    changes = stack.changes(launched("m5.xlarge"))
-    assert targets(changes["Launch"]) == [("LaunchTemplateData", "Never", "Static")]
-    assert targets(changes["Version"]) == [("Value", "Never", "Dynamic")]
+    stack.deploy(resources("1", "m5.large"))
+    changes = stack.changes(resources("2", "m5.xlarge"))
+    assert {name: targets(change) for name, change in changes.items()} == {
+        "Changed": [("Value", "Never", "Static")],
+        "Renamed": [("Name", "Always", "Static")],
+        "Follower": [("Value", "Never", "Dynamic")],
+        "Launch": [("LaunchTemplateData", "Never", "Static")],
+        "Version": [("Value", "Never", "Dynamic")],
+    }
+    assert [name for name, change in changes.items() if change["Replacement"] != "False"] == ["Renamed"]
+    changed = changes["Changed"]
+    assert (changed["Action"], changed["ResourceType"]) == ("Modify", "AWS::SSM::Parameter")
 
 
 def test_what_comes_and_goes_is_shown_and_nothing_done(stack: Stack) -> None:
@@ -92,3 +77,11 @@ def test_what_comes_and_goes_is_shown_and_nothing_done(stack: Stack) -> None:
     changes = stack.changes({"Stays": parameter("3"), **coming}, Conditions=never)
     assert {name: change["Action"] for name, change in changes.items()} == {"Goes": "Remove", "Comes": "Add"}
     assert resources.keys() == resources_of(stack.aws.client, stack.name).keys()
+    # An empty one says so.
+    named = {"StackName": stack.name, "ChangeSetName": "none"}
+    stack.client.create_change_set(**named, TemplateBody=template(resources))
+    found = stack.client.describe_change_set(**named)
+    assert (found["Status"], found["ExecutionStatus"]) == ("FAILED", "UNAVAILABLE")
+    assert "didn't contain changes" in found["StatusReason"]
+    with pytest.raises(ClientError, match="cannot be executed"):
+        stack.client.execute_change_set(**named)

@@ -1,81 +1,33 @@
-"""The project's own stage, deployed by the real CDK CLI, seen through the AWS API."""
+"""The stages of this project by the real CDK CLI: deployed, previewed by `cdk diff`, interrupted."""
 
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from jobs.contract.queues import CPU_SPOT, SPOT
-from jobs.contract.stage import (
-    CPU_INSTANCE_TYPE,
-    DATA_BUCKET,
-    INSTANCE_TYPE,
-    RUN_BUCKET,
-    parameter_path,
-    queue_parameter,
-)
+from infra.emulator import cdk_cli
+from infra.settings import STAGES
+from jobs.contract.stage import parameter_path
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
+from tests.support.infra.synthesis import synthesise_as_the_cli_does
+
+pytestmark = pytest.mark.timeout(600)  # the first waits for the stage to be deployed
 
 DEPLOY = [sys.executable, "-m", "infra.emulator", "deploy"]
 
 
-def parameters(aws: Any) -> dict[str, str]:
+def parameters(aws: EmbeddedAws) -> dict[str, str]:
     path = parameter_path("dev")
     pages = aws.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
     return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
 
 
-def resource_types(aws: Any) -> set[str]:
-    cloudformation = aws.client("cloudformation")
-    stacks = cloudformation.get_paginator("describe_stacks").paginate().build_full_result()["Stacks"]
-    return {
-        resource["ResourceType"]
-        for stack in stacks
-        if stack["StackName"].startswith("trainyard-dev-")
-        for resource in cloudformation.describe_stack_resources(StackName=stack["StackName"])["StackResources"]
-    }
-
-
-def test_queues_lead_to_compute_environments_with_launch_templates(deployed_aws: Any) -> None:
-    batch, values = deployed_aws.client("batch"), parameters(deployed_aws)
-    for name, instance_type in ((SPOT, values[INSTANCE_TYPE]), (CPU_SPOT, values[CPU_INSTANCE_TYPE])):
-        (queue,) = batch.describe_job_queues(jobQueues=[values[queue_parameter(name, team="research")]])["jobQueues"]
-        assert (queue["state"], queue["status"]) == ("ENABLED", "VALID")
-        order = [item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]]
-        environments = batch.describe_compute_environments(computeEnvironments=order)["computeEnvironments"]
-        assert len(environments) == len(order) >= 1
-        resources = environments[0]["computeResources"]
-        assert resources["type"] == "SPOT"
-        assert resources["instanceTypes"] == [instance_type]
-        template = resources["launchTemplate"]["launchTemplateId"]
-        (found,) = deployed_aws.client("ec2").describe_launch_templates(LaunchTemplateIds=[template])["LaunchTemplates"]
-        assert found["LaunchTemplateId"] == template
-
-
-def test_buckets_are_versioned_private_and_speak_tls_only(deployed_aws: Any) -> None:
-    s3, values = deployed_aws.client("s3"), parameters(deployed_aws)
-    for bucket in (values[DATA_BUCKET], values[RUN_BUCKET]):
-        assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
-        assert set(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values()) == {True}
-        assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
-
-
-def test_nothing_failed_and_little_is_unproven(deployed_aws: Any) -> None:
-    health = deployed_aws.health()
-
-    assert health["server_errors"] == []
-    # Of this stage: other tests deploy stacks to the same server. Nothing builds AMIs here, and the CDK's own functions
-    # are not run.
-    unproven = set(health["unproven"]) & resource_types(deployed_aws)
-    assert not [name for name in unproven if not name.startswith(("AWS::ImageBuilder::", "Custom::"))]
-
-
-def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, tmp_path: Path) -> None:
+def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
     before = parameters(deployed_aws)
     result = subprocess.run(
         [*DEPLOY, "--endpoint", deployed_aws.endpoint],
@@ -93,10 +45,7 @@ def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, t
     assert list(tmp_path.iterdir()) == []  # the home of the user is left alone
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_deployment_leaves_no_folders_behind(
-    deployed_aws: EmbeddedAws, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_deployment_leaves_no_folders_behind(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
     temporary, log = tmp_path / "tmp", tmp_path / "log"
     temporary.mkdir()
     with log.open("wb") as output:
@@ -108,7 +57,7 @@ def test_an_interrupted_deployment_leaves_no_folders_behind(
         )
         try:
             until(lambda: [*temporary.rglob("jsii*"), *temporary.rglob("tmp?*")] or None, "the app runs")
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 130, log.read_text()
         finally:
             process.kill()
@@ -134,3 +83,33 @@ def test_what_cannot_be_deployed_is_an_error_with_a_way_out(arguments: list[str]
     assert result.returncode == code
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+NODES = STAGES["dev"].max_nodes + 2
+
+
+def shown(said: str) -> list[str]:
+    """The lines that tell of a difference, without the tree they hang on."""
+    bare = [line.strip(" │└├─") for line in said.splitlines()]
+    return [line for line in bare if line.startswith(("[~]", "[+]", "[-]"))]
+
+
+def test_one_changed_limit_is_all_that_is_shown(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
+    app = synthesise_as_the_cli_does(replace(STAGES["dev"], max_nodes=NODES), tmp_path / "assembly")
+    arguments = ("--app", app, "--output", str(tmp_path / "cdk.out"))
+    code, said = deployed_aws.cdk("diff", "dev/*", "--fail", *arguments, scratch=tmp_path, cwd=cdk_cli.ROOT)
+
+    vcpus = STAGES["dev"].row.vcpus
+    assert code == 1, said
+    assert "Number of stacks with differences: 1" in said
+    assert "Could not create a change set" not in said
+    lines = shown(said)
+    environments = [line for line in lines if line.startswith("[~] AWS::Batch::ComputeEnvironment compute/")]
+    assert len(environments) == len(STAGES["dev"].teams)
+    assert not any("replace" in line for line in environments)
+    assert [line for line in lines if line not in environments] == len(environments) * [
+        "[~] ComputeResources",
+        "[~] .MaxvCpus:",
+        f"[-] {STAGES['dev'].max_nodes * vcpus}",
+        f"[+] {NODES * vcpus}",
+    ]

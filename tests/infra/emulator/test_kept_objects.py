@@ -98,7 +98,16 @@ def test_a_client_is_told_where_the_disk_does_not_take_an_object(tmp_path: Path)
         (tmp_path / "kept/buckets" / bucket).unlink()
         aws.client("s3").put_object(Bucket=bucket, Key="a", Body=b"x")
         refused = subprocess.run(
-            [sys.executable, "-m", "infra.emulator", "serve", "--keep", str(tmp_path / "kept")],
+            [
+                sys.executable,
+                "-m",
+                "infra.emulator",
+                "serve",
+                "--keep",
+                str(tmp_path / "kept"),
+                "--state-file",
+                "other",
+            ],
             capture_output=True,
             text=True,
             timeout=60,

@@ -13,8 +13,6 @@ SPOT = {"Type": "SPOT", "MaxvCpus": 8, "InstanceTypes": ["dl1.24xlarge"]}
     [
         ("AWS::SSM::Parameter", {"Value": "1"}, {"Value": "2"}, []),
         ("AWS::SSM::Parameter", {"Name": "a", "Value": "1"}, {"Name": "b", "Value": "2"}, ["Name"]),
-        ("AWS::EC2::VPC", {}, {"EnableDnsSupport": True}, []),
-        ("AWS::EC2::PlacementGroup", {"Tags": []}, {}, ["Tags"]),
         ("AWS::Budgets::Budget", {"Budget": {"BudgetName": "a"}}, {"Budget": {"BudgetName": "b"}}, ["Budget"]),
         ("AWS::Budgets::Budget", {"Budget": {"TimeUnit": "DAILY"}}, {"Budget": {"TimeUnit": "MONTHLY"}}, []),
         (ENVIRONMENT, {"ComputeResources": SPOT}, {"ComputeResources": {**SPOT, "MaxvCpus": 16}}, []),

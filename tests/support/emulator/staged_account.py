@@ -6,8 +6,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from aws_cdk import App
-
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.settings import STAGES
 from jobs.contract.catalog import CATALOG
@@ -60,16 +58,15 @@ class Account:
         # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
         return self.aws.cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", scratch=self.folder)
 
-    def changed_app(self, *, then: Callable[[App], object] = lambda _: None, **changes: Any) -> str:
-        """Return, for `--app`, the stage `dev` with other settings; `then` changes the app."""
-        folder = Path(mkdtemp(dir=self.folder))
-        return synthesise_as_the_cli_does(replace(STAGES["dev"], **changes), folder, then=then)
+    def changed_app(self, **changes: Any) -> str:
+        """Return, for `--app`, the stage `dev` with other settings."""
+        return synthesise_as_the_cli_does(replace(STAGES["dev"], **changes), Path(mkdtemp(dir=self.folder)))
 
     def deploy(self, *selected: str, app: str = cdk_cli.APP) -> tuple[int, str]:
         return self.cdk("deploy", *(selected or ("dev/*",)), "--method=direct", "--require-approval=never", app=app)
 
-    def parameters(self) -> dict[str, str]:
-        path = parameter_path("dev")
+    def parameters(self, stage: str = "dev") -> dict[str, str]:
+        path = parameter_path(stage)
         pages = self.aws.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
         return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
 
@@ -115,9 +112,9 @@ class Account:
             },
         )
 
-    def stage(self) -> DeployedStage:
-        """Return the stage as the command line sees it."""
-        return DeployedStage.from_parameters("dev", self.parameters(), embedded_processes=1, runs_containers=False)
+    def stage(self, name: str = "dev") -> DeployedStage:
+        """Return a stage as the command line sees it."""
+        return DeployedStage.from_parameters(name, self.parameters(name), embedded_processes=1, runs_containers=False)
 
     def submit(self, what_for: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
         """A job whose container runs a shell command; its id, kept under `what_for` too."""

@@ -4,6 +4,10 @@ The excerpts are of engines that are not at hand here; a real one runs jobs in t
 """
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,16 +22,31 @@ def test_a_rootless_engine_is_refused_before_a_job_hangs() -> None:
     assert "--executor process" in str(refused.value)
 
 
-def test_docker_desktop_is_taken_with_a_word_on_its_network(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("system", "options", "word"),
+    [
+        ("Docker Desktop", ["name=seccomp,profile=unconfined"], "host networking"),
+        ("Debian GNU/Linux 12 (bookworm)", ["name=apparmor", "name=seccomp,profile=default"], None),
+        ("Debian GNU/Linux 12 (bookworm)", None, None),
+    ],
+)
+def test_others_are_taken_and_docker_desktop_with_a_word_on_its_network(
+    system: str, options: list[str] | None, word: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        check_host_network(
-            {"OperatingSystem": "Docker Desktop", "SecurityOptions": ["name=seccomp,profile=unconfined"]}
-        )
-    assert "host networking" in caplog.text
+        check_host_network({"OperatingSystem": system, "SecurityOptions": options})
+    assert word in caplog.text if word else caplog.text == ""
 
 
-@pytest.mark.parametrize("options", [None, [], ["name=apparmor", "name=seccomp,profile=default"]])
-def test_an_engine_of_this_machine_needs_no_word(options: list[str] | None, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        check_host_network({"OperatingSystem": "Debian GNU/Linux 12 (bookworm)", "SecurityOptions": options})
-    assert caplog.text == ""
+def test_an_engine_that_does_not_answer_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    server = subprocess.run(
+        [sys.executable, "-m", "infra.emulator", "serve", "--executor", "docker", "--state-file", str(tmp_path / "s")],
+        env={**os.environ, "DOCKER_HOST": "unix:///no/such/socket"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert server.returncode == 3
+    assert server.stderr.startswith("error: no Docker engine answers")
+    assert "--executor process" in server.stderr

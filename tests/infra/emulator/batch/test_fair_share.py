@@ -1,8 +1,10 @@
 """Shares of a queue: by usage, weight and time."""
 
+from dataclasses import replace
+
 import pytest
 
-from infra.emulator.batch.fair_share import Usage, is_forgotten, weight_factor, weighted_usage
+from infra.emulator.batch.fair_share import MINIMUM_USE_SECONDS, Usage, is_forgotten, weight_factor, weighted_usage
 
 POLICY = {
     "shareDecaySeconds": 1000,
@@ -29,14 +31,12 @@ def test_the_weight_of_a_share(share: str, weight: float) -> None:
     assert weight_factor(POLICY, share) == weight
 
 
-def test_half_the_weight_factor_is_half_the_usage() -> None:
-    usages = [used(from_age=100, to_age=0), used(from_age=100, to_age=0, share="research")]
-    assert weigh(*usages, share="research") == pytest.approx(weigh(*usages) / 2)
-
-
 def test_recent_usage_counts_more() -> None:
     recent, old = used(from_age=100, to_age=0), used(from_age=900, to_age=800)
-    assert weigh(recent) > 5 * weigh(old) > 0
+    assert weigh(recent) == pytest.approx(10 * 95)
+    assert weigh(old) == pytest.approx(10 * 15)
+    assert weigh(replace(recent, share="research"), share="research") == pytest.approx(weigh(recent) / 2)
+    assert weigh(used(from_age=0, to_age=None)) == 10 * MINIMUM_USE_SECONDS  # was just started
 
 
 def test_what_left_the_window_counts_for_nothing() -> None:
@@ -44,13 +44,6 @@ def test_what_left_the_window_counts_for_nothing() -> None:
     assert weigh(usage) == 0
     assert is_forgotten(POLICY, usage, NOW)
     assert not is_forgotten(POLICY, used(from_age=3000, to_age=None), NOW)
-
-
-def test_a_job_that_was_just_started_counts() -> None:
-    assert weigh(used(from_age=0, to_age=None)) > weigh()
-
-
-def test_a_decay_of_zero_is_ten_minutes() -> None:
-    policy = {"shareDecaySeconds": 0}
-    assert not is_forgotten(policy, used(from_age=700, to_age=599), NOW)
-    assert is_forgotten(policy, used(from_age=700, to_age=601), NOW)
+    # A decay of zero is ten minutes.
+    ages = [is_forgotten({"shareDecaySeconds": 0}, used(from_age=700, to_age=age), NOW) for age in (599, 601)]
+    assert ages == [False, True]

@@ -25,26 +25,18 @@ def test_every_node_knows_its_place(batch: Batch) -> None:
     script = f"env | grep -E '^AWS_BATCH_JOB_(ID|NODE|NUM|MAIN)' | sort; echo done; [ {MAIN} ] && sleep 0.5"
     job_id = submit(batch, script)
     job = batch.ended(job_id)
-    assert job["status"] == "SUCCEEDED"
-    assert job["nodeProperties"]["numNodes"] == 2
+    assert (job["status"], job["nodeProperties"]["numNodes"]) == ("SUCCEEDED", 2)
+    for index, node in enumerate(nodes(batch, job_id, 2)):
+        assert node["nodeDetails"] == {"nodeIndex": index, "isMainNode": index == 0}
+        assert batch.output(node) == [
+            f"AWS_BATCH_JOB_ID={job_id}#{index}",
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX=0",
+            *["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS=127.0.0.1"][:index],
+            f"AWS_BATCH_JOB_NODE_INDEX={index}",
+            "AWS_BATCH_JOB_NUM_NODES=2",
+            "done",
+        ]
     main, child = nodes(batch, job_id, 2)
-    assert main["nodeDetails"] == {"nodeIndex": 0, "isMainNode": True}
-    assert child["nodeDetails"] == {"nodeIndex": 1, "isMainNode": False}
-    assert batch.output(main) == [
-        f"AWS_BATCH_JOB_ID={job_id}#0",
-        "AWS_BATCH_JOB_MAIN_NODE_INDEX=0",
-        "AWS_BATCH_JOB_NODE_INDEX=0",
-        "AWS_BATCH_JOB_NUM_NODES=2",
-        "done",
-    ]
-    assert batch.output(child) == [
-        f"AWS_BATCH_JOB_ID={job_id}#1",
-        "AWS_BATCH_JOB_MAIN_NODE_INDEX=0",
-        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS=127.0.0.1",
-        "AWS_BATCH_JOB_NODE_INDEX=1",
-        "AWS_BATCH_JOB_NUM_NODES=2",
-        "done",
-    ]
     # The children start once the main node runs, and what is told of the job is what the main node did.
     assert main["startedAt"] <= child["startedAt"]
     assert main_container(job["attempts"][0])["logStreamName"] == main_container(main)["logStreamName"]
@@ -72,6 +64,7 @@ def test_the_death_of_a_child_does_nothing(batch: Batch) -> None:
     batch.client.terminate_job(jobId=job_id, reason="enough")
     job = batch.ended(job_id)
     assert (job["statusReason"], len(job["attempts"])) == ("enough", 1)
+    assert [node["status"] for node in nodes(batch, job_id, 2)] == ["FAILED", "FAILED"]
 
 
 def test_the_main_nodes_failure_starts_all_nodes_again(batch: Batch) -> None:
@@ -83,12 +76,6 @@ def test_the_main_nodes_failure_starts_all_nodes_again(batch: Batch) -> None:
         assert [batch.output(attempt) for attempt in node["attempts"]] == [["1"], ["2"]]
 
 
-def test_the_timeout_is_the_jobs(batch: Batch) -> None:
-    job_id = submit(batch, "sleep 600", timeout={"attemptDurationSeconds": 1})
-    assert batch.ended(job_id)["statusReason"] == "Job attempt duration exceeded timeout"
-    assert [node["status"] for node in nodes(batch, job_id, 2)] == ["FAILED", "FAILED"]
-
-
 def test_a_multinode_job_on_spot_waits_for_ever(batch: Batch) -> None:
     queue = batch.queue(batch.environment(kind="SPOT"))
     job_id = batch.submit(batch.multinode_definition("true"), queue)
@@ -97,12 +84,6 @@ def test_a_multinode_job_on_spot_waits_for_ever(batch: Batch) -> None:
     assert "statusReason" not in job
     # And so does what was submitted to that queue after it.
     assert batch.job(batch.submit(batch.definition("true"), queue))["status"] == "RUNNABLE"
-
-
-def test_all_nodes_need_room_at_once(batch: Batch) -> None:
-    queue = batch.queue(batch.environment(max_vcpus=2))
-    job_id = batch.submit(batch.multinode_definition("true", nodes=3), queue)
-    assert batch.job(job_id)["status"] == "RUNNABLE"
 
 
 def test_node_overrides(batch: Batch) -> None:

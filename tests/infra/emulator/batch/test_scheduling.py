@@ -25,29 +25,22 @@ def states(batch: Batch, *job_ids: str) -> list[str]:
     return [batch.job(job_id)["status"] for job_id in job_ids]
 
 
-def test_max_vcpus_bounds_what_runs_at_once(batch: Batch, gate: Path) -> None:
-    queue = batch.queue(batch.environment(max_vcpus=4))
-    definition = batch.definition(*held(gate), vcpus=2)
-    jobs = [batch.submit(definition, queue) for _ in range(3)]
-    for job_id in jobs[:2]:
+def test_max_vcpus_bound_what_runs_and_a_queue_is_first_in_first_out(batch: Batch, gate: Path) -> None:
+    first, second = batch.environment(max_vcpus=1), batch.environment(max_vcpus=4)
+    queue = batch.queue(first, second)
+    running = [batch.submit(batch.definition(*held(gate), vcpus=vcpus), queue) for vcpus in (1, 2)]
+    for job_id in running:
         batch.reached(job_id, "RUNNING")
-    assert states(batch, *jobs) == ["RUNNING", "RUNNING", "RUNNABLE"]
-    assert "startedAt" not in batch.job(jobs[2])
-    gate.touch()
-    ended = [batch.ended(job_id) for job_id in jobs]
-    assert [job["status"] for job in ended] == ["SUCCEEDED"] * 3
-    assert ended[2]["startedAt"] >= min(job["stoppedAt"] for job in ended[:2])
-
-
-def test_a_queue_is_first_in_first_out(batch: Batch, gate: Path) -> None:
-    queue = batch.queue(batch.environment(max_vcpus=4))
-    running = batch.submit(batch.definition(*held(gate), vcpus=2), queue)
-    batch.reached(running, "RUNNING")
-    large = batch.submit(batch.definition("true", vcpus=4), queue)
+    large = batch.submit(batch.definition("true", vcpus=3), queue)
     small = batch.submit(batch.definition("true", vcpus=1), queue)
-    assert states(batch, large, small) == ["RUNNABLE", "RUNNABLE"]
-    gate.touch()
-    assert batch.ended(large)["stoppedAt"] <= batch.ended(small)["startedAt"]
+    assert states(batch, *running, large, small) == ["RUNNING", "RUNNING", "RUNNABLE", "RUNNABLE"]
+    assert "startedAt" not in batch.job(large)
+    front = batch.client.get_job_queue_snapshot(jobQueue=queue)["frontOfQueue"]["jobs"]
+    assert [job["jobArn"].rsplit("/", 1)[-1] for job in front] == [large, small]
+    # More capacity starts what waited.
+    batch.client.update_compute_environment(computeEnvironment=second, computeResources={"maxvCpus": 5})
+    assert batch.ended(large)["startedAt"] <= batch.ended(small)["startedAt"]
+    assert states(batch, *running) == ["RUNNING", "RUNNING"]
 
 
 def test_the_queue_with_the_higher_priority_is_served_first(batch: Batch, gate: Path) -> None:
@@ -59,15 +52,6 @@ def test_the_queue_with_the_higher_priority_is_served_first(batch: Batch, gate: 
     gate.touch()
     in_low, in_high = (batch.ended(job_id) for job_id in later)
     assert in_high["stoppedAt"] <= in_low["startedAt"]
-
-
-def test_the_next_environment_takes_what_the_first_has_no_room_for(batch: Batch, gate: Path) -> None:
-    first, second = batch.environment(max_vcpus=1), batch.environment(max_vcpus=1)
-    queue = batch.queue(first, second)
-    definition = batch.definition("sh", "-c", f"echo $AWS_BATCH_CE_NAME; while [ ! -e {gate} ]; do sleep 0.03; done")
-    jobs = [batch.submit(definition, queue) for _ in range(2)]
-    for job_id, environment in zip(jobs, (first, second), strict=True):
-        batch.said(job_id, environment)
 
 
 def test_a_job_larger_than_any_environment_waits_and_says_so(batch: Batch) -> None:
@@ -91,39 +75,18 @@ def test_a_disabled_environment_starts_nothing_until_it_is_enabled(batch: Batch)
     assert batch.ended(job_id)["status"] == "SUCCEEDED"
 
 
-def test_more_capacity_starts_what_waited(batch: Batch) -> None:
-    environment = batch.environment(max_vcpus=1)
-    job_id = batch.submit(batch.definition("true", vcpus=2), batch.queue(environment))
-    assert states(batch, job_id) == ["RUNNABLE"]
-    batch.client.update_compute_environment(computeEnvironment=environment, computeResources={"maxvCpus": 2})
-    assert batch.ended(job_id)["status"] == "SUCCEEDED"
-
-
-def test_instances_are_asked_for_but_never_sent_away(batch: Batch) -> None:
-    environment = batch.environment(max_vcpus=4)
-
-    def ask(vcpus: int) -> None:
-        batch.client.update_compute_environment(
-            computeEnvironment=environment, computeResources={"desiredvCpus": vcpus}
-        )
-
-    ask(2)
-    ask(4)
-    with pytest.raises(batch.client.exceptions.ClientException, match="between minvCpus and maxvCpus"):
-        ask(5)
-    # AWS Batch user guide, "Error message when you update the desiredvCpus setting"
-    with pytest.raises(batch.client.exceptions.ClientException, match=r"Manually scaling down .* is not supported"):
-        ask(3)
-
-
 def test_a_job_waits_for_what_it_depends_on(batch: Batch, gate: Path) -> None:
     queue = batch.queue()
     first = batch.submit(batch.definition(*held(gate)), queue)
     second = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": first}])
     third = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": first}, {"jobId": second}])
+    cancelled = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": first}])
+    batch.client.cancel_job(jobId=cancelled, reason="not needed")
     batch.reached(first, "RUNNING")
-    assert states(batch, second, third) == ["PENDING", "PENDING"]
+    assert states(batch, second, third, cancelled) == ["PENDING", "PENDING", "PENDING"]
+    assert batch.job(cancelled)["isCancelled"]
     gate.touch()
+    assert batch.ended(cancelled)["statusReason"] == "not needed"
     ended = [batch.ended(job_id) for job_id in (first, second, third)]
     assert [job["status"] for job in ended] == ["SUCCEEDED"] * 3
     assert ended[0]["stoppedAt"] <= ended[1]["startedAt"] <= ended[1]["stoppedAt"] <= ended[2]["startedAt"]
@@ -140,18 +103,6 @@ def test_a_failed_dependency_fails_all_that_follow(batch: Batch) -> None:
         job = batch.ended(job_id)
         assert (job["status"], job["statusReason"]) == ("FAILED", "Dependent Job failed")
         assert job["attempts"] == []
-
-
-def test_a_pending_job_is_cancelled_when_its_dependencies_are_through(batch: Batch, gate: Path) -> None:
-    queue = batch.queue()
-    first = batch.submit(batch.definition(*held(gate)), queue)
-    second = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": first}])
-    batch.client.cancel_job(jobId=second, reason="not needed")
-    assert batch.job(second)["status"] == "PENDING"
-    assert batch.job(second)["isCancelled"]
-    gate.touch()
-    job = batch.ended(second)
-    assert (job["status"], job["statusReason"]) == ("FAILED", "not needed")
 
 
 def test_the_share_with_the_least_weighted_usage_is_served_first(batch: Batch, gate: Path) -> None:
@@ -184,10 +135,3 @@ def test_deleting_a_queue_ends_its_jobs(batch: Batch, gate: Path) -> None:
     batch.client.delete_job_queue(jobQueue=queue)
     assert batch.client.describe_job_queues(jobQueues=[queue])["jobQueues"] == []
     assert [batch.ended(job_id)["status"] for job_id in (running, waiting)] == ["FAILED", "FAILED"]
-
-
-def test_the_front_of_a_queue_is_what_waits_in_its_order(batch: Batch) -> None:
-    queue, definition = batch.queue(batch.environment(max_vcpus=0)), batch.definition("true")
-    jobs = [batch.submit(definition, queue) for _ in range(3)]
-    front = batch.client.get_job_queue_snapshot(jobQueue=queue)["frontOfQueue"]["jobs"]
-    assert [job["jobArn"].rsplit("/", 1)[-1] for job in front] == jobs
