@@ -11,7 +11,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 from tests.jobs.train.trainer.test_resuming import MODEL
-from tests.support.train.faulty_s3 import Fault, FaultyS3
+from tests.support.train.faulty_s3 import Fault, FaultyS3, try_again_at_once
 from tests.support.train.launching import Run, environment_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def connected(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> "S3Client":
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(object_store, "RETRIES", 1)
+    try_again_at_once(monkeypatch)
     return object_store.connect()
 
 

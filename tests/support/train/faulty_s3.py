@@ -6,8 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
 from typing import Literal, get_args
 
+import pytest
+
+from jobs.aws import s3 as object_store
 from tests.support.jobs.faulty_proxy import Answer, Proxy
 
 Fault = Literal[
@@ -74,6 +78,11 @@ class FaultyS3(Proxy):
                 fault = chance.choice(get_args(Fault))
             self.counts[fault or "none"] += 1
         return fault, chance
+
+
+def try_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pauses of this process before it tries again what S3 did not take."""
+    monkeypatch.setattr(object_store, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
 
 
 def _error(code: str) -> Answer:

@@ -11,7 +11,7 @@ from jobs.contract.locations import S3Location
 from jobs.train.rank import Rank
 from jobs.train.store import LOOPBACK, serve_store
 from tests.support.train.attempts import Attempts
-from tests.support.train.faulty_s3 import FaultyS3
+from tests.support.train.faulty_s3 import FaultyS3, try_again_at_once
 from tests.support.train.launching import environment_of
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def faulty(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty
         for name, value in environment_of(proxy.url).items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_PROFILE", raising=False)
+        try_again_at_once(monkeypatch)
         yield proxy
 
 
