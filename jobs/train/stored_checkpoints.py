@@ -244,7 +244,7 @@ def discard(s3: "S3Client", remote: S3Location, names: Iterable[str], *, check: 
 
 
 @contextlib.contextmanager
-def may_fail() -> Iterator[None]:
+def warning_on_failure() -> Iterator[None]:
     """Warn if old checkpoints cannot be deleted: they cost storage, and the next prune tries it again."""
     try:
         yield

@@ -225,7 +225,7 @@ class _Evaluation:
             logits, examples.labels, positive=self._positive, glue_task=self._arguments.glue_task
         )
 
-    def leave(self, folder: Path, _model: Path) -> None:
+    def leave(self, folder: Path) -> None:
         """Write what was predicted, and how well each class was found."""
         assert self._logits is not None  # noqa: S101 - the last evaluation has been
         prepared = self._prepared

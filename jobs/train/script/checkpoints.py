@@ -55,10 +55,10 @@ from jobs.train.stored_checkpoints import (
     discard,
     fetch,
     listing,
-    may_fail,
     publish,
     read_manifest,
     upload,
+    warning_on_failure,
 )
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class ScriptCheckpoints:
         if not gone:
             return
         names = listing(self._s3, self._remote)
-        with may_fail():
+        with warning_on_failure():
             for step in gone:
                 discard(self._s3, self._remote / f"step-{step}", names.get(step, []), check=self.check_newest)
                 del self._steps[step]

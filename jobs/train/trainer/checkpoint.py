@@ -32,10 +32,10 @@ from jobs.train.stored_checkpoints import (
     complete,
     discard,
     listing,
-    may_fail,
     prune,
     publish,
     upload,
+    warning_on_failure,
 )
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
@@ -203,7 +203,7 @@ class CheckpointUploads(Callback):
         note_checkpoint(rank.scratch, step)
         sent = size(manifest.total_bytes)
         log.info("checkpoint: step %s, %s uploaded in %.1f s", step, sent, time.monotonic() - started)
-        with may_fail():
+        with warning_on_failure():
             prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best, check=check)
 
     def _remove(self, folder: Path, best: int | None) -> None:

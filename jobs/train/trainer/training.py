@@ -66,8 +66,8 @@ class Task:
     """Metrics of the Trainer's model as it is then. Called on every rank, now and then and at the end."""
     save_beside: Callable[[Path], None]
     """Saves into the model's folder what it is loaded with: its tokenizer. Called on rank 0."""
-    leave: Callable[[Path, Path], None] | None = None
-    """Leaves in the first folder what else the run keeps; the second has the model. Called on rank 0, at the end."""
+    leave: Callable[[Path], None] | None = None
+    """Writes into the folder what else the run keeps. Called on rank 0, at the end."""
     schedule: Mapping[str, Any]
     """The length of the training: `num_train_epochs` or `max_steps` of the training arguments."""
     ordered_epoch: int | None = None
@@ -339,7 +339,7 @@ class _Attempt(Accompanied):
         assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node
         if self.task.leave is not None:
             folder.mkdir()
-            self.task.leave(folder, self._final_folder)
+            self.task.leave(folder)
             object_store.upload_all(self.s3, folder, object_store.files_below(folder), self.rank.run)
 
 
