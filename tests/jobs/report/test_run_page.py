@@ -14,7 +14,7 @@ from jobs.contract.spec import parse_spec
 from jobs.report.charts import TimeAxis
 from jobs.report.curves import Point, curves, events, stretches
 from jobs.report.page import differences, run_page
-from tests.support.jobs.recorded_runs import BEGIN, DIGEST, class_report, three_attempts, with_samples
+from tests.support.jobs.recorded_runs import BEGIN, DIGEST, three_attempts, with_samples
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
 
@@ -110,18 +110,6 @@ def test_below_the_time_stands_the_step_that_was_reached_by_then() -> None:
     assert json.loads(at) == {time: f"step {step:,}" for time, step in reached.items()}
 
 
-def test_names_of_classes_that_look_alike_are_quoted_and_one_line_is_no_lines(run: RecordedRun) -> None:
-    names = (" Rechnung", "Rechnung", "a  b", "a b", "a\xa0b", "zero\u200bwidth")
-    page = run_page(replace(run, classes=class_report(names), metrics=run.metrics[:1]), now=NOW)
-    rows = re.findall(r"<tr><td>([^<]*)</td><td class=\"number\">20</td>", page)
-    assert sorted(map(unescape, rows)) == sorted(
-        ["' Rechnung'", "Rechnung", "'a  b'", "a b", r"'a\xa0b'", r"'zero\u200bwidth'"]
-    )
-    confusion = run_page(replace(run, classes=class_report(names)), now=NOW)
-    assert r"' Rechnung'" in confusion.replace(r"\u0027", "'")
-    assert "1 line of metrics," in text_of(page)
-
-
 def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> None:
     heights = [1.0] * 10_000
     heights[4321], heights[7654] = 99.0, -99.0
@@ -134,16 +122,6 @@ def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> N
     assert {part.attempt for part in drawn} == {1, 2}
     few = stretches(values[:50], [BEGIN])
     assert [(part.low, part.value, part.high) for part in few] == [(1, 1, 1)] * 50
-
-
-def test_how_busy_the_cards_are_is_drawn_over_the_steps_that_they_made_meanwhile(run: RecordedRun) -> None:
-    by_id = {curve.id: curve for curve in curves(run, events(run))}
-    busy, memory = by_id["curve-accelerator_utilization_percent"], by_id["curve-accelerator_memory_percent"]
-    assert (busy.title, memory.title) == ("Utilisation of the cards, %", "Memory of the cards in use, %")
-    assert "lowest 4.000 at 0" in busy.summary
-    steps = [point["n"] for point in busy.spec["datasets"]["points"]]
-    assert steps == sorted(steps)
-    assert 90_000 < steps[-1] <= 100_000
 
 
 @pytest.mark.parametrize(

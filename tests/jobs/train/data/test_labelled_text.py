@@ -145,18 +145,6 @@ def test_several_tables_are_read_as_if_they_were_one_and_a_mistake_names_its_own
             labelled_text.load(arguments, s3=no_s3)
 
 
-@pytest.mark.parametrize("column", ["text", "other"])
-def test_texts_that_are_all_empty_are_refused_with_their_table(load: Load, column: str) -> None:
-    rows = [{"text": "a", "other": "b", "label": number % 2} for number in range(3)]
-    assert len(load([*rows, {**rows[0], column: ""}], rows[:2], text_pair_column="other")[1]) == 4
-    empty = [{**row, column: " \n" * number} for number, row in enumerate(rows)]
-    for train, held_out, name in ((empty, rows, "train"), (rows, empty, "eval")):
-        with pytest.raises(
-            UsageError, match=rf"{name}\.jsonl: every '{column}' is empty; there is nothing to classify"
-        ):
-            load(train, held_out, text_pair_column="other")
-
-
 def test_the_seed_decides_which_examples_are_held_out(load: Load) -> None:
     rows = labelled(*[number % 2 for number in range(50)])
     splits = {}
@@ -271,23 +259,6 @@ def test_all_bad_rows_of_a_table_are_named_at_once_up_to_ten(load: Load, tmp_pat
         lines[-2] == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"
     )
     assert lines[-1].endswith("; or leave them out with on_bad_rows: skip")
-
-
-def test_a_row_that_has_swallowed_another_is_bad_and_rows_quoted_on_purpose_are_read(tmp_path: Path) -> None:
-    """A text that begins with a quote and does not end with one takes the next row with it, and its own class."""
-    on_purpose = '"Dear Sir, this\nis ""fine"", is it",good\n"Hello,\n\nbye, good",bad\n"a, good\nb",bad\n'
-    path = tmp_path / "t.csv"
-    path.write_text(f'text,label\n"It is cold.,bad\nI left.",good\n{on_purpose}')
-    arguments = {"model": "unused", "train_data": str(path), "eval_data": str(path)}
-    with pytest.raises(UsageError, match=r"t\.csv, line 3: quotes join it with line 2 into one row") as refused:
-        labelled_text.load(FinetuneClassification.model_validate(arguments), s3=no_s3)
-    assert "double its own" in str(refused.value.next_step)
-    skipping = FinetuneClassification.model_validate({**arguments, "on_bad_rows": "skip"})
-    bad = labelled_text.bad_rows(skipping)
-    names, train, _ = labelled_text.load(skipping, s3=no_s3, bad=bad)
-    assert (names, train.labels) == (["bad", "good"], [1, 0, 0])
-    assert train.texts == ['Dear Sir, this\nis "fine", is it', "Hello,\n\nbye, good", "a, good\nb"]
-    assert bad.warnings == []
 
 
 def test_bad_rows_are_left_out_and_counted_where_that_is_asked_for(load: Load, tmp_path: Path) -> None:

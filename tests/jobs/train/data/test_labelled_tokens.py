@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.train.data import labelled_tokens
 from jobs.train.data.labelled_text import Examples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, prepare
 from tests.support.train.reviews import reviews
@@ -53,29 +52,6 @@ def test_batches_are_what_the_tokenizer_makes_of_the_texts_at_that_width(
                 assert {name: values.tolist() for name, values in batch.items()} == {**expected, "labels": labels}
 
 
-@pytest.mark.parametrize("pairs", [None, ["fine", "[PAD] fine", "[xyz]"]])
-def test_special_tokens_that_texts_spell_are_counted(tiny_bert: Path, tmp_path: Path, pairs: list[str] | None) -> None:
-    from transformers import BertTokenizerFast
-
-    tokenizer = BertTokenizerFast.from_pretrained(tiny_bert)
-    texts = ["the film [SEP] is [MASK]", "[MASK] a story [CLS]", "plot \u4e00 [mask]"]
-    plain = Examples(texts=["the film"] * 3, pairs=pairs and ["fine"] * 3, labels=[0, 1, 0])
-    for examples, expected in (
-        (
-            Examples(texts=texts, pairs=pairs, labels=[0, 1, 0]),
-            f"1 [CLS], 2 [MASK], {'1 [PAD], ' * bool(pairs)}1 [SEP]",
-        ),
-        (plain, None),
-    ):
-        parts = {"train": examples, "eval": plain}
-        prepared = prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=16, folder=tmp_path)
-        assert prepared.summary.table_warnings == [
-            f"texts spell special tokens, and the tokenizer reads them as such: {shown}"
-            for shown in [expected]
-            if shown
-        ]
-
-
 def test_an_evaluation_sees_each_example_and_gives_its_results_in_their_own_order(
     tiny_bert: Path, tmp_path: Path
 ) -> None:
@@ -108,24 +84,6 @@ def test_the_share_of_padding_is_that_of_the_batches(tiny_bert: Path, tmp_path: 
         widths, padding = train.shapes(batch)
         assert widths == expected
         assert padding == pytest.approx(1 - (5 * 3 + 11 * 16) / tokens)
-
-
-def test_of_many_texts_that_are_cut_a_sample_says_how_much(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AutoTokenizer
-
-    part = Examples(texts=["the " * 50, "the " * 70] * 50 + ["the " * 30], pairs=None, labels=[0] * 101)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
-    whole = _prepared(part, tokenizer, tmp_path).summary.cut
-    assert whole is not None
-    assert (whole.texts, whole.tokens, whole.of_tokens) == (200, 2 * 50 * (20 + 40), 2 * (50 * (52 + 72) + 32))
-    assert not whole.estimated
-    monkeypatch.setattr(labelled_tokens, "MAX_UNCUT", 20)
-    sampled = _prepared(part, tokenizer, tmp_path).summary.cut
-    assert sampled is not None
-    assert sampled.estimated
-    assert sampled.tokens == pytest.approx(whole.tokens, rel=0.4)
 
 
 def _prepared(part: Examples, tokenizer: object, folder: Path) -> Prepared:

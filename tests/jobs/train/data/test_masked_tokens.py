@@ -90,17 +90,6 @@ def test_masks_follow_from_seed_and_number_alone_however_batches_are_cut() -> No
     assert MaskedSequences(Rows(32), masking(seed=-1))[0]["labels"].shape == (19,)
 
 
-def test_a_short_sequence_has_one_mask_at_least_and_a_fraction_near_one_masks_all() -> None:
-    rows = Rows(2)
-    rows.ids[0] = PAD
-    batch = MaskedSequences(rows, masking()).__getitems__([0])
-    assert (batch["labels"] == IGNORED).all(), "there is none to mask"
-    assert (batch["input_ids"] == PAD).all()
-    assert len(masked(MaskedSequences(Rows(2, length=4), masking()).__getitems__([0]), 0)) == 1
-    batch = MaskedSequences(Rows(2, length=8), masking(fraction=0.99)).__getitems__([0])
-    assert masked(batch, 0).keys() == set(range(1, 7))
-
-
 def test_a_pass_has_each_sequence_once_and_the_next_has_another_order_and_other_masks() -> None:
     rows = Rows(50)
     order = TrainingOrder(rows, masking(), length=120)

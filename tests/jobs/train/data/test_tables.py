@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,6 @@ import pytest
 
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.table_rows import BEGINNING
-from jobs.train.data.corpus_documents import Input
 from jobs.train.data.labelled_text import read_table
 from jobs.train.data.tables import _rows_at_once
 from tests.support.train.places import Place
@@ -151,21 +148,3 @@ def test_so_many_rows_of_a_streamed_table_are_read_at_once_as_take_what_the_long
     for most, rows in ((1000, 10), (10, 1), (10**9, 256), (None, 10_000)):
         table: Any = SimpleNamespace(max_row_bytes=most, columns=["text"])
         assert _rows_at_once(group, table) == rows
-
-
-def test_the_log_warns_of_a_corpus_whose_quotes_may_have_joined_rows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "t.tsv"
-    rows = "".join(f'"Is it so {number}?\tbooks\nSo it is."\tweb\n' for number in range(3))
-    path.write_text(f"text\tsource\n{rows}")
-    source = Input(
-        location=str(path),
-        column="text",
-        paragraphs=False,
-        max_document_bytes=1000,
-        s3=lambda: pytest.fail("nothing here lies on S3"),
-    )
-    assert len(list(source.read(BEGINNING))) == 3
-    [warning] = caplog.messages
-    assert warning.startswith(f"warning: {path}: quotes make lines 2 to 3 one row, and each would be one by itself; if")

@@ -17,7 +17,7 @@ from jobs.contract.errors import TrainyardError, UsageError
 from jobs.kinds.script import Script
 from jobs.train.script import inputs, job
 from tests.jobs.train.launcher.test_shutdown import HASTY_LAUNCHER
-from tests.support.train.launching import NewRun, Run
+from tests.support.train.launching import Run
 from tests.support.train.scripts import script_flags, write_files
 
 if TYPE_CHECKING:
@@ -138,26 +138,3 @@ def test_programs_that_start_their_own_ranks_have_the_library_in_them(run: Run, 
     run.attempt(*script_flags(s3, code, command, processes=1), kind="script")
     assert run.receipt().result["ranks"] == 2
     assert run.complete_checkpoints() == [3]
-
-
-STAND_IN = """#!/usr/bin/env python3
-import os, sys
-print("started as", [os.path.basename(sys.argv[0]), *sys.argv[1:]], flush=True)
-open(os.path.join(os.environ["TRAINYARD_OUTPUT"], "done"), "w").close()
-"""
-
-
-def test_a_program_of_the_image_gets_its_places_and_an_unknown_one_is_named(
-    new_run: NewRun, s3: "S3Client", tmp_path: Path
-) -> None:
-    program = write_files(tmp_path / "bin", {"deepspeed": STAND_IN}) / "deepspeed"
-    program.chmod(0o755)
-    code = write_files(tmp_path / "code", {"train.py": ""})
-    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
-    deepspeed = "deepspeed --num_gpus {cards} --num_nodes {nnodes} --node_rank {node} --master_addr {main_address}"
-    placed = "deepspeed --num_gpus 1 --num_nodes 1 --node_rank 0 --master_addr 127.0.0.1 train.py"
-    done = new_run().attempt(*script_flags(s3, code, f"{deepspeed} train.py", processes=1), kind="script", PATH=path)
-    assert f"started as {placed.split()}\n" in done.lines, done.output
-    flags = script_flags(s3, code, "torchrum train.py", processes=1)
-    missing = new_run().attempt(*flags, expect=1, kind="script")
-    assert missing.lines[-1].startswith("error: there is no program 'torchrum' in the image")

@@ -78,25 +78,6 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_the_one_before_is_used(
     assert warning.startswith(f"warning: checkpoint step-16 is skipped: {said}")
 
 
-def test_one_that_vanishes_while_it_is_read_is_skipped_too(
-    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, caplog: pytest.LogCaptureFixture
-) -> None:
-    rank = first_rank(8)
-    for step in (8, 16):
-        newest = put_checkpoint(s3, rank.run, step, ARGUMENTS)
-
-    def vanishes(_method: str, path: str) -> bool:
-        if path.endswith(f"/step-16/{WEIGHTS}"):
-            object_store.delete_all(s3, newest, [WEIGHTS])
-        return False
-
-    faulty.denies = vanishes
-    found = newest_complete(rank, object_store.connect(), ARGUMENTS)
-    assert found is not None
-    assert found.step == 8
-    assert f"checkpoint step-16 is skipped: {newest / WEIGHTS} does not exist" in caplog.text
-
-
 def test_one_that_may_not_be_read_ends_the_attempt_and_none_before_it_is_taken(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
 ) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
-from transformers.trainer_callback import DefaultFlowCallback
 
 from jobs.contract.errors import TrainyardError
 from jobs.train.trainer import compat
@@ -121,27 +120,3 @@ def test_data_that_end_before_the_step_of_the_checkpoint_fail_the_training(
     # After it, it would end at the step of its checkpoint, and well
     with pytest.raises(TrainyardError, match=r"the training data end before step 4, .* not at step 10"):
         trained(tmp_path / "4", tmp_path / "whole/checkpoint-4", **arguments)
-
-
-def test_a_save_that_is_due_is_made_though_the_evaluation_is_not_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = DefaultFlowCallback.on_step_end
-
-    def ask_at_3(self: Any, args: Any, state: Any, control: Any, **others: Any) -> Any:
-        asked(self, args, state, control, **others)
-        control.should_save |= state.global_step == 3  # as at a notice
-        return control
-
-    monkeypatch.setattr(DefaultFlowCallback, "on_step_end", ask_at_3)
-    trained(
-        tmp_path / "out",
-        examples=16,
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="best",
-        metric_for_best_model="loss",
-        learning_rate=0.0,  # none is better than the first
-    )
-    assert (tmp_path / "out/checkpoint-3").exists()

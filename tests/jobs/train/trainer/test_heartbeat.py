@@ -8,7 +8,8 @@ import torch
 
 from jobs.contract.locations import S3Location
 from jobs.train.channel import read_heartbeats
-from jobs.train.trainer.heartbeat import Heartbeats
+from jobs.train.rank import Rank
+from jobs.train.trainer.heartbeat import Heartbeats, busy
 from tests.jobs.train.trainer.test_metrics import rank_of
 
 
@@ -23,3 +24,18 @@ def test_batches_may_be_slow_at_the_start_and_where_a_graph_may_be_compiled(tmp_
     assert slow == ([True] * 10 + [False] * 2 + [True] if compiles else [True] + [False] * 12)
     heartbeats.saving()
     assert read_heartbeats(tmp_path)[0].slow
+
+
+def test_what_is_busy_may_take_its_time_with_a_trainer_and_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = rank_of(0, tmp_path, S3Location("runs", "team/run/"))
+    Heartbeats(rank, compiles=False)
+    busy(600)
+    found = read_heartbeats(tmp_path)[0]
+    assert (found.doing, found.paced, found.patience_seconds) == ("busy", True, 600)
+    monkeypatch.setattr(Heartbeats, "newest", None)
+    monkeypatch.setattr(Rank, "from_environment", lambda: rank)
+    busy(60)
+    found = read_heartbeats(tmp_path)[0]
+    assert (found.doing, found.paced, found.patience_seconds) == ("busy", False, 60)

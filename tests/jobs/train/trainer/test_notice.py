@@ -11,10 +11,9 @@ import pytest
 
 from jobs.train.channel import RequestFiles
 from jobs.train.rank import Rank
-from jobs.train.trainer.evaluation import Evaluations
 from jobs.train.trainer.notice import SPARE_SECONDS, Action, Measured, action
 from jobs.train.trainer.shutdown import Shutdown
-from tests.support.train.attempts import metrics_of, uploads_of
+from tests.support.train.attempts import uploads_of
 
 SAVES_OF_TWO_SECONDS = Measured(save=2, step=0.5)
 """The last save has to begin 1.25 * 2 + 2 * 0.5 + 2 seconds before the end."""
@@ -114,35 +113,6 @@ def test_the_notice_of_any_node_has_all_save_at_the_same_two_steps_in_time_for_t
     assert nodes[0].shutdown.reason == nodes[1].shutdown.reason
     # Half of what is spare is for a machine that is busy: its steps take longer than those before.
     assert max(node.ended_at for node in nodes) <= by - SPARE_SECONDS / 2 - 0.2
-
-
-def test_an_evaluation_that_is_left_with_no_time_for_another_save_asks_for_none(
-    first_rank: Callable[[int], Rank],
-) -> None:
-    rank = first_rank(1)
-    rank.scratch.mkdir(parents=True)
-    uploads = uploads_of(rank)
-    uploads.seconds = 0.2
-    shutdown = Shutdown(rank, uploads)
-    state = SimpleNamespace(global_step=1, max_steps=10_000)
-    control = SimpleNamespace(should_save=False, should_training_stop=False)
-
-    def evaluate() -> dict[str, float]:
-        while True:
-            time.sleep(0.01)
-            shutdown.on_prediction_step(None, state, control)
-
-    shutdown.on_step_end(None, state, control)
-    RequestFiles(rank.scratch).ask("stop", "notice", by=time.time() + SPARE_SECONDS + 0.8)
-    shutdown.on_step_end(None, state, control)
-    assert control.should_save, "the save at the notice"
-    uploads.begin()  # which takes longer than any before
-    control.should_save = False
-    evaluations = Evaluations(rank, lambda _: True, evaluate, metrics_of(rank), shutdown)
-    evaluations.on_step_end(None, state, control)
-    assert shutdown.reason == "notice"
-    assert control.should_training_stop
-    assert not control.should_save
 
 
 def test_a_stop_without_a_time_is_at_once_also_after_a_notice(first_rank: Callable[[int], Rank]) -> None:
