@@ -1,6 +1,6 @@
 """The HPU branch against the optimum-habana of a release: its real classes, on a CPU.
 
-    make contract                      every release, and a table of the results
+    make contract                      every release
     make contract RELEASE=1.23.0       one
 
 Without either it is the default release's. optimum-habana is no part of the tests' environment: it asks for versions

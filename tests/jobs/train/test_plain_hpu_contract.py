@@ -1,6 +1,6 @@
 """The HPU branch without optimum-habana against the transformers and accelerate of a release: their real classes.
 
-    make contract                      every release, and a table of the results
+    make contract                      every release
     make contract RELEASE=1.23.0       one
 
 Without either it is the default release's. transformers_on_hpu.py says what stands in for Habana's bridge, and that no

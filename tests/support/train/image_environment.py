@@ -2,8 +2,7 @@
 
 Each is made once, by uv from the package index, and lies in build/environments/. The PyTorch in all of them is that of
 the environment the tests run in, and so is Python: the Gaudi image's own PyTorch is in no package index, and older ones
-are gigabytes each. So the lock's hashes, of files for the image's Python, are left out. Where it is asked for, there is
-upstream's PyTorch of the release's version instead.
+are gigabytes each. So the lock's hashes, of files for the image's Python, are left out.
 """
 
 import fcntl
@@ -26,18 +25,12 @@ from jobs.images.lock import IMAGES, ROOT, locked
 RELEASE_VARIABLE = "TRAINYARD_TEST_RELEASE"
 """Which row of images/releases.toml the tests run jobs with; `make contract` sets it."""
 
-ROW_PYTORCH_VARIABLE = "TRAINYARD_TEST_ROW_PYTORCH"
-"""Set: with the row's version of PyTorch too; `python -m tests.support.train.contract --row-pytorch` sets it."""
-
 FOLDER = ROOT / "build" / "environments"
 
 CONTENT = "content.txt"
 """In a complete environment: what it was made from."""
 
 INSTALL_SECONDS = 240
-
-PYTORCH_SECONDS = 1800
-"""For a PyTorch with CUDA, of some 3 GB."""
 
 
 def chosen_release() -> str | None:
@@ -54,10 +47,9 @@ def python_of(name: str, release_name: str | None) -> Path:
     versions = locked(image(name), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
     wanted += [package for package in IMAGES[name].brings if "==" in package]
-    pytorch = [f"torch=={row.pytorch}"] if ROW_PYTORCH_VARIABLE in os.environ else []
-    lent = [] if pytorch else _lent_files(versions.keys())
-    content = "\n".join([f"{sys.executable} {sys.version}", *wanted, *pytorch, *map(str, lent)])
-    folder = FOLDER / (f"{name}-{row.name}-pytorch-{row.pytorch}" if pytorch else f"{name}-{row.name}")
+    lent = _lent_files(versions.keys())
+    content = "\n".join([f"{sys.executable} {sys.version}", *wanted, *map(str, lent)])
+    folder = FOLDER / f"{name}-{row.name}"
     python = folder / "bin" / "python"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{folder.name}.lock").open("w") as lock:
@@ -66,8 +58,6 @@ def python_of(name: str, release_name: str | None) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             _uv("venv", "--python", sys.executable, str(folder))
             _uv("pip", "install", "--python", str(python), "--no-deps", "--only-binary=:all:", *wanted)
-            if pytorch:
-                _uv("pip", "install", "--python", str(python), *pytorch, seconds=PYTORCH_SECONDS)
             [packages] = folder.glob("lib/python3*/site-packages")
             for file in lent:
                 (packages / file.name).symlink_to(file)
@@ -97,9 +87,9 @@ def _with_dependencies(name: str, seen: set[str]) -> Iterator[importlib.metadata
             yield from _with_dependencies(requirement.name, seen)
 
 
-def _uv(*arguments: str, seconds: int = INSTALL_SECONDS) -> None:
+def _uv(*arguments: str) -> None:
     command = [sys.executable, "-m", "uv", *arguments, "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     if done.returncode:
         raise TrainyardError(
             f"uv {arguments[0]} failed (exit code {done.returncode}): {done.stderr.strip()}",
