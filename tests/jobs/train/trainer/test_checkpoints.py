@@ -310,3 +310,19 @@ def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_en
     faulty.denies = lambda _method, _path: False
     save(rank, 24).finish()
     assert sorted(listing(s3, remote)) == [24]
+
+
+def test_of_what_is_uploaded_the_best_stays_here_until_there_is_a_better_one(first_rank: Callable[[int], Rank]) -> None:
+    rank = first_rank(1)
+    folders = [rank.scratch / f"checkpoint-{step}" for step in (4, 8, 12)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    uploads = uploads_of(rank)
+    uploads._remove(folders[0], best=4)
+    uploads._remove(folders[1], best=4)
+    assert [folder.exists() for folder in folders] == [True, False, True]
+    uploads._remove(folders[2], best=12)
+    assert [folder.exists() for folder in folders] == [False, False, True]
+    uploads._left_here = [folders[1]]  # of an earlier attempt, on another disk
+    uploads._remove(folders[2], best=None)
+    assert not folders[2].exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
 from jobs.contract.errors import TrainyardError
@@ -120,3 +120,17 @@ def test_data_that_end_before_the_step_of_the_checkpoint_fail_the_training(
     # After it, it would end at the step of its checkpoint, and well
     with pytest.raises(TrainyardError, match=r"the training data end before step 4, .* not at step 10"):
         trained(tmp_path / "4", tmp_path / "whole/checkpoint-4", **arguments)
+
+
+def test_a_callback_that_comes_late_is_refused_if_an_epoch_ends_with_a_smaller_step() -> None:
+    def check(batches: int) -> None:
+        trainer = SimpleNamespace(
+            callback_handler=SimpleNamespace(train_dataloader=DataLoader(TensorDataset(torch.zeros(batches)))),
+            args=SimpleNamespace(gradient_accumulation_steps=2, ignore_data_skip=False),
+            state=SimpleNamespace(epoch=1.5),
+        )
+        Epoch(SimpleNamespace(rank=0, is_first=True)).check(trainer, None)  # type: ignore[arg-type]
+
+    check(4)
+    with pytest.raises(TrainyardError, match=r"the 5 batches of an epoch are no multiple .*\nNext: give the "):
+        check(5)
