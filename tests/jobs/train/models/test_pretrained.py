@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,28 @@ def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         path.name: path.read_bytes() for path in tiny_bert.iterdir()
     }
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_of_a_model_on_the_hub_only_what_is_wanted_is_downloaded(
+    local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, *, weights: bool
+) -> None:
+    there = [path.name for path in tiny_bert.iterdir()]
+    asked: list[list[str]] = []
+
+    def download(_name: str, *, revision: str, allow_patterns: list[str]) -> str:
+        assert revision == "v1"
+        asked.append(allow_patterns)
+        return str(tiny_bert)
+
+    siblings = [SimpleNamespace(rfilename=name) for name in [*there, "tf_model.h5", "README.md"]]
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: SimpleNamespace(siblings=siblings))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    found = pretrained.model_folder(
+        "hf://org/tiny?revision=v1", s3=local._client, scratch=local.folder, weights=weights
+    )
+    assert found == tiny_bert
+    assert sorted(*asked) == sorted(name for name in there if weights or name != "model.safetensors")
 
 
 @pytest.mark.parametrize(
