@@ -2,24 +2,21 @@
 
     python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; all releases where none is named
     python -m jobs.images.lock all 1.21.0             for every image of a release
-    python -m jobs.images.lock --check IMAGE          writes nothing: does the index still have what was written?
 
 A child asks for the group of pyproject.toml that is called like its folder, and has a file for each image that it is
 built on, which leaves all that its parent has as it is.
 
-Needs the development environment (uv) and a package index. A package has the version that the laptop has
-(requirements.txt), unless the release's row asks for another one. Only the file that fits the image's Python on x86-64
-is hashed: Gaudi and the other rows of jobs/contract/instance_types.py are all of that architecture.
+uv resolves and hashes; it needs a package index. A package has the version that the laptop has (requirements.txt),
+unless the release's row asks for another version. Only wheels for the image's Python on x86-64 are hashed: Gaudi and
+the other rows of jobs/contract/instance_types.py are all of that architecture.
 """
 
 import argparse
 import itertools
-import json
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,18 +34,11 @@ EVERY_IMAGE = "all"
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-_GLIBC_MINORS = range(28, 16, -1)
-"""The minor versions of glibc 2 that files may ask for: every base has a newer one (Ubuntu 22.04, Debian 12)."""
-
-_PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS), "manylinux2014_x86_64")
+_PLATFORM = "x86_64-manylinux_2_28"
+"""What wheels may ask for, as uv calls it: every base has a newer glibc (Ubuntu 22.04, Debian 12)."""
 
 _UNDECLARED = {("pyarrow", "26.0.0"): "numpy>=2", ("pyarrow", "26.0.1"): "numpy>=2"}
 """What packages ask for when they are imported, and their metadata does not say."""
-
-_UV_PLATFORM = f"x86_64-{_PLATFORMS[0].removesuffix('_x86_64')}"
-"""The first of them, as uv calls it."""
-
-_LOCKED_FILE = re.compile(r"^(\S+==\S+) --hash=sha256:([0-9a-f]{64})$", re.MULTILINE)
 
 _RESOLUTION_SECONDS = 600
 
@@ -137,98 +127,50 @@ def requirements(of: Image, row: Release) -> list[str]:
 
 def lock(of: Image, row: Release, *, torch_index: str) -> str:
     """Return the text of the lock file. Raises TrainyardError where the requirements cannot be met."""
-    python = contents(of).python or row.python
-    indexes = [torch_index] if contents(of).torch == "cpu" else []
+    own = contents(of)
+    python = own.python or row.python
+    inherited = locked(image(of.parent), row) if of.parent else {}
+    left_out = [*inherited, *map(_name, own.brings), *(["torch"] if own.torch == "base" else [])]
+    options = ["--python-version", python, "--python-platform", _PLATFORM, "--only-binary", ":all:", "--no-header"]
+    options += ["--index", torch_index] if own.torch == "cpu" else []
     with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as name:
-        folder = Path(name)
-        pins = _resolve(of, row, python=python, indexes=indexes, folder=folder)
-        files = _choose_files(pins, python=python, indexes=indexes, folder=folder)
+        asked, fixed, pinned, config, files = (
+            Path(name, file) for file in ("in.txt", "fixed.txt", "pins.txt", "uv.toml", "pylock.toml")
+        )
+        asked.write_text("\n".join(requirements(of, row)))
+        fixed.write_text("\n".join([*own.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
+        pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, if that fits
+        config.write_text(_metadata(own, row))
+        without = [option for name in left_out for option in ("--no-emit-package", name)]
+        kept = ["--config-file", config, "--constraint", fixed, "--no-annotate", "--no-emit-index-url"]
+        _compile(asked, *options, *without, *kept, to=pinned)
+        # Of a pin's files, this form names just those that fit the platform.
+        _compile(pinned, *options, "--no-deps", to=files)
+        packages = tomllib.loads(files.read_text()).get("packages", [])
+    pins = []
+    for package in packages:
+        hashes = sorted(f"--hash=sha256:{wheel['hashes']['sha256']}" for wheel in package["wheels"])
+        pins.append(" ".join([f"{package['name']}=={package['version']}", *hashes]))
     below = of.parent or "its base"
     return "\n".join(
         [
             f"# What the image {of.name} adds to {below}, for release {row.name} and Python {python}.",
             f"# Made by `python -m jobs.images.lock {of.name} {row.name}`; do not edit.",
-            *sorted(f"{pin} --hash=sha256:{digest}" for pin, digest in files.items()),
+            *sorted(pins),
             "",
         ]
     )
 
 
-def _resolve(of: Image, row: Release, *, python: str, indexes: Sequence[str], folder: Path) -> Path:
-    """Have uv choose versions that fit together, and return its file of pins: what the image adds to its base."""
-    own = contents(of)
-    inherited = locked(image(of.parent), row) if of.parent else {}
-    left_out = [*inherited, *map(_name, own.brings), *(["torch"] if own.torch == "base" else [])]
-    asked, fixed, pinned, config = (folder / name for name in ("in.txt", "fixed.txt", "out.txt", "uv.toml"))
-    asked.write_text("\n".join(requirements(of, row)))
-    fixed.write_text("\n".join([*own.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
-    pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, where that fits
+def _metadata(own: Contents, row: Release) -> str:
+    """Return uv's configuration: requirements of packages that differ from what their metadata says."""
     needs = [(name, version, [more]) for (name, version), more in _UNDECLARED.items()]
     if own.torch == "base":  # what the base's torch depends on is the base's affair
         needs.append(("torch", row.pytorch, []))
-    config.write_text(
-        "".join(
-            f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = {more}\n'
-            for name, version, more in needs
-        )
+    return "".join(
+        f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = {more}\n'
+        for name, version, more in needs
     )
-    _run(
-        *("uv", "--config-file", str(config), "pip", "compile", str(asked), "--output-file", str(pinned)),
-        *("--constraint", str(fixed)),
-        *("--python-version", python, "--python-platform", _UV_PLATFORM),
-        *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet"),
-        *(option for url in indexes for option in ("--index", url)),
-        *(option for name in left_out for option in ("--no-emit-package", name)),
-    )
-    # uv repeats the index in its output, for pip.
-    pinned.write_text(
-        "".join(line for line in pinned.read_text().splitlines(keepends=True) if not line.startswith("-"))
-    )
-    return pinned
-
-
-def _choose_files(pinned: Path, *, python: str, indexes: Sequence[str], folder: Path) -> dict[str, str]:
-    """Have pip choose the file of each pin that fits the image, and return the files' SHA-256 by `name==version`."""
-    report = folder / "report"
-    _run(
-        *("pip", "install", "--dry-run", "--no-deps", "--quiet", "--ignore-installed", "--report", str(report)),
-        *("--only-binary", ":all:", "--python-version", python, "--target", str(folder)),
-        *(option for url in indexes for option in ("--extra-index-url", url)),
-        *(option for platform in _PLATFORMS for option in ("--platform", platform)),
-        *("--requirement", str(pinned)),
-    )
-    return {
-        f"{package['metadata']['name'].lower().replace('_', '-')}=={package['metadata']['version']}": (
-            package["download_info"]["archive_info"]["hashes"]["sha256"]
-        )
-        for package in json.loads(report.read_text())["install"]
-    }
-
-
-def check(of: Image, row: Release) -> None:
-    """See that the package index has every file of a lock file, by its hash, for the image's Python; install nothing.
-
-    PyTorch's CPU build is left out: it has an index of its own. Raises ConfigurationError where there is no lock file,
-    TrainyardError for a file that is not to be had.
-    """
-    locked(of, row)
-    wanted = dict(_LOCKED_FILE.findall(lock_file(of, row).read_text()))
-    wanted = {pin: digest for pin, digest in wanted.items() if not pin.endswith("+cpu")}
-    with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as folder:
-        asked, found = Path(folder) / "in.txt", Path(folder) / "out.txt"
-        asked.write_text("\n".join(wanted))
-        _run(
-            *("uv", "pip", "compile", str(asked), "--output-file", str(found), "--no-deps", "--generate-hashes"),
-            *("--python-version", contents(of).python or row.python, "--python-platform", _UV_PLATFORM),
-            *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet"),
-        )
-        had = set(re.findall(r"sha256:([0-9a-f]{64})", found.read_text()))
-    gone = [pin for pin, digest in wanted.items() if digest not in had]
-    if gone:
-        raise TrainyardError(
-            f"{lock_file(of, row).relative_to(ROOT)}: the package index has no such file of {', '.join(gone)}",
-            next_step=f"find out why, then python -m jobs.images.lock {of.name} {row.name}",
-        )
 
 
 def locked(of: Image, row: Release) -> dict[str, str]:
@@ -246,9 +188,22 @@ def _name(requirement: str) -> str:
     return re.split(r"[=<>~\[ ]", requirement, maxsplit=1)[0]
 
 
-def _run(*arguments: str) -> None:
+def _compile(*arguments: str | Path, to: Path) -> None:
+    """Have uv write requirements that fit together. Raises TrainyardError if it finds none."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", *arguments],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "--system-certs",
+            "--quiet",
+            "--output-file",
+            to,
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=_RESOLUTION_SECONDS,
@@ -256,7 +211,7 @@ def _run(*arguments: str) -> None:
     )
     if done.returncode:
         raise TrainyardError(
-            f"{arguments[0]} cannot find the packages (exit code {done.returncode}):\n{done.stderr.strip()}",
+            f"uv cannot find the packages (exit code {done.returncode}):\n{done.stderr.strip()}",
             next_step="see that the package index answers, or change the versions in images/releases.toml",
         )
 
@@ -266,18 +221,11 @@ def main() -> None:
     parser.add_argument("image", metavar="IMAGE", help=f"{EVERY_IMAGE}, {', '.join(images())}")
     parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
     parser.add_argument("--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="where torch's CPU build lies")
-    parser.add_argument("--check", action="store_true", help="write nothing: see that the index has what was written")
     given = parser.parse_args()
     chosen = images().values() if given.image == EVERY_IMAGE else [image(given.image)]
     rows = [release(name) for name in given.releases] or releases().values()
-    for one, row in itertools.product(
-        chosen, rows
-    ):  # a parent comes before its children, whose locks are made on its own
+    for one, row in itertools.product(chosen, rows):  # parents come first: a child's lock is made on its parent's
         path = lock_file(one, row)
-        if given.check:
-            check(one, row)
-            print(f"{path.relative_to(ROOT)}: every file is there", file=sys.stderr)
-            continue
         text = lock(one, row, torch_index=given.torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
