@@ -1,7 +1,7 @@
 """Gaudi software releases, as rows of images/releases.toml: one is the default, and all that must match comes from it.
 
 python -m jobs.contract.releases [NAME]     prints the build arguments of images/*/Dockerfile for a release, one a line
-python -m jobs.contract.releases --table    prints all rows as the table of images/README.md
+python -m jobs.contract.releases --table    prints the rows that can be chosen as the table of images/README.md
 """
 
 import sys
@@ -168,13 +168,11 @@ _COLUMNS: Mapping[str, Callable[[Release], str]] = {
 
 
 def table() -> str:
-    """Return all rows as a table in Markdown: what one would choose each for, and what is refused and why."""
-    past = history()
+    """Return the rows that can be chosen as a table in Markdown: why one would, and where each is refused."""
     lines = [("Release", "Reason to choose it", *_COLUMNS, "Refused"), ("---",) * (len(_COLUMNS) + 3)]
-    for row in (*releases().values(), *past.values()):
+    for row in releases().values():
         name = f"**{row.name}** (default)" if row.name == release().name else row.name
-        dropped = "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
-        refused = _why_history(row) if row.name in past else dropped
+        refused = "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
         lines.append((name, row.why, *(column(row) for column in _COLUMNS.values()), refused))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

@@ -2,9 +2,9 @@
 
     python -m jobs.images.bases        has the Docker engine ask their registries, and writes the digests
 
-A base that is not in that file is what its tag names on the day of a build. The digest is that of the tag's index,
-where it has one for several architectures, so it stands for all of them. Only what the Dockerfiles name by themselves
-is in it: another base, by --build-arg BASE_IMAGE, is its user's to pin.
+A base that is not in that file is what its tag names on the day of a build. If a tag has an index for several
+architectures, the digest is that of the index. The file holds only the bases that the Dockerfiles name. A user of
+--build-arg BASE_IMAGE pins another base in its value.
 """
 
 import re
@@ -29,9 +29,9 @@ _LINE = re.compile(r"(\S+)@(sha256:[0-9a-f]{64})")
 
 
 def default_base(root: Image, row: Release) -> str:
-    """Return the base of a root where nobody names another, by its digest where that is known.
+    """Return the default base of a root, by its digest if that is known.
 
-    Empty where its Dockerfile leaves that to the build.
+    Empty if its Dockerfile leaves that to the build.
     """
     reference = _named_base(root, row)
     digest = known(BASES_FILE).get(reference)

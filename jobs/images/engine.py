@@ -9,9 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import docker
@@ -36,7 +34,7 @@ _NO_SPACE = re.compile(r"no space left on device|\[Errno 28\]|disk quota exceede
 def connect(silence_seconds: int = ANSWER_SECONDS) -> docker.DockerClient:
     """Return a client of the engine, which answers now and may be silent for so long later.
 
-    Raises ConfigurationError where none answers, or not to this user.
+    Raises ConfigurationError if none answers, or not to this user.
     """
     try:
         with closing(docker.from_env(timeout=ANSWER_SECONDS)) as client:
@@ -83,72 +81,48 @@ def explain(error: Exception) -> TrainyardError:
 
 
 def is_disk_full(text: str) -> bool:
-    """Return whether an error or the output of a build tells of a full disk."""
+    """Return whether the text of an error says that a disk is full."""
     return bool(_NO_SPACE.search(text))
 
 
-def disk_full(text: str, client: docker.DockerClient | None = None) -> ConfigurationError:
-    """Return the error for a full disk of the engine: `text` tells of it, and `client` is asked what can go."""
+def disk_full(text: str) -> ConfigurationError:
+    """Return the error for a full disk of the engine, which `text` says."""
     line = next((line.strip() for line in text.splitlines() if is_disk_full(line)), text.strip())
-    free, prunable = (_free(client), _prunable(client)) if client else ("", "")
     return ConfigurationError(
-        f"the disk of the Docker engine is full{free}: {line}",
-        next_step="docker builder prune (steps of earlier builds) and docker image prune (images without a name)"
-        f"{prunable}, or give the engine a larger disk (data-root in its daemon.json), then again",
+        f"the disk of the Docker engine is full: {line}",
+        next_step="docker builder prune (steps of earlier builds) and docker image prune (images without a name), or "
+        "give the engine a larger disk (data-root in its daemon.json), then again",
     )
 
 
 @functools.cache
-def build_command() -> Path:
+def build_command() -> str:
     """Return the first docker command on PATH that can build with BuildKit, as the Dockerfiles need it (RUN --mount).
 
-    Raises ConfigurationError where there is none.
+    Raises ConfigurationError if there is none.
     """
     tried = []
-    for path in _commands(os.environ):
-        try:
-            done = subprocess.run(
-                [path, "build", "--help"],
-                env={**os.environ, "DOCKER_BUILDKIT": "1"},
-                capture_output=True,
-                text=True,
-                timeout=_COMMAND_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            tried.append(f"{path} cannot: {error}")
+    for folder in filter(None, os.environ.get("PATH", os.defpath).split(os.pathsep)):
+        path = shutil.which("docker", path=folder)
+        if path is None:
             continue
+        done = subprocess.run(
+            [path, "build", "--help"],
+            env={**os.environ, "DOCKER_BUILDKIT": "1"},
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=False,
+        )
         if done.returncode == 0 and "--progress" in done.stdout:
             return path
-        words = done.stderr.strip().splitlines() if done.returncode else []
-        tried.append(f"{path} cannot: {words[0]}" if words else f"{path} cannot")
+        tried.append(f"{path} cannot: {done.stderr.strip().partition(chr(10))[0] or 'it has no --progress'}")
     named = f": {'; '.join(tried)}" if tried else ""
     raise ConfigurationError(
         f"no docker command on PATH can build with BuildKit{named}",
         next_step="install the plug-in buildx (package docker-buildx-plugin of Docker, docker-buildx of Ubuntu), "
         "or the docker command itself (docker-ce-cli, docker.io)",
     )
-
-
-def emulation_note(client: docker.DockerClient) -> str | None:
-    """Return a note where the engine's processor is another one than that of the images; None where it is the same."""
-    architecture: str = client.version()["Arch"]
-    if architecture == PLATFORM.removeprefix("linux/"):
-        return None
-    return (
-        f"the Docker engine runs on {architecture}, the images are for {PLATFORM}: it emulates, which is slow; "
-        "where a step fails with 'exec format error' it cannot: docker run --privileged --rm tonistiigi/binfmt "
-        "--install amd64"
-    )
-
-
-def _commands(environment: Mapping[str, str]) -> list[Path]:
-    """Return all docker commands on PATH, each file once, in the order of PATH."""
-    found: dict[Path, Path] = {}
-    for folder in filter(None, environment.get("PATH", os.defpath).split(os.pathsep)):
-        if path := shutil.which("docker", path=folder):
-            found.setdefault(Path(path).resolve(), Path(path))
-    return list(found.values())
 
 
 def _host() -> str:
@@ -160,28 +134,3 @@ def _host() -> str:
     except DockerException:
         context = {}
     return str(context.get("base_url") or "unix:///var/run/docker.sock")
-
-
-def _free(client: docker.DockerClient) -> str:
-    """Return how much of the disk is free, where the engine runs on this machine and so can be looked at."""
-    try:
-        folder = str(client.info()["DockerRootDir"])
-    except DockerException:  # too full to say even that
-        return ""
-    local = _host().startswith("unix://") and Path(folder).is_dir()
-    return f" ({shutil.disk_usage(folder).free / 1e6:.0f} MB are free in {folder} now)" if local else ""
-
-
-def _prunable(client: docker.DockerClient) -> str:
-    """Return how much pruning would free; empty where the engine is too full to say even that."""
-    try:
-        usage = client.df()
-    except DockerException:
-        return ""
-    cache = sum(item["Size"] for item in usage.get("BuildCache") or () if not item["InUse"] and not item["Shared"])
-    unnamed = sum(
-        item["Size"] - max(item["SharedSize"], 0)
-        for item in usage.get("Images") or ()
-        if not item["Containers"] and not any(tag != "<none>:<none>" for tag in item["RepoTags"] or ())
-    )
-    return f", which free {cache / 1e6:.0f} MB and {unnamed / 1e6:.0f} MB"

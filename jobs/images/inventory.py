@@ -1,12 +1,10 @@
 """Which images there are: in the engine of this machine, and in the repositories of a stage."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import docker
-from docker.errors import ImageNotFound
 
 from jobs.aws.connection import Aws
 from jobs.contract.revision import image_tag, local_name
@@ -19,14 +17,10 @@ from jobs.images.stage_images import StageImages
 class LocalImage:
     """An image that was built on this machine."""
 
-    name: str
-    """Its name in the hierarchy of images."""
     tag: str
     revision: str
     id: str
     created_at: datetime
-    digests: tuple[str, ...]
-    """`<repository>@sha256:…` of each repository that it was pushed to or pulled from."""
     size_bytes: int
 
 
@@ -44,19 +38,24 @@ def local_images(client: docker.DockerClient, release: str, *, revision: str | N
 
     Raises docker's errors.
     """
-    prefix = local_name("", "").removesuffix(":")
-    current = image_tag(release, revision or "")
-    found: dict[str, tuple[bool, int, str]] = {}
+    prefix, start = local_name("", "").removesuffix(":"), image_tag(release, "")
+    found: dict[str, tuple[bool, int, str, str]] = {}
     for entry in client.api.images():
         for reference in entry["RepoTags"] or ():
             name, _, tag = reference.removeprefix(prefix).rpartition(":")
-            if reference.startswith(prefix) and tag.startswith(image_tag(release, "")):
-                found[name] = max(found.get(name, (False, 0, "")), (tag == current, entry["Created"], tag))
-    images = {}
-    for name, (_, created, tag) in found.items():
-        with suppress(ImageNotFound):  # somebody has removed it meanwhile
-            images[name] = _local_image(client, release, name, tag, created)
-    return images
+            if reference.startswith(prefix) and tag.startswith(start):
+                current = tag == image_tag(release, revision or "")
+                found[name] = max(found.get(name, (False, 0, "", "")), (current, entry["Created"], tag, entry["Id"]))
+    return {
+        name: LocalImage(
+            tag=tag,
+            revision=tag.removeprefix(start),
+            id=key,
+            created_at=datetime.fromtimestamp(created, timezone.utc),
+            size_bytes=engine.size_bytes(client.images.get(key)),
+        )
+        for name, (_, created, tag, key) in found.items()
+    }
 
 
 def recorded_images(stage: StageImages) -> Mapping[str, str | None]:
@@ -82,16 +81,3 @@ def _tags(aws: Aws, repository: str, release: str) -> tuple[RemoteImage, ...]:
         if tag.startswith(image_tag(release, ""))
     ]
     return tuple(sorted(found, key=lambda one: (one.pushed_at, one.tag), reverse=True))
-
-
-def _local_image(client: docker.DockerClient, release: str, name: str, tag: str, created: int) -> LocalImage:
-    image = client.images.get(local_name(name, tag))
-    return LocalImage(
-        name=name,
-        tag=tag,
-        revision=tag.removeprefix(image_tag(release, "")),
-        id=str(image.id),
-        created_at=datetime.fromtimestamp(created, timezone.utc),
-        digests=tuple(image.attrs["RepoDigests"] or ()),
-        size_bytes=engine.size_bytes(image),
-    )

@@ -1,6 +1,6 @@
 """The Python packages of an image, pinned and hashed: images/locks/<release>/<image>.txt.
 
-    python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; all releases where none is named
+    python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; without RELEASE, all releases
     python -m jobs.images.lock all 1.21.0             for every image of a release
 
 A child asks for the group of pyproject.toml that is called like its folder, and has a file for each image that it is
@@ -81,7 +81,7 @@ IMAGES = {
 def contents(of: Image) -> Contents:
     """Return what the image at the bottom of `of` adds to its base.
 
-    Raises ConfigurationError where IMAGES has no row of it.
+    Raises ConfigurationError if IMAGES has no row of it.
     """
     try:
         return IMAGES[of.root]
@@ -101,7 +101,7 @@ def requirements(of: Image, row: Release) -> list[str]:
     """Return what is asked for in an image, as requirements of pip.
 
     A child asks for its own group of pyproject.toml. The others ask for the groups that a job needs, and for their own
-    if they have one, with the versions that the row decides. Raises ConfigurationError where nothing says it.
+    if they have one, with the versions that the row decides. Raises ConfigurationError if nothing says it.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
@@ -126,7 +126,7 @@ def requirements(of: Image, row: Release) -> list[str]:
 
 
 def lock(of: Image, row: Release, *, torch_index: str) -> str:
-    """Return the text of the lock file. Raises TrainyardError where the requirements cannot be met."""
+    """Return the text of the lock file. Raises TrainyardError if the requirements cannot be met."""
     own = contents(of)
     python = own.python or row.python
     inherited = locked(image(of.parent), row) if of.parent else {}
@@ -142,7 +142,14 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
         pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, if that fits
         config.write_text(_metadata(own, row))
         without = [option for name in left_out for option in ("--no-emit-package", name)]
-        kept = ["--config-file", config, "--constraint", fixed, "--no-annotate", "--no-emit-index-url"]
+        kept: list[str | Path] = [
+            "--config-file",
+            config,
+            "--constraint",
+            fixed,
+            "--no-annotate",
+            "--no-emit-index-url",
+        ]
         _compile(asked, *options, *without, *kept, to=pinned)
         # Of a pin's files, this form names just those that fit the platform.
         _compile(pinned, *options, "--no-deps", to=files)
@@ -174,7 +181,7 @@ def _metadata(own: Contents, row: Release) -> str:
 
 
 def locked(of: Image, row: Release) -> dict[str, str]:
-    """Return the version of each package in the image's lock file. Raises ConfigurationError where there is none."""
+    """Return the version of each package in the image's lock file. Raises ConfigurationError if there is none."""
     path = lock_file(of, row)
     if not path.is_file():
         raise ConfigurationError(

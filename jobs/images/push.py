@@ -90,12 +90,9 @@ class Push:
     registry: Registry
     tag: str
 
-    def missing(self, chosen: Iterable[Image]) -> list[str]:
-        """Return the names of those that have to be built first: neither the engine has them nor the registry.
-
-        Raises as `run` does.
-        """
-        return [one.name for one in chosen if self._local(one) is None and self._there(one) is None]
+    def missing(self, not_here: Iterable[Image]) -> list[str]:
+        """Return the names of those that have to be built, as the registry has them neither. Raises as `run` does."""
+        return [one.name for one in not_here if self._there(one) is None]
 
     def parents_there(self, missing: Iterable[str]) -> list[Image]:
         """Return the parents of the `missing` that only the registry has, to be fetched rather than built.
@@ -132,7 +129,7 @@ class Push:
             raise self._refusal(one, f"pulled from {target}", _words(error)) from error
 
     def check_bases(self, chosen: Iterable[Image]) -> None:
-        """Raise UsageError where an image that is to be sent is on another base than its release's own."""
+        """Raise UsageError if an image that is to be sent is on another base than its release's own."""
         row = release(self.stage.release)
         for one in chosen:
             local = self._local(one)
@@ -150,7 +147,7 @@ class Push:
     def run(self, chosen: Iterable[Image], say: Callable[[str], None]) -> list[Pushed]:
         """Push them one after the other, and report each to `say`.
 
-        Raises ConfigurationError where the registry refuses, TrainyardError where it does not answer or holds something
+        Raises ConfigurationError if the registry refuses, TrainyardError if it does not answer or holds something
         else afterwards, StoppedError after Ctrl-C. What is not there then has no name in the engine that says it were.
         """
         return [self._push(one, say) for one in chosen]
@@ -205,7 +202,7 @@ class Push:
         return told
 
     def _verify(self, one: Image, target: str, told: str) -> None:
-        """Raise TrainyardError where the registry has something else than what the engine says it pushed."""
+        """Raise TrainyardError if the registry has something else than what the engine says it pushed."""
         found = self._digest(one, target)
         if told != found:
             raise TrainyardError(
@@ -256,7 +253,7 @@ class Push:
         """Return the error for a refusal by the registry, or by the engine on its behalf, of what was to be `done`."""
         message = f"'{one.name}' was not {done}, and nothing was recorded: {reason}"
         if engine.is_disk_full(reason):
-            return engine.disk_full(message, self.client)
+            return engine.disk_full(message)
         if "expired" in reason:
             return ConfigurationError(message, next_step="the same command again, which signs in anew")
         if _is_no_repository(reason):
@@ -275,7 +272,7 @@ class Push:
         return TrainyardError(message, next_step="the same command again; what has arrived is not sent twice")
 
     def _local(self, one: Image) -> DockerImage | None:
-        """Return the engine's image of that tag; None where it has none."""
+        """Return the engine's image of that tag, or None."""
         try:
             return self.client.images.get(local_name(one.name, self.tag))
         except ImageNotFound:
@@ -293,7 +290,7 @@ class Push:
 
 
 def check_clean(revision: str, *, embedded: bool, allow_dirty: bool) -> None:
-    """Raise UsageError where images of sources that nobody else has would go to an AWS account."""
+    """Raise UsageError if images of sources that nobody else has would go to an AWS account."""
     if not is_dirty(revision) or embedded or allow_dirty:
         return
     if os.environ.get(REVISION_VARIABLE) == revision:

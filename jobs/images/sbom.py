@@ -27,7 +27,7 @@ _SCAN_SECONDS = 1800
 
 
 def syft() -> Path:
-    """Return the path of syft. Raises ConfigurationError where it is not installed."""
+    """Return the path of syft. Raises ConfigurationError if it is not installed."""
     folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
     found = shutil.which("syft", path=os.pathsep.join(folders))
     if found is None:
@@ -38,19 +38,20 @@ def syft() -> Path:
     return Path(found)
 
 
-def write(source: str, *, title: str, tag: str, path: Path) -> None:
-    """Write the document of a source, as syft calls it: `docker:<image>`, `dir:<folder>`.
+def write(source: str, *, name: str, tag: str, folder: Path) -> Path:
+    """Write the document of a source, as syft calls it (`docker:<image>`, `dir:<folder>`), and return its path.
 
-    It calls itself `title`, of version `tag`. Raises TrainyardError where syft cannot read the source,
-    ConfigurationError where the disk is full. Whatever lay at `path` is replaced once the new document is whole.
+    It calls itself `trainyard/<name>`, of version `tag`. Raises TrainyardError if syft cannot read the source,
+    ConfigurationError if the disk is full. An older document is replaced once the new one is whole.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{tag}{SUFFIX}"
     part = path.absolute().with_name(f".{path.name}.part")
     try:
         done = subprocess.run(
             [
                 *(str(syft()), "scan", source, "--quiet", "--output", f"spdx-json={part}"),
-                *("--source-name", title, "--source-version", tag),
+                *("--source-name", f"trainyard/{name}", "--source-version", tag),
             ],
             # No call home; and packages only: a line for each of their files would make it twenty times as long.
             env={**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_FILE_METADATA_SELECTION": "none"},
@@ -70,6 +71,6 @@ def write(source: str, *, title: str, tag: str, path: Path) -> None:
                 if source.startswith("docker:")
                 else None,
             )
-        part.replace(path)
+        return part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -37,14 +37,14 @@ class StageImages:
 
     @staticmethod
     def release_of(aws: Aws, stage: str) -> str:
-        """Return the stage's own release. Raises ConfigurationError where its image stack is not deployed."""
+        """Return the stage's own release. Raises ConfigurationError if its image stack is not deployed."""
         return _about(aws, stage)[RELEASE]
 
     @classmethod
     def read(cls, aws: Aws, stage: str, release: str | None) -> "StageImages":
         """Read the stage's parameters in SSM. `release` is None for the stage's own.
 
-        Raises ConfigurationError where its image stack is not deployed.
+        Raises ConfigurationError if its image stack is not deployed.
         """
         about = _about(aws, stage)
         release = release or about[RELEASE]

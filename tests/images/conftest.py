@@ -1,12 +1,24 @@
-"""What tests that build images share: sources of their own, and the options that the cpu image needs here."""
+"""What tests that build images share: sources, the cpu image and the notebook on it, and an image that is quick."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.images.source_tree import SourceTree, remove_images
+from tests.support.images.source_tree import RELEASE, SourceTree, remove_images, rows_of
+
+
+@dataclass(frozen=True)
+class Built:
+    """Images that were built once for all tests, from sources that no test changes."""
+
+    tree: SourceTree
+    rows: list[dict[str, Any]]
+
+    def name(self, image: str) -> str:
+        return f"trainyard/{image}:{RELEASE}-{self.tree.revision}"
 
 
 @pytest.fixture
@@ -22,3 +34,11 @@ def options(base_image: str, torch_index: str) -> Sequence[str]:
     """The options that a build of the cpu image needs on this machine."""
     given = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
     return (*given, "--network", "host")
+
+
+@pytest.fixture(scope="session")
+def built(options: Sequence[str], docker_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """The cpu image and its children."""
+    tree = SourceTree(tmp_path_factory.mktemp("built") / "tree")
+    yield Built(tree, rows_of(tree.images("build", "cpu", "--all-descendants", *options, "-o", "json")))
+    remove_images(docker_engine, tree.revision)

@@ -1,11 +1,10 @@
 """images/cuda/Dockerfile, all of it: `make cuda-image`, since it fetches PyTorch's CUDA build, some gigabytes.
 
-What it cannot show where the engine hands in no NVIDIA card is the last check: training on one. A stand-in takes the
-place of AWS's installer of EFA.
+What it cannot show if the engine hands in no NVIDIA card is training on one. A stand-in takes the place of AWS's
+installer of EFA.
 """
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +38,18 @@ def _with_headers(engine: Any, base: str) -> str:
     return str(image.tags[0])
 
 
-def test_the_cuda_image_is_built_and_passes_its_test(
+def test_the_cuda_image_is_built_and_passes_its_tests(
     docker_engine: Any, base_image: str, tree: SourceTree, tmp_path: Path
 ) -> None:
     with efa_mirror(tree, tmp_path) as mirror:
-        arguments = (
-            "--build-arg",
-            f"BASE_IMAGE={_with_headers(docker_engine, base_image)}",
-            "--build-arg",
-            f"EFA_MIRROR={mirror}",
-        )
-        built = tree.images("build", "cuda", *arguments, "--network", "host", "-o", "json")
+        base = ("--build-arg", f"BASE_IMAGE={_with_headers(docker_engine, base_image)}")
+        built = tree.images("build", "cuda", *base, "--build-arg", f"EFA_MIRROR={mirror}", "--network", "host")
     assert built.returncode == 0, built.stderr
     print(built.stdout)  # size and time, for whoever asks for them with -s
-    done = tree.images("test", "cuda", "--no-descendants", "-o", "json")
+    done = tree.images("test", "cuda", "--no-descendants")
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row["check"]: row for row in json.loads(done.stdout)}
     has_card = "nvidia" in docker_engine.info()["Runtimes"]
-    assert rows["accelerator"]["outcome"] == ("ok" if has_card else "left out")
-    assert {name for name, row in rows.items() if row["outcome"] != "ok"} <= {"accelerator"}
-    assert "2 ranks over gloo on cpu" in rows["two ranks"]["found"]
+    assert done.stdout.count("SKIPPED") == (0 if has_card else 1), done.stdout
     name = f"trainyard/cuda:{release().name}-{tree.revision}"
     code = "import torch; print(torch.version.cuda, torch.distributed.is_nccl_available())"
     cuda, nccl = docker_engine.containers.run(name, ["python", "-c", code], remove=True).decode().split()

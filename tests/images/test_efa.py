@@ -1,6 +1,8 @@
 """The step of images/cuda/Dockerfile that installs EFA, by itself and on a stand-in for AWS's installer."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +12,25 @@ from infra.machine_image.build import efa_installer
 from tests.support.images.efa_stand_in import ARGUMENTS, efa_mirror
 from tests.support.images.source_tree import RELEASE, ROOT, SourceTree
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
-
 STEP = re.compile(r"^ARG EFA_MIRROR=.*\nRUN .*install-efa .*$", re.MULTILINE)
 """As the Dockerfile has it."""
 
 LOADS = "import ctypes; [ctypes.CDLL(name) for name in ('libfabric.so.1', 'libnccl-net.so')]; print('both')"
 
 
-@pytest.fixture
-def probe(tree: SourceTree) -> SourceTree:
-    """Sources with one more image, which has that step and nothing else."""
+@pytest.mark.docker
+@pytest.mark.timeout(900)
+def test_nccl_finds_efa_in_an_image_that_has_it_and_the_installer_touches_no_kernel(
+    docker_engine: Any, base_image: str, tree: SourceTree, tmp_path: Path
+) -> None:
+    # GIVEN sources with one more image, which has that step and nothing else
     (step,) = STEP.findall((ROOT / "images/cuda/Dockerfile").read_text())
     tree.add_image("efa", f"ARG BASE_IMAGE\nFROM ${{BASE_IMAGE}}\n{step}\nARG REVISION\nUSER 1000\n")
-    tree.commit()
-    return tree
-
-
-def test_nccl_finds_efa_in_an_image_that_has_it_and_the_installer_touches_no_kernel(
-    docker_engine: Any, base_image: str, probe: SourceTree, tmp_path: Path
-) -> None:
-    with efa_mirror(probe, tmp_path) as mirror:
-        built = _build(probe, base_image, mirror)
+    with efa_mirror(tree, tmp_path) as mirror:
+        arguments = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"EFA_MIRROR={mirror}")
+        built = tree.images("build", "efa", *arguments, "--network", "host")
     assert built.returncode == 0, built.stderr
-    name = f"trainyard/efa:{RELEASE}-{probe.revision}"
+    name = f"trainyard/efa:{RELEASE}-{tree.revision}"
 
     def run(*command: str) -> str:
         output: bytes = docker_engine.containers.run(name, list(command), remove=True, network_mode="none")
@@ -47,25 +44,22 @@ def test_nccl_finds_efa_in_an_image_that_has_it_and_the_installer_touches_no_ker
     assert run("sh", "-c", "ls /tmp /var/lib/apt/lists") == "/tmp:\n\n/var/lib/apt/lists:"
 
 
-def test_another_installer_than_the_pinned_one_is_not_run_and_the_way_without_is_named(
-    base_image: str, probe: SourceTree, tmp_path: Path
+@pytest.mark.parametrize(
+    ("mirror", "exit_code", "said"),
+    [
+        ("", 0, "EFA is left out: NCCL will talk to other nodes over TCP"),
+        ("file://{folder}", 1, "--build-arg EFA_MIRROR= leaves it out, for jobs of one node"),
+    ],
+    ids=["without", "not the pinned one"],
+)
+def test_another_installer_than_the_pinned_one_is_not_run_and_efa_can_be_left_out(
+    tmp_path: Path, mirror: str, exit_code: int, said: str
 ) -> None:
-    with efa_mirror(probe, tmp_path, genuine=False) as mirror:
-        built = _build(probe, base_image, mirror)
-    assert built.returncode == 1
-    assert "--build-arg EFA_MIRROR= leaves it out, for jobs of one node" in built.stderr
-    assert "libfabric1" not in built.stderr
-
-
-def test_an_image_is_built_without_efa_where_that_is_asked_for(
-    docker_engine: Any, base_image: str, probe: SourceTree
-) -> None:
-    built = _build(probe, base_image, "")
-    assert built.returncode == 0, built.stderr
-    name = f"trainyard/efa:{RELEASE}-{probe.revision}"
-    assert docker_engine.containers.run(name, ["sh", "-c", "ls /opt"], remove=True, network_mode="none") == b""
-
-
-def _build(tree: SourceTree, base_image: str, mirror: str) -> Any:
-    arguments = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"EFA_MIRROR={mirror}")
-    return tree.images("build", "efa", *arguments, "--network", "host")
+    # What lies there is no archive: nothing of it could be run on this machine.
+    (tmp_path / f"aws-efa-installer-{efa_installer()[0]}.tar.gz").write_text("not an archive")
+    command = [str(ROOT / "images/shared/install-efa"), mirror.format(folder=tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]})
+    assert done.returncode == exit_code
+    assert said in done.stdout + done.stderr
+    assert ("did NOT match" in done.stderr) == (exit_code == 1)
+    assert "apt" not in done.stdout + done.stderr

@@ -3,6 +3,7 @@ and pulled from it by its digest, two ranks in a container, and a Spot reclaim i
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,15 +15,18 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
+from infra.image.image_build import PROGRAM
 from jobs.contract.releases import release
+from jobs.contract.revision import REVISION_VARIABLE
 from jobs.contract.stage import image_parameter, image_repository_parameter, job_image_parameter
+from tests.images.conftest import Built
 from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
 from tests.support.images.registry import Registry, running_registry
-from tests.support.images.source_tree import SourceTree
+from tests.support.images.source_tree import ROOT, SourceTree, rows_of
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
-# Two deployments and, where no other test built it before, the cpu image.
+# Two deployments and, if no other test built it before, the cpu image.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 KIND = "finetune-classification"
@@ -135,7 +139,7 @@ def until(look: Callable[[], FoundT | None], what: str) -> FoundT:
 
 
 def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
-    laptop: Laptop, spec: Path, tree: SourceTree, options: Sequence[str], docker_engine: Any
+    laptop: Laptop, spec: Path, built: Built, docker_engine: Any
 ) -> None:
     # GIVEN a stage to which no image was pushed: nothing is submitted
     refused = laptop.trainyard("submit", spec, "--detach")
@@ -143,8 +147,8 @@ def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
     assert f"the image of '{KIND}' jobs had not been pushed" in refused.stderr
     assert "next: trainyard --stage dev images push cpu, then trainyard --stage dev local up" in refused.stderr
 
-    # WHEN it is built and pushed
-    pushed = tree.images(*("push", "cpu", "-o", "json", *options), environment=laptop.aws.environment)
+    # WHEN it is pushed
+    pushed = built.tree.images("push", "cpu", "-o", "json", environment=laptop.aws.environment)
     assert pushed.returncode == 0, pushed.stderr
     [row] = json.loads(pushed.stdout)
     repository = laptop.parameter(image_repository_parameter("cpu"))
@@ -196,3 +200,58 @@ def forget(engine: Any, repository: str, tag: str, digest: str | None) -> None:
     engine.images.remove(f"{repository}:{tag}", force=True)
     names: Sequence[str] = [name for image in engine.images.list() for name in image.attrs["RepoDigests"] or ()]
     assert f"{repository}@{digest}" not in names
+
+
+def test_a_child_is_built_on_the_parent_that_was_pushed_and_codebuild_does_the_same(
+    laptop: Laptop, tree: SourceTree, base_image: str, docker_engine: Any, tmp_path: Path
+) -> None:
+    # GIVEN small images, of which the parent is in the registry only
+    tree.write("images/cpu/Dockerfile", "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG REVISION\nRUN touch /begun\n")
+    tree.write("images/notebook/Dockerfile", "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nLABEL is=child\n")
+    tree.commit()
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {**laptop.aws.environment, "HOME": str(home)}
+    [parent] = rows_of(
+        tree.images("push", "cpu", "-o", "json", "--build-arg", f"BASE_IMAGE={base_image}", environment=environment)
+    )
+    assert parent["recorded"] == ["cpu", "gaudi"]
+    repository = f"{laptop.registry.address}/{parent['uri'].partition('/')[2].partition('@')[0]}"
+    for name in (f"trainyard/cpu:{parent['tag']}", f"{repository}:{parent['tag']}"):
+        docker_engine.images.remove(name, force=True)
+    # WHEN its child is pushed
+    done = tree.images("push", "cpu-notebook", environment=environment)
+    # THEN it is built on what was there
+    assert "cpu: pull what was pushed already, to build on it" in done.stderr
+    assert "next: trainyard --stage dev local up, which has jobs run in what was pushed" in done.stderr
+    child = docker_engine.images.get(f"trainyard/cpu-notebook:{parent['tag']}")
+    assert child.labels["is"] == "child"
+    pulled = docker_engine.images.get(f"trainyard/cpu:{parent['tag']}")
+    assert child.attrs["RootFS"]["Layers"] == pulled.attrs["RootFS"]["Layers"]
+    assert done.stdout == f"{laptop.parameter(image_parameter('gaudi-notebook', release().name))}\n"
+    # AND the sign-in is in no file
+    password = laptop.aws.client("ecr").get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    assert not [path for path in home.rglob("*") if path.is_file() and password in path.read_text(errors="replace")]
+
+    # GIVEN the source as CodeBuild gets it: without git, and its revision in a variable
+    source = tmp_path / "source"
+    shutil.copytree(tree.root, source, ignore=shutil.ignore_patterns(".git"))
+    for name in PROGRAM:
+        shutil.copy(ROOT / name, source)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").symlink_to(sys.executable)
+    # WHEN the project's commands run
+    variables = {"ARGUMENTS": "cpu -o json", "TRAINYARD_STAGE": "dev", REVISION_VARIABLE: tree.revision}
+    done = subprocess.run(
+        ["bash", str(ROOT / "infra" / "image" / "image_build.sh")],
+        cwd=source,
+        env={**environment, "PATH": f"{programs}:/usr/bin:/bin", **variables},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    # THEN what was pushed under this revision is taken
+    [row] = rows_of(done)
+    assert (row["uri"], row["was_there"]) == (parent["uri"], True)

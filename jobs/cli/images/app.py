@@ -1,11 +1,16 @@
-"""The commands of `trainyard images`: their names, options and help. What they do lies in the modules they import."""
+"""The commands of `trainyard images`."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.cli.options import BuildArguments, Network, Output, user_path
+
+if TYPE_CHECKING:
+    from jobs.contract.releases import Release
 
 images = typer.Typer(help="The images that jobs run in: build them here, test them, push them to a stage.")
 
@@ -16,25 +21,9 @@ ReleaseName = Annotated[
     str | None,
     typer.Option(
         "--release",
-        help="A row of images/releases.toml; default: that of --stage where one is given, else its default.",
+        help="A row of images/releases.toml. Default: the release of --stage if it is given, else the file's default.",
     ),
 ]
-
-
-def _release_name(ctx: typer.Context, given: str | None) -> str | None:
-    """The release of the stage, where a stage is named and no release is; None: the default one."""
-    source = ctx.find_root().get_parameter_source("stage")
-    if given or source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
-        return given
-    from jobs.contract.errors import TrainyardError
-    from jobs.images.stage_images import StageImages
-
-    try:
-        return StageImages.release_of(ctx.obj.aws(), ctx.obj.stage)
-    except TrainyardError as error:
-        own = "say --release, which asks no stage"
-        error.next_step = f"{error.next_step}; or {own}" if error.next_step else own
-        raise
 
 
 @images.command("build")
@@ -43,9 +32,6 @@ def images_build(
     *,
     names: Images,
     release: ReleaseName = None,
-    instance_type: Annotated[
-        str | None, typer.Option(help="Refuse a release whose software does not run on it: dl1.24xlarge, …")
-    ] = None,
     all_descendants: Annotated[
         bool, typer.Option("--all-descendants", help="Also what is built on each IMAGE: the notebook.")
     ] = False,
@@ -53,22 +39,46 @@ def images_build(
     network: Network = None,
     output: Output = "table",
 ) -> None:
-    """Build images with the Docker engine, each after the one it is built on, as trainyard/IMAGE:<release>-<revision>.
+    """Build images with the Docker engine, each after its parent, as trainyard/IMAGE:<release>-<revision>.
 
-    The revision is a hash of what the last commit has in images/ and jobs/; what differs from it is part of the tag. An
-    image gets its name when all its steps have passed.
+    The revision is a hash of what the last commit has in images/, jobs/ and trainyard/; what differs from it is part of
+    the tag. An image gets its name when all its steps have passed.
     """
-    from jobs.cli.images import build as command
+    from jobs.cli import tables
+    from jobs.contract.revision import source_revision
+    from jobs.images import engine
+    from jobs.images.build import Build, parse_build_arguments
 
-    command.build(
-        names,
-        release_name=_release_name(ctx, release),
-        instance_type_name=instance_type,
-        all_descendants=all_descendants,
-        build_arguments=build_arguments or [],
+    row = _release(ctx, names, release)
+    arguments = parse_build_arguments(build_arguments or ())
+    job = Build(
+        client=engine.connect(),
+        release=row,
+        revision=source_revision(),
+        build_arguments=arguments,
         network=network,
-        output=output,
     )
+    engine.build_command()
+    planned = job.plan(names, all_descendants=all_descendants)
+    _say(f"release {row.name}, revision {job.revision}: {', '.join(one.name for one in planned)}")
+    built = job.run(planned, _say)
+    if output == "json":
+        fields = ("release", "revision", "tag", "name", "id", "size_bytes")
+        tables.print_json(
+            [
+                {
+                    "image": one.image.name,
+                    **{field: getattr(one, field) for field in fields},
+                    "seconds": round(one.seconds, 1),
+                }
+                for one in built
+            ]
+        )
+        return
+    table = tables.columns("IMAGE", "TAG", "SIZE", "TOOK")
+    for one in built:
+        table.add_row(one.image.name, one.tag, tables.megabytes(one.size_bytes), f"{one.seconds:.1f} s")
+    tables.show(table, on=tables.stdout())
 
 
 @images.command("test")
@@ -81,28 +91,52 @@ def images_test(
         bool, typer.Option("--descendants/--no-descendants", help="Also what is built on each IMAGE: the notebook.")
     ] = True,
     tag: Annotated[
-        str | None, typer.Option(help="Test the images of this tag, and build nothing; default: the sources' own.")
+        str | None, typer.Option(help="Test the images of this tag, and build nothing. Default: the sources' own tag.")
     ] = None,
     build_arguments: BuildArguments = None,
     network: Network = None,
-    output: Output = "table",
 ) -> None:
-    """Test images in containers: versions, user, labels, files, signals, a training on two ranks.
+    """Test images in containers with pytest: versions, user, labels, files, signals, a training on two ranks.
 
-    Builds what this machine does not have at the sources' revision. A check that needs an accelerator is left out where
-    there is none, and says so. Exit code 1: a check failed.
+    Builds what this machine does not have at the sources' revision. A test that needs an accelerator is skipped if
+    there is none. Exit code 1: a test failed.
     """
-    from jobs.cli.images import check as command
+    from jobs.cli.plain import print_text
+    from jobs.contract.errors import StoppedError, TrainyardError, UsageError
+    from jobs.contract.image_hierarchy import image, with_descendants
+    from jobs.contract.revision import image_tag, source_revision
+    from jobs.images import engine
+    from jobs.images.build import Build, parse_build_arguments
+    from jobs.images.check import check
 
-    command.test(
-        names,
-        release_name=_release_name(ctx, release),
-        descendants=descendants,
-        tag=tag,
-        build_arguments=build_arguments or [],
-        network=network,
-        output=output,
-    )
+    row = _release(ctx, names, release)
+    arguments = parse_build_arguments(build_arguments or ())
+    chosen = {one.name: one for name in names for one in (with_descendants(name) if descendants else (image(name),))}
+    prefix = image_tag(row.name, "")
+    if tag and (not tag.startswith(prefix) or tag == prefix):
+        raise UsageError(
+            f"tag '{tag}' is not one of release {row.name}, whose tags are {prefix}<revision>",
+            next_step="give the tag's release as --release; 'trainyard images list' shows the tags there are",
+        )
+    revision = tag.removeprefix(prefix) if tag else source_revision()
+    client = engine.connect(engine.TRANSFER_SECONDS)  # a training may print nothing for minutes
+    _say(f"release {row.name}, revision {revision}: {', '.join(chosen)}")
+    if not tag:
+        job = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
+        if missing := [name for name in chosen if not job.is_there(name)]:
+            job.run(job.plan(missing), _say)
+    failed = []
+    for one in chosen.values():
+        print_text(f"{one.name}:")
+        try:
+            if not check(one, release=row, revision=revision, client=client, say=print_text):
+                failed.append(one.name)
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped while '{one.name}' was tested; its container is gone") from None
+    if failed:
+        raise TrainyardError(
+            f"tests of {', '.join(failed)} failed", next_step="correct what each found, and test again"
+        )
 
 
 @images.command("push")
@@ -113,13 +147,13 @@ def images_push(
         list[str] | None,
         typer.Argument(metavar="IMAGE…", help="As for build; default: those that the stage's jobs run in."),
     ] = None,
-    release: Annotated[
+    release_name: Annotated[
         str | None, typer.Option("--release", help="A row of images/releases.toml; default: the stage's own.")
     ] = None,
     allow_dirty: Annotated[
         bool,
         typer.Option(
-            "--allow-dirty", help="Also where images/ or jobs/ differ from the last commit, or on a base of one's own."
+            "--allow-dirty", help="Also if images/ or jobs/ differ from the last commit, or on a custom base."
         ),
     ] = False,
     build_arguments: BuildArguments = None,
@@ -131,18 +165,37 @@ def images_push(
     Builds what neither this machine nor the stage has at the sources' revision. A tag that is there already is never
     replaced: what is there is taken.
     """
-    from jobs.cli.images import push as command
+    from jobs.cli import tables
+    from jobs.cli.images.push import push_images
+    from jobs.cli.plain import print_text
+    from jobs.contract.releases import release
+    from jobs.contract.stage import deploying
+    from jobs.images.stage_images import StageImages
 
-    command.push(
-        ctx.obj.aws(),
-        ctx.obj.stage,
-        names or [],
-        release_name=release,
-        allow_dirty=allow_dirty,
-        build_arguments=build_arguments or [],
-        network=network,
-        output=output,
+    if release_name:
+        release(release_name)
+    aws, stage = ctx.obj.aws(), ctx.obj.stage
+    there = StageImages.read(aws, stage, release_name)
+    pushed, recorded = push_images(
+        aws, there, names or (), allow_dirty=allow_dirty, build_arguments=build_arguments or (), network=network
     )
+    if output == "json":
+        tables.print_json(
+            [
+                {
+                    "image": one.image.name,
+                    "release": there.release,
+                    "tag": one.tag,
+                    "uri": one.uri,
+                    "was_there": one.was_there,
+                    "recorded": sorted(name for name, uri in recorded.items() if uri == one.uri),
+                }
+                for one in pushed
+            ]
+        )
+    else:
+        print_text("\n".join(one.uri for one in pushed))
+    _say(f"next: {deploying(stage, 'jobs', embedded=aws.embedded)}, which has jobs run in what was pushed")
 
 
 @images.command("list")
@@ -170,6 +223,68 @@ def images_sbom(
 
     They must have been built at the sources' revision. `laptop` stands for this machine's own Python environment.
     """
-    from jobs.cli.images import sbom as command
+    from importlib.metadata import version
 
-    command.sbom(names, release_name=_release_name(ctx, release), folder=folder)
+    from jobs.cli.plain import print_text
+    from jobs.contract import releases
+    from jobs.contract.errors import NotFoundError
+    from jobs.contract.image_hierarchy import image
+    from jobs.contract.revision import image_tag, local_name, source_revision
+    from jobs.images import engine
+    from jobs.images.sbom import LAPTOP, syft, write
+
+    row = releases.release(_release_name(ctx, release))
+    chosen = [image(name).name for name in dict.fromkeys(names) if name != LAPTOP]
+    syft()
+    if LAPTOP in names:
+        print_text(str(write(f"dir:{sys.prefix}", name=LAPTOP, tag=version("trainyard"), folder=folder)))
+    if not chosen:
+        return
+    client = engine.connect()
+    tag = image_tag(row.name, source_revision())
+    for name in chosen:
+        if not client.images.list(name=local_name(name, tag)):
+            raise NotFoundError(
+                f"the Docker engine has no {local_name(name, tag)}",
+                next_step=f"trainyard images build {name} --release {row.name}",
+            )
+    for name in chosen:
+        print_text(str(write(f"docker:{local_name(name, tag)}", name=name, tag=tag, folder=folder)))
+
+
+def _release(ctx: typer.Context, names: Sequence[str], given: str | None) -> "Release":
+    """Return the row of the release for these images, which must fit the instance types that run them.
+
+    Raises UsageError for an unknown image or release, ConfigurationError for a release that does not fit.
+    """
+    from jobs.contract.image_hierarchy import image
+    from jobs.contract.releases import check_image, release
+
+    chosen = [image(name) for name in names]
+    row = release(_release_name(ctx, given))
+    for one in chosen:
+        check_image(one.root, row)
+    return row
+
+
+def _release_name(ctx: typer.Context, given: str | None) -> str | None:
+    """Return the release of the stage if a stage is named and no release is, or None for the default release."""
+    source = ctx.find_root().get_parameter_source("stage")
+    if given or source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
+        return given
+    from jobs.contract.errors import TrainyardError
+    from jobs.images.stage_images import StageImages
+
+    try:
+        return StageImages.release_of(ctx.obj.aws(), ctx.obj.stage)
+    except TrainyardError as error:
+        own = "say --release, which asks no stage"
+        error.next_step = f"{error.next_step}; or {own}" if error.next_step else own
+        raise
+
+
+def _say(line: str) -> None:
+    """Print a line about what is under way."""
+    from jobs.cli.plain import print_text
+
+    print_text(line, to=sys.stderr)

@@ -1,8 +1,8 @@
 """`trainyard images list`: the images on this machine, and what a stage has of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -20,45 +20,28 @@ from jobs.images.inventory import LocalImage, RemoteImage, local_images, recorde
 from jobs.images.stage_images import StageImages
 
 _NEWEST = 5
-"""The table shows so many of the tags that an image has in a stage."""
+"""The number of an image's tags in a stage that the table shows."""
 
 _STATE_STYLES = {"current": "green", "outdated": "yellow"}
 
+AnswerT = TypeVar("AnswerT")
+
 
 def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) -> None:
-    """Run `trainyard images list`, of the stage's release where no other is named.
+    """Run `trainyard images list`, of the stage's release if no other is named.
 
-    Whatever can't be asked is named, and the rest shown.
+    What cannot be asked is named, and the rest shown.
     """
     row = release(release_name)
-    there: StageImages | None = None
     unknown: dict[str, str] = {}
-    revision: str | None = None
-    local: dict[str, LocalImage] = {}
-    recorded: dict[str, str | None] = {}
-    pushed: dict[str, tuple[RemoteImage, ...]] = {}
-    try:
-        revision = source_revision()
-    except TrainyardError as error:
-        unknown["sources"] = str(error.args[0])
-    try:
-        there = StageImages.read(aws, stage, release_name)
-        recorded = dict(recorded_images(there))
-        pushed = dict(remote_images(aws, there))
-    except TrainyardError as error:
-        unknown["stage"] = str(error.args[0])
-    except Exception as error:
-        explained = explain(error)
-        if explained is None:
-            raise
-        unknown["stage"] = str(explained.args[0])
+    revision = _ask("sources", source_revision, unknown)
+    there = _ask("stage", lambda: StageImages.read(aws, stage, release_name), unknown)
+    recorded: Mapping[str, str | None] = recorded_images(there) if there else {}
+    pushed = (there and _ask("stage", lambda: remote_images(aws, there), unknown)) or {}
     row = release(there.release) if there else row
-    try:
-        local = dict(local_images(engine.connect(), row.name, revision=revision))
-    except TrainyardError as error:
-        unknown["engine"] = str(error.args[0])
+    local = _ask("engine", lambda: local_images(engine.connect(), row.name, revision=revision), unknown) or {}
     rows = [
-        _list_json(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
+        _row(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
         for name in hierarchy.images()
     ]
     if output == "json":
@@ -69,10 +52,24 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
     console.print(f"release {row.name}, revision of the sources {revision or 'not known'}")
     for about, reason in unknown.items():
         console.print(f"{about} not asked: {reason}")
-    tables.show(_list_table(rows, unknown), on=tables.stdout())
+    tables.show(_table(rows, unknown), on=tables.stdout())
 
 
-def _list_json(
+def _ask(about: str, question: Callable[[], AnswerT], unknown: dict[str, str]) -> AnswerT | None:
+    """Return the answer, or None with the reason in `unknown`."""
+    try:
+        return question()
+    except TrainyardError as error:
+        unknown[about] = str(error.args[0])
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        unknown[about] = str(explained.args[0])
+    return None
+
+
+def _row(
     name: str,
     local: LocalImage | None,
     recorded: Mapping[str, str | None],
@@ -85,16 +82,15 @@ def _list_json(
     uri = recorded.get(name)
     return {
         "image": name,
-        "tag": local.tag if local else None,
-        "revision": local.revision if local else None,
-        "id": local.id if local else None,
-        "size_bytes": local.size_bytes if local else None,
-        "created_at": local.created_at.isoformat() if local else None,
+        "tag": local and local.tag,
+        "revision": local and local.revision,
+        "id": local and local.id,
+        "size_bytes": local and local.size_bytes,
+        "created_at": local and local.created_at.isoformat(),
         "is_built": None if "engine" in unknown else local is not None,
         "is_current": local.revision == revision if local and revision else None,
         "in_stage": None if "stage" in unknown else name in recorded,
         "recorded": uri,
-        "recorded_is_local": (uri in local.digests or uri.endswith(f":{local.tag}")) if local and uri else None,
         "pushed": [
             {
                 "tag": one.tag,
@@ -107,27 +103,22 @@ def _list_json(
     }
 
 
-def _list_table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -> Table:
     table = tables.columns("IMAGE", "BUILT HERE", "TAG", "SIZE", "AGE", "PUSHED")
     now = datetime.now(timezone.utc)
     for row in rows:
-        age = (now - datetime.fromisoformat(row["created_at"])).total_seconds() if row["created_at"] else None
+        state = {True: "current", False: "outdated", None: "yes"}[row["is_current"]] if row["is_built"] else "no"
+        state = "?" if "engine" in unknown else state
+        age = row["created_at"] and duration((now - datetime.fromisoformat(row["created_at"])).total_seconds())
         table.add_row(
             row["image"],
-            _state(row, unknown),
+            Text(state, style=_STATE_STYLES.get(state, "")),
             row["tag"] or "",
             tables.megabytes(row["size_bytes"]) if row["size_bytes"] else "",
-            "" if age is None else duration(age),
+            age or "",
             _pushed(row, unknown),
         )
     return table
-
-
-def _state(row: Mapping[str, Any], unknown: Mapping[str, str]) -> Text:
-    if "engine" in unknown:
-        return Text("?")
-    state = {True: "current", False: "outdated", None: "yes"}[row["is_current"]] if row["is_built"] else "no"
-    return Text(state, style=_STATE_STYLES.get(state, ""))
 
 
 def _pushed(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
@@ -142,11 +133,9 @@ def _pushed(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
         repository, _, digest = str(row["recorded"]).partition("@")
         lines = [f"{digest[:19] or repository.rpartition(':')[2]}, recorded"]
     shown = [one for place, one in enumerate(row["pushed"]) if place < _NEWEST or one["is_recorded"]]
-    lines += [
-        f"{one['tag']}, {tables.moment(datetime.fromisoformat(one['pushed_at']))}"
-        f"{', recorded' if one['is_recorded'] else ''}"
-        for one in shown
-    ]
+    for one in shown:
+        recorded = ", recorded" if one["is_recorded"] else ""
+        lines.append(f"{one['tag']}, {tables.moment(datetime.fromisoformat(one['pushed_at']))}{recorded}")
     if hidden := len(row["pushed"]) - len(shown):
         lines.append(f"and {hidden} older (-o json)")
     return "\n".join(lines) or "no"

@@ -124,12 +124,11 @@ def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
     ).stdout
     held = (ROOT / page).read_text().partition("<!-- releases -->")[2].partition("<!-- /releases -->")[0]
     assert held.strip() == printed.strip(), f"python -m jobs.contract.releases --table, into {page}"
-    assert printed.count("\n| ") + 1 == 2 + len(releases()) + len(history()), "a line a row"
+    assert printed.count("\n| ") + 1 == 2 + len(releases()), "a line a row"
 
 
 def test_the_table_tells_what_is_refused() -> None:
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in table().splitlines()}
     assert cells[f"**{release().name}** (default)"] == ""
     assert cells["1.23.0"] == "on dl1.24xlarge, which has Gaudi 1"
-    assert cells["1.20.0"] == cells["1.22.0"] == "no packages are locked for it"
-    assert cells["1.4.1"] == "its image carries Python 3.8, and jobs/train needs 3.10"
+    assert not set(history()) & set(cells)

@@ -9,6 +9,7 @@ from docker.errors import NotFound
 
 from jobs.contract.image_hierarchy import image
 from jobs.contract.releases import release
+from jobs.contract.revision import ROOT
 from jobs.images import bases
 from jobs.images.build import Build
 
@@ -60,7 +61,7 @@ def test_an_image_is_built_on_the_very_base_whose_digest_is_known(
 
     def command(**build_arguments: str) -> list[str]:
         build = Build(client=docker_client(), release=release(), revision="0" * 12, build_arguments=build_arguments)
-        return build._command(root)
+        return build._command(root, ROOT)
 
     assert f"BASE_IMAGE={tag}@{DIGEST}" in command()
     assert f"trainyard.base={tag}@{DIGEST}" in command()

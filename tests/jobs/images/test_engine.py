@@ -17,24 +17,31 @@ from jobs.images import engine
 from jobs.images.inventory import local_images
 from tests.support.http_server import JsonHandler, serving
 
+
+def _tagged(key: str, *tags: str, created: int) -> dict[str, object]:
+    names = [f"trainyard/{tag}" for tag in tags]
+    return {"Id": f"sha256:{key}", "RepoTags": names or None, "Created": created, "Size": 400}
+
+
 IN_CONTAINERD = {
     "/images/json": [
-        {"Id": "sha256:1", "RepoTags": ["trainyard/cpu:1.21.0-0123456789ab"], "Created": 1_700_000_000, "Size": 400},
-        {"Id": "sha256:2", "RepoTags": None, "Created": 1_700_000_001, "Size": 1},
+        _tagged("1", "cpu:1.21.0-0123456789ab", created=1_700_000_000),
+        _tagged("2", created=1_700_000_001),
+        _tagged("3", "cpu:1.21.0-ba9876543210", "cpu:1.23.0-ba9876543210", created=1_700_000_002),
     ],
-    "/images/trainyard/cpu:1.21.0-0123456789ab/json": {"Id": "sha256:1", "RepoDigests": None, "Size": 300},
-    "/images/sha256:1/history": [{"Size": 0}, {"Size": 400}, {"Size": 600}],
+    **{f"/images/sha256:{key}/json": {"Id": f"sha256:{key}", "Size": 300} for key in "13"},
+    **{f"/images/sha256:{key}/history": [{"Size": 0}, {"Size": 400}, {"Size": 600}] for key in "13"},
 }
 """What an engine answers that keeps images in containerd: sizes of what is packed, and of layers unpacked."""
 
 
 class FakeEngine(JsonHandler, BaseHTTPRequestHandler):
-    """An engine on another architecture: it answers a push late, and every other question with a full disk."""
+    """An engine that answers a push late, and every other question with a full disk."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path.removeprefix("/v1.41")
         if path == "/version":
-            self.answer(200, {"ApiVersion": "1.41", "Arch": "arm64", "Os": "linux"})
+            self.answer(200, {"ApiVersion": "1.41", "Arch": "amd64", "Os": "linux"})
         elif path == "/_ping":
             self.answer(200, "OK")
         elif path in IN_CONTAINERD:
@@ -53,61 +60,36 @@ def other_engine() -> Iterator[DockerClient]:
         yield client
 
 
-def _docker(folder: Path, name: str, script: str) -> Path:
-    path = folder / name / "docker"
-    path.parent.mkdir()
+def _docker(folder: Path, script: str) -> Path:
+    path = folder / "docker"
+    folder.mkdir()
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
 
 
-@pytest.fixture
-def without_buildx(tmp_path: Path) -> Path:
-    """A docker command as Docker's 23 and later are without their plug-in."""
-    return _docker(
-        tmp_path,
-        "without",
+def test_the_first_docker_command_that_can_build_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As Docker's 23 and later are without their plug-in.
+    without_buildx = _docker(
+        tmp_path / "without",
         'if [ "$DOCKER_BUILDKIT" = 1 ]; then\n'
         "  echo 'ERROR: BuildKit is enabled but the buildx component is missing or broken.' >&2; exit 1\n"
         "fi\n"
         "echo '      --progress string'",
     )
-
-
-@pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
-    engine.build_command.cache_clear()
-    yield
-    engine.build_command.cache_clear()
-
-
-def test_the_first_docker_command_that_can_build_is_taken(
-    tmp_path: Path, without_buildx: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    able = _docker(tmp_path, "able", "echo '      --progress string'")
-    monkeypatch.setenv("PATH", f"{tmp_path}/none:{without_buildx.parent}:{able.parent}")
-    assert engine.build_command() == able
-
-
-def test_docker_commands_that_cannot_build_are_named(
-    tmp_path: Path, without_buildx: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(without_buildx.parent))
-    with pytest.raises(
-        ConfigurationError,
-        match=f"BuildKit: {without_buildx} cannot: ERROR: .*missing or broken.\nNext: install the plug-in buildx",
+    able = _docker(tmp_path / "able", "echo '      --progress string'")
+    for path, named in (
+        (str(without_buildx.parent), f"BuildKit: {without_buildx} cannot: ERROR: .*missing or broken.\nNext: install"),
+        (str(tmp_path), "no docker command on PATH can build with BuildKit\nNext: install the plug-in buildx"),
     ):
-        engine.build_command()
-    monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("PATH", path)
+        engine.build_command.cache_clear()
+        with pytest.raises(ConfigurationError, match=named):
+            engine.build_command()
+    monkeypatch.setenv("PATH", f"{tmp_path}/none:{without_buildx.parent}:{able.parent}")
     engine.build_command.cache_clear()
-    with pytest.raises(ConfigurationError, match="no docker command on PATH can build with BuildKit\nNext: install"):
-        engine.build_command()
-
-
-def test_an_engine_of_another_architecture_emulates(other_engine: DockerClient) -> None:
-    note = engine.emulation_note(other_engine)
-    assert note
-    assert "runs on arm64, the images are for linux/amd64" in note
+    assert engine.build_command() == str(able)
+    engine.build_command.cache_clear()
 
 
 def test_a_push_may_be_silent_for_longer_than_an_answer(
@@ -121,9 +103,14 @@ def test_a_push_may_be_silent_for_longer_than_an_answer(
         client.api.push("a", stream=True)
 
 
-def test_a_size_is_that_of_what_is_unpacked_wherever_the_engine_keeps_it(other_engine: DockerClient) -> None:
-    (found,) = local_images(other_engine, "1.21.0", revision=None).values()
-    assert (found.name, found.id, found.size_bytes, found.digests) == ("cpu", "sha256:1", 1000, ())
+@pytest.mark.parametrize(("revision", "tag"), [(None, "1.21.0-ba9876543210"), ("0123456789ab", "1.21.0-0123456789ab")])
+def test_of_several_images_the_one_of_the_sources_counts_else_the_newest(
+    other_engine: DockerClient, revision: str | None, tag: str
+) -> None:
+    [(name, found)] = local_images(other_engine, "1.21.0", revision=revision).items()
+    assert (name, found.tag, found.revision) == ("cpu", tag, tag.removeprefix("1.21.0-"))
+    # The size is that of what is unpacked, wherever the engine keeps it.
+    assert (found.id, found.size_bytes) == ("sha256:1" if revision else "sha256:3", 1000)
 
 
 def test_a_full_disk_is_told_wherever_the_engine_tells_it(other_engine: DockerClient) -> None:

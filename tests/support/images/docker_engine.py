@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -123,28 +123,17 @@ def python_base(client: docker.DockerClient, folder: Path) -> str:
         print(f"{default} cannot be pulled ({error}): a stand-in takes its place", file=sys.stderr)
     else:
         return default
-    return stand_in(client, "python-3.11", BOOTSTRAP, folder)
-
-
-def stand_in(
-    client: docker.DockerClient, name: str, system: Sequence[str], folder: Path, *, source: Sequence[str] = ()
-) -> str:
-    """Have mmdebstrap make the image of a system, unless the engine has it already, and return its name.
-
-    `folder` is for what lies about meanwhile; `source` tells where packages come from, if not from where this machine's
-    own do.
-    """
     changes = [f"ENV {variable}={value}" for variable, value in pip_environment().items()]
-    content = hashlib.sha256(json.dumps([system, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
-    tag = f"{name}-{content[:12]}"
-    image = f"stand-in:{tag}"
+    content = hashlib.sha256(json.dumps([BOOTSTRAP, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
+    image = f"stand-in:python-3.11-{content[:12]}"
     try:
         client.images.get(image)
     except ImageNotFound:
         archive = folder / "base.tar"
-        made = subprocess.run([*system, str(archive), *source], capture_output=True, text=True, check=False)
+        made = subprocess.run([*BOOTSTRAP, str(archive)], capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr
-        client.api.import_image_from_file(str(archive), repository="stand-in", tag=tag, changes=changes)
+        repository, _, tag = image.partition(":")
+        client.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=changes)
         archive.unlink()
     return image
 

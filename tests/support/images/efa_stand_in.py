@@ -18,7 +18,7 @@ from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 from infra.machine_image.build import efa_installer
-from tests.support.http_server import serving
+from tests.support.http_server import QuietHandler, serving
 from tests.support.images.source_tree import SourceTree
 
 PLUGIN = "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net-ofi.so"
@@ -36,14 +36,13 @@ echo "$*" >{ARGUMENTS}
 _LIBRARY = Path("/lib/x86_64-linux-gnu/libz.so.1")
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's own name
-        pass
+class _Quiet(QuietHandler, SimpleHTTPRequestHandler):
+    """A handler that answers with the files of a folder."""
 
 
 @contextmanager
-def efa_mirror(tree: SourceTree, folder: Path, *, genuine: bool = True) -> Iterator[str]:
-    """Serve the stand-in, and have `tree` expect it; give the mirror's address. Not `genuine`: it expects another."""
+def efa_mirror(tree: SourceTree, folder: Path) -> Iterator[str]:
+    """Serve the stand-in, and have `tree` expect it; give the mirror's address."""
     name = f"aws-efa-installer-{efa_installer()[0]}.tar.gz"
     package = folder / "package"
     (package / "DEBIAN").mkdir(parents=True)
@@ -64,7 +63,7 @@ def efa_mirror(tree: SourceTree, folder: Path, *, genuine: bool = True) -> Itera
             member = tarfile.TarInfo(f"aws-efa-installer/{path}")
             member.size, member.mode = len(content), mode
             archive.addfile(member, io.BytesIO(content))
-    checksum = hashlib.sha256((served / name).read_bytes()).hexdigest() if genuine else "0" * 64
+    checksum = hashlib.sha256((served / name).read_bytes()).hexdigest()
     tree.write("images/shared/efa-installer.sha256", f"{checksum}  {name}\n")
     tree.commit()
     with serving(partial(_Quiet, directory=str(served))) as port:

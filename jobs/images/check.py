@@ -1,0 +1,219 @@
+"""The check of an image: pytest in a container of it, on what every image must show and on what its own folders say.
+
+    trainyard images test cpu           cpu and all that is built on it
+
+images/checks holds the tests of every image, images/<folder>/test_*.py those of one image and of all that is built on
+it. They are copied into a container with pytest, which no image has, and with facts.json: what the image should be, and
+what the engine says of it. The container has no network, no capability and no way to more rights. What passes there
+needs none of them.
+"""
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import ImageNotFound
+from docker.models.images import Image as DockerImage
+from docker.types import DeviceRequest
+
+from jobs.contract.catalog import CATALOG
+from jobs.contract.errors import ConfigurationError, NotFoundError
+from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image
+from jobs.contract.instance_types import INSTANCE_TYPES, SCRATCH
+from jobs.contract.releases import Release
+from jobs.contract.revision import image_tag, local_name
+from jobs.images.build import BASE_LABEL, COMMIT_LABEL
+from jobs.images.lock import contents, locked
+
+FOLDER = "/trainyard-checks"
+"""The folder in the container that holds the tests, facts.json and pytest."""
+
+_PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+"""pytest and what it needs: Python files only. Those that an image has itself are preferred."""
+
+_START = f"""
+import sys
+sys.path.append({FOLDER + "/packages"!r})
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+_OPTIONS = (
+    *("-c", "pytest.ini", "--import-mode=importlib", "--color=no"),
+    *("-p", "no:cacheprovider", "-vv", "--no-header", "--disable-warnings", "-rs"),
+    # A longer traceback would print variables, and so a secret that is found. For the same reason no test compares what
+    # a method of os.environ returns: pytest would print all of it.
+    "--tb=short",
+)
+
+_FILES = "test_files.py"
+"""The tests that look at every file: as root, with the right to read whatever the modes say."""
+
+_AS_A_JOB: Mapping[str, Any] = {"cap_drop": ["ALL"], "shm_size": "1g"}
+_AS_ROOT: Mapping[str, Any] = {"user": "0:0", "cap_drop": ["ALL"], "cap_add": ["DAC_READ_SEARCH"]}
+
+ACCELERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gaudi": ("habana", {"runtime": "habana", "ipc_mode": "host"}),
+    "cuda": ("nvidia", {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])], "ipc_mode": "host"}),
+}
+"""Per root image: the engine's runtime that hands in its accelerator, and what Batch asks for beside the image."""
+
+_OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "tensorboard", "jobs.train.launch")
+
+
+def check(
+    of: Image, *, release: Release, revision: str, client: docker.DockerClient, say: Callable[[str], None]
+) -> bool:
+    """Run all tests of an image and return whether they passed. `say` gets pytest's lines as they come.
+
+    Raises NotFoundError if the engine does not have the image, ConfigurationError without pytest, and docker's errors.
+    """
+    name = local_name(of.name, image_tag(release.name, revision))
+    try:
+        found = client.images.get(name)
+    except ImageNotFound:
+        raise NotFoundError(
+            f"the Docker engine has no image {name}", next_step=f"trainyard images build {of.name}"
+        ) from None
+    runtime, options = ACCELERATORS.get(of.root, (None, {}))
+    has_card = runtime is not None and runtime in client.info()["Runtimes"]
+    as_a_job = {**_AS_A_JOB, **({**options, "cap_drop": None} if has_card else {})}
+    if runtime:
+        as_a_job["volumes"] = [SCRATCH]
+    tests = tests_of(of)
+    archive = _archive(tests, _facts(of, found, release=release, revision=revision) | {"has_card": has_card})
+    of_processes = [path.name for path in tests if path.name.startswith("test_") and path.name != _FILES]
+    passed = [
+        _run(client, found.id, archive, names, say, **how)
+        for names, how in ((of_processes, as_a_job), ([_FILES], _AS_ROOT))
+    ]
+    return all(passed)
+
+
+def tests_of(of: Image) -> list[Path]:
+    """Return the files of the tests of an image: those of every image, of its root's folder and of its own."""
+    folders = dict.fromkeys(("checks", of.root, of.folder))
+    return [path for folder in folders for path in sorted((IMAGES_FOLDER / folder).glob("*.py"))]
+
+
+def expected_versions(of: Image, row: Release) -> dict[str, str]:
+    """Return the version of each package that the lock and the row ask for. `1.21.0.*` is the beginning of a version.
+
+    Raises ConfigurationError if there is no lock.
+    """
+    parent = locked(image(of.parent), row) if of.parent else {}
+    expected = {**parent, **locked(of, row), "transformers": row.transformers, "accelerate": row.accelerate or ""}
+    if contents(of).torch == "base":
+        expected |= {
+            "torch": row.pytorch,
+            "optimum-habana": row.optimum_habana,
+            "habana-torch-plugin": f"{row.name}.*",
+        }
+    return expected
+
+
+def stated_user(of: Image) -> tuple[int, str]:
+    """Return number and home of the user that the Dockerfile of the image's root names. The default is root."""
+    text = image(of.root).dockerfile.read_text()
+    users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
+    homes = re.findall(r"--home-dir (\S+)", text)
+    return (int(users[-1]), homes[-1]) if users else (0, "/root")
+
+
+def _run(
+    client: docker.DockerClient,
+    image_id: str,
+    archive: bytes,
+    names: Sequence[str],
+    say: Callable[[str], None],
+    **how: Any,
+) -> bool:
+    """Run files of tests in a container and return whether they passed. `how` are options of docker's SDK."""
+    container = client.containers.create(
+        image_id,
+        ["python", "-c", _START, *_OPTIONS, *names],
+        working_dir=FOLDER,
+        init=True,
+        network_mode="none",
+        security_opt=["no-new-privileges"],
+        environment={"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        **how,
+    )
+    try:
+        container.put_archive("/", archive)
+        container.start()
+        for line in _lines(container):
+            say(line)
+        return int(container.wait()["StatusCode"]) == 0
+    finally:
+        container.remove(force=True, v=True)
+
+
+def _facts(of: Image, found: DockerImage, *, release: Release, revision: str) -> dict[str, Any]:
+    configuration = found.attrs["Config"]
+    user, home = stated_user(of)
+    labels = {
+        "org.opencontainers.image.title": f"trainyard/{of.name}",
+        "org.opencontainers.image.version": release.name,
+        "org.opencontainers.image.revision": revision,
+    }
+    if of.parent:
+        labels["org.opencontainers.image.base.name"] = local_name(of.parent, image_tag(release.name, revision))
+    arguments = {name.lower().replace("_", "-"): value for name, value in release.build_arguments.items()}
+    own = [name for name in configuration.get("Labels") or () if name.startswith("trainyard.")]
+    labels |= {name: arguments.get(name.removeprefix("trainyard."), "") for name in own}
+    for name in (BASE_LABEL, COMMIT_LABEL):
+        labels.pop(name, None)
+    return {
+        "image": of.name,
+        "labels": {"expected": labels, "found": configuration.get("Labels") or {}},
+        "environment": configuration.get("Env") or [],
+        "entrypoint": configuration.get("Entrypoint"),
+        "command": configuration.get("Cmd"),
+        "history": [entry["CreatedBy"] for entry in found.history()],
+        "user": user,
+        "home": home,
+        "versions": expected_versions(of, release),
+        "modules": [*_OF_EVERY_IMAGE, *(kind.entrypoint for kind in CATALOG.values())],
+        "instance_type": next((row.name for row in INSTANCE_TYPES.values() if row.image == of.root), None),
+    }
+
+
+def _archive(tests: Sequence[Path], facts: Mapping[str, Any]) -> bytes:
+    """Return a tar archive of FOLDER with the tests, the facts and pytest, readable by whatever user the image has."""
+    files = {path.name: path.read_bytes() for path in tests}
+    files |= {"facts.json": json.dumps(facts).encode(), "pytest.ini": b"[pytest]\n"}
+    try:
+        for name in _PYTEST:
+            for file in distribution(name).files or ():
+                if file.suffix == ".py":
+                    files[f"packages/{file}"] = file.read_binary()
+    except PackageNotFoundError as error:
+        raise ConfigurationError(
+            f"images are tested with pytest, and {error.name} is not installed",
+            next_step="make install, or python -m pip install pytest",
+        ) from None
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"{FOLDER}/{name}")
+            entry.size, entry.mode = len(content), 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return archive.getvalue()
+
+
+def _lines(container: Any) -> Iterator[str]:
+    """Yield the lines of a container's output as they come."""
+    rest = b""
+    for part in container.logs(stream=True, follow=True):
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")

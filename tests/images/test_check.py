@@ -1,0 +1,154 @@
+"""`trainyard images test` on the cpu image and its children, on one that is broken, and in a browser."""
+
+import io
+import json
+import re
+import shutil
+from contextlib import closing
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.images.conftest import Built
+from tests.support.images.source_tree import RELEASE
+
+# The first one waits until the cpu image is built.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
+
+BROWSER_MILLISECONDS = 120_000
+
+BROKEN = """\
+FROM {image}
+USER 0:0
+ENV HF_TOKEN=hf_of_somebody
+RUN chmod o+w /opt/trainyard/jobs/contract/errors.py && chown 1000 /opt/trainyard/jobs/contract/plan.py \\
+    && printf -- '-----BEGIN PRIVATE KEY-----\\nAAAA\\n' > /etc/ssl/key.pem \\
+    && mkdir -p /root/.cache/pip && echo > /usr/local/bin/git && chmod +x /usr/local/bin/git \\
+    && rm -r $(python -c 'import transformers; print(transformers.__path__[0])') \\
+    && echo > /opt/trainyard/jobs/train/launch.py
+LABEL org.opencontainers.image.version=9.9.9
+"""
+
+SERVE_NOTEBOOK = """\
+import json, sys, time
+from pathlib import Path
+from torch.utils.tensorboard import SummaryWriter
+from jobs.train.kinds.notebook.jupyter import JupyterLab
+
+root = Path.home() / "notebook"
+root.mkdir()
+(root / "check.ipynb").write_text(sys.argv[1])
+with SummaryWriter(str(root / "events")) as writer:
+    for step in range(5):
+        writer.add_scalar("checked/loss", 1 / (step + 1), step)
+with JupyterLab(root, settings=Path.home() / "settings", tensorboard_logdir="events") as lab:
+    print(json.dumps([lab.port, lab.token]), flush=True)
+    lab.wait(600)
+"""
+
+NOTEBOOK = {
+    "nbformat": 4,
+    "nbformat_minor": 5,
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    "cells": [
+        {
+            "id": "one",
+            "cell_type": "code",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": [],
+            "source": "import torch, jobs.train.launch\nprint('sum of', jobs.__name__, torch.ones(3).sum().item())",
+        }
+    ],
+}
+
+
+def test_the_cpu_image_and_its_descendants_pass(built: Built) -> None:
+    done = built.tree.images("test", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^(\S+):$|(\d+) passed", done.stdout, re.MULTILINE) == [
+        *(("cpu", ""), ("", "11"), ("", "4")),
+        *(("cpu-notebook", ""), ("", "22"), ("", "4")),
+    ], done.stdout
+    assert not re.search("skipped|failed", done.stdout), done.stdout
+
+
+def test_a_broken_image_fails_a_test_for_each_reason(built: Built, docker_engine: Any) -> None:
+    # Called cuda: what a test needs an accelerator for must not pass on a machine without one.
+    tag = f"{RELEASE}-{built.tree.revision}-broken"
+    broken = BROKEN.format(image=built.name("cpu")).encode()
+    docker_engine.images.build(fileobj=io.BytesIO(broken), tag=f"trainyard/cuda:{tag}", network_mode="none", rm=True)
+    done = built.tree.images("test", "cuda", "--no-descendants", "--tag", tag)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.endswith("error: tests of cuda failed\nnext: correct what each found, and test again\n")
+    for test, found in (
+        (
+            "labels_are_those",
+            "'org.opencontainers.image.title': 'trainyard/cpu'} != {'org.opencontainers.image.title': ",
+        ),
+        ("labels_are_those", "{'org.opencontainers.image.version': '9.9.9'} != "),
+        ("it_runs_as_the_user", r"assert \(0, 0\) == \(1000, 1000\)"),
+        ("its_own_command", "assert 'jobs.train.launch' in ''"),
+        ("no_variable", r"assert \['HF_TOKEN'.*\] == \[\]"),
+        ("a_container_asks_for_all_cards", "assert None == 'all'"),
+        ("no_file_holds_credentials", r"assert \['/etc/ssl/key.pem'\] == \[\]"),
+        ("only_its_owner", "'/opt/trainyard/jobs/contract/errors.py'"),
+        ("a_job_may_change_its_home", "'/opt/trainyard/jobs/contract/plan.py'"),
+        ("the_build_left", r"assert \['/root/.cache/pip'\] == \[\]"),
+        ("there_is_the_c_compiler", "assert {'git'} == {"),
+        ("packages_have_the_versions", "'nvidia-nccl-cu[0-9]+': 'missing'"),
+        ("what_a_job_imports", "ModuleNotFoundError: No module named 'transformers'"),
+        ("sigterm_ends", "assert None"),
+        ("two_ranks_train_together_over_gloo", "ModuleNotFoundError: No module named 'transformers'"),
+    ):
+        report = re.search(rf"^_+ test_{test}\w* _+$(.*?)^_{{5}}", done.stdout + "_____", re.MULTILINE | re.DOTALL)
+        assert report, f"{test}: {done.stdout}"
+        assert re.search(found, report[1]), f"{test}: {report[1]}"
+    assert re.search(r"^SKIPPED .*: the Docker engine has no runtime that hands in an accelerator$", done.stdout, re.M)
+    assert "hf_of_somebody" not in done.stdout + done.stderr
+
+
+def test_a_notebook_runs_a_cell_and_tensorboard_shows_a_scalar_in_a_browser(built: Built, docker_engine: Any) -> None:
+    program = shutil.which("chromium")
+    assert program, "no chromium on PATH. Next: .ci/docker-engine installs it"
+    # GIVEN JupyterLab in a container, on the host's loopback as on an instance
+    container = docker_engine.containers.run(
+        built.name("cpu-notebook"),
+        ["python", "-c", SERVE_NOTEBOOK, json.dumps(NOTEBOOK)],
+        init=True,
+        network_mode="host",
+        cap_drop=["ALL"],
+        detach=True,
+    )
+    try:
+        with closing(container.logs(stream=True, follow=True)) as lines:
+            told = next((line for line in lines if line.startswith(b"[")), None)
+        assert told, container.logs().decode()
+        port, token = json.loads(told)
+        with sync_playwright() as playwright:
+            # A headless Chromium that asks nobody else for anything.
+            browser = playwright.chromium.launch(
+                executable_path=program,
+                args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"],
+            )
+            _look(browser.new_page(), f"http://127.0.0.1:{port}", token)
+            browser.close()
+    finally:
+        container.remove(force=True)
+
+
+def _look(page: Page, url: str, token: str) -> None:
+    for place in ("lab", "tensorboard/"):
+        page.goto(f"{url}/{place}")
+        assert "/login" in page.url, "without its token there is nothing to see"
+    page.goto(f"{url}/lab/tree/check.ipynb?token={token}")
+    # A cell that is run before its kernel is there is not run at all.
+    expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible(timeout=BROWSER_MILLISECONDS)
+    cell = page.locator(".jp-Notebook .jp-CodeCell").first
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    output = cell.locator(".jp-OutputArea-output")
+    expect(output).to_have_text("sum of jobs 3.0", timeout=BROWSER_MILLISECONDS)
+    page.goto(f"{url}/tensorboard/#timeseries")
+    expect(page.get_by_text("checked/loss", exact=True).first).to_be_visible(timeout=BROWSER_MILLISECONDS)
