@@ -64,7 +64,7 @@ class Pool:
     __pydantic_config__ = _CHECKED
 
     instance_type: str
-    """A row of jobs/contract/instance_types.py."""
+    """A row of jobs/contract/instance_types.json."""
     release: str | None = None
     """A row of images/releases.toml. None: the default one there."""
     machine_image: limits.MachineImage | None = None
@@ -166,9 +166,9 @@ class Stage:
 
     # What jobs run on
     instance_type: str = "dl1.24xlarge"
-    """What accelerated jobs run on: a row of jobs/contract/instance_types.py."""
+    """What accelerated jobs run on: a row of jobs/contract/instance_types.json."""
     cpu_instance_type: str = "m6i.4xlarge"
-    """What corpus and tokenizer jobs run on: a row of jobs/contract/instance_types.py without an accelerator."""
+    """What corpus and tokenizer jobs run on: a row of jobs/contract/instance_types.json without an accelerator."""
     release: str | None = None
     """Gaudi software release, a row of images/releases.toml: driver, images and what is in them. None: the default one
     there."""

@@ -10,7 +10,6 @@ from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.code import read_code_record
 from jobs.client.job import CANCELLED
-from jobs.client.prices import spot_paid
 from jobs.client.records import read_classes, read_fetched_run
 from jobs.client.sweeps import STOPPED_EARLY
 from jobs.contract.code import CodeRecord
@@ -37,9 +36,8 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
     if jobs:
         found = jobs[-1].with_end(found)
-    paid = spot_paid(aws, found.attempts)
     kept = stored(object_store.sizes(aws.s3, run.location))
-    found = found.model_copy(update={"spot_paid": paid, "stored": kept})
+    found = found.model_copy(update={"stored": kept})
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
     else:

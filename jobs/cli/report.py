@@ -5,7 +5,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +17,6 @@ from jobs.cli.plain import print_text
 from jobs.cli.spec_file import READY_SPECS, read_specs
 from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
-from jobs.client.prices import spot_paid
 from jobs.client.records import read_fetched_run, read_run
 from jobs.client.storage import StoredRun
 from jobs.contract.display import printable_name
@@ -78,11 +76,7 @@ def write(path: Path, html: str) -> None:
 
 
 def _page(aws: Aws, run: StoredRun, *, live: bool = False) -> str:
-    recorded = read_run(aws, run)
-    if recorded.receipt is not None and not live:  # EC2 need not be asked every few seconds
-        paid = spot_paid(aws, recorded.attempts)
-        recorded = replace(recorded, receipt=recorded.receipt.model_copy(update={"spot_paid": paid}))
-    return _html(recorded, live=live)
+    return _html(read_run(aws, run), live=live)
 
 
 def _html(recorded: RecordedRun, *, live: bool = False) -> str:

@@ -10,6 +10,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.client import batch, storage
 from jobs.client.job import Job
+from jobs.client.records import read_spec
 from jobs.client.storage import StoredRun
 from jobs.client.sweeps import (
     DONE,
@@ -22,7 +23,6 @@ from jobs.client.sweeps import (
     read_sweep,
     spent_by,
     standings,
-    stored_spec,
     sweep_of,
     without_metric,
 )
@@ -81,7 +81,7 @@ def read_now(aws: Aws, run: StoredRun, job: Job | None) -> SweepNow | None:
     record = read_sweep(aws, run.location)
     if record is None:
         return None
-    spec = stored_spec(aws, run.location)
+    spec = read_spec(aws, run.location)
     if spec is None or spec.sweep is None:
         raise TrainyardError(
             f"{run.run_id} is a sweep of another release, whose spec cannot be read",

@@ -87,7 +87,7 @@ def _past_run(aws: Aws, run: StoredRun, job: str) -> PastRun | None:
         receipt = read_receipt(aws, run.location)
         if receipt is None or receipt.job != job or receipt.state != "succeeded":
             return None
-        spec = read_spec(aws, run)
+        spec = read_spec(aws, run.location)
     except TrainyardError:  # another release's
         return None
     return PastRun(run_id=run.run_id, spec=spec, receipt=receipt) if spec is not None else None

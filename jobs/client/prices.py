@@ -6,16 +6,14 @@ List), whose answer is a list of products as JSON texts.
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
 from jobs.aws.connection import Aws
 from jobs.contract.instance_types import InstanceType
-from jobs.contract.phases import ended_at
 from jobs.contract.prices import Prices, Quote, recorded
-from jobs.contract.records import Attempt, SpotPaid
 
 _LINUX = "Linux/UNIX"
 
@@ -58,55 +56,6 @@ def _spot(aws: Aws, row: InstanceType) -> Quote | None:
     by_zone = sorted((price, zone) for zone, (_, price) in newest.items())
     zones = ", ".join(f"{price:.2f} in {zone}" for price, zone in by_zone)
     return Quote(usd_per_hour=by_zone[-1][0], date=_today(), source=f"EC2's Spot price history: {zones}")
-
-
-def spot_paid(aws: Aws, attempts: Sequence[Attempt]) -> list[SpotPaid]:
-    """Return what Spot cost in the hours and the zone of each attempt that has them, as far as EC2 remembers: 90 days.
-
-    An attempt that it has no price for is left out, and so are all if this is not AWS or denies the question.
-    """
-    if not (urlsplit(aws.endpoint).hostname or "").endswith(_OF_AWS):
-        return []
-    try:
-        found = [_paid(one, _changes(aws, one)) for one in attempts if _is_on_spot(one)]
-    except Exception:  # noqa: BLE001 - denied or unreachable: the receipt's own prices are there
-        return []
-    return [paid for paid in found if paid is not None]
-
-
-def _is_on_spot(attempt: Attempt) -> bool:
-    return attempt.capacity == "spot" and attempt.zone is not None and attempt.started_at < ended_at(attempt)
-
-
-def _changes(aws: Aws, attempt: Attempt) -> list[tuple[datetime, float]]:
-    """Return the prices of an attempt's time, each with the moment from which it held, the oldest first."""
-    pages = aws.quick_ec2.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=[attempt.instance_type],  # type: ignore[list-item] # the stubs know the types of their day
-        ProductDescriptions=[_LINUX],
-        AvailabilityZone=attempt.zone or "",
-        StartTime=attempt.started_at,
-        EndTime=ended_at(attempt),
-    )
-    # The newest first, and last the one that held at the begin.
-    return sorted((item["Timestamp"], float(item["SpotPrice"])) for page in pages for item in page["SpotPriceHistory"])
-
-
-def _paid(attempt: Attempt, changes: Sequence[tuple[datetime, float]]) -> SpotPaid | None:
-    begin, end = attempt.started_at, ended_at(attempt)
-    held_before = [price for at, price in changes if at <= begin][-1:]
-    later = [(at, price) for at, price in changes if begin < at < end]
-    prices = [*held_before, *(price for _, price in later)]
-    if not prices:
-        return None
-    starts = [begin, *(at for at, _ in (later if held_before else later[1:]))]
-    seconds = [(until - since).total_seconds() for since, until in zip(starts, [*starts[1:], end], strict=True)]
-    return SpotPaid(
-        attempt=attempt.number,
-        zone=attempt.zone or "",
-        low_usd_per_hour=min(prices),
-        high_usd_per_hour=max(prices),
-        usd=sum(price * taken for price, taken in zip(prices, seconds, strict=True)) / 3600 * attempt.nnodes,
-    )
 
 
 def _on_demand(aws: Aws, row: InstanceType) -> Quote | None:

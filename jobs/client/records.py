@@ -103,9 +103,9 @@ def read_classes(aws: Aws, run: S3Location) -> ClassReport | None:
     return _record(StoredFiles(aws.s3, run), CLASSES, ClassReport)
 
 
-def read_spec(aws: Aws, run: StoredRun) -> JobSpec | None:
+def read_spec(aws: Aws, run: S3Location) -> JobSpec | None:
     """Read the spec of a run; None where there is none, or none that this release reads."""
-    return _spec(_spec_text(StoredFiles(aws.s3, run.location)), origin=str(run.location / SPEC))
+    return _spec(_spec_text(StoredFiles(aws.s3, run)), origin=str(run / SPEC))
 
 
 def _spec_text(files: RunFiles) -> str:

@@ -4,15 +4,16 @@ A name is, in this order: that of an earlier document in the same file, a run's 
 team's newest run of it. With @best behind it, it is the best point of the team's newest sweep of that name.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
 from jobs.client.batch import find_job
 from jobs.client.follow import may_go_on
 from jobs.client.job import CANCELLED, UNSUCCESSFUL
+from jobs.client.records import read_spec
 from jobs.client.storage import StoredRun, readable_receipt, runs_of_team
-from jobs.client.sweeps import best, progress_text, read_sweep, standings, stored_spec
+from jobs.client.sweeps import best, progress_text, read_sweep, standings
 from jobs.contract.arguments import ARTIFACT_FOLDER, TOKENIZER_FOLDER
 from jobs.contract.catalog import CATALOG
 from jobs.contract.dependencies import MAX_DEPENDENCIES, Awaited
@@ -106,12 +107,22 @@ def _find(
             f"{what} comes later in the file, and runs are submitted in its order",
             next_step=f"put '{name}' before what reads it",
         )
-    stored = runs_of_team(aws, stage, team, prefix=name)
-    matching = [run for run in stored if name in (run.run_id, spec_name(run.run_id))]
-    if not matching:
-        known = {word for run in runs_of_team(aws, stage, team) for word in (run.run_id, spec_name(run.run_id))}
-        raise _unknown(what, team, name, {*known, *(plan.spec.name for plan in earlier)})
-    return _stored(aws, stage, matching[-1], what)
+    return _stored(aws, stage, _newest(aws, stage, team, name, what=what, earlier=earlier), what)
+
+
+def _newest(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, earlier: Sequence[Plan]) -> StoredRun:
+    """Return the team's newest run of a name or an id. Raises NotFoundError with the closest name if there is none."""
+    matching = [
+        run for run in runs_of_team(aws, stage, team, prefix=name) if name in (run.run_id, spec_name(run.run_id))
+    ]
+    if matching:
+        return matching[-1]
+    known = {word for run in runs_of_team(aws, stage, team) for word in (run.run_id, spec_name(run.run_id))}
+    known |= {plan.spec.name for plan in earlier}
+    raise NotFoundError(
+        f"{what}: team '{team}' has no run of that name or id{did_you_mean(name, known)}",
+        next_step=f"trainyard list --team {team}, or submit '{name}' first",
+    )
 
 
 def _best(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, earlier: Sequence[Plan]) -> _Found:
@@ -121,14 +132,8 @@ def _best(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, ea
             f"{what}: which point is the best shows when the sweep has ended",
             next_step="submit what reads it by itself, then",
         )
-    matching = [
-        run for run in runs_of_team(aws, stage, team, prefix=name) if name in (run.run_id, spec_name(run.run_id))
-    ]
-    if not matching:
-        known = {word for run in runs_of_team(aws, stage, team) for word in (run.run_id, spec_name(run.run_id))}
-        raise _unknown(what, team, name, known)
-    run = matching[-1]
-    record, spec = read_sweep(aws, run.location), stored_spec(aws, run.location)
+    run = _newest(aws, stage, team, name, what=what, earlier=())
+    record, spec = read_sweep(aws, run.location), read_spec(aws, run.location)
     if record is None or spec is None or spec.sweep is None:
         raise UsageError(f"{what} is {run.run_id}, which is no sweep", next_step=f"leave {BEST} out")
     job = find_job(aws, stage, run.run_id)
@@ -152,13 +157,6 @@ def _is_sweep(what: str, name: str, next_step: str) -> UsageError:
     return UsageError(
         f"{what} is a sweep, whose points are runs of their own; run://{name}{BEST}/… is the best of them",
         next_step=next_step,
-    )
-
-
-def _unknown(what: str, team: str, name: str, known: Iterable[str]) -> NotFoundError:
-    return NotFoundError(
-        f"{what}: team '{team}' has no run of that name or id{did_you_mean(name, known)}",
-        next_step=f"trainyard list --team {team}, or submit '{name}' first",
     )
 
 

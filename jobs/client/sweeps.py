@@ -14,15 +14,13 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.client.job import CANCELLED, UNSUCCESSFUL, Job
-from jobs.client.storage import read_receipt, read_spec_text
+from jobs.client.storage import read_receipt
 from jobs.contract.budget import NOTHING_SPENT, Spent, spent
 from jobs.contract.errors import TrainyardError, did_you_mean
 from jobs.contract.locations import S3Location
 from jobs.contract.outlook import outlook
 from jobs.contract.record_reader import parse
 from jobs.contract.records import Receipt
-from jobs.contract.run import SPEC
-from jobs.contract.spec import JobSpec, parse_spec
 from jobs.contract.sweep import (
     MEMBER_OF,
     SWEEP,
@@ -61,17 +59,6 @@ def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
     """Read the points of a sweep; None where the run is none."""
     content = object_store.read_once(aws.s3, run / SWEEP)
     return None if content is None else parse(SweepRecord, content, place=run / SWEEP)
-
-
-def stored_spec(aws: Aws, run: S3Location) -> JobSpec | None:
-    """Read the spec that a run was submitted with; None where there is none that this release reads."""
-    from jobs.client.spec_yaml import documents_of
-
-    origin = str(run / SPEC)
-    with suppress(TrainyardError, ValidationError):
-        for document in documents_of(read_spec_text(aws, run) or "", origin=origin):
-            return parse_spec(document.data, origin=origin)
-    return None
 
 
 def sweep_of(aws: Aws, run: S3Location) -> str | None:

@@ -136,7 +136,9 @@ class Strict(BaseModel):
     """Base of what users write: refuses unknown keys, infinities, `true` where a number belongs, and the like."""
 
     # A command that is about one kind builds that kind's validators, not those of all.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod

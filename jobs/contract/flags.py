@@ -9,8 +9,6 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from jobs.contract.descriptions import descriptions
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -42,14 +40,13 @@ def parse_flags(model: type[ModelT], flags: Sequence[str], *, program: str) -> M
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
     """Let `parser` take a flag for every field of the model; a field's docstring is its help."""
-    texts = descriptions(model)
     for name, field in model.model_fields.items():
         options: dict[str, Any] = {"action": "store_true"} if _is_switch(field) else {"required": field.is_required()}
         parser.add_argument(
             _flag(name),
             dest=name,
             default=argparse.SUPPRESS,
-            help=texts.get(name, "").replace("%", "%%"),
+            help=(field.description or "").replace("%", "%%"),
             **options,
         )
 

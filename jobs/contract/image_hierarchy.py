@@ -27,7 +27,7 @@ class Image:
 
     @property
     def root(self) -> str:
-        """The image at its bottom, which the rows of jobs/contract/instance_types.py name."""
+        """The image at its bottom, which the rows of jobs/contract/instance_types.json name."""
         return self.parent or self.name
 
     @property

@@ -6,8 +6,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from jobs.contract.descriptions import descriptions
-
 _WHOLE_NUMBER, _NUMBER, _TRUTH = "must be a whole number", "must be a number", "must be true or false"
 _TEXT, _LIST, _MAPPING = "must be text", "must be a list", "must hold keys and their values"
 
@@ -72,7 +70,7 @@ def _description(model: type[BaseModel], path: tuple[int | str, ...]) -> str | N
         if field is None:
             return None
         if number == len(path):
-            return descriptions(model).get(str(part))
+            return field.description
         if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
             return None
         model = field.annotation

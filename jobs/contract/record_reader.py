@@ -1,7 +1,7 @@
 """Reads the JSON that a run has left of itself, as far as it can be read.
 
-What only a later release knows is left out of a record, at every level of it. A file or a line that is damaged is left
-out too, with one warning that names it: the account of a run must not keep it from going on.
+What only a later release knows is ignored. A file or a line that is damaged is left out, with one warning that names
+it: the account of a run must not keep it from going on.
 """
 
 import functools
@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -43,16 +43,12 @@ class UnreadableError(TrainyardError):
 def parse(model: type[Record], content: bytes, *, place: object) -> Record:
     """Return the record that lies at `place`. Raises UnreadableError where it is none."""
     try:
-        record = model.model_validate_json(content, extra="ignore")
-        unknown = sorted(set(_unknown(json.loads(content), record.model_dump(mode="json"))))
+        return model.model_validate_json(content, extra="ignore")
     except (ValueError, RecursionError) as error:
         raise UnreadableError(
             f"{place} cannot be read: {_first_line(error)}",
             next_step=_AS_IT_IS,
         ) from None
-    if unknown:
-        _warn(f"{place} holds what this release does not know ({shortened(', '.join(unknown))}): that is left out")
-    return record
 
 
 def read(model: type[Record], content: bytes | None, *, place: object) -> Record | None:
@@ -153,19 +149,6 @@ def _object(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _unknown(written: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """Yield the keys of what was written that are not among what was kept of it."""
-    if isinstance(written, dict) and isinstance(kept, dict):
-        for key, value in written.items():
-            if key in kept:
-                yield from _unknown(value, kept[key], f"{path}{key}.")
-            else:
-                yield f"{path}{key}"
-    elif isinstance(written, list) and isinstance(kept, list):
-        for one, other in zip(written, kept, strict=False):
-            yield from _unknown(one, other, path)
 
 
 def _first_line(error: Exception) -> str:

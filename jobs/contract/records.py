@@ -106,19 +106,6 @@ class Inputs(BaseModel):
     """By location; those of the hub are told by their revisions."""
 
 
-class SpotPaid(BaseModel):
-    """What EC2's Spot price history says of an attempt's own hours."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    attempt: int
-    zone: str
-    low_usd_per_hour: float
-    high_usd_per_hour: float
-    usd: float
-    """US dollars for all its nodes, at the price of each moment."""
-
-
 class Stored(BaseModel):
     """A run's files on S3 as they are now, without old versions, and what it costs to keep them."""
 
@@ -168,8 +155,6 @@ class Receipt(BaseModel):
     """The part of it in which steps were made that a later attempt had to make again."""
     idle_usd: float | None = None
     """The part of it, once an attempt had begun to work, in which no card did anything for no known reason."""
-    spot_paid: list[SpotPaid] = []
-    """What Spot cost in each attempt's own hours and zone; `trainyard receipt` asks EC2, the container does not."""
     stored: Stored | None = None
     """What its files take; `trainyard receipt` and the report ask S3, the container does not."""
     budget: str = ""

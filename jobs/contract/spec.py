@@ -22,7 +22,6 @@ from typing_extensions import Self
 
 from jobs.contract.arguments import Arguments, Strict
 from jobs.contract.catalog import CATALOG, job_kind
-from jobs.contract.descriptions import Described
 from jobs.contract.display import shortened
 from jobs.contract.errors import UsageError, did_you_mean
 from jobs.contract.job_kind import JobKind
@@ -226,12 +225,12 @@ def _mistakes_of_points(spec: JobSpec, origin: str) -> list[str]:
 
 def spec_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec, with the arguments of each kind spelled out."""
-    schema = JobSpec.model_json_schema(schema_generator=Described)
+    schema = JobSpec.model_json_schema()
     schema["title"] = "trainyard job spec"
     schema["properties"]["job"]["enum"] = sorted(CATALOG)
     schema["allOf"] = []
     for name, kind in sorted(CATALOG.items()):
-        arguments = kind.arguments.model_json_schema(schema_generator=Described)
+        arguments = kind.arguments.model_json_schema()
         schema.setdefault("$defs", {}).update(arguments.pop("$defs", {}))
         schema["$defs"][name] = arguments
         schema["allOf"].append(

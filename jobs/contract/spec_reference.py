@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from jobs.contract.catalog import CATALOG
-from jobs.contract.descriptions import descriptions
 from jobs.contract.halving import Halving
 from jobs.contract.health import Health
 from jobs.contract.output import run_program
@@ -46,9 +45,8 @@ def _sections() -> Iterator[str]:
 
 
 def _table(title: str, model: type[BaseModel], *, leave_out: Collection[str] = ()) -> str:
-    texts = descriptions(model)
     rows = [
-        f"- `{name}`{_given(field)}: {_text(texts.get(name, ''))}"
+        f"- `{name}`{_given(field)}: {_text(field.description or '')}"
         for name, field in model.model_fields.items()
         if name not in leave_out
     ]

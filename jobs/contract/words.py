@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jobs.contract.records import Receipt, SpotPaid, Stored
+from jobs.contract.records import Receipt, Stored
 
 _RESULT_LABELS = {
     "eval_accuracy": "accuracy",
@@ -188,13 +188,3 @@ def stored_text(kept: Stored | None) -> str:
     what = f"{size(kept.all_bytes)}, {size(kept.checkpoint_bytes)} of it checkpoints"
     free = "old versions apart, and transfer within the region costs nothing"
     return f"{what}: {usd(kept.usd_per_month)} a month at {kept.price}; {free}"
-
-
-def spot_paid_text(paid: SpotPaid) -> str:
-    """Return what EC2's price history says of an attempt on Spot."""
-    prices = f"{paid.low_usd_per_hour:.2f}"
-    if paid.high_usd_per_hour > paid.low_usd_per_hour:
-        prices = f"{prices} to {paid.high_usd_per_hour:.2f}"
-    return (
-        f"{usd(paid.usd)} for attempt {paid.attempt}: {prices} USD/h in {paid.zone} in its hours (EC2's price history)"
-    )

@@ -8,7 +8,7 @@ built on, which leaves all that its parent has as it is.
 
 uv resolves and hashes; it needs a package index. A package has the version that the laptop has (requirements.txt),
 unless the release's row asks for another version. Only wheels for the image's Python on x86-64 are hashed: Gaudi and
-the other rows of jobs/contract/instance_types.py are all of that architecture.
+the other rows of jobs/contract/instance_types.json are all of that architecture.
 """
 
 import argparse

@@ -18,7 +18,6 @@ from jobs.contract.words import (
     figure,
     result_rows,
     savings,
-    spot_paid_text,
     stored_text,
     usd,
     verdict,
@@ -236,7 +235,6 @@ def _money(run: RecordedRun) -> dict[str, Any]:
     if receipt:
         prices = [
             ("all On-Demand", usd(receipt.on_demand_usd)),
-            *(("Spot's own price", spot_paid_text(each)) for each in receipt.spot_paid),
             ("saved", savings(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
             ("stored", stored_text(receipt.stored)),

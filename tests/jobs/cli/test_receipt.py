@@ -1,7 +1,6 @@
 """`trainyard receipt`, and what the commands make of records that are damaged or from a later release."""
 
 import itertools
-import json
 from collections.abc import Callable
 
 import pytest
@@ -104,18 +103,3 @@ def test_a_stored_spec_is_read_within_the_limits_of_a_spec_file(
     code, _, err = command("report", run_of(place))
     assert code == 0, err
     assert f"warning: {place}spec.yaml: it is larger than 1 MB, so it is no spec" in err
-
-
-def test_what_a_later_release_adds_to_a_receipt_is_left_out_at_every_level(
-    embedded: Aws, place: S3Location, command: Command
-) -> None:
-    cards = {"utilization_percent": 1, "memory_percent": 2, "mean_utilization_percent": 3, "idle_seconds": 4}
-    content = RECEIPT.model_dump(mode="json")
-    content["attempts"][0]["cards"] = {**cards, "warp": 9}
-    put(embedded, place, receipt_json=json.dumps({**content, "flux_capacitor": 1}).encode())
-    code, out, err = command("receipt", run_of(place), "-o", "json")
-    assert code == 0, err
-    assert "flux_capacitor" not in json.loads(out)
-    assert json.loads(out)["attempts"][0]["cards"] == cards
-    what = "what this release does not know (attempts.cards.warp, flux_capacitor)"
-    assert err == f"warning: {place}receipt.json holds {what}: that is left out"

@@ -272,4 +272,3 @@ def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
     said = used_up.stderr + found.stderr  # once in a process
     for name in ("3.json", "junk.json"):
         assert f"warning: {location}attempts/{name} cannot be read: it is left out" in said
-    assert "attempts/2.json holds what this release does not know (cards.warp, flux)" in said

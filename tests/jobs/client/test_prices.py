@@ -9,10 +9,9 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from jobs.aws.connection import Aws
-from jobs.client.prices import current_prices, spot_paid
+from jobs.client.prices import current_prices
 from jobs.contract.instance_types import instance_type
 from jobs.contract.prices import recorded
-from jobs.contract.records import Attempt, SpotPaid
 
 ROW = instance_type("p4d.24xlarge")
 
@@ -98,55 +97,3 @@ def test_what_stands_in_for_aws_is_not_asked(aws: Aws, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setattr(Aws, "pricing", property(lambda _: pytest.fail("it was asked")))
     assert current_prices(Aws(region="us-west-2"), ROW) == recorded(ROW)
-
-
-def attempt(**changed: Any) -> Attempt:
-    begin = datetime(2026, 11, 23, 10, 30, tzinfo=timezone.utc)
-    fields = {
-        "number": 1,
-        "started_at": begin,
-        "last_seen_at": begin.replace(hour=13, minute=0),
-        "instance_type": ROW.name,
-        "capacity": "spot",
-        "zone": "us-west-2b",
-        "accelerator": "cuda",
-        "nnodes": 2,
-        "world_size": 16,
-        **changed,
-    }
-    return Attempt.model_validate(fields)
-
-
-def test_an_attempt_on_spot_paid_the_price_of_each_of_its_hours_in_its_zone(aws: Aws) -> None:
-    # It began at 10:30 in the price of 9:00, and ended at 13:00.
-    history = [spot("us-west-2b", "6.00", 12), spot("us-west-2b", "8.00", 11), spot("us-west-2b", "4.00", 9)]
-    one = attempt()
-    asked = {
-        "InstanceTypes": [ROW.name],
-        "ProductDescriptions": ["Linux/UNIX"],
-        "AvailabilityZone": "us-west-2b",
-        "StartTime": one.started_at,
-        "EndTime": one.last_seen_at,
-    }
-    elsewhere = [attempt(number=2, zone=None), attempt(number=3, capacity="on-demand")]
-    with Stubber(aws.quick_ec2) as ec2:
-        ec2.add_response("describe_spot_price_history", {"SpotPriceHistory": history}, asked)
-        [paid] = spot_paid(aws, [one, *elsewhere])
-        ec2.assert_no_pending_responses()
-    expected = 2 * (0.5 * 4 + 1 * 8 + 1 * 6)
-    assert paid == SpotPaid(attempt=1, zone="us-west-2b", low_usd_per_hour=4, high_usd_per_hour=8, usd=expected)
-
-
-def test_what_ec2_does_not_say_of_spot_is_left_out(aws: Aws) -> None:
-    # The history does not reach back to the first attempt, and the second began before its first price.
-    begin = datetime(2026, 11, 23, 10, 30, tzinfo=timezone.utc)
-    before = attempt(started_at=begin.replace(day=1), last_seen_at=begin.replace(day=2))
-    history = [spot("us-west-2b", "6.00", 12), spot("us-west-2b", "8.00", 11)]
-    with Stubber(aws.quick_ec2) as ec2:
-        for each in ([], history):
-            ec2.add_response("describe_spot_price_history", {"SpotPriceHistory": each}, None)
-        [paid] = spot_paid(aws, [before, attempt(number=2, nnodes=1)])
-        assert (paid.attempt, paid.low_usd_per_hour, paid.high_usd_per_hour) == (2, 6, 8)
-        assert paid.usd == 1.5 * 8 + 1 * 6
-        ec2.add_client_error("describe_spot_price_history", "UnauthorizedOperation")
-        assert spot_paid(aws, [attempt()]) == []
