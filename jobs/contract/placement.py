@@ -73,8 +73,6 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
             f"resources.nnodes: a '{spec.job}' runs on one node, not on {asked.nnodes}",
             next_step="leave resources.nnodes out",
         )
-    if asked.nnodes > 1 and not spec.kind.accelerated:
-        raise UsageError(f"resources.nnodes: '{spec.job}' runs on one CPU instance, not on {asked.nnodes}")
     several_nodes = asked.nnodes > 1 and not asked.is_gang
     for queue in QUEUES.values():
         if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):

@@ -45,9 +45,11 @@ def test_one_job_exists_whatever_went_wrong(
     aws = Aws()
     plan = planned_to_run(aws, stage, ["true"])
     faulty.faults["submitjob"].extend(faults)
-    job_id = batch.submit(aws, plan, delays_seconds=DELAYS_SECONDS)
+    job_id = send(aws, plan, delays_seconds=DELAYS_SECONDS)
     assert jobs_of(aws, plan) == [job_id]
     assert faulty.seen.count("submitjob") == sent
+    assert faulty.seen.index("spec.yaml") < faulty.seen.index("submitjob")
+    assert files_of(aws, plan.run_location) == ["spec.yaml"]
 
 
 def test_a_submission_that_arrives_late_is_stopped_again(faulty: FaultyProxy, stage: DeployedStage) -> None:
@@ -105,19 +107,6 @@ def test_what_may_be_a_run_keeps_its_spec_and_is_said_to_be_one(
     assert files_of(aws, plan.run_location) == ["spec.yaml"]
 
 
-def test_a_submission_that_was_answered_stands_though_its_duplicates_cannot_be_looked_for(
-    faulty: FaultyProxy, stage: DeployedStage, caplog: pytest.LogCaptureFixture
-) -> None:
-    aws = Aws()
-    plan = planned_to_run(aws, stage, ["true"])
-    faulty.faults["submitjob"].append(CUT)
-    faulty.faults["listjobs"].extend([None, DENIED])
-    job_id = send(aws, plan, delays_seconds=DELAYS_SECONDS)
-    assert jobs_of(aws, plan) == [job_id]
-    assert files_of(aws, plan.run_location) == ["spec.yaml"]
-    assert f"{plan.run_id} is submitted; whether a lost try" in caplog.text
-
-
 def test_a_duplicate_that_cannot_be_stopped_is_named(
     faulty: FaultyProxy, stage: DeployedStage, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,14 +133,6 @@ def test_a_refusal_is_not_tried_again_and_takes_the_spec_back(faulty: FaultyProx
     assert files_of(aws, plan.run_location) == []
 
 
-def test_the_resolved_spec_lies_there_before_the_job_does(faulty: FaultyProxy, stage: DeployedStage) -> None:
-    aws = Aws()
-    plan = planned_to_run(aws, stage, ["true"])
-    send(aws, plan)
-    assert faulty.seen.index("spec.yaml") < faulty.seen.index("submitjob")
-    assert files_of(aws, plan.run_location) == ["spec.yaml"]
-
-
 def test_reads_of_a_throttled_service_are_tried_again(faulty: FaultyProxy, stage: DeployedStage) -> None:
     faulty.faults["getparametersbypath"].extend([REFUSED_FOR_NOW, FAILED])
     assert batch.read_stage(Aws(), stage.name) == stage
@@ -172,19 +153,6 @@ def test_a_job_is_described_attempt_by_attempt(embedded: Aws, stage: DeployedSta
         assert attempt.started_at <= attempt.stopped_at
     assert job.stopped_at
     assert job.created_at <= job.stopped_at
-
-
-def test_the_attempt_that_runs_is_among_the_attempts(embedded: Aws, stage: DeployedStage) -> None:
-    plan = planned_to_run(embedded, stage, ["sleep", "60"])
-    job_id = batch.submit(embedded, plan)
-    job = wait_for(embedded, stage, job_id, state="RUNNING")
-    assert [(attempt.number, attempt.stopped_at, attempt.exit_code) for attempt in job.attempts] == [(1, None, None)]
-    assert len(job.log_streams) == 1
-    assert not job.ended
-    batch.terminate(embedded, job, reason="enough")
-    job = wait_for(embedded, stage, job_id)
-    assert job.state == "CANCELLED"
-    assert "enough" in job.reason
 
 
 def test_nodes_that_start_one_by_one_are_described_as_one_job(embedded: Aws, stage: DeployedStage) -> None:

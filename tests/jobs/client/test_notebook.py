@@ -1,7 +1,10 @@
 """A notebook's life as its user sees it: submitted, worked in, reclaimed, shut down; on real processes."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +21,7 @@ from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.plan import Plan
 from jobs.contract.run import NOTEBOOK
 from jobs.contract.stage import DeployedStage
+from jobs.train.kinds.notebook.entrypoint import _until_the_end
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.infra.synthesis import ROOT
 from tests.support.jobs.notebooks import Browser
@@ -98,30 +102,23 @@ class Submitted:
                     yield process
 
 
-Submit = Callable[..., Submitted]
+EARLIER = f"research/earlier-20260101-120000-0a1b/{NOTEBOOK}"
 
 
 @pytest.fixture
-def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
-    """Submits the ready spec; `overrides` are those of --set."""
-    submitted: list[Submitted] = []
-
-    def submit_one(*overrides: str) -> Submitted:
-        submitted.append(Submitted(embedded, stage, *overrides))
-        return submitted[-1]
-
-    yield submit_one
-    for notebook in submitted:
-        if not notebook.job.ended:
-            batch.terminate(embedded, notebook.job, reason="the test is over")
-            notebook.ended()
+def notebook(embedded: Aws, stage: DeployedStage) -> Iterator[Submitted]:
+    """The ready spec, submitted, to begin with the folder that another run has left."""
+    embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{EARLIER}deep/analysis.txt", Body=b"42")
+    submitted = Submitted(embedded, stage, f"arguments.files=s3://{stage.run_bucket}/{EARLIER}")
+    yield submitted
+    if not submitted.job.ended:
+        batch.terminate(embedded, submitted.job, reason="the test is over")
+        submitted.ended()
 
 
 def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
-    submit: Submit, embedded: Aws, deployed_aws: EmbeddedAws
+    notebook: Submitted, embedded: Aws, deployed_aws: EmbeddedAws
 ) -> None:
-    # GIVEN the ready spec, submitted
-    notebook = submit()
     server = notebook.server()
     browser = Browser.at(server.url())
 
@@ -164,7 +161,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     # AND its files are saved while it runs, without what is made anew or lies elsewhere
     wait_until(lambda: "weights.json" in notebook.saved(), bool)
     event_files = [name for name in notebook.saved() if name.startswith("runs/first/events.")]
-    assert set(notebook.saved()) == {"weights.json", *event_files}
+    assert set(notebook.saved()) == {"deep/analysis.txt", "weights.json", *event_files}
 
     # WHEN EC2 takes the instance back just after another file was written
     browser.run(browser.start_kernel(), "open('last.txt', 'w').write('before the reclaim')")
@@ -181,7 +178,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     browser.shut_down()
     # THEN the job has succeeded, and left its files, a receipt and no token
     assert notebook.ended().state == "SUCCEEDED"
-    assert set(notebook.saved()) == {"last.txt", *event_files}
+    assert set(notebook.saved()) == {"deep/analysis.txt", "last.txt", *event_files}
     receipt = storage.read_receipt(embedded, notebook.location)
     assert receipt is not None
     assert receipt.state == "succeeded"
@@ -190,16 +187,8 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     assert list(notebook.processes()) == []
 
 
-def test_a_new_run_goes_on_with_the_files_of_another_and_ends_when_nobody_works_in_it(
-    submit: Submit, embedded: Aws, stage: DeployedStage
-) -> None:
-    # GIVEN the folder that another run has left
-    folder = f"research/earlier-20260101-120000-0a1b/{NOTEBOOK}"
-    embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{folder}deep/analysis.txt", Body=b"42")
-    # WHEN a notebook begins with it, and nobody opens it
-    notebook = submit(f"arguments.files=s3://{stage.run_bucket}/{folder}", "arguments.idle_timeout_hours=0.001")
-    # THEN it ends by itself, well, with the files saved as its own
-    assert notebook.ended().state == "SUCCEEDED", notebook.log
-    assert "nobody has worked in it for 0:00:03" in notebook.log
-    assert notebook.saved() == {"deep/analysis.txt": b"42"}
-    assert storage.read_notebook(embedded, notebook.location) is None
+@pytest.mark.parametrize(("lab", "code"), [({}, 0), ({"wait": lambda _: 3}, 3)], ids=["idle", "shut down"])
+def test_it_ends_when_nobody_works_in_it_or_when_it_is_shut_down(lab: dict[str, Any], code: int) -> None:
+    idle: Any = SimpleNamespace(**{"wait": lambda _: None, "last_activity": lambda: "at noon", **lab})
+    saved: Any = SimpleNamespace(save=lambda: False)
+    assert _until_the_end(idle, saved, idle_timeout=timedelta(milliseconds=20)) == code

@@ -51,7 +51,7 @@ def reading(location: str, **changed: Any) -> JobSpec:
     return parse_spec({**spec, **changed}, origin="the test")
 
 
-def test_what_a_run_has_left_is_named_by_its_spec_or_its_id(
+def test_a_name_stands_for_the_newest_run_that_has_not_failed(
     embedded: Aws, stage: DeployedStage, name: str, start: Start
 ) -> None:
     older, _ = start("true", state="SUCCEEDED")
@@ -61,52 +61,31 @@ def test_what_a_run_has_left_is_named_by_its_spec_or_its_id(
         assert planned.spec.arguments["train_data"] == f"{found.run_location}train.jsonl"
         assert planned.awaited == ()
         assert "dependsOn" not in planned.request
-    with pytest.raises(
-        NotFoundError, match=r"arguments\.train_data: a table of examples was expected at .*/other\.csv"
-    ):
+    nothing = r"arguments\.train_data: a table of examples was expected at .*/other\.csv"
+    with pytest.raises(NotFoundError, match=nothing):
         plan_run(embedded, stage, reading(f"run://{name}/other.csv"))
-
-
-def test_a_run_that_goes_on_is_waited_for_and_what_it_will_write_is_not_looked_for(
-    embedded: Aws, stage: DeployedStage, name: str, start: Start
-) -> None:
-    going, job = start("sleep", "60", state="RUNNING")
-    spec = reading(f"run://{name}/later.jsonl")
-    spec = spec.model_copy(update={"arguments": {**spec.arguments, "model": f"run://{going.run_id}/model"}})
-    planned = plan_run(embedded, stage, spec)
-    assert planned.request["dependsOn"] == [{"jobId": job.id}]
-    [awaited] = planned.awaited
-    assert (awaited.run_id, set(awaited.arguments)) == (going.run_id, {"model", "train_data"})
-    with pytest.raises(NotFoundError, match=r"arguments\.model: a pretrained model's folder was expected"):
-        plan_run(
-            embedded,
-            stage,
-            reading(
-                f"run://{name}/later.jsonl",
-                arguments={"model": "data://tests/none", "train_data": f"run://{name}/later.jsonl"},
-            ),
-        )
-
-
-def test_a_run_that_has_failed_is_refused_with_its_id(
-    embedded: Aws, stage: DeployedStage, name: str, start: Start
-) -> None:
-    failed, _ = start("false", state="FAILED")
-    with pytest.raises(UsageError) as refused:
-        plan_run(embedded, stage, reading(f"run://{name}/train.jsonl"))
-    assert f"arguments.train_data: run://{name}/train.jsonl is {failed.run_id}, which has failed" in str(refused.value)
-    assert f"Next: trainyard logs {failed.run_id}" in str(refused.value)
-
-
-def test_a_run_that_is_not_there_is_named_with_the_closest_that_is(
-    embedded: Aws, stage: DeployedStage, name: str, start: Start
-) -> None:
-    start("true", state="SUCCEEDED")
     with pytest.raises(NotFoundError, match=f"has no run of that name or id; did you mean '{name}'"):
         plan_run(embedded, stage, reading(f"run://{name[:-1]}/train.jsonl"))
     # Another team's runs are none of this team's.
     with pytest.raises(NotFoundError, match="team 'product' has no run of that name or id"):
         plan_run(embedded, stage, reading(f"run://{name}/train.jsonl", team="product"))
+
+    # WHEN a newer one runs, THEN it is waited for, and what it will write is not looked for
+    going, job = start("sleep", "60", state="RUNNING")
+    model = {"model": f"run://{going.run_id}/model", "train_data": f"run://{name}/later.jsonl"}
+    planned = plan_run(embedded, stage, reading("", arguments=model))
+    assert planned.request["dependsOn"] == [{"jobId": job.id}]
+    [awaited] = planned.awaited
+    assert (awaited.run_id, set(awaited.arguments)) == (going.run_id, {"model", "train_data"})
+    with pytest.raises(NotFoundError, match=r"arguments\.model: a pretrained model's folder was expected"):
+        plan_run(embedded, stage, reading("", arguments={**model, "model": "data://tests/none"}))
+
+    # AND one that has failed is refused with its id
+    failed, _ = start("false", state="FAILED")
+    with pytest.raises(UsageError) as refused:
+        plan_run(embedded, stage, reading(f"run://{name}/train.jsonl"))
+    assert f"arguments.train_data: run://{name}/train.jsonl is {failed.run_id}, which has failed" in str(refused.value)
+    assert f"Next: trainyard logs {failed.run_id}" in str(refused.value)
 
 
 def test_runs_of_one_file_wait_for_each_other(embedded: Aws, stage: DeployedStage) -> None:
@@ -144,12 +123,6 @@ def test_what_one_of_a_file_cannot_read_of_another(
     with pytest.raises(UsageError) as refused:
         plan_runs(embedded, stage, [specs[name] for name in order])
     assert message in str(refused.value)
-
-
-def test_a_run_that_leaves_no_artifact_is_refused_where_one_is_read(embedded: Aws, stage: DeployedStage) -> None:
-    spec = {"name": "pretrain", "job": "pretrain-mlm", "arguments": {"data": "run://reader"}}
-    with pytest.raises(UsageError, match="run://reader is a 'finetune-classification', which leaves no artifact"):
-        plan_runs(embedded, stage, [reading(f"data://{DATA_KEY}"), parse_spec(spec, origin="the test")])
 
 
 def job(name: str, kind: str, **arguments: Any) -> JobSpec:

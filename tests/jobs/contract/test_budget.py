@@ -12,9 +12,9 @@ from jobs.contract.instance_types import instance_type
 from jobs.contract.plan import Continued, plan
 from jobs.contract.prices import Prices, Quote, recorded
 from jobs.contract.records import Attempt
-from tests.support.jobs.planning import LARGE, RUN_ID, STAGE, command_of, spec
+from tests.support.jobs.planning import RUN_ID, STAGE, command_of, spec
 
-DL1 = instance_type("dl1.24xlarge")
+DL1, P4D = instance_type("dl1.24xlarge"), instance_type("p4d.24xlarge")
 STARTED = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 
 
@@ -34,6 +34,14 @@ def test_each_attempt_counts_at_the_price_of_what_it_ran_on() -> None:
     found = spent([lost, on_demand, unknown])
     assert found.instance_hours == pytest.approx(1 + 2 + 0.1)
     assert found.usd == pytest.approx(DL1.spot_usd_per_hour + 2.1 * DL1.on_demand_usd_per_hour)
+    # Nodes that waited for each other are paid for, and a clock that was set back gives no credit.
+    waited = attempt(1, 60, nnodes=2, waited_instance_seconds=1800)
+    assert spent([waited, attempt(2, -240 * 60)]).instance_hours == pytest.approx(2.5)
+    # Spot counts at what EC2 said of it, where it said anything.
+    quoted = attempt(1, 60, instance_type=P4D.name, accelerator="cuda", spot_usd_per_hour=6.5)
+    assert spent([quoted]).usd == 6.5
+    assert spent([quoted.model_copy(update={"spot_usd_per_hour": None})]).usd == P4D.spot_usd_per_hour
+    assert spent([quoted], all_on="on-demand").usd == P4D.on_demand_usd_per_hour
 
 
 def test_the_limit_that_is_reached_first_counts() -> None:
@@ -49,74 +57,45 @@ def test_the_limit_that_is_reached_first_counts() -> None:
     assert on_four.seconds == pytest.approx(2 * 3600)
     assert Budget().left(so_far, usd_per_hour=1, nnodes=1) is None
     assert both.text(so_far) == f"7.00 of {7 + DL1.spot_usd_per_hour:.2f} USD, 2.00 of 10 instance hours"
-    said = reached(left, so_far, run_id=RUN_ID, capacity="spot")
+
+    def why(**changed: Any) -> str:
+        return reached(left, so_far, **{"run_id": RUN_ID, "capacity": "spot", **changed})
+
     used = "7.00 USD of max_usd 10.93 used, at the recorded Spot price, in 2.00 instance hours"
     kept = "the rest is kept for saving, 2 minutes"
-    assert said == f"budget: {used}; {kept}. Next: trainyard resume {RUN_ID} --set max_usd=21.86"
+    assert why() == f"budget: {used}; {kept}. Next: trainyard resume {RUN_ID} --set max_usd=21.86"
+    assert "used, at EC2's Spot price of 6.5 USD an hour, in" in why(spot_usd_per_hour=6.5)
     # Of a sweep, whose points share a budget, the rule is another: each needs the time to save, or to begin.
-    for points, new, rule in (
-        (2, False, "the rest is kept for saving, 2 minutes for each of the 2 points that run"),
-        (0, True, "the rest does not pay for 5 minutes of another point"),
-        (1, True, "the rest does not pay for 5 minutes of another point beside the 1 point that runs"),
-    ):
-        assert f"; {rule}. Next: " in reached(
-            left, so_far, run_id=RUN_ID, capacity="spot", points=points, of_new_point=new
-        )
-    assert (
-        "12.00 instance hours of max_hours 10 used, 7.00 USD at the recorded Spot price; nothing is left. "
-        in reached(
-            replace(left, seconds=-1.0, key="max_hours", limit=10),
-            Spent(instance_hours=12, usd=7),
-            run_id=RUN_ID,
-            capacity="spot",
-        )
+    assert f"; {kept} for each of the 2 points that run. Next: " in why(points=2)
+    assert "; the rest does not pay for 5 minutes of another point. Next: " in why(of_new_point=True)
+    assert "of another point beside the 1 point that runs. Next: " in why(points=1, of_new_point=True)
+    over = replace(left, seconds=-1.0, key="max_hours", limit=10)
+    assert "12.00 instance hours of max_hours 10 used, 7.00 USD at the recorded Spot price; nothing is left. " in (
+        reached(over, Spent(instance_hours=12, usd=7), run_id=RUN_ID, capacity="spot")
     )
 
 
 def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:
     command = command_of(plan(spec(max_usd=5, max_hours=8.5), STAGE, run_id=RUN_ID))
-    assert {"--capacity=spot", "--max-usd=5.0", "--max-hours=8.5"} <= set(
-        command[: command.index("finetune-classification")]
-    )
-    assert not any(
-        part.startswith(("--max-usd", "--max-hours")) for part in command_of(plan(spec(), STAGE, run_id=RUN_ID))
-    )
-    on_demand = spec(resources={"capacity": "on-demand"})
-    assert "--capacity=on-demand" in command_of(plan(on_demand, LARGE, run_id=RUN_ID))
-    with pytest.raises(
-        UsageError, match=r"max_usd: 0.3 leaves 4.6 minutes of 1 x dl1.24xlarge \(Spot\); a run"
-    ) as error:
+    assert {"--capacity=spot", "--max-usd=5.0", "--max-hours=8.5"} <= set(command)
+    with pytest.raises(UsageError, match=r"max_usd: 0.3 leaves 4.6 minutes of 1 x dl1.24xlarge \(Spot\); a run") as no:
         plan(spec(max_usd=0.3), STAGE, run_id=RUN_ID)
-    assert error.value.next_step == "set max_usd to more than 0.33"
+    assert no.value.next_step == "set max_usd to more than 0.33"
     # It would have been enough for a run that has taken nothing yet.
     continued = Continued(job_ids=("a",), at=STARTED, spent=Spent(instance_hours=7.99, usd=3))
-    with pytest.raises(
-        UsageError, match=r"max_hours: 8 leaves 0.6 minutes .*; 7.99 of 8 instance hours are used up"
-    ) as error:
-        plan(spec(max_hours=8), STAGE, run_id=RUN_ID, continued=continued)
-    assert error.value.next_step == "set max_hours to more than 8.07"
-
-
-def test_spot_counts_at_what_ec2_says_of_it_where_it_says_anything() -> None:
-    row = instance_type("p4d.24xlarge")
-    quoted = attempt(1, 60, instance_type=row.name, accelerator="cuda", spot_usd_per_hour=6.5)
-    by_row = attempt(1, 60, instance_type=row.name, accelerator="cuda")
-    assert (spent([quoted]).usd, spent([by_row]).usd) == (6.5, row.spot_usd_per_hour)
-    assert spent([quoted], all_on="on-demand").usd == row.on_demand_usd_per_hour
-    # THEN a budget that the row's dearer price would use up within minutes is enough, and the job is told the price
-    stage = replace(STAGE, instance_type=row)
-    budget = spec(max_usd=0.6)
+    for limits, message, least in (
+        ({"max_hours": 8}, r"max_hours: 8 leaves 0.6 minutes .*; 7.99 of 8 instance hours are used up", "max_hours"),
+        ({"max_usd": 3.1}, r"max_usd: 3.1 leaves 1.5 minutes .*; 3.00 of 3.10 USD are used up", "max_usd"),
+    ):
+        with pytest.raises(UsageError, match=message) as no:
+            plan(spec(**limits), STAGE, run_id=RUN_ID, continued=continued)
+        more = {"max_hours": "8.07", "max_usd": "3.33"}[least]
+        assert no.value.next_step == f"set {least} to more than {more}"
+    # A budget that the row's dearer price would use up within minutes is enough at EC2's, which the job is told.
+    stage = replace(STAGE, instance_type=P4D)
     with pytest.raises(UsageError, match=r"max_usd: 0.6 leaves 4\.\d minutes of 1 x p4d.24xlarge \(Spot\)"):
-        plan(budget, stage, run_id=RUN_ID)
-    said = Prices(on_demand=recorded(row).on_demand, spot=Quote(usd_per_hour=6.5, date="2026-11-23", source="EC2"))
-    assert "--spot-usd-per-hour=6.5" in command_of(plan(budget, stage, run_id=RUN_ID, prices_of=lambda _: said))
+        plan(spec(max_usd=0.6), stage, run_id=RUN_ID)
+    said = Prices(on_demand=recorded(P4D).on_demand, spot=Quote(usd_per_hour=6.5, date="2026-11-23", source="EC2"))
+    quoted = plan(spec(max_usd=0.6), stage, run_id=RUN_ID, prices_of=lambda _: said)
+    assert "--spot-usd-per-hour=6.5" in command_of(quoted)
     assert not any("--spot-usd" in part for part in command_of(plan(spec(), stage, run_id=RUN_ID)))
-    # AND what ended it says so
-    left = budget.budget.left(Spent(usd=0.6), usd_per_hour=6.5, nnodes=1)
-    assert left is not None
-    why = reached(left, Spent(usd=0.6), run_id=RUN_ID, capacity="spot", spot_usd_per_hour=6.5)
-    assert "0.60 USD of max_usd 0.60 used, at EC2's Spot price of 6.5 USD an hour" in why
-
-
-def test_a_clock_that_was_set_back_gives_no_credit() -> None:
-    assert spent([attempt(1, -240 * 60), attempt(2, 60)]).instance_hours == 1

@@ -1,4 +1,5 @@
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
@@ -8,6 +9,7 @@ from jobs.contract.errors import UsageError
 from jobs.contract.locations import (
     S3Location,
     artifact_location,
+    documents_location,
     folder_location,
     hub_parts,
     model_location,
@@ -15,37 +17,23 @@ from jobs.contract.locations import (
     table_location,
 )
 
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        "hf://org/name.v2?revision=main",
-        "s3://bucket/key",
-        "s3://Old_Bucket.of-2012/key",
-        "data://shared/m",
-        "/a/folder",
-        "run://pretrain-bert/model",
-        "run://pretrain-bert-20260102-030405-0a1b/model/",
-        "a:b/folder",
-    ],
+WORDS = st.from_regex(r"[a-z0-9][a-z0-9-]{1,20}", fullmatch=True)
+PATHS = st.lists(st.from_regex(r"[\w.-]*\w", fullmatch=True), min_size=1, max_size=3).map("/".join)
+FOLDERS = st.one_of(
+    st.builds("s3://{}/{}".format, st.just("Old_Bucket.of-2012") | WORDS.filter(lambda word: len(word) > 2), PATHS),
+    st.builds("data://{}".format, PATHS),
+    st.builds("run://{}/{}".format, WORDS | st.just("bert-20260102-030405-0a1b") | st.just("rates@best"), PATHS),
+    PATHS,
+    PATHS.map("/{}".format),
 )
-def test_where_a_model_may_lie(location: str) -> None:
-    assert model_location(location) == location
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        "hf://nyu-mll/glue?config=sst2&split=train&revision=main",
-        "s3://bucket/a.jsonl",
-        "data://shared/a.ndjson",
-        "run://clean/train.jsonl",
-        "/a/b.TSV",
-        "../a.parquet",
-    ],
-)
-def test_where_a_table_may_lie(location: str) -> None:
-    assert table_location(location) == location
+@given(folder=FOLDERS, suffix=st.sampled_from([".jsonl", ".ndjson", ".csv", ".TSV", ".parquet"]))
+@example(folder="a:b/folder", suffix=".csv")
+def test_models_tables_and_folders_lie_wherever_data_can(folder: str, suffix: str) -> None:
+    assert model_location(folder) == folder_location(folder) == artifact_location(folder) == folder
+    assert table_location(folder + suffix) == documents_location(folder + suffix) == folder + suffix
+    assert documents_location(f"{folder}.txt") == f"{folder}.txt"
 
 
 @pytest.mark.parametrize(
@@ -71,66 +59,50 @@ def test_where_no_model_can_lie(location: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "message"),
+    ("read", "location", "message"),
     [
-        ("data://shared/reviews", "is no table: its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
-        ("train.txt", "its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
-        ("imdb", "its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet; did you mean hf://imdb?"),
+        (table_location, "data://a/b", "is no table: its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
+        (table_location, "train.txt", "its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
+        (table_location, "imdb", ".tsv, .parquet; did you mean hf://imdb?"),
+        (table_location, "hf://imdb#test", "names nothing on the hub"),
+        (artifact_location, "hf://org/corpus?split=train", "unknown option 'split'"),
+        (folder_location, "run://notes", "did you mean run://notes/notebook"),
+        (folder_location, "hf://org/name", "a folder is read from s3://"),
     ],
 )
-def test_where_no_table_can_lie(location: str, message: str) -> None:
+def test_where_nothing_of_the_kind_can_lie(read: Callable[[str], str], location: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        table_location(location)
+        read(location)
 
 
-def test_a_hub_location_is_read_in_parts() -> None:
-    assert hub_parts("hf://nyu-mll/glue?config=sst2&split=train") == (
-        "nyu-mll/glue",
-        {"config": "sst2", "split": "train"},
-    )
-    assert hub_parts("hf://imdb") == ("imdb", {})
-    assert hub_parts("hf://imdb?split=train[:10%]+test&revision=v1.0+x#2;3") == (
-        "imdb",
-        {"split": "train[:10%]+test", "revision": "v1.0+x#2;3"},
-    )
-    assert hub_parts("hf://imdb?revision=refs%2Fpr%2F1&split=") == ("imdb", {"revision": "refs/pr/1", "split": ""})
-    with pytest.raises(ValueError, match="names nothing on the hub"):
-        table_location("hf://imdb#test")
-
-
-def test_a_folder_is_not_a_whole_run_and_an_artifact_of_the_hub_has_no_split() -> None:
-    with pytest.raises(ValueError, match="unknown option 'split'"):
-        artifact_location("hf://org/corpus?split=train")
-    with pytest.raises(ValueError, match="did you mean run://notes/notebook"):
-        folder_location("run://notes")
+@pytest.mark.parametrize(
+    ("location", "name", "options"),
+    [
+        ("hf://nyu-mll/glue?config=sst2&split=train", "nyu-mll/glue", {"config": "sst2", "split": "train"}),
+        ("hf://imdb", "imdb", {}),
+        ("hf://imdb?split=train[:10%]+test", "imdb", {"split": "train[:10%]+test"}),
+        ("hf://imdb?revision=refs%2Fpr%2F1&split=", "imdb", {"revision": "refs/pr/1", "split": ""}),
+    ],
+)
+def test_a_hub_location_is_read_in_parts(location: str, name: str, options: dict[str, str]) -> None:
+    assert hub_parts(location) == (name, options)
+    assert "" in options.values() or table_location(location) == location
 
 
 @given(bucket=st.from_regex(r"[A-Za-z0-9._-]+", fullmatch=True), key=st.text().filter(lambda key: key[:1] != "/"))
 @example(bucket="bucket", key="a?b#c;d%20e&f=g+h")
-def test_s3_locations_are_read_as_they_are_written(bucket: str, key: str) -> None:
+def test_s3_locations_are_read_as_they_are_written_and_joined(bucket: str, key: str) -> None:
     location = S3Location(bucket, key)
     assert S3Location.parse(str(location)) == location
+    for folder in (S3Location(bucket, "run/"), S3Location(bucket, "run")):
+        assert str(folder / "model/") == f"s3://{bucket}/run/model/"
+    assert str(S3Location(bucket, "") / "spec.yaml") == f"s3://{bucket}/spec.yaml"
 
 
 @pytest.mark.parametrize("uri", ["", "bucket/key", "s3:///key", "https://bucket/key"])
 def test_what_is_no_s3_location_is_refused(uri: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"is not an S3 location; it should look like s3://bucket/key$"):
         S3Location.parse(uri)
-    assert str(caught.value) == f"'{uri}' is not an S3 location; it should look like s3://bucket/key"
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("location", "name", "joined"),
-    [
-        (S3Location("b", "run/"), "spec.yaml", "s3://b/run/spec.yaml"),
-        (S3Location("b", "run"), "spec.yaml", "s3://b/run/spec.yaml"),
-        (S3Location("b", ""), "spec.yaml", "s3://b/spec.yaml"),
-        (S3Location("b", "run/"), "model/", "s3://b/run/model/"),
-    ],
-)
-def test_s3_locations_are_joined(location: S3Location, name: str, joined: str) -> None:
-    assert str(location / name) == joined
 
 
 @given(parts=st.lists(st.sampled_from(["a", "b.txt", "..a", "a b", "", ".", ".."]), min_size=1))

@@ -12,7 +12,7 @@ from jobs.client.follow import may_go_on
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RETRY_RULES
+from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.submitting import planned_to_run, wait_for
 
@@ -34,10 +34,6 @@ ENDED = Job(
 )
 LAST = JobAttempt(number=3, started_at=None, stopped_at=None, exit_code=None, reason="", log_stream=None)
 RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
-
-
-def test_the_retry_rules_know_a_reclaim_by_its_words() -> None:
-    assert RETRY_RULES[0] == {"onStatusReason": f"{RECLAIM_REASON}*", "action": "RETRY"}
 
 
 @pytest.fixture
@@ -77,10 +73,6 @@ def test_a_run_goes_on_in_its_own_teams_on_demand_queue(stage: DeployedStage) ->
     job = replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None, queue="spot@research")
     for queue, wanted in (("on-demand@research", True), ("on-demand", False), ("on-demand@product", False)):
         assert may_go_on(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
-
-
-def test_a_job_that_never_started_need_not_say_when_it_ended(with_on_demand: DeployedStage) -> None:
-    assert may_go_on(with_on_demand, replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None))
 
 
 def test_the_newest_job_is_the_run_but_a_late_duplicate_never_is(embedded: Aws, stage: DeployedStage) -> None:

@@ -111,23 +111,18 @@ def test_the_request_is_one_array_of_workers_without_any_points_arguments() -> N
     assert planned.spot_usd_per_hour == pytest.approx(4 * one.spot_usd_per_hour)
 
 
-@pytest.mark.parametrize(("parallel", "left", "size"), [(None, None, 6), (9, None, 6), (2, None, 2), (4, 3, 3)])
-def test_there_are_no_more_workers_than_points(parallel: int | None, left: int | None, size: int) -> None:
+@pytest.mark.parametrize(
+    ("parallel", "left", "room", "size"),
+    [(None, None, 9, 6), (9, None, 4, 4), (2, None, 4, 2), (4, 3, None, 3), (1, None, None, 1), (4, 1, None, 1)],
+)
+def test_there_are_no_more_workers_than_points_and_instances(
+    parallel: int | None, left: int | None, room: int | None, size: int
+) -> None:
     swept = spec(sweep={**GRID, "parallel": parallel})
-    assert plan(swept, STAGE, run_id=RUN_ID, points_left=left).request["arrayProperties"] == {"size": size}
-
-
-@pytest.mark.parametrize(("parallel", "room", "size"), [(None, 4, 4), (5, 3, 3), (2, 4, 2), (None, 9, 6)])
-def test_there_are_no_more_workers_than_the_queue_holds_instances(parallel: int | None, room: int, size: int) -> None:
-    planned = plan(spec(sweep={**GRID, "parallel": parallel}), STAGE, run_id=RUN_ID, room_of=lambda _: room)
-    assert planned.request["arrayProperties"] == {"size": size}
+    planned = plan(swept, STAGE, run_id=RUN_ID, points_left=left, room_of=(lambda _: room) if room else None)
     assert planned.instances == size
-
-
-@pytest.mark.parametrize(("parallel", "left"), [(1, None), (4, 1)])
-def test_a_single_worker_is_no_array_which_batch_would_refuse(parallel: int, left: int | None) -> None:
-    planned = plan(spec(sweep={**GRID, "parallel": parallel}), STAGE, run_id=RUN_ID, points_left=left)
-    assert "arrayProperties" not in planned.request
+    # Batch refuses an array of one job.
+    assert planned.request.get("arrayProperties") == ({"size": size} if size > 1 else None)
     assert planned.request["tags"]["trainyard:sweep"] == str(left or 6)
 
 
