@@ -9,7 +9,8 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
@@ -46,8 +47,11 @@ if TYPE_CHECKING:
 
 IGNORE_FILE = ".trainyardignore"
 
-_NEVER = (".git", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache")
-"""Folders that no code needs, where no .gitignore says so."""
+_NEVER = (
+    *("__pycache__/", ".venv/", "venv/", "node_modules/", ".ipynb_checkpoints/", ".mypy_cache/", ".pytest_cache/"),
+    *("*.pyc", ".DS_Store"),
+)
+"""What no code needs, in a folder without a repository."""
 
 _NAMED = 5
 """So many files are named in a message."""
@@ -152,26 +156,21 @@ def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names of a folder's files: what git tracks there or would track.
+    """Return the names of a folder's files as git lists them: those that it tracks, or would.
 
-    Outside a repository it is all but what nobody needs and what the folder's .gitignore files exclude.
+    Outside a repository an empty one takes the place of the folder's own, which leaves out what nobody needs too.
     """
     if _in_repository(folder):
         listed = _ask(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
-        names = {name for name in listed.split("\0") if name}
-        return sorted(name for name in names if os.path.lexists(folder / name))
-    found = []
-    for place, subfolders, files in os.walk(folder, onerror=_raise):
-        subfolders[:] = [name for name in subfolders if name not in _NEVER]
-        found += [Path(place, name).relative_to(folder).as_posix() for name in files]
-    names = {name for name in found if not name.endswith((".pyc", ".DS_Store"))}
-    if any(PurePosixPath(name).name == ".gitignore" for name in names):
-        names -= _ignored(names, work_tree=folder)
-    return sorted(names)
+        return sorted(name for name in _split(listed) if os.path.lexists(folder / name))
+    with _explained(folder), empty_repository() as place:
+        needless = (f"--exclude={pattern}" for pattern in _NEVER)
+        command = (f"--git-dir={place / '.git'}", f"--work-tree={folder}", "ls-files", "--others", "-z")
+        return sorted(_split(run_git(*command, "--exclude-per-directory=.gitignore", *needless, folder=folder)))
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _split(listed: str) -> set[str]:
+    return {name for name in listed.split("\0") if name}
 
 
 def _in_repository(folder: Path) -> bool:
@@ -189,48 +188,21 @@ def _in_repository(folder: Path) -> bool:
 
 
 def _without_ignored(folder: Path, names: list[str]) -> list[str]:
+    """Return the names that IGNORE_FILE does not exclude. git itself matches its patterns, in an empty repository."""
     path = folder / IGNORE_FILE
     if not path.is_file():
         return names
-    ignored = _ignored(set(names), patterns=path.read_bytes())
+    with _explained(folder), empty_repository() as place:
+        (place / ".git/info").mkdir()
+        (place / ".git/info/exclude").write_bytes(path.read_bytes())
+        listed = run_git(
+            *("-c", f"core.excludesFile={os.devnull}", "check-ignore", "--no-index", "--stdin", "-z"),
+            folder=place,
+            stdin=b"\0".join(os.fsencode(f"./{name}") for name in names),  # ":" would begin a magic word
+            accepted=(0, 1),  # 1: none is ignored
+        )
+    ignored = {name.removeprefix("./") for name in _split(listed)}
     return [name for name in names if name not in ignored and name != IGNORE_FILE]
-
-
-def _ignored(names: set[str], *, patterns: bytes | None = None, work_tree: Path | None = None) -> set[str]:
-    """Return which names git ignores: by these patterns, or else by the .gitignore files below `work_tree`.
-
-    git itself matches them: a library's patterns differ from git's, and some take for ever. Raises ConfigurationError
-    if there is no git, TimedOutError if it does not answer.
-    """
-    try:
-        with empty_repository() as place:
-            repository = place / ".git"
-            (repository / "info").mkdir()
-            (repository / "info/exclude").write_bytes(patterns or b"")
-            listed = run_git(
-                *("-c", f"core.excludesFile={os.devnull}"),
-                *(f"--git-dir={repository}", f"--work-tree={work_tree or place}"),
-                *("check-ignore", "--no-index", "--stdin", "-z"),
-                folder=work_tree or place,
-                stdin=b"\0".join(os.fsencode(f"./{name}") for name in sorted(names)),  # ":" would begin a magic word
-                accepted=(0, 1),  # 1: none is ignored
-            )
-    except subprocess.TimeoutExpired as error:
-        raise TimedOutError(
-            f"arguments.code: {said(error)} which files the patterns of .gitignore or {IGNORE_FILE} exclude",
-            next_step="write simpler patterns: *.csv, data/",
-        ) from None
-    except OSError as error:
-        raise ConfigurationError(
-            f"arguments.code: only git can read .gitignore and {IGNORE_FILE}, and {said(error)}",
-            next_step="install git, or correct PATH",
-        ) from None
-    except subprocess.CalledProcessError as error:
-        raise ConfigurationError(
-            f"arguments.code: git cannot read the patterns of .gitignore or {IGNORE_FILE}: {said(error)}",
-            next_step="correct the patterns or git's own configuration (git config --list --show-origin)",
-        ) from None
-    return {name.removeprefix("./") for name in listed.split("\0")}
 
 
 def _check_names(folder: Path, names: list[str]) -> None:
@@ -324,26 +296,30 @@ def _commit(folder: Path) -> tuple[str | None, bool]:
 
 
 def _ask(folder: Path, *arguments: str) -> str:
-    """Return what git prints of a folder of a repository.
-
-    Raises ConfigurationError with git's own words if it refuses, TimedOutError if it does not answer.
-    """
-    try:
+    with _explained(folder):
         return run_git(*arguments, folder=folder)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Raise ConfigurationError with git's own words if it refuses, TimedOutError if it does not answer."""
+    try:
+        yield
     except subprocess.TimeoutExpired as error:
         raise TimedOutError(
-            f"arguments.code: {said(error)} about {folder}", next_step=f"see what 'git -C {folder} status' waits for"
+            f"arguments.code: {said(error)} about {folder}",
+            next_step=f"see what 'git -C {folder} status' waits for, or write simpler patterns: *.csv, data/",
         ) from None
     except OSError as error:
         raise ConfigurationError(
-            f"arguments.code: {folder} is in a git repository, and {said(error)}",
-            next_step="install git, or correct PATH: without it, nothing tells which files are ignored",
+            f"arguments.code: only git can tell which files of {folder} are ignored, and {said(error)}",
+            next_step="install git, or correct PATH",
         ) from None
     except subprocess.CalledProcessError as error:
         words = said(error)
         trusted = f"git config --global --add safe.directory {shlex.quote(str(repository_of(folder)))}"
         raise ConfigurationError(
-            f"arguments.code: git refuses to read the repository of {folder}: {words}",
+            f"arguments.code: git refuses to read {folder}: {words}",
             next_step=f"if you trust it: {trusted}"
             if "dubious ownership" in words
             else f"see what 'git -C {folder} status' prints, or name a copy of the folder outside of any repository",

@@ -45,8 +45,6 @@ def test_an_answer_that_is_an_error_is_explained(
     "fault",
     [
         Fault("answer", status=500),
-        Fault("answer", status=503, code="ServiceUnavailable"),
-        Fault("answer", status=429, code="TooManyRequestsException"),
         Fault("answer", status=400, code="ThrottlingException"),
         Fault("cut"),
     ],
@@ -93,25 +91,8 @@ def test_a_closed_port_on_loopback_is_an_embedded_aws_that_is_down(
     assert explained is not None
     assert explained.args[0] == f"the embedded AWS at {refusing_service.url} does not answer"
     assert explained.next_step == "trainyard local up"
-
-
-def test_what_is_not_of_boto3_is_not_explained() -> None:
     assert explain(ValueError("a defect")) is None
     assert not is_transient(ValueError("a defect"))
-
-
-@pytest.mark.parametrize(
-    ("url", "loopback"),
-    [
-        ("http://localhost:5000", True),
-        ("http://127.0.0.1:5000/", True),
-        ("http://[::1]:5000", True),
-        ("https://batch.us-east-1.amazonaws.com", False),
-        ("http://localhost.example.com", False),
-    ],
-)
-def test_loopback_is_told_from_the_network(url: str, loopback: bool) -> None:
-    assert is_loopback(url) is loopback
 
 
 def test_the_region_of_the_other_sdks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +102,5 @@ def test_the_region_of_the_other_sdks_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert Aws().batch.meta.region_name == "us-west-2"
     assert Aws(region="us-east-1").batch.meta.region_name == "us-east-1"
     assert not Aws().embedded
+    assert all(map(is_loopback, ("http://localhost:5000", "http://127.0.0.1:5000/", "http://[::1]:5000")))
+    assert not is_loopback("http://localhost.example.com")

@@ -80,9 +80,8 @@ def test_aws_is_asked_and_its_answer_said_with_its_zones(aws: Aws) -> None:
         ([], []),
         ([], ["{}"]),
         ([], [product(("Hrs", "1.0")), product(("Hrs", "2.0"))]),
-        ([], [product(("Quantity", "1.0"))]),
     ],
-    ids=["denied", "not offered", "of another shape", "ambiguous", "by the piece"],
+    ids=["denied", "not offered", "of another shape", "ambiguous"],
 )
 def test_where_aws_does_not_say_the_recorded_row_counts(
     aws: Aws, history: list[dict[str, Any]] | None, products: list[str] | None

@@ -50,6 +50,8 @@ def test_all_forms_of_a_table_are_told_alike(table: Path, tmp_path: Path) -> Non
     pq.write_table(pa.table({key: [row[key] for row in ROWS] for key in ("label", "text")}), tmp_path / "t.parquet")
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     by_csv = shown(table)
+    both = shown(table, held_out=[table])
+    assert (both.training, both.held_out, both.shared, both.repeated) == (3, 3, 3, 1)
     assert [(item.name, item.training) for item in by_csv.classes] == [("films", 1), ("games", 1), ("games ", 1)]
     assert {item.unit: item.at for item in by_csv.lengths} == {"characters": [11, 11, 11, 11], "words": [3, 3, 3, 3]}
     assert by_csv.named_bad_rows == [
@@ -92,22 +94,6 @@ def test_rows_that_an_open_quote_swallows_are_named_and_those_that_it_may_swallo
         assert warning.startswith(f"{path}: quotes make lines 6 to 7 one row, and each would be one by itself; if the")
 
 
-def test_what_is_in_both_parts_is_told(table: Path) -> None:
-    found = shown(table, held_out=[table])
-    assert (found.training, found.held_out, found.shared, found.repeated) == (3, 3, 3, 1)
-
-
-def test_the_command_prints_it_and_needs_no_aws(table: Path) -> None:
-    said = CliRunner().invoke(app, ["data", "show", str(table)])
-    assert said.exit_code == 0, said.output
-    lines = said.stdout.splitlines()
-    assert lines[0] == "3 training examples, 3 classes"
-    assert "warning: 'games' and 'games ' differ by blanks or case only, and are 2 classes" in lines
-    assert f"  {table}, line 5: 'label' is '', which is no class" in lines
-    as_json = CliRunner().invoke(app, ["data", "show", str(table), "-o", "json"])
-    assert json.loads(as_json.stdout)["training"] == 3
-
-
 def test_with_a_model_it_tells_what_would_be_cut(table: Path, tmp_path: Path) -> None:
     # GIVEN a tokenizer that takes each word for a token, and puts one more at the end
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "[SEP]": 1}, unk_token="[UNK]"))
@@ -117,13 +103,13 @@ def test_with_a_model_it_tells_what_would_be_cut(table: Path, tmp_path: Path) ->
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     command = ["data", "show", str(table), "--model", str(tmp_path), "--max-length", "3"]
     said = CliRunner().invoke(app, command)
+    assert said.stdout.startswith("3 training examples, 3 classes\n"), said.output
+    assert f"  {table}, line 5: 'label' is '', which is no class" in said.stdout.splitlines()
     assert "tokens: half have at most 4, 90 % 4, 99 % 4, the longest 4" in said.stdout.splitlines()
     cut = json.loads(CliRunner().invoke(app, [*command, "-o", "json"]).stdout)["cut"]
     assert (cut["texts"], cut["of_texts"], cut["tokens"], cut["of_tokens"]) == (2, 3, 2, 10)
-    # AND of pairs the tokens of both
     pairs = Columns(texts=("text", "label"), label="label", named_by="")
-    found = summarize(no_aws, [str(table)], [], pairs, Model(str(tmp_path), 5))
-    assert found.lengths[-1].at == [5, 5, 5, 5]
+    assert summarize(no_aws, [str(table)], [], pairs, Model(str(tmp_path), 5)).lengths[-1].at == [5, 5, 5, 5]
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError, match=r"tokenizer\.json is no tokenizer: "):
         summarize(no_aws, [str(table)], [], COLUMNS, Model(str(tmp_path), 3))
