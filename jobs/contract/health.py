@@ -28,10 +28,10 @@ class Health(Strict):
     seconds: float | None = Field(default=None, ge=0, le=600)
     """Seconds to measure multiplications and all-reduces; 0 disables it. Default: 10 on HPUs and GPUs, else 0."""
     min_teraflops: float | None = Field(default=None, ge=0)
-    """Matrix multiplication that each card has to reach, in TFLOP/s. Default: half of its published peak, or of the
-    node's median card."""
+    """Matrix multiplication of each card, at least, in TFLOP/s. Default: half of its published peak, or of the node's
+    median card."""
     min_gigabytes_per_second: float | None = Field(default=None, ge=0)
-    """Bus bandwidth that an all-reduce among the node's cards has to reach, in GB/s. Default: a tenth of the links'
+    """Bus bandwidth of an all-reduce among the node's cards, at least, in GB/s. Default: a tenth of the links'
     published speed."""
 
     def seconds_on(self, accelerator: str, *, on_instance: bool) -> float:

@@ -69,24 +69,24 @@ class Recipe(Arguments):
     optimizer: Literal["adamw", "adafactor", "sgd", "rmsprop", "adagrad"] = "adamw"
     """The Trainer's optimizer. adamw uses the accelerator's own kernel if there is one."""
     hpu_trainer: HpuTrainer = "optimum-habana"
-    """Whose Trainer an HPU has: that of optimum-habana, in lazy mode, with which Gaudi's figures were published, and
-    whose support ended on 31 October 2026; or that of transformers, in eager mode, which was never tried on an HPU. It
-    has no effect elsewhere."""
+    """The Trainer on an HPU: optimum-habana or transformers. The first runs in lazy mode, with which Gaudi's figures
+    were published; its support ended on 31 October 2026. The second runs in eager mode, never tried on an HPU."""
     gaudi_config: Input | None = None
-    """How an HPU trains, in place of what is published for BERT: a gaudi_config.json, or a folder or hf://org/name that
-    has one. It is read and checked elsewhere too, where it has no effect."""
+    """A gaudi_config.json, or a folder or hf://org/name that has one. Default: what is published for BERT. It is read
+    and checked elsewhere too, where it has no effect."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of the optimizer."""
     global_batch_size: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
     """Sequences in one optimizer step, over all ranks."""
     max_batch_size_per_rank: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
-    """Sequences that one rank holds at once; a larger share of the global batch is accumulated."""
+    """Sequences that one rank holds at once. A larger share of the global batch is accumulated."""
     eval_batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank evaluates at once."""
     evaluate_every_steps: EvaluateEverySteps = None
     """Optimizer steps between evaluations, or epoch. Default: one evaluation, at the end."""
     metric_for_best_model: str | None = None
-    """Keep the model of the best evaluation by this metric, the earliest of equal ones. Default: the last step's."""
+    """Keep the model of the best evaluation by this metric. Default: the last step's. Of equal ones the earliest is
+    kept."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
     """End the training after this many evaluations in a row without a new best."""
     final_evaluation: bool = True

@@ -19,9 +19,9 @@ class Evaluate(Arguments):
     """Have a fine-tuned classifier predict the classes of a table, and hold them against the table's own."""
 
     model: Model
-    """A classifier with its tokenizer: run://NAME/model, hf://org/name, data://…, s3://… or a folder."""
+    """A classifier with its tokenizer: run://NAME/model, hf://…, data://…, s3://… or a folder."""
     data: Tables
-    """Texts: a .jsonl, .csv, .tsv or .parquet file, or hf://org/name?config=…&split=…, or a list of such tables."""
+    """Texts: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them."""
     predict_only: bool = False
     """The table needs no classes, and there are no metrics."""
     text_column: str = Field(default="text", min_length=1)
@@ -29,23 +29,21 @@ class Evaluate(Arguments):
     text_pair_column: str | None = Field(default=None, min_length=1)
     """Column of the second sentence of a pair."""
     label_column: str = Field(default="label", min_length=1)
-    """Column of the class, by the model's name of it, or its number where the model has no names."""
+    """Column of the class: the model's name of it, or its number if the model has no names."""
     positive_class: ClassName | None = None
-    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers, otherwise eval_f1 is eval_f1_macro, the
-    mean over the classes."""
+    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers, else the mean over the classes."""
     max_length: int = Field(default=128, ge=8, le=8192)
-    """Tokens a sequence is cut at; as it was trained."""
+    """Tokens a sequence is cut at. Take what the model was trained with."""
     length_buckets: LengthBuckets = "auto"
-    """Number of lengths that sequences are padded to, chosen to pad least. 1: all alike. auto: 4, or 2 on HPUs, which
-    compile a graph for each."""
+    """Lengths that sequences are padded to. 1: all alike. auto: 4, or 2 on HPUs, which compile a graph for each."""
     batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank takes at once."""
     hpu_trainer: HpuTrainer = "optimum-habana"
-    """Whose Trainer predicts on an HPU: optimum-habana's, or that of transformers, which was never tried on one."""
+    """The Trainer on an HPU: optimum-habana or transformers. The second was never tried on an HPU."""
     on_bad_rows: Literal["error", "skip"] = "error"
-    """A row that cannot be read, or has no text or no class, ends the job; skip: it is counted and left out."""
+    """error: a row that cannot be read, or has no text or no class, ends the job; skip: it is left out."""
     max_bad_rows: int = Field(default=100, ge=0)
-    """Bad rows that are left out at most, of all tables together, where on_bad_rows is skip."""
+    """Most bad rows that `on_bad_rows: skip` leaves out, of all tables together."""
 
     @model_validator(mode="after")
     def _columns_are_free(self) -> Self:

@@ -11,17 +11,17 @@ class FabricCheck(Arguments):
     """Check what all-reduce, broadcast and all-gather deliver between all ranks, and measure how fast."""
 
     smallest_message_bytes: int = Field(default=64, ge=4)
-    """First size of a message; its time is the latency."""
+    """First size of a message. Its time is the latency."""
     largest_message_bytes: int = Field(default=128 * 1024 * 1024, ge=4)
-    """Last size of a message; its bandwidth is what is held against the minimum."""
+    """Last size of a message. Its bandwidth is compared with the minimum."""
     growth: int = Field(default=8, ge=2)
-    """Each message is so many times larger than the one before."""
+    """Factor from one size to the next."""
     seconds_per_measurement: float = Field(default=0.5, gt=0, le=60)
-    """One size of one collective is repeated for so long; a message that takes longer is sent once."""
+    """Seconds for one size of one collective. A message that takes longer is sent once."""
     minimum_bus_gigabytes_per_second: float | None = Field(default=None, gt=0)
-    """Fails the job where all-reduce of the largest message within a node has less bus bandwidth."""
+    """Least bus bandwidth of an all-reduce of the largest message within a node. Below it the job fails."""
     minimum_bus_gigabytes_per_second_across_nodes: float | None = Field(default=None, gt=0)
-    """Fails the job where that of cards of several nodes, one a node, has less."""
+    """The same among cards of several nodes, one a node."""
 
     @model_validator(mode="after")
     def _sizes_in_order(self) -> Self:

@@ -67,14 +67,13 @@ class FinetuneClassification(Recipe):
     model: Model
     """Pretrained weights and tokenizer: hf://org/name, data://…, s3://… or a folder."""
     glue_task: GlueTask | None = None
-    """A GLUE task by name; brings its own columns and metrics, and the hub's data where train_data names no other."""
+    """A GLUE task, with its columns and metrics. Without train_data it is read from the hub."""
     train_data: Tables | None = None
-    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, or hf://org/name?config=…&split=…, or a list of such
-    tables."""
+    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them."""
     eval_data: Tables | None = None
-    """Held-out examples; without it, eval_fraction of the training data is held out."""
+    """Held-out examples. Default: eval_fraction of the training data."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of train_data that is held out where eval_data is not given; drawn by the seed."""
+    """Share of train_data that is held out without eval_data. The seed draws it."""
     text_column: str = Field(default="text", min_length=1)
     """Column of the sentence (of a pair: the first)."""
     text_pair_column: str | None = Field(default=None, min_length=1)
@@ -82,20 +81,18 @@ class FinetuneClassification(Recipe):
     label_column: str = Field(default="label", min_length=1)
     """Column of the class, a number or a name."""
     positive_class: ClassName | None = None
-    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers or a GLUE task's, otherwise eval_f1 is
-    eval_f1_macro, the mean over the classes."""
+    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers or a GLUE task's, else the mean over the
+    classes."""
     max_length: int = Field(default=128, ge=8, le=8192)
     """Tokens a sequence is cut at."""
     length_buckets: LengthBuckets = "auto"
-    """Number of lengths that sequences are padded to, chosen to pad least. 1: all alike. auto: 4, or 2 on HPUs, which
-    compile a graph for each."""
+    """Lengths that sequences are padded to. 1: all alike. auto: 4, or 2 on HPUs, which compile a graph for each."""
     epochs: float = Field(default=3.0, gt=0)
     """Passes over the training data."""
     on_bad_rows: Literal["error", "skip"] = "error"
-    """A row that cannot be read, or has no text or no class, ends the job before it trains, with the first ten such
-    rows of each table; skip: it is counted and left out."""
+    """error: a row that cannot be read, or has no text or no class, ends the job; skip: it is left out."""
     max_bad_rows: int = Field(default=100, ge=0)
-    """Bad rows that are left out at most, of all tables together, where on_bad_rows is skip."""
+    """Most bad rows that `on_bad_rows: skip` leaves out, of all tables together."""
 
     @model_validator(mode="after")
     def _one_data_set(self) -> Self:

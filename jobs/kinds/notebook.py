@@ -12,12 +12,12 @@ class Notebook(Arguments):
     """JupyterLab and TensorBoard on an instance with all its cards, reached with `trainyard connect`."""
 
     files: Folder | None = None
-    """Files that the notebook's folder begins with: those of an earlier run (s3://…/<run id>/notebook/), or any other.
-    A run's own second attempt goes on with what the first has saved."""
+    """A folder to begin with, of an earlier run (s3://…/<run id>/notebook/) or any other. A run's own second attempt
+    continues with what the first has saved."""
     tensorboard_logdir: str = "."
-    """The folder that TensorBoard shows: one below the notebook's, or s3://…, a run's tensorboard/ for instance."""
+    """The folder that TensorBoard shows: below the notebook's, or s3://…, such as a run's tensorboard/."""
     idle_timeout_hours: float = Field(default=2.0, gt=0)
-    """Ends the job once no cell and no terminal's command has run, and no file was saved, for that long."""
+    """Hours after which the job ends if no cell and no command has run, and no file was saved."""
 
     @field_validator("tensorboard_logdir")
     @classmethod

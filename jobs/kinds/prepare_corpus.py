@@ -19,26 +19,25 @@ class PrepareCorpus(Arguments):
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     data: list[Documents] = Field(min_length=1)
-    """Locations of the documents: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
+    """Documents: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
     text_columns: list[str] = Field(default=["text"], min_length=1)
-    """Column of the text: one for all of data, or one for each; a .txt file has none, whatever stands there."""
+    """Column of the text: one for all of data, or one for each. A .txt file has none."""
     text_documents: Literal["lines", "paragraphs"] = "lines"
-    """The unit of a .txt file that is a document: a line, or what stands between empty lines."""
+    """What a document of a .txt file is: a line, or what is between empty lines."""
     held_out_fraction: float = Field(default=0.01, gt=0, lt=1)
-    """Share of the documents that is held out, chosen by each one's content."""
+    """Share of the documents that is held out, by their content."""
     shard_bytes: int = Field(default=128 << 20, ge=1 << 10, le=4 << 30)
-    """Text in one shard; a restarted job makes the missing shards only."""
+    """Text in one shard. A restarted job makes the missing shards only."""
     max_document_bytes: int = Field(default=8 << 20, ge=1 << 10, le=1 << 30)
     """A longer document is split at whitespace into several."""
     on_broken_text: Literal["error", "skip"] = "error"
-    """Text that is not UTF-8 ends the job with its place, or is counted and skipped."""
+    """error: text that is not UTF-8 ends the job; skip: it is counted and left out."""
     drop_duplicates: bool = False
-    """Drop documents that equal an earlier one, each of which takes about 100 bytes of memory. Not for data whose rows
+    """Drop documents that equal an earlier one. Each document takes about 100 bytes of memory. Not for data whose rows
     are sentences, which would be torn apart."""
 
     push_to_hub: HubRepository | None = None
-    """org/name on the Hugging Face Hub that the corpus goes to as well, into a private data set repository, with the
-    team's HF_TOKEN."""
+    """org/name of a data set on the Hugging Face Hub to push to as well. It is private; the team's HF_TOKEN is used."""
 
     @property
     def hub_repository(self) -> str | None:

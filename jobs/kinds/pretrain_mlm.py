@@ -20,18 +20,16 @@ class PretrainMlm(Recipe):
     """
 
     data: Annotated[Artifact, OfKind("packed-tokens")]
-    """Packed tokens, with their tokenizer: what the job `tokenize` made (run://…, s3://…, data://…, a folder, or
-    hf://org/name, to which it was pushed)."""
+    """Packed tokens that `tokenize` made: run://…, s3://…, data://…, hf://… or a folder."""
     data_fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{16,64}$")
-    """16 to 64 hexadecimal digits; the beginning of the data's fingerprint. Without it any data is taken."""
+    """First 16 to 64 digits of the data's fingerprint. Other data are refused then."""
     model: Model | None = None
-    """A BERT whose weights the training goes on from, to adapt it to a domain: hf://org/name, run://…/model, data://…,
-    s3://… or a folder. The tokens have to be those of its tokenizer. Without it the weights are random."""
+    """A BERT to continue from, in a domain of yours: run://…/model, hf://…, data://…, s3://… or a folder. The tokens
+    have to be those of its tokenizer. Default: random weights."""
     config: Configuration | None = None
-    """The config.json of a BERT, which says the model's shape in place of the four below: hf://org/name, or a folder
-    that has one."""
+    """A BERT's config.json in place of the four keys below: hf://org/name or a folder."""
     hidden_size: int = Field(default=768, ge=8)
-    """Width of the model; BERT-base's by default, as the three below."""
+    """Width of the model."""
     layers: int = Field(default=12, ge=1)
     """Transformer layers."""
     heads: int = Field(default=12, ge=1)
@@ -39,7 +37,7 @@ class PretrainMlm(Recipe):
     intermediate_size: int = Field(default=3072, ge=8)
     """Width of a layer's feed-forward part."""
     mask_fraction: float = Field(default=0.15, gt=0, lt=1)
-    """Share of a sequence's tokens that the model has to guess."""
+    """Share of the tokens that the model has to guess."""
     max_steps: int = Field(default=100_000, ge=1)
     """Optimizer steps, over as many passes as they take."""
     learning_rate: float = Field(default=1e-4, gt=0)
@@ -51,10 +49,9 @@ class PretrainMlm(Recipe):
     log_every_steps: int = Field(default=50, ge=1)
     """Optimizer steps between lines of metrics."""
     evaluate_every_steps: EvaluateEverySteps = 1000
-    """Optimizer steps between evaluations, at least one, or epoch: after each pass over the data; there is one at the
-    end, too."""
+    """Optimizer steps between evaluations, or epoch. There is one at the end, too."""
     eval_sequences: int = Field(default=4096, ge=1)
-    """Held-out sequences that are evaluated, evenly spread over those there are."""
+    """Held-out sequences that are evaluated."""
     torch_compile: bool = False
     """Has PyTorch compile the model at its first steps; on GPUs only. Its kernels then take a quarter less time, which
     pays where they are the limit and not the host: with many sequences at once (max_batch_size_per_rank). A laptop that

@@ -55,7 +55,7 @@ class Script(Arguments):
     FREE: ClassVar[frozenset[str]] = frozenset({"silence_timeout_seconds", "wheelhouse"})
 
     code: Annotated[str, Field(min_length=1), AfterValidator(_is_folder)]
-    """The folder of the script: what git tracks there or would (not what .gitignore or .trainyardignore name). It is
+    """The folder of the script: what git tracks there or would, without what .trainyardignore names. It is
     packed and uploaded when the spec is submitted; a path counts from the working directory."""
     command: Annotated[str, AfterValidator(_has_a_word)]
     """The script in that folder and its arguments: train.py --data {inputs.reviews}, or -m package.module. Braces name
@@ -67,17 +67,16 @@ class Script(Arguments):
     """Files and folders by a name: data://…, s3://…, run://…, hf://org/name or a local path. Each node has them before
     its ranks start."""
     streamed_inputs: list[str] = Field(default_factory=list)
-    """Names of inputs that are not downloaded: the command and the environment have their s3:// address."""
+    """Names of inputs that are not downloaded. The script gets their s3:// address."""
     requirements: Annotated[str, AfterValidator(_file_below)] | None = None
-    """A file of requirements in that folder, installed on top of the image's packages, none of which it may replace."""
+    """A file of that folder, installed on top of the image's packages, none of which it may replace."""
     wheelhouse: Folder | None = None
     """A folder of wheels that the requirements come from, in place of a package index."""
     processes: Literal[1] | None = None
-    """1: one process on each node, which starts its own ranks: accelerate launch, deepspeed, torchrun, or any program.
-    It finds none of torchrun's variables. Without it the ranks are started as torchrun does, one a card."""
+    """1: one process on each node, which starts its own ranks, without torchrun's variables. Default: a rank on each
+    card, as torchrun starts them."""
     silence_timeout_seconds: float = Field(default=1800.0, ge=0)
-    """A script that has printed nothing and written no file for so long has hung, where it gives no heartbeat
-    (import trainyard); 0: never."""
+    """Seconds without a line, a file or a heartbeat after which the script has hung. 0 disables it."""
 
     def metrics(self) -> None:
         return None  # only the script knows

@@ -15,17 +15,15 @@ class Tokenize(Arguments):
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     corpus: Annotated[Artifact, OfKind("corpus")]
-    """The corpus that prepare-corpus made: run://name, or the folder of it."""
+    """The corpus that prepare-corpus made: run://name or its folder."""
     tokenizer: Tokenizer
-    """The tokenizer that train-tokenizer made: run://name, or the folder of it; or that of a BERT to go on from:
-    hf://org/name, run://name/model, …"""
+    """The tokenizer that train-tokenizer made, run://name or its folder, or a BERT's: hf://org/name, run://name/model."""
     sequence_length: int = Field(default=512, ge=8, le=65_536)
     """Tokens in a sequence, [CLS] and [SEP] of its documents included."""
     encoder: Literal["auto", "tokenizers"] = "auto"
-    """auto: nanotoken where its ids are those of Hugging Face's tokenizers, else tokenizers itself."""
+    """auto: nanotoken if it gives the ids of Hugging Face's tokenizers, else tokenizers itself."""
     push_to_hub: HubRepository | None = None
-    """org/name on the Hugging Face Hub that the packed tokens go to as well, into a private data set repository, with
-    the team's HF_TOKEN."""
+    """org/name of a data set on the Hugging Face Hub to push to as well. It is private; the team's HF_TOKEN is used."""
 
     @property
     def hub_repository(self) -> str | None:

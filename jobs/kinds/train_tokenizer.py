@@ -15,23 +15,22 @@ class TrainTokenizer(Arguments):
     FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
 
     corpus: Annotated[Artifact, OfKind("corpus")]
-    """The corpus that prepare-corpus made: run://name, or the folder of it."""
+    """The corpus that prepare-corpus made: run://name or its folder."""
     vocabulary_size: int = Field(default=32_000, ge=100, le=1_000_000)
     """Tokens, special ones included. The published tutorial's, and divisible by 128, which suits the HPU in bf16."""
     sample_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    """Share of the documents that it is learnt from. `auto` takes a tenth, and 16 MB at least: less than 1 % more
+    """Share of the documents to learn from. `auto` takes a tenth, and 16 MB at least: less than 1 % more
     tokens than with all of them."""
     lowercase: bool = True
     """Lower case and without accents, as BERT uncased. False: as BERT cased."""
     max_characters: int = Field(default=1000, ge=1, le=100_000)
-    """Different characters that become tokens, the most frequent ones; rarer ones are unknown. For Chinese, more."""
+    """Most characters that become tokens; rarer ones are unknown. For Chinese, more."""
     model_max_length: int = Field(default=512, ge=8)
-    """Tokens that the model to come can take, which the tokenizer tells whoever uses it."""
+    """Tokens that the model to come can take."""
     seed: int = Field(default=42, ge=0, le=MAX_SEED)
     """Draws the sample."""
     push_to_hub: HubRepository | None = None
-    """org/name on the Hugging Face Hub that the tokenizer goes to as well, into a private model repository, with the
-    team's HF_TOKEN."""
+    """org/name on the Hugging Face Hub to push to as well. It is private; the team's HF_TOKEN is used."""
 
     @property
     def hub_repository(self) -> str | None:
