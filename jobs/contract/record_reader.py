@@ -5,17 +5,16 @@ it: the account of a run must not keep it from going on.
 """
 
 import functools
-import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from jobs.contract.budget import spent
-from jobs.contract.display import MAX_SHOWN_CHARACTERS, json_text, printable, shortened
+from jobs.contract.display import printable
 from jobs.contract.errors import TrainyardError
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.words import counted
@@ -28,9 +27,6 @@ _WARNINGS_KEPT = 4096
 """Records are read every half minute, and each warning is given once: so many are remembered."""
 
 _LARGEST_STEP = 2**53
-
-_RESULTS_SHOWN = 200
-"""Values of a result that are shown: a script chooses how many it has."""
 
 _LEFT_OUT = "cannot be read: it is left out"
 _AS_IT_IS = "trainyard fetch RUN brings it as it is; its run is resumed without it"
@@ -64,9 +60,6 @@ def parse_receipt(content: bytes, *, place: object) -> Receipt:
     """Return the receipt that lies at `place`. Raises UnreadableError where it is none, or cannot be priced here."""
     receipt = parse(Receipt, content, place=place)
     receipt = receipt.model_copy(update={"result": _finite(receipt.result, place)})
-    if (result := _bounded(receipt.result)) != receipt.result:
-        receipt = receipt.model_copy(update={"result": result})
-        _warn(f"{place} has a large result, which is shown in part; trainyard fetch RUN brings all of it")
     if not receipt.attempts:
         raise UnreadableError(f"{place} cannot be read: it has no attempt", next_step=_AS_IT_IS)
     try:
@@ -132,15 +125,6 @@ def _finite(values: dict[str, Any], place: object) -> dict[str, Any]:
         return values
     _warn(f"{place}: {', '.join(nonsense)} has values that are no finite number: these are left out")
     return {**values, **dict.fromkeys(nonsense)}
-
-
-def _bounded(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a script's result as far as lists and receipts have room for: so many values, none of them long."""
-    found = {}
-    for name, value in itertools.islice(result.items(), _RESULTS_SHOWN):
-        text = value if isinstance(value, str) else json_text(value)
-        found[shortened(name)] = value if len(text) <= MAX_SHOWN_CHARACTERS else shortened(text)
-    return found
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

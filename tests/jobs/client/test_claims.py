@@ -45,3 +45,6 @@ def test_an_abandoned_claim_is_taken_over_and_a_released_one_is_free(
     assert claim.take() is True
     claim.release()
     assert claim.take() is False
+    # One that cannot be read names no successor.
+    claim.aws.s3.put_object(Bucket=claim.place.bucket, Key=claim.place.key, Body=b'{"succ')
+    assert claim.take() is True

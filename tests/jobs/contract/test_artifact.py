@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -8,29 +10,17 @@ OF_CORPUS = fingerprint("corpus", version=1, options={"a": 1, "b": "x"}, inputs=
 
 
 def test_a_fingerprint_is_of_the_values_whatever_their_order() -> None:
-    assert fingerprint("corpus", version=1, options={"b": "x", "a": 1}, inputs={"data": {"etag": "1"}}) == OF_CORPUS
-
-
-@pytest.mark.parametrize(
-    ("kind", "version", "options", "inputs"),
-    [
-        ("tokenizer", 1, {"a": 1, "b": "x"}, {"data": {"etag": "1"}}),
-        ("corpus", 2, {"a": 1, "b": "x"}, {"data": {"etag": "1"}}),
-        ("corpus", 1, {"a": 2, "b": "x"}, {"data": {"etag": "1"}}),
-        ("corpus", 1, {"a": "1", "b": "x"}, {"data": {"etag": "1"}}),
-        ("corpus", 1, {"a": 1}, {"b": "x", "data": {"etag": "1"}}),
-        ("corpus", 1, {"a": 1, "b": "x"}, {"data": {"etag": "2"}}),
-    ],
-)
-def test_a_fingerprint_tells_each_difference(
-    kind: str, version: int, options: dict[str, object], inputs: dict[str, object]
-) -> None:
-    assert fingerprint(kind, version=version, options=options, inputs=inputs) != OF_CORPUS
-
-
-def test_a_fingerprint_of_what_is_no_json_is_refused() -> None:
+    same: dict[str, Any] = {
+        "kind": "corpus",
+        "version": 1,
+        "options": {"b": "x", "a": 1},
+        "inputs": {"data": {"etag": "1"}},
+    }
+    assert fingerprint(**same) == OF_CORPUS
+    for changed in ({"kind": "tokenizer"}, {"version": 2}, {"options": {"a": "1", "b": "x"}}, {"inputs": {"data": {}}}):
+        assert fingerprint(**{**same, **changed}) != OF_CORPUS
     with pytest.raises(ValueError, match="Out of range float"):
-        fingerprint("corpus", version=1, options={"share": float("nan")}, inputs={})
+        fingerprint(**{**same, "options": {"share": float("nan")}})
 
 
 def test_an_artifact_lies_beside_the_runs_of_its_team() -> None:

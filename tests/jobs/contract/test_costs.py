@@ -87,7 +87,7 @@ def test_a_month_is_a_calendar_month_in_utc(text: str, begin: datetime, end: dat
     assert (month.begin, month.end) == (begin, end)
 
 
-@pytest.mark.parametrize("text", ["", "november", "2026", "2026-13", "2026-11-01", "last"])
+@pytest.mark.parametrize("text", ["", "2026-13", "2026-11-01"])
 def test_what_names_no_month_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="it should look like 2026-11"):
         month_of(text, now=NOW)

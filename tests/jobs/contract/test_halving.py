@@ -79,10 +79,7 @@ def test_the_launcher_of_a_point_is_told_how_it_is_compared() -> None:
             {**classification(evaluate_every_steps=50), **swept({"from_step": 100}, metric="eval_acuracy")},
             "sweep.metric: 'eval_acuracy' is no metric of this job's evaluations; did you mean 'eval_accuracy'?",
         ),
-        ({**classification(evaluate_every_steps=50), **swept({"from_step": 0})}, "sweep.halving.from_step: "),
-        ({**classification(evaluate_every_steps=50), **swept({"from_step": 9, "factor": 1})}, "sweep.halving.factor: "),
         ({**classification(evaluate_every_steps=50), **swept({"factor": 2})}, "sweep.halving.from_step: missing"),
-        ({**classification(evaluate_every_steps=50), **swept({"from_steps": 2})}, "sweep.halving.from_steps: unknown"),
         (
             {
                 "job": "pretrain-mlm",

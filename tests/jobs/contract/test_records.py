@@ -6,7 +6,6 @@ import pytest
 from jobs.contract.record_reader import (
     UnreadableError,
     parse,
-    parse_receipt,
     read,
     read_attempt,
     read_lines,
@@ -70,21 +69,3 @@ def test_numbers_that_no_metric_can_be_are_left_out_with_one_warning(caplog: pyt
     assert found == [{"step": 1, "loss": 0.5, "tokens": None}, {"step": 2, "loss": None, "tokens": 7}]
     assert caplog.text.count("metrics.jsonl: tokens has values that are no finite number: these are left out") == 1
     assert "metrics.jsonl: left out 3 lines that cannot be read, the first at line 3" in caplog.text
-
-
-def test_a_large_result_of_a_script_is_read_in_part(caplog: pytest.LogCaptureFixture) -> None:
-    texts = dict.fromkeys(("run_id", "team", "job", "price_date", "price_source", "estimate_note"), "")
-    figures = dict.fromkeys(("duration_seconds", "instance_hours", "on_demand_usd", "spot_usd"), 1.0)
-    written = {**texts, **figures, "instance_type": "dl1.24xlarge", "state": "succeeded", "attempts": [WRITTEN]}
-    small = {"eval_accuracy": 0.5, "note": "good", "per_class": [1, 2]}
-    result = {**small, "text": "x" * 3_000_000, "rows": [[0.1] * 1000] * 100, **{f"m{n}": n for n in range(500)}}
-    read_back = parse_receipt(json.dumps({**written, "result": result}).encode(), place="s3://runs/large.json").result
-    assert {name: read_back[name] for name in small} == small
-    assert len(read_back) == 200
-    assert len(json.dumps(read_back)) < 10_000
-    assert "s3://runs/large.json has a large result, which is shown in part" in caplog.text
-    caplog.clear()
-    assert (
-        parse_receipt(json.dumps({**written, "result": small}).encode(), place="s3://runs/small.json").result == small
-    )
-    assert not caplog.text
