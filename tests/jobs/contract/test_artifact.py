@@ -17,8 +17,8 @@ def test_a_fingerprint_is_of_the_values_whatever_their_order() -> None:
         "inputs": {"data": {"etag": "1"}},
     }
     assert fingerprint(**same) == OF_CORPUS
-    for changed in ({"kind": "tokenizer"}, {"version": 2}, {"options": {"a": "1", "b": "x"}}, {"inputs": {"data": {}}}):
-        assert fingerprint(**{**same, **changed}) != OF_CORPUS
+    for name, value in {"kind": "tokenizer", "version": 2, "options": {"a": "1", "b": "x"}, "inputs": {}}.items():
+        assert fingerprint(**{**same, name: value}) != OF_CORPUS
     with pytest.raises(ValueError, match="Out of range float"):
         fingerprint(**{**same, "options": {"share": float("nan")}})
 
