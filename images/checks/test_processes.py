@@ -22,7 +22,7 @@ START_SECONDS = 120
 
 def test_sigterm_ends_a_launcher_that_waits_for_s3_as_interrupted(facts: dict[str, Any]) -> None:
     if facts["instance_type"] is None:
-        pytest.skip("no row of jobs/contract/instance_types.py runs this image")
+        pytest.skip("no row of jobs/contract/instance_types.json runs this image")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes a connection and never answers
         launcher = subprocess.Popen(
             [
