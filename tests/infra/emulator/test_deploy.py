@@ -1,4 +1,4 @@
-"""The stages of this project by the real CDK CLI: deployed, previewed by `cdk diff`, interrupted."""
+"""The stages of this project by the real CDK CLI: deployed, previewed by `cdk diff`, changed, destroyed."""
 
 import re
 import signal
@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from infra.emulator import cdk_cli
+from infra.emulator.cloudformation.resource_type import RECORDED, TYPES
 from infra.settings import STAGES
+from infra.stages import Alerts
 from jobs.contract.stage import parameter_path
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
 from tests.support.infra.synthesis import synthesise_as_the_cli_does
+from tests.support.infra.variants import ALL
 
 pytestmark = pytest.mark.timeout(600)  # the first waits for the stage to be deployed
 
@@ -113,3 +116,40 @@ def test_one_changed_limit_is_all_that_is_shown(deployed_aws: EmbeddedAws, tmp_p
         f"[-] {STAGES['dev'].max_nodes * vcpus}",
         f"[+] {NODES * vcpus}",
     ]
+
+
+def test_a_stage_with_everything_is_deployed_changed_and_destroyed(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
+    def cdk(*arguments: str, **changes: object) -> None:
+        row = replace(ALL, termination_protection=False, **changes)  # type: ignore[arg-type]  # of any field
+        app = synthesise_as_the_cli_does(row, tmp_path / f"assembly-{arguments[0]}-{len(changes)}")
+        code, said = deployed_aws.cdk(*arguments, "all/*", "--app", app, scratch=tmp_path)
+        assert code == 0, said
+
+    def resources() -> dict[str, set[str]]:
+        """Return physical ids by type, of all stacks: of the stage, of `dev` beside it, and of the CDK's bootstrap."""
+        client, found = deployed_aws.client("cloudformation"), dict[str, set[str]]()
+        for stack in client.get_paginator("describe_stacks").paginate().build_full_result()["Stacks"]:
+            for one in client.describe_stack_resources(StackName=stack["StackName"])["StackResources"]:
+                found.setdefault(one["ResourceType"], set()).add(one["PhysicalResourceId"])
+        return found
+
+    before = resources()
+    deploy = ("deploy", "--method=direct", "--require-approval=never")
+    cdk(*deploy)
+    made = resources()
+    # Nothing is known that no stack has.
+    assert TYPES.keys() | RECORDED == {
+        "AWS::CDK::Metadata",
+        *(name for name in made if not name.startswith("Custom::")),
+    }
+    # Not of NAT gateways: routes cannot change in place here.
+    changes = {"deploy_from": None, "alerts": Alerts(emails=("sre@example.com",)), "spot_wait_hours": 2}
+    cdk(*deploy, **changes)
+    changed = resources()
+    for name in ("AWS::Batch::ComputeEnvironment", "AWS::EC2::Subnet", "AWS::KMS::Key", "AWS::S3::Bucket"):
+        assert changed[name] == made[name]
+    assert "AWS::IAM::OIDCProvider" not in changed
+    assert changed["AWS::SNS::Subscription"] != made["AWS::SNS::Subscription"]
+    cdk("destroy", "--force", **changes)
+    assert resources() == before
+    assert deployed_aws.health()["server_errors"] == []
