@@ -96,7 +96,8 @@ def test_saves_as_often_as_they_are_worth_it_change_nothing_of_the_training(
     with caplog.at_level("INFO", "trainyard"):
         chosen.train(checkpoint_every_steps="auto")
     [line] = [line for line in caplog.messages if line.startswith("checkpoints: every")]
-    assert re.fullmatch(r"checkpoints: every [\d,]+ steps? \(\d+ s\): a save holds the training up for \d+\.\d\d s", line)
+    said = r"checkpoints: every [\d,]+ steps? \(\d+ s\): a save holds the training up for \d+\.\d\d s"
+    assert re.fullmatch(said, line)
     assert chosen.model() == fixed.model()
     assert chosen.curve() == fixed.curve()
 
