@@ -97,7 +97,7 @@ def check(
 
 
 def tests_of(of: Image) -> list[Path]:
-    """Return the files of the tests of an image: those of every image, of its root's folder and of its own."""
+    """Return an image's test files: those of every image, those in its root's folder, and those in its own."""
     folders = dict.fromkeys(("checks", of.root, of.folder))
     return [path for folder in folders for path in sorted((IMAGES_FOLDER / folder).glob("*.py"))]
 

@@ -1,6 +1,6 @@
 """The Python packages of an image, pinned and hashed: images/locks/<release>/<image>.txt.
 
-    python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; without RELEASE, all releases
+    python -m jobs.images.lock IMAGE [RELEASE …]      rewrites them, for all releases if RELEASE is left out
     python -m jobs.images.lock all 1.21.0             for every image of a release
 
 A child asks for the group of pyproject.toml that is called like its folder, and has a file for each image that it is

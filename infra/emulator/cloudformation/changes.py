@@ -37,7 +37,7 @@ class ChangeSet:
     role_arn: str | None
     description: str | None
     changes: list[dict[str, Any]] | None
-    """None: nothing changes, and nothing can be executed."""
+    """None if nothing changes. Such a change set cannot be executed."""
     created_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
     def describe(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class ResourceType(ABC):
     name_property: str = ""
     """The property with the physical name; empty if the service makes up an id."""
     tagging: Tagging | None = None
-    """None: tags are properties like all others."""
+    """None if tags are properties like any other."""
 
     @abstractmethod
     def create(self, api: Api, name: str, properties: Properties) -> Made:
@@ -151,7 +151,7 @@ class Row(ResourceType):
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Properties whose parameter has another name; `Ids[]` if it takes a list."""
     sets: Mapping[str, Callable[[Any], Operation]] = field(default_factory=dict)
-    """Properties with an operation of their own, by their value; None: the template no longer says it."""
+    """Properties that have an operation of their own, made from the value, or from None once the template drops it."""
     items: Mapping[str, Items] = field(default_factory=dict)
     emptied: Mapping[str, Any] = field(default_factory=dict)
     """What `update_by` is given for properties that the template no longer has."""

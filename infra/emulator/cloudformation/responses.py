@@ -30,7 +30,7 @@ class ChangeSetNotFoundError(ServiceException):
 
 
 class Stacks:
-    """All stacks and change sets of one account and region; each request, in a thread of its own, holds `lock`."""
+    """All stacks and change sets of one account and region. A request has its own thread and holds `lock` meanwhile."""
 
     def __init__(self, account: Account) -> None:
         self.account = account

@@ -205,7 +205,7 @@ class Mover:
         self._bucket = run_bucket
 
     def describe(self, job_id: str, rules: Rules) -> dict[str, Any] | None:
-        """Return a job, that of several nodes as `with_children`; None: Batch has forgotten it."""
+        """Return a job (one of several nodes as `with_children` does), or None if Batch has forgotten it."""
         for job in describe(self._batch, [job_id]):
             nodes = children(self._batch, job)
             return with_children(job, nodes, rules) if nodes else job
