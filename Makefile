@@ -99,7 +99,7 @@ cuda-image: install
 	.ci/docker-engine pytest -m cuda_image tests/images
 
 contract: install
-	@python -m tests.support.train.contract $(RELEASE)
+	@python -m tests.support.container.contract $(RELEASE)
 
 synth: install
 	cdk synth --quiet '**'

@@ -21,7 +21,7 @@ from infra.rules.plugin import TrainyardRules
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from infra.storage.stack import StorageStack
-from jobs.contract.output import run_program
+from jobs.core.output import run_program
 
 
 def build(app: cdk.App, rows: Iterable[Stage]) -> None:

@@ -19,7 +19,7 @@ from infra.app import build
 from infra.rules.stage_templates import Template
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
-from jobs.contract.output import run_program
+from jobs.core.output import run_program
 
 _UNITS_A_MONTH = {"an hour": 730, "a month": 1, "a GiB-month": 1}
 """AWS's own convention for a month's hours. Units that are not here depend on how much is stored."""

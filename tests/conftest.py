@@ -22,7 +22,7 @@ from tests.support.embedded_aws import EmbeddedAws, deploy_stage, run_embedded_a
 pytest_plugins = ["tests.support.images.docker_engine"]
 
 
-ALONE = ("tests/jobs/train/trainer/test_resuming.py", "tests/jobs/train/kinds/test_pretrain_mlm.py")
+ALONE = ("tests/jobs/container/trainer/test_resuming.py", "tests/jobs/container/kinds/test_pretrain_mlm.py")
 """Long files at the end of a run whose tests share nothing: the last process to work would work alone."""
 
 
@@ -34,7 +34,7 @@ TOGETHER = {
     "images": ("tests/images/",),
     "demo": ("tests/jobs/cli/test_demo.py",),
     "trainings": TRAININGS,
-    "stage": ("tests/jobs/cli/test_", "tests/jobs/client/", "tests/jobs/aws/", "tests/jobs/contract/test_retries.py"),
+    "stage": ("tests/jobs/cli/test_", "tests/jobs/runs/", "tests/jobs/aws/", "tests/jobs/core/test_retries.py"),
 }
 """Tests that share what is costly to make, images or a deployed stage, by how their paths begin. The first counts."""
 

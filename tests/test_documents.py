@@ -10,7 +10,7 @@ import yaml
 from typer.main import get_command
 
 from jobs.cli.app import app
-from jobs.contract.spec import parse_spec
+from jobs.spec.spec import parse_spec
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

@@ -10,6 +10,6 @@ def busy(seconds: float) -> None:
     so many seconds from now on.
     """
     if is_here():
-        from jobs.train.trainer.heartbeat import busy
+        from jobs.container.trainer.heartbeat import busy
 
         busy(seconds)

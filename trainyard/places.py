@@ -31,7 +31,7 @@ def checkpoint() -> str | None:
     """
     if not is_here():
         return None
-    from jobs.train.trainer.attached import checkpoint as restored
+    from jobs.container.trainer.attached import checkpoint as restored
 
     return restored()
 
@@ -62,7 +62,7 @@ def result(**values: SupportsFloat | str) -> None:
     _check_size(given)
     if not is_here() or _rank() != "0":
         return
-    from jobs.train.channel import tell_result, told_result
+    from jobs.container.channel import tell_result, told_result
 
     scratch = Path(os.environ["TRAINYARD_SCRATCH"])
     _check_size({**told_result(scratch), **given})

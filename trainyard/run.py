@@ -9,7 +9,7 @@ from trainyard.places import is_here, number_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from jobs.train.trainer.own_loop import OwnLoop
+    from jobs.container.trainer.own_loop import OwnLoop
 
 
 class Run:
@@ -35,8 +35,8 @@ class Run:
         """
         self._loop: OwnLoop | None = None
         if is_here():
-            from jobs.train.trainer.accompanied import Saves
-            from jobs.train.trainer.own_loop import OwnLoop
+            from jobs.container.trainer.accompanied import Saves
+            from jobs.container.trainer.own_loop import OwnLoop
 
             saves = Saves(
                 every_steps=save_every_steps,

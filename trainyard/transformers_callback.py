@@ -20,8 +20,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers has no ty
     def __new__(cls, *, checkpoint_every_steps: int | Literal["auto"] | None = "auto", **options: Any) -> Any:
         """Return, inside the platform, what does the work there."""
         if cls is Callback and is_here():
-            from jobs.train.trainer.accompanied import Saves
-            from jobs.train.trainer.attached import AttachedCallback
+            from jobs.container.trainer.accompanied import Saves
+            from jobs.container.trainer.attached import AttachedCallback
 
             return AttachedCallback(Saves(every_steps=checkpoint_every_steps, **options))
         return super().__new__(cls)

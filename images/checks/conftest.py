@@ -39,7 +39,7 @@ def train() -> Callable[[str], str]:
     """Train on two ranks with an accelerator: cpu, cuda or hpu. Returns what the first rank reports."""
 
     def train(asked: str) -> str:
-        from jobs.train import accelerator
+        from jobs.container import accelerator
 
         chosen = accelerator.choose(asked, nproc_per_node=2)
         ranks = ["--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]

@@ -30,5 +30,5 @@ def test_no_variable_and_no_step_of_its_history_looks_like_a_secret(facts: dict[
 def test_its_own_command_is_the_help_of_the_launcher_without_an_entrypoint(facts: dict[str, Any]) -> None:
     assert not facts["entrypoint"], "a job definition names the whole command"
     done = subprocess.run(facts["command"], cwd="/", capture_output=True, text=True, check=False)
-    assert "jobs.train.launch" in done.stdout, done.stderr
+    assert "jobs.container.launch" in done.stdout, done.stderr
     assert "job kinds" in done.stdout

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 INTERRUPTED = 75
-"""The exit code after which Batch starts the job again (jobs/contract/errors.py)."""
+"""The exit code after which Batch starts the job again (jobs/core/errors.py)."""
 
 STOP_SECONDS = 20
 """Seconds that a stop may take, of the 30 that AWS leaves a container after SIGTERM."""
@@ -22,11 +22,11 @@ START_SECONDS = 120
 
 def test_sigterm_ends_a_launcher_that_waits_for_s3_as_interrupted(facts: dict[str, Any]) -> None:
     if facts["instance_type"] is None:
-        pytest.skip("no row of jobs/contract/instance_types.json runs this image")
+        pytest.skip("no row of jobs/core/instance_types.json runs this image")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes a connection and never answers
         launcher = subprocess.Popen(
             [
-                *(sys.executable, "-m", "jobs.train.launch", f"--instance-type={facts['instance_type']}"),
+                *(sys.executable, "-m", "jobs.container.launch", f"--instance-type={facts['instance_type']}"),
                 *("--nproc-per-node=1", "finetune-classification"),
                 *("--model=s3://bucket/model", "--train-data=s3://bucket/train.jsonl"),
             ],

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import traceback
 
-from jobs.train import accelerator
+from jobs.container import accelerator
 
 STEPS = 30
 LENGTH = 16

@@ -28,7 +28,7 @@ def test_a_job_can_write_to_the_disks_of_its_instance() -> None:
 def test_nccl_can_load_what_reaches_other_nodes_over_efa() -> None:
     if not EFA.exists():
         pytest.skip("it was built without EFA (EFA_MIRROR was empty): NCCL talks to other nodes over TCP")
-    from jobs.train import libfabric
+    from jobs.container import libfabric
 
     assert libfabric.providers(libfabric.load_for("cuda"))
 

@@ -22,7 +22,7 @@ def test_a_job_can_write_to_the_disks_of_its_instance() -> None:
 
 
 def test_hccl_can_load_what_reaches_other_nodes() -> None:
-    from jobs.train import libfabric
+    from jobs.container import libfabric
 
     assert libfabric.providers(libfabric.load_for("hpu"))
 

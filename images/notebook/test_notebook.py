@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 SECONDS = 240
-"""Longer than the proxy in front of TensorBoard waits for its start (jobs/train/kinds/notebook/jupyter.py)."""
+"""Longer than the proxy in front of TensorBoard waits for its start (jobs/container/kinds/notebook/jupyter.py)."""
 
 LIMIT_BYTES = 250_000_000
 """What a notebook may add to its parent: JupyterLab takes 140 to 180 MB."""
@@ -19,7 +19,7 @@ LIMIT_BYTES = 250_000_000
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from torch.utils.tensorboard import SummaryWriter
 
-    from jobs.train.kinds.notebook.jupyter import JupyterLab
+    from jobs.container.kinds.notebook.jupyter import JupyterLab
 
     root = tmp_path_factory.mktemp("notebook")
     with SummaryWriter(str(root / "events")) as writer:
@@ -65,7 +65,7 @@ def test_a_cell_runs() -> None:
 
     manager, client = start_new_kernel(startup_timeout=SECONDS)
     try:
-        code = "import torch, transformers, jobs.train.accelerator; assert torch.ones(2).sum() == 2"
+        code = "import torch, transformers, jobs.container.accelerator; assert torch.ones(2).sum() == 2"
         content = client.execute_interactive(code, timeout=SECONDS)["content"]
         assert content["status"] == "ok", content
     finally:

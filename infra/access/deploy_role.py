@@ -16,7 +16,7 @@ from infra.access.permissions_boundary import BUILD_ACTIONS, DEPLOYER_TAG, boots
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack
 from infra.stages import GitHub
-from jobs.contract.stage import IMAGE_BUILD_PROJECT, parameter_path
+from jobs.core.stage import IMAGE_BUILD_PROJECT, parameter_path
 
 ISSUER = "token.actions.githubusercontent.com"
 _AUDIENCE = "sts.amazonaws.com"

@@ -14,7 +14,7 @@ from constructs import Construct
 
 from infra.constructs.stage_stack import StageStack, acknowledge, finding
 from infra.observability.functions.stop_at_budget import STOP_TAG
-from jobs.contract.stage import parameter_path
+from jobs.core.stage import parameter_path
 
 DEPLOYER_TAG = ("trainyard:role", "deployer")
 """Tag of the only role that may assume those of CDK's bootstrap: whoever has them can change everything."""

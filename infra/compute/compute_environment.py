@@ -12,8 +12,8 @@ from constructs import Construct
 from infra.compute.launch_template import EfaInterfaces, LaunchTemplate
 from infra.compute.user_data import FileSystem, user_data
 from infra.stages import CapacityReservation
-from jobs.contract.instance_types import ImageType, InstanceType
-from jobs.contract.queues import Capacity
+from jobs.core.instance_types import ImageType, InstanceType
+from jobs.core.queues import Capacity
 
 _TYPES: dict[Capacity, tuple[str, str]] = {
     "spot": ("SPOT", "SPOT_PRICE_CAPACITY_OPTIMIZED"),

@@ -5,7 +5,7 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from infra.stages import CapacityReservation
-from jobs.contract.instance_types import InstanceType
+from jobs.core.instance_types import InstanceType
 
 ROOT_VOLUME_MIB_PER_SECOND = 500
 """gp3's own 125 take minutes to unpack tens of GiB of a job image while the cards wait. Up to 750 come with its 3,000

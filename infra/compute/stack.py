@@ -27,9 +27,9 @@ from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import CapacityReservation, Pool, Stage, Team
 from infra.stages.network_plan import has_interface_endpoints
 from infra.storage.stack import FSX_DNS_NAME, FSX_MOUNT_NAME, FSX_SECURITY_GROUP, StorageStack
-from jobs.contract.instance_types import ImageType, InstanceType
-from jobs.contract.queues import QUEUES, Capacity, Queue
-from jobs.contract.stage import (
+from jobs.core.instance_types import ImageType, InstanceType
+from jobs.core.queues import QUEUES, Capacity, Queue
+from jobs.core.stage import (
     CPU_INSTANCE_TYPE,
     INSTANCE_TYPE,
     parameter_path,

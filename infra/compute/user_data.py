@@ -11,8 +11,8 @@ from pathlib import Path
 from aws_cdk import aws_ec2 as ec2
 
 from infra.compute.instance_role import TEAM_TAG
-from jobs.contract.health import BAD_NODE_FILE
-from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
+from jobs.core.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
+from jobs.spec.health import BAD_NODE_FILE
 
 _AGENT_CONFIGURATION = {
     "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s

@@ -7,7 +7,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from infra.stages import Stage
-from jobs.contract.stage import parameter_path
+from jobs.core.stage import parameter_path
 
 
 class StageStack(cdk.Stack):
@@ -30,7 +30,7 @@ class StageStack(cdk.Stack):
             cdk.Tags.of(self).add(key, value)
 
     def publish(self, name: str, value: str) -> None:
-        """Write `value` to the parameter where `jobs.contract.stage.DeployedStage` looks for `name`."""
+        """Write `value` to the parameter where `jobs.core.stage.DeployedStage` looks for `name`."""
         ssm.StringParameter(
             self,
             f"Parameter-{name.replace('/', '-')}",

@@ -23,10 +23,10 @@ from infra.emulator.credentials import NEXT_STEP, Credentials
 from infra.emulator.errors import ConfigurationError, EmulatorError
 from infra.stages import loading
 from infra.stages.checks import check
-from jobs.contract.endpoints import check_endpoint
-from jobs.contract.errors import TrainyardError, UsageError, did_you_mean
-from jobs.contract.stage import DEFAULT_STAGE
-from jobs.contract.words import counted
+from jobs.core.endpoints import check_endpoint
+from jobs.core.errors import TrainyardError, UsageError, did_you_mean
+from jobs.core.stage import DEFAULT_STAGE
+from jobs.core.words import counted
 
 FAILURE_LINES = 30
 """How much of the CLI's output is shown where it fails: it ends with what failed, and why."""

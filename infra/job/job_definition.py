@@ -14,11 +14,11 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
-from jobs.contract.instance_types import SCRATCH, InstanceType
-from jobs.contract.job_kind import JobKind
-from jobs.contract.retries import RETRY_RULES
-from jobs.contract.spec import JobSpec
-from jobs.contract.submit_job import CONTAINER_NAME
+from jobs.core.instance_types import SCRATCH, InstanceType
+from jobs.core.retries import RETRY_RULES
+from jobs.spec.job_kind import JobKind
+from jobs.spec.spec import JobSpec
+from jobs.spec.submit_job import CONTAINER_NAME
 
 DEFAULT_NODES = 2
 """Nodes of a multi-node job that is submitted without a number; a plan always gives one."""
@@ -132,7 +132,7 @@ class TeamJobs:
             image=image,
             essential=True,
             # A submission overrides it; without one the job says what it could do, and ends.
-            command=["python", "-m", "jobs.train.launch", "--help"],
+            command=["python", "-m", "jobs.container.launch", "--help"],
             resource_requirements=[
                 _Batch.ResourceRequirementProperty(type=type_, value=str(value))
                 for type_, value in requirements.items()

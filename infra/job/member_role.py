@@ -18,18 +18,18 @@ from infra.constructs.stage_stack import StageStack
 from infra.job.team_files import TeamFiles
 from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Team
-from jobs.contract.code import CODE, CODE_RECORD
-from jobs.contract.retries import CLAIMS
-from jobs.contract.run import ARGUMENTS, SPEC
-from jobs.contract.stage import parameter_path, share_identifier
-from jobs.contract.submit_job import JOB_TAGS
-from jobs.contract.sweep import MEMBER_OF, SWEEP
+from jobs.core.retries import CLAIMS
+from jobs.core.run import ARGUMENTS, SPEC
+from jobs.core.stage import parameter_path, share_identifier
+from jobs.spec.code import CODE, CODE_RECORD
+from jobs.spec.submit_job import JOB_TAGS
+from jobs.spec.sweep import MEMBER_OF, SWEEP
 
 MEMBER_TAG = ("trainyard:role", "member")
 """Tag of these roles, by which the function that stops a team at its budget's end finds them."""
 
 PORT_DOCUMENT = "AWS-StartPortForwardingSession"
-"""AWS's session document that forwards a port of the instance itself: what `jobs.client.port_forwarding` names."""
+"""AWS's session document that forwards a port of the instance itself: what `jobs.runs.port_forwarding` names."""
 
 _Conditions = dict[str, dict[str, str]]
 

@@ -14,15 +14,15 @@ from infra.stages import Stage, Team
 from infra.storage.shared_file_system import CONTAINER_PATH
 from infra.storage.stack import StorageStack
 from infra.storage.team_secret import PublishedSecret, kinds_of
-from jobs.contract.catalog import CATALOG
-from jobs.contract.job_kind import JobKind
-from jobs.contract.stage import (
+from jobs.core.stage import (
     IMAGE_TAG,
     LOG_GROUP,
     job_definition_parameter,
     job_image_parameter,
     member_role_parameter,
 )
+from jobs.spec.catalog import CATALOG
+from jobs.spec.job_kind import JobKind
 
 
 class JobStack(StageStack):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import aws_cdk as cdk
 
 from infra.constructs.inline_role import InlineRole
-from jobs.contract.stage import SHARED_PREFIX
+from jobs.core.stage import SHARED_PREFIX
 
 _WRITE = (
     "s3:PutObject",

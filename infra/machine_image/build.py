@@ -23,7 +23,7 @@ from constructs import Construct
 
 from infra.constructs.stage_stack import acknowledge
 from infra.stages import Pool, Stage
-from jobs.contract.stage import parameter_path
+from jobs.core.stage import parameter_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 

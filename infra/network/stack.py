@@ -23,7 +23,7 @@ from infra.stages.network_plan import (
     uses_default_security_group,
     zone_ids,
 )
-from jobs.contract.instance_types import InstanceType
+from jobs.core.instance_types import InstanceType
 
 ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
 """Parameter that holds the group of the interface endpoints, to which other stacks add whom it admits; there only where

@@ -19,7 +19,7 @@ from infra.job.member_role import MEMBER_TAG
 from infra.observability.alerts import Alerts, Topic
 from infra.observability.function import EventFunction
 from infra.observability.functions.stop_at_budget import STAGE_BUDGET, STOP_TAG, TEAM_BUDGETS, stop_parameter
-from jobs.contract.stage import parameter_path
+from jobs.core.stage import parameter_path
 
 _WARN_PERCENT = 80
 

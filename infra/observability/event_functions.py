@@ -16,12 +16,12 @@ from infra.observability.function import EventFunction
 from infra.observability.functions.tag_instances import TAGS
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
 from infra.observability.queue_rules import admit_dead_letters, queue_rules
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
-from jobs.contract.instance_types import InstanceType
-from jobs.contract.queues import SPOT_WAITED_TOO_LONG, Queue, team_queue_name
-from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
-from jobs.contract.stage import parameter_path
-from jobs.contract.sweep import NO_POINT_LEFT_REASON
+from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
+from jobs.core.instance_types import InstanceType
+from jobs.core.queues import SPOT_WAITED_TOO_LONG, Queue, team_queue_name
+from jobs.core.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
+from jobs.core.stage import parameter_path
+from jobs.spec.sweep import NO_POINT_LEFT_REASON
 
 _STATE_CHANGE = "Batch Job State Change"
 

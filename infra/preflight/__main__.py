@@ -19,9 +19,9 @@ from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
-from jobs.contract.errors import ConfigurationError, TrainyardError
-from jobs.contract.output import run_program
-from jobs.contract.stage import DEFAULT_STAGE
+from jobs.core.errors import ConfigurationError, TrainyardError
+from jobs.core.output import run_program
+from jobs.core.stage import DEFAULT_STAGE
 
 _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] = (
     (capacity.OFFER, capacity.offers),

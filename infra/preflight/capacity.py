@@ -10,7 +10,7 @@ from infra.preflight.finding import Finding, ok, problem, unknown
 from infra.stages import Stage
 from infra.stages.limits import MOST_QUEUES
 from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, side_by_side_index, zone_ids
-from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
 
 GONE = {
     "dl1.24xlarge": (

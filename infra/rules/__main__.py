@@ -1,7 +1,7 @@
 """python -m infra.rules     every rule: its id, why it is there, where that is written, and what to do next"""
 
 from infra.rules import RULES
-from jobs.contract.output import run_program
+from jobs.core.output import run_program
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from infra.rules.rule import Finding, found, rule
 from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, LAUNCH_TEMPLATE, StageTemplates
-from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.core.instance_types import INSTANCE_TYPES
 
 _GUIDE = "AWS Batch User Guide"
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from types import FrameType
 
 from infra.stages.model import Stage
-from jobs.contract.errors import ConfigurationError, did_you_mean
+from jobs.core.errors import ConfigurationError, did_you_mean
 
 SETTINGS = "infra.settings"
 _UNKNOWN_FIELD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")

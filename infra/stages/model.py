@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pydantic import ConfigDict
 
 from infra.stages import limits
-from jobs.contract.instance_types import InstanceType, instance_type
-from jobs.contract.releases import Release, release_for
+from jobs.core.instance_types import InstanceType, instance_type
+from jobs.core.releases import Release, release_for
 
 _CHECKED = ConfigDict(strict=True, revalidate_instances="always")
 """How infra/stages/checks.py looks at rows: no value is converted, and rows that exist already are looked into."""
@@ -64,7 +64,7 @@ class Pool:
     __pydantic_config__ = _CHECKED
 
     instance_type: str
-    """A row of jobs/contract/instance_types.json."""
+    """A row of jobs/core/instance_types.json."""
     release: str | None = None
     """A row of images/releases.toml. None: the default one there."""
     machine_image: limits.MachineImage | None = None
@@ -166,9 +166,9 @@ class Stage:
 
     # What jobs run on
     instance_type: str = "dl1.24xlarge"
-    """What accelerated jobs run on: a row of jobs/contract/instance_types.json."""
+    """What accelerated jobs run on: a row of jobs/core/instance_types.json."""
     cpu_instance_type: str = "m6i.4xlarge"
-    """What corpus and tokenizer jobs run on: a row of jobs/contract/instance_types.json without an accelerator."""
+    """What corpus and tokenizer jobs run on: a row of jobs/core/instance_types.json without an accelerator."""
     release: str | None = None
     """Gaudi software release, a row of images/releases.toml: driver, images and what is in them. None: the default one
     there."""

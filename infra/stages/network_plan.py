@@ -4,7 +4,7 @@ Both the network's stack and the preflight read it; the latter without loading t
 """
 
 from infra.stages import Stage
-from jobs.contract.instance_types import InstanceType
+from jobs.core.instance_types import InstanceType
 
 ZONES_WHERE_NONE_IS_KNOWN = 2
 """How many of a region's zones are taken, in their order, where neither settings nor rows name any."""

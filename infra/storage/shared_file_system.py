@@ -8,7 +8,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from infra.constructs.lustre_rules import BOTH_WAYS, lustre_rules
-from jobs.contract.stage import SHARED_PREFIX
+from jobs.core.stage import SHARED_PREFIX
 
 CONTAINER_PATH = "/fsx"
 """Where containers see it, read-only."""

@@ -17,8 +17,8 @@ from infra.network.stack import NetworkStack
 from infra.stages import Stage
 from infra.storage.shared_file_system import CONTAINER_PATH, SharedFileSystem, file_server_group
 from infra.storage.team_secret import TeamSecret, kinds_of
-from jobs.contract.run import CACHE_TAG, CHECKPOINT_TAG
-from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT, variable_names_parameter
+from jobs.core.run import CACHE_TAG, CHECKPOINT_TAG
+from jobs.core.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT, variable_names_parameter
 
 KMS_KEY = "kms-key"
 """Parameter that holds the ARN of the stage's own key; there only while the stage has one."""

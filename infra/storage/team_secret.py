@@ -15,7 +15,7 @@ from aws_cdk import aws_ssm as ssm
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.stages import Team
-from jobs.contract.stage import huggingface_secret_parameter, parameter_path, variables_secret_parameter
+from jobs.core.stage import huggingface_secret_parameter, parameter_path, variables_secret_parameter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ botocore is imported when the first error is asked about.
 from typing import Any
 from urllib.parse import urlsplit
 
-from jobs.contract.errors import ConfigurationError, NotFoundError, TrainyardError
+from jobs.core.errors import ConfigurationError, NotFoundError, TrainyardError
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 
 from jobs.aws.errors import error_code, explain, is_denied, is_loopback, is_refused_connection, is_transient
 from jobs.aws.hashing import HashingStream
-from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.locations import S3Location, stays_below
+from jobs.core.errors import NotFoundError, TrainyardError, UsageError
+from jobs.core.locations import S3Location, stays_below
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig

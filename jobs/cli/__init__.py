@@ -3,7 +3,7 @@
 trainyard submit SPEC      submit a spec and follow it        trainyard local up    the embedded AWS
 trainyard --help           the other commands
 
-Data goes to stdout, everything said about it to stderr. Exit codes are those of jobs/contract/errors.py. Each command
+Data goes to stdout, everything said about it to stderr. Exit codes are those of jobs/core/errors.py. Each command
 imports what it needs when it runs, so that help and completion stay quick.
 """
 

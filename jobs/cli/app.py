@@ -29,7 +29,7 @@ from jobs.cli.options import (
 )
 from jobs.cli.past import past
 from jobs.cli.plain import print_text
-from jobs.contract.stage import DEFAULT_STAGE, DEFAULT_TEAM
+from jobs.core.stage import DEFAULT_STAGE, DEFAULT_TEAM
 
 if TYPE_CHECKING:
     from jobs.aws.connection import Aws
@@ -295,7 +295,7 @@ def schema() -> None:
     """Print the JSON Schema of a spec, for editors."""
     import json
 
-    from jobs.contract.spec import spec_json_schema
+    from jobs.spec.spec import spec_json_schema
 
     print_text(json.dumps(spec_json_schema(), indent=2))
 

@@ -4,11 +4,11 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.options import ask
 from jobs.cli.sweep import refuse_point
-from jobs.client import batch, storage
-from jobs.client.follow import may_go_on
-from jobs.contract.errors import TrainyardError, UsageError
-from jobs.contract.retries import CANCELLED_REASON
-from jobs.contract.run import is_latest
+from jobs.core.errors import TrainyardError, UsageError
+from jobs.core.retries import CANCELLED_REASON
+from jobs.core.run import is_latest
+from jobs.runs import batch, storage
+from jobs.runs.follow import may_go_on
 
 
 def cancel(aws: Aws, stage_name: str, text: str, *, reason: str, yes: bool) -> None:

@@ -14,12 +14,12 @@ from jobs.cli import tables
 from jobs.cli.options import folder_of
 from jobs.cli.report import write
 from jobs.cli.sweep import COMPARED, begun_points
-from jobs.client import batch, storage
-from jobs.client.records import read_fetched_run, read_run
-from jobs.contract.errors import UsageError
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import UsageError
+from jobs.core.stage import DeployedStage
 from jobs.report.comparison import Fact, facts
+from jobs.runs import batch, storage
+from jobs.runs.read_records import read_fetched_run, read_run
+from jobs.runs.recorded_run import RecordedRun
 
 _SIDE_BY_SIDE = 4
 """So many runs are columns; more of them are rows."""

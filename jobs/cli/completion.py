@@ -8,9 +8,9 @@ import typer
 def complete_run(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Run ids of the stage, the newest first; none where AWS does not answer: Tab is no place for an error."""
     from jobs.aws.connection import Aws
-    from jobs.client.batch import read_stage
-    from jobs.client.storage import stored_runs
-    from jobs.contract.run import LATEST
+    from jobs.core.run import LATEST
+    from jobs.runs.batch import read_stage
+    from jobs.runs.storage import stored_runs
 
     options = ctx.parent.params if ctx.parent else {}
     try:

@@ -8,16 +8,16 @@ from typing import NoReturn
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.plain import print_text
-from jobs.client import batch, port_forwarding, storage
-from jobs.client.follow import may_go_on
-from jobs.client.job import Job
-from jobs.client.storage import StoredRun
-from jobs.client.why import findings, is_waiting
-from jobs.contract.catalog import CATALOG
-from jobs.contract.errors import Detached, TrainyardError, UsageError
-from jobs.contract.notebook_server import NotebookServer
-from jobs.contract.run import NOTEBOOK
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import Detached, TrainyardError, UsageError
+from jobs.core.notebook_server import NotebookServer
+from jobs.core.run import NOTEBOOK
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch, port_forwarding, storage
+from jobs.runs.follow import may_go_on
+from jobs.runs.job import Job
+from jobs.runs.storage import StoredRun
+from jobs.runs.why import findings, is_waiting
+from jobs.spec.catalog import CATALOG
 
 POLL_SECONDS = 2.0
 _KIND = CATALOG["notebook"].name

@@ -12,13 +12,13 @@ from rich.table import Table
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.report import write
-from jobs.client import batch, storage
-from jobs.client.storage import StoredRun
-from jobs.contract.costs import By, Cost, costs, month_of, spans, total
-from jobs.contract.errors import TrainyardError
-from jobs.contract.phases import UNPRODUCTIVE
-from jobs.contract.records import Receipt
-from jobs.contract.words import FREE_HERE, counted, unknown_loss
+from jobs.core.errors import TrainyardError
+from jobs.core.records import Receipt
+from jobs.core.words import FREE_HERE, counted, unknown_loss
+from jobs.money.costs import By, Cost, costs, month_of, spans, total
+from jobs.money.phases import UNPRODUCTIVE
+from jobs.runs import batch, storage
+from jobs.runs.storage import StoredRun
 
 _READERS = 16
 """Receipts that are read at once."""

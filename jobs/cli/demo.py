@@ -24,11 +24,11 @@ from jobs.cli.plain import print_text
 from jobs.cli.report import REPORT, write_fetched
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import How, submit
-from jobs.client import storage
-from jobs.client.batch import read_stage
-from jobs.contract.errors import Detached
-from jobs.contract.stage import DEFAULT_STAGE
-from jobs.contract.words import duration
+from jobs.core.errors import Detached
+from jobs.core.stage import DEFAULT_STAGE
+from jobs.core.words import duration
+from jobs.runs import storage
+from jobs.runs.batch import read_stage
 
 SPEC = READY_SPECS / "finetune-reviews.yaml"
 STATE_FOLDER = Path(".trainyard")

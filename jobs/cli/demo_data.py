@@ -19,10 +19,10 @@ from pathlib import Path
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.contract.errors import ConfigurationError
-from jobs.contract.locations import DATA, S3Location
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import ConfigurationError
+from jobs.core.locations import DATA, S3Location
+from jobs.core.stage import DeployedStage
+from jobs.spec.spec import JobSpec
 
 HELD_OUT_SENTENCES = 1_000
 TRAINING_SENTENCES = 1_600

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, get_type_hints
 from urllib.error import URLError
 
-from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
 
 START_TIMEOUT_SECONDS = 60.0
 ANSWER_TIMEOUT_SECONDS = 10.0

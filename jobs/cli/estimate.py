@@ -12,24 +12,24 @@ from rich.console import Console
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.spec_file import read_specs
-from jobs.client.batch import read_stage, room_of
-from jobs.client.estimate import Estimate, Measured, Work, estimate, of_sweep
-from jobs.client.past_runs import PastRun, measured, past_runs
-from jobs.client.prices import current_prices
-from jobs.client.table_summary import summarize
-from jobs.client.throughputs import model_name, throughputs
-from jobs.contract.arguments import Columns
-from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
-from jobs.contract.placement import place
-from jobs.contract.plan import arguments_in_s3
-from jobs.contract.recipe import hpu_trainer
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DeployedStage
-from jobs.contract.sweep import SweepSize
-from jobs.contract.words import counted, duration, usd
-from jobs.kinds.finetune_classification import GLUE_TRAINING_EXAMPLES, FinetuneClassification
-from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.core.errors import NotFoundError, UsageError
+from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.core.stage import DeployedStage
+from jobs.core.words import counted, duration, usd
+from jobs.data_checks.table_summary import summarize
+from jobs.money.aws_prices import current_prices
+from jobs.money.estimate import Estimate, Measured, Work, estimate, of_sweep
+from jobs.money.throughputs import model_name, throughputs
+from jobs.runs.batch import read_stage, room_of
+from jobs.runs.past_runs import PastRun, measured, past_runs
+from jobs.spec.arguments import Columns
+from jobs.spec.kinds.finetune_classification import GLUE_TRAINING_EXAMPLES, FinetuneClassification
+from jobs.spec.kinds.pretrain_mlm import PretrainMlm
+from jobs.spec.placement import place
+from jobs.spec.plan import arguments_in_s3
+from jobs.spec.recipe import hpu_trainer
+from jobs.spec.spec import JobSpec
+from jobs.spec.sweep import SweepSize
 
 
 def show_estimate(
@@ -58,7 +58,7 @@ def show_estimate(
             models = ", ".join(dict.fromkeys(f"'{model_name(point.entrypoint_arguments())}'" for point in points))
             raise NotFoundError(
                 f"nothing is known of {models} in '{spec.job}': no run of it has succeeded in this stage, and no "
-                "figure is published in jobs/client/throughputs.jsonl",
+                "figure is published in jobs/money/throughputs.jsonl",
                 next_step="submit a short run of it, whose records are then reckoned from",
             )
         samples = sum(work.samples for work in works)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from jobs.aws.connection import Aws
-from jobs.client import batch, entering, storage
-from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.core.errors import ConfigurationError, TrainyardError
+from jobs.runs import batch, entering, storage
 
 
 def run_in_job(aws: Aws, stage_name: str, text: str, command: Sequence[str], *, node: int) -> None:

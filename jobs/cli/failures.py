@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobs.cli.plain import print_text
-from jobs.contract.credentials import without_logins
-from jobs.contract.display import json_text, shortened
-from jobs.contract.errors import Detached, TrainyardError, UsageError
-from jobs.contract.output import checked_output
+from jobs.core.credentials import without_logins
+from jobs.core.display import json_text, shortened
+from jobs.core.errors import Detached, TrainyardError, UsageError
+from jobs.core.output import checked_output
 
 ABORTED_EXIT_CODE = 1
 

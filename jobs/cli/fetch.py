@@ -6,9 +6,9 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.plain import print_text
 from jobs.cli.sweep import refuse_sweep
-from jobs.client import batch, storage
-from jobs.client.code import fetch_code
-from jobs.contract.display import printable_name
+from jobs.core.display import printable_name
+from jobs.runs import batch, storage
+from jobs.runs.code_archive import fetch_code
 
 
 def fetch(

@@ -13,19 +13,19 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.options import parse_since
 from jobs.cli.sweep import SweepNow, read_now
-from jobs.client import batch
-from jobs.client.job import STATES, Job
-from jobs.client.storage import StoredRun, read_receipt
-from jobs.client.sweeps import done_text, progress_text, spent_by
-from jobs.contract.catalog import CATALOG
-from jobs.contract.errors import UsageError
-from jobs.contract.locations import S3Location
-from jobs.contract.outlook import outlook
-from jobs.contract.recipe import SMALLER_IS_BETTER
-from jobs.contract.records import Receipt
-from jobs.contract.run import run_prefix
-from jobs.contract.stage import DeployedStage
-from jobs.contract.words import FREE_HERE, duration, figure, main_result, result_label
+from jobs.core.errors import UsageError
+from jobs.core.locations import S3Location
+from jobs.core.records import Receipt
+from jobs.core.run import run_prefix
+from jobs.core.stage import DeployedStage
+from jobs.core.words import FREE_HERE, duration, figure, main_result, result_label
+from jobs.money.outlook import outlook
+from jobs.runs import batch
+from jobs.runs.job import STATES, Job
+from jobs.runs.storage import StoredRun, read_receipt
+from jobs.runs.sweeps import done_text, progress_text, spent_by
+from jobs.spec.catalog import CATALOG
+from jobs.spec.recipe import SMALLER_IS_BETTER
 
 By = Literal["time", "duration", "cost", "metric"]
 

@@ -19,15 +19,15 @@ from rich.text import Text
 from jobs.cli import tables
 from jobs.cli.plain import print_text
 from jobs.cli.tables import stderr, stdout
-from jobs.client.job import Job
-from jobs.client.logs import LogLine
-from jobs.contract.display import json_text, log_text, printable
-from jobs.contract.errors import Detached
-from jobs.contract.log_lines import Progress as ProgressLine
-from jobs.contract.outlook import cards_text, money_text, outlook, time_text
-from jobs.contract.records import Receipt
-from jobs.contract.retries import EXITED_REASON
-from jobs.contract.words import cost_label, duration
+from jobs.core.display import json_text, log_text, printable
+from jobs.core.errors import Detached
+from jobs.core.log_lines import Progress as ProgressLine
+from jobs.core.records import Receipt
+from jobs.core.retries import EXITED_REASON
+from jobs.core.words import cost_label, duration
+from jobs.money.outlook import cards_text, money_text, outlook, time_text
+from jobs.runs.job import Job
+from jobs.runs.logs import LogLine
 
 SAY_SECONDS = 60.0
 """Where there is no terminal, a line about cards and money comes as often as that."""
@@ -36,7 +36,7 @@ _TAIL_LINES = 15
 
 
 class LiveView:
-    """Shows what `jobs.client.follow.follow` yields, until it is closed.
+    """Shows what `jobs.runs.follow.follow` yields, until it is closed.
 
     On a terminal, lines of progress and the receipt feed a panel and the other lines pass above it. Elsewhere every
     line is printed, and now and then one on stderr with how busy the cards are and what it costs.

@@ -5,10 +5,10 @@ from jobs.cli import tables
 from jobs.cli.live import LiveView, detaching, print_heading, print_line
 from jobs.cli.options import parse_since
 from jobs.cli.sweep import refuse_point
-from jobs.client import batch, storage
-from jobs.client.follow import follow as follow_job
-from jobs.client.follow import may_go_on
-from jobs.client.logs import LogReader
+from jobs.runs import batch, storage
+from jobs.runs.follow import follow as follow_job
+from jobs.runs.follow import may_go_on
+from jobs.runs.logs import LogReader
 
 
 def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jobs.cli import embedded
 from jobs.cli.plain import print_text
-from jobs.contract.errors import TrainyardError
+from jobs.core.errors import TrainyardError
 
 _AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
 """Any of these says that the shell is meant to talk to an AWS."""
@@ -42,7 +42,7 @@ def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None,
     from jobs.aws.connection import Aws
     from jobs.aws.errors import explain
     from jobs.cli.options import parse_since
-    from jobs.client import batch
+    from jobs.runs import batch
 
     aws = Aws(profile, region)
     try:

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from jobs.cli.completion import complete_run
-from jobs.contract.errors import UsageError
-from jobs.contract.run import LATEST, is_latest
+from jobs.core.errors import UsageError
+from jobs.core.run import LATEST, is_latest
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}

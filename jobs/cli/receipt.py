@@ -7,16 +7,16 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.options import folder_of
 from jobs.cli.sweep import refuse_sweep
-from jobs.client import batch, storage
-from jobs.client.code import read_code_record
-from jobs.client.job import CANCELLED
-from jobs.client.records import read_classes, read_fetched_run
-from jobs.client.sweeps import STOPPED_EARLY
-from jobs.contract.code import CodeRecord
-from jobs.contract.errors import NotFoundError
-from jobs.contract.instance_types import instance_type
-from jobs.contract.prices import stored
-from jobs.contract.words import counted
+from jobs.core.errors import NotFoundError
+from jobs.core.instance_types import instance_type
+from jobs.core.words import counted
+from jobs.money.prices import stored
+from jobs.runs import batch, storage
+from jobs.runs.code_archive import read_code_record
+from jobs.runs.job import CANCELLED
+from jobs.runs.read_records import read_classes, read_fetched_run
+from jobs.runs.sweeps import STOPPED_EARLY
+from jobs.spec.code import CodeRecord
 
 
 def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:

@@ -16,13 +16,13 @@ from jobs.cli.options import RUNS_FOLDER, folder_of
 from jobs.cli.plain import print_text
 from jobs.cli.spec_file import READY_SPECS, read_specs
 from jobs.cli.sweep import refuse_sweep
-from jobs.client import batch, storage
-from jobs.client.records import read_fetched_run, read_run
-from jobs.client.storage import StoredRun
-from jobs.contract.display import printable_name
-from jobs.contract.errors import Detached, TrainyardError, UsageError
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.spec import JobSpec
+from jobs.core.display import printable_name
+from jobs.core.errors import Detached, TrainyardError, UsageError
+from jobs.runs import batch, storage
+from jobs.runs.read_records import read_fetched_run, read_run
+from jobs.runs.recorded_run import RecordedRun
+from jobs.runs.storage import StoredRun
+from jobs.spec.spec import JobSpec
 
 REPORT = "report.html"
 """Name of the page in a run's folder."""

@@ -2,15 +2,15 @@
 
 import re
 
-from jobs.client.secrets import ENVIRONMENT_NEXT, secret_text
-from jobs.contract.code import Pack
-from jobs.contract.errors import UsageError
-from jobs.contract.image_hierarchy import child_name
-from jobs.contract.releases import release
-from jobs.contract.requirements import Requirements, read_requirements
-from jobs.contract.revision import ROOT
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import UsageError
+from jobs.core.image_hierarchy import child_name
+from jobs.core.releases import release
+from jobs.core.revision import ROOT
+from jobs.core.stage import DeployedStage
+from jobs.runs.secrets import ENVIRONMENT_NEXT, secret_text
+from jobs.spec.code import Pack
+from jobs.spec.requirements import Requirements, read_requirements
+from jobs.spec.spec import JobSpec
 
 _PIN = re.compile(r"^([^#=\s]+)==([^\s;]+)", re.MULTILINE)
 

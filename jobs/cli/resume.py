@@ -19,25 +19,25 @@ from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_spec_text
 from jobs.cli.submit import How, confirm, finish, send, show_code
 from jobs.cli.sweep import WITHOUT_HALVING, SweepNow, read_now, refuse_point
-from jobs.client import batch, storage
-from jobs.client.claims import Claim
-from jobs.client.code import packed
-from jobs.client.follow import may_go_on
-from jobs.client.inputs import check_inputs
-from jobs.client.job import Job
-from jobs.client.prices import current_prices
-from jobs.client.secrets import check_spec
-from jobs.client.storage import StoredRun
-from jobs.client.sweeps import DONE, STOPPED_EARLY, spent_by
-from jobs.contract.arguments import changed
-from jobs.contract.budget import spent
-from jobs.contract.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError, raise_all
-from jobs.contract.plan import Continued, Plan, plan
-from jobs.contract.records import Attempt
-from jobs.contract.run import SPEC
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DeployedStage
-from jobs.contract.words import counted
+from jobs.core.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError, raise_all
+from jobs.core.records import Attempt
+from jobs.core.run import SPEC
+from jobs.core.stage import DeployedStage
+from jobs.core.words import counted
+from jobs.data_checks.inputs import check_inputs
+from jobs.money.aws_prices import current_prices
+from jobs.money.budget import spent
+from jobs.runs import batch, storage
+from jobs.runs.claims import Claim
+from jobs.runs.code_archive import packed
+from jobs.runs.follow import may_go_on
+from jobs.runs.job import Job
+from jobs.runs.secrets import check_spec
+from jobs.runs.storage import StoredRun
+from jobs.runs.sweeps import DONE, STOPPED_EARLY, spent_by
+from jobs.spec.arguments import changed
+from jobs.spec.plan import Continued, Plan, plan
+from jobs.spec.spec import JobSpec
 
 _FIXED = ("name", "job", "team")
 """Keys of a spec that say which run it is."""

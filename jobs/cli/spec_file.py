@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.client.spec_yaml import MAX_SPEC_BYTES, Document, documents_of
-from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
-from jobs.contract.spec import JobSpec, parse_spec
-from jobs.contract.sweep import set_path
+from jobs.core.errors import NotFoundError, UsageError, did_you_mean
+from jobs.spec.spec import JobSpec, parse_spec
+from jobs.spec.spec_yaml import MAX_SPEC_BYTES, Document, documents_of
+from jobs.spec.sweep import set_path
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
 

@@ -11,14 +11,14 @@ from rich.text import Text
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.sweep import read_now, sweep_json
-from jobs.client import batch, storage
-from jobs.client.logs import newest_progress
-from jobs.client.sweeps import progress_text, spent_by, sweep_of
-from jobs.contract.log_lines import LEFT, Progress
-from jobs.contract.outlook import Outlook, cards_text, money_text, outlook, seconds_per_step, time_text
-from jobs.contract.records import Receipt
-from jobs.contract.retries import EXITED_REASON
-from jobs.contract.words import cost_label, duration, result_label, usd
+from jobs.core.log_lines import LEFT, Progress
+from jobs.core.records import Receipt
+from jobs.core.retries import EXITED_REASON
+from jobs.core.words import cost_label, duration, result_label, usd
+from jobs.money.outlook import Outlook, cards_text, money_text, outlook, seconds_per_step, time_text
+from jobs.runs import batch, storage
+from jobs.runs.logs import newest_progress
+from jobs.runs.sweeps import progress_text, spent_by, sweep_of
 
 
 def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:

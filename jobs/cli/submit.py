@@ -21,21 +21,8 @@ from jobs.cli.options import ask
 from jobs.cli.plain import print_text
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_specs, with_absolute_paths
-from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, room_of, terminate_id
-from jobs.client.batch import submit as submit_job
-from jobs.client.code import packed, put_code
-from jobs.client.follow import follow
-from jobs.client.inputs import check_inputs
-from jobs.client.job import CANCELLED, UNSUCCESSFUL, Job
-from jobs.client.logs import LogReader
-from jobs.client.planned_points import delete_points, new_sources, plan_points, put_points
-from jobs.client.prices import current_prices
-from jobs.client.records import read_classes
-from jobs.client.references import resolve
-from jobs.client.secrets import check_spec
-from jobs.client.storage import delete_spec, find_run, put_spec, readable_receipt
-from jobs.contract.display import log_text, printable_name
-from jobs.contract.errors import (
+from jobs.core.display import log_text, printable_name
+from jobs.core.errors import (
     Detached,
     JobFailedError,
     MaybeSubmittedError,
@@ -44,14 +31,27 @@ from jobs.contract.errors import (
     UsageError,
     raise_all,
 )
-from jobs.contract.locations import RUN, S3Location, run_parts
-from jobs.contract.plan import Plan, plan
-from jobs.contract.records import Receipt
-from jobs.contract.retries import EXITED_REASON, is_reclaim
-from jobs.contract.run import new_run_id
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DeployedStage
-from jobs.contract.words import counted
+from jobs.core.locations import RUN, S3Location, run_parts
+from jobs.core.records import Receipt
+from jobs.core.retries import EXITED_REASON, is_reclaim
+from jobs.core.run import new_run_id
+from jobs.core.stage import DeployedStage
+from jobs.core.words import counted
+from jobs.data_checks.inputs import check_inputs
+from jobs.money.aws_prices import current_prices
+from jobs.runs.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, room_of, terminate_id
+from jobs.runs.batch import submit as submit_job
+from jobs.runs.code_archive import packed, put_code
+from jobs.runs.follow import follow
+from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
+from jobs.runs.logs import LogReader
+from jobs.runs.planned_points import delete_points, new_sources, plan_points, put_points
+from jobs.runs.read_records import read_classes
+from jobs.runs.references import resolve
+from jobs.runs.secrets import check_spec
+from jobs.runs.storage import delete_spec, find_run, put_spec, readable_receipt
+from jobs.spec.plan import Plan, plan
+from jobs.spec.spec import JobSpec
 
 
 class How(Enum):

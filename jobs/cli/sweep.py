@@ -8,11 +8,16 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.client import batch, storage
-from jobs.client.job import Job
-from jobs.client.records import read_spec
-from jobs.client.storage import StoredRun
-from jobs.client.sweeps import (
+from jobs.core.display import printable
+from jobs.core.errors import JobFailedError, TrainyardError, UsageError
+from jobs.core.locations import RUN
+from jobs.core.stage import DeployedStage
+from jobs.core.words import figure, result_label, usd
+from jobs.runs import batch, storage
+from jobs.runs.job import Job
+from jobs.runs.read_records import read_spec
+from jobs.runs.storage import StoredRun
+from jobs.runs.sweeps import (
     DONE,
     STOPPED_EARLY,
     Standing,
@@ -26,13 +31,8 @@ from jobs.client.sweeps import (
     sweep_of,
     without_metric,
 )
-from jobs.contract.display import printable
-from jobs.contract.errors import JobFailedError, TrainyardError, UsageError
-from jobs.contract.locations import RUN
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DeployedStage
-from jobs.contract.sweep import BEST, SweepRecord
-from jobs.contract.words import figure, result_label, usd
+from jobs.spec.spec import JobSpec
+from jobs.spec.sweep import BEST, SweepRecord
 
 _STYLES = {"succeeded": "green", STOPPED_EARLY: "blue", "failed": "red", "stopped": "magenta", "running": "cyan"}
 

@@ -14,14 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.cli.plain import print_text
-from jobs.client.job import Job, JobAttempt
-from jobs.contract.budget import NOTHING_SPENT
-from jobs.contract.classes import ClassReport
-from jobs.contract.code import Pack
-from jobs.contract.display import json_text, printable
-from jobs.contract.plan import Plan
-from jobs.contract.records import Receipt
-from jobs.contract.words import (
+from jobs.core.display import json_text, printable
+from jobs.core.records import Receipt
+from jobs.core.words import (
     cost_label,
     counted,
     duration,
@@ -33,9 +28,14 @@ from jobs.contract.words import (
     usd,
     verdict,
 )
+from jobs.data_checks.classes import ClassReport
+from jobs.money.budget import NOTHING_SPENT
+from jobs.runs.job import Job, JobAttempt
+from jobs.spec.code import Pack
+from jobs.spec.plan import Plan
 
 if TYPE_CHECKING:
-    from jobs.client.why import Finding
+    from jobs.runs.why import Finding
 
 _WIDTH_WITHOUT_TERMINAL = 160
 _LEAST_ROOM = 20

@@ -8,11 +8,11 @@ from rich.text import Text
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.sweep import read_now, refuse_point
-from jobs.client import batch, storage
-from jobs.client.job import UNSUCCESSFUL
-from jobs.client.why import findings, is_waiting
-from jobs.contract.display import printable
-from jobs.contract.words import duration
+from jobs.core.display import printable
+from jobs.core.words import duration
+from jobs.runs import batch, storage
+from jobs.runs.job import UNSUCCESSFUL
+from jobs.runs.why import findings, is_waiting
 
 
 def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:

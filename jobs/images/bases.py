@@ -15,10 +15,10 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException
 
-from jobs.contract.errors import ConfigurationError
-from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image, images
-from jobs.contract.output import run_program
-from jobs.contract.releases import Release, release, releases
+from jobs.core.errors import ConfigurationError
+from jobs.core.image_hierarchy import IMAGES_FOLDER, Image, image, images
+from jobs.core.output import run_program
+from jobs.core.releases import Release, release, releases
 from jobs.images import engine
 
 BASE_ARGUMENT = "BASE_IMAGE"

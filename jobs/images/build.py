@@ -20,11 +20,11 @@ import docker
 from docker.errors import ImageNotFound
 from docker.models.images import Image as DockerImage
 
-from jobs.contract.credentials import login_in
-from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
-from jobs.contract.image_hierarchy import Image, image, with_descendants
-from jobs.contract.releases import Release
-from jobs.contract.revision import (
+from jobs.core.credentials import login_in
+from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
+from jobs.core.image_hierarchy import Image, image, with_descendants
+from jobs.core.releases import Release
+from jobs.core.revision import (
     NOT_SOURCES,
     ROOT,
     SOURCES,
@@ -34,7 +34,7 @@ from jobs.contract.revision import (
     source_commit,
     source_revision,
 )
-from jobs.contract.words import duration
+from jobs.core.words import duration
 from jobs.images import engine
 from jobs.images.bases import BASE_ARGUMENT, default_base
 from jobs.images.lock import locked

@@ -22,14 +22,14 @@ from docker.errors import ImageNotFound
 from docker.models.images import Image as DockerImage
 from docker.types import DeviceRequest
 
-from jobs.contract.catalog import CATALOG
-from jobs.contract.errors import ConfigurationError, NotFoundError
-from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image
-from jobs.contract.instance_types import INSTANCE_TYPES, SCRATCH
-from jobs.contract.releases import Release
-from jobs.contract.revision import image_tag, local_name
+from jobs.core.errors import ConfigurationError, NotFoundError
+from jobs.core.image_hierarchy import IMAGES_FOLDER, Image, image
+from jobs.core.instance_types import INSTANCE_TYPES, SCRATCH
+from jobs.core.releases import Release
+from jobs.core.revision import image_tag, local_name
 from jobs.images.build import BASE_LABEL, COMMIT_LABEL
 from jobs.images.lock import contents, locked
+from jobs.spec.catalog import CATALOG
 
 FOLDER = "/trainyard-checks"
 """The folder in the container that holds the tests, facts.json and pytest."""
@@ -64,7 +64,7 @@ ACCELERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Per root image: the engine's runtime that hands in its accelerator, and what Batch asks for beside the image."""
 
-_OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "tensorboard", "jobs.train.launch")
+_OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "tensorboard", "jobs.container.launch")
 
 
 def check(

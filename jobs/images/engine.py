@@ -17,7 +17,7 @@ from docker.context import ContextAPI
 from docker.errors import APIError, DockerException
 from docker.models.images import Image as DockerImage
 
-from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.core.errors import ConfigurationError, TrainyardError
 
 PLATFORM = "linux/amd64"
 """The platform of every image: all instance types here are x86-64, and so are the packages that are locked."""

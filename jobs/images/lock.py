@@ -8,7 +8,7 @@ built on, which leaves all that its parent has as it is.
 
 uv resolves and hashes; it needs a package index. A package has the version that the laptop has (requirements.txt),
 unless the release's row asks for another version. Only wheels for the image's Python on x86-64 are hashed: Gaudi and
-the other rows of jobs/contract/instance_types.json are all of that architecture.
+the other rows of jobs/core/instance_types.json are all of that architecture.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from pathlib import Path
 
 import tomllib
 
-from jobs.contract.errors import ConfigurationError, TrainyardError
-from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image, images
-from jobs.contract.output import run_program
-from jobs.contract.releases import Release, release, releases
+from jobs.core.errors import ConfigurationError, TrainyardError
+from jobs.core.image_hierarchy import IMAGES_FOLDER, Image, image, images
+from jobs.core.output import run_program
+from jobs.core.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
 

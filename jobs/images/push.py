@@ -24,12 +24,12 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.images import Image as DockerImage
 
 from jobs.aws.connection import Aws
-from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
-from jobs.contract.image_hierarchy import Image
-from jobs.contract.image_hierarchy import image as image_called
-from jobs.contract.releases import release
-from jobs.contract.revision import REVISION_VARIABLE, is_dirty, local_name
-from jobs.contract.stage import deploying, image_parameter, parameter_path
+from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
+from jobs.core.image_hierarchy import Image
+from jobs.core.image_hierarchy import image as image_called
+from jobs.core.releases import release
+from jobs.core.revision import REVISION_VARIABLE, is_dirty, local_name
+from jobs.core.stage import deploying, image_parameter, parameter_path
 from jobs.images import engine
 from jobs.images.bases import default_base
 from jobs.images.build import BASE_LABEL

@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.contract.errors import ConfigurationError, TrainyardError
-from jobs.contract.revision import ROOT
+from jobs.core.errors import ConfigurationError, TrainyardError
+from jobs.core.revision import ROOT
 from jobs.images import engine
 
 SUFFIX = ".spdx.json"

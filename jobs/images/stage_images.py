@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
-from jobs.contract.errors import ConfigurationError, did_you_mean
-from jobs.contract.image_hierarchy import Image, child_name, image, images
-from jobs.contract.stage import (
+from jobs.core.errors import ConfigurationError, did_you_mean
+from jobs.core.image_hierarchy import Image, child_name, image, images
+from jobs.core.stage import (
     IMAGES,
     RELEASE,
     deploying,

@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
-from jobs.contract.acceptance import OUTCOMES, AcceptanceRecord, StepRecord, claims_seen
-from jobs.contract.words import duration, usd
+from jobs.core.acceptance import OUTCOMES, AcceptanceRecord, StepRecord, claims_seen
+from jobs.core.words import duration, usd
 from jobs.report.page import Tile
 from jobs.report.rendering import render
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from jobs.contract.phases import PHASES
+from jobs.money.phases import PHASES
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

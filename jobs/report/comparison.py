@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jobs.contract.recipe import SMALLER_IS_BETTER
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import Receipt
-from jobs.contract.words import counted, duration, figure, main_result, result_label
+from jobs.core.records import Receipt
+from jobs.core.words import counted, duration, figure, main_result, result_label
 from jobs.report.charts import CURVE_HEIGHT, FEW_POINTS, chart, short, template
 from jobs.report.curves import (
     Curve,
@@ -21,6 +19,8 @@ from jobs.report.curves import (
     stretches,
 )
 from jobs.report.rendering import render
+from jobs.runs.recorded_run import RecordedRun
+from jobs.spec.recipe import SMALLER_IS_BETTER
 
 _COMPARED = (
     "eval_accuracy",

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from jobs.contract.costs import By, Cost, total
-from jobs.contract.phases import PHASES, UNPRODUCTIVE
-from jobs.contract.words import counted, usd
+from jobs.core.words import counted, usd
+from jobs.money.costs import By, Cost, total
+from jobs.money.phases import PHASES, UNPRODUCTIVE
 from jobs.report.charts import PHASE_COLORS, ROW_HEIGHT, chart
 from jobs.report.page import Tile
 from jobs.report.rendering import render

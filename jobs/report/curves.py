@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
-from jobs.contract.phases import ended_at
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import Attempt
-from jobs.contract.retries import is_reclaim
-from jobs.contract.words import figure, result_label
+from jobs.core.log_lines import MEMORY_KEY, UTILIZATION_KEY
+from jobs.core.records import Attempt
+from jobs.core.retries import is_reclaim
+from jobs.core.words import figure, result_label
+from jobs.money.phases import ended_at
 from jobs.report.charts import FEW_POINTS, TimeAxis, chart, short
+from jobs.runs.recorded_run import RecordedRun
 
 DRAWN_POINTS = 300
 """A longer curve is drawn as the means of about so many stretches, each before the range of its values, so that none

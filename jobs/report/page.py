@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jobs.contract.budget import duration_seconds, spent
-from jobs.contract.labels import quoted_name
-from jobs.contract.outlook import cards_name
-from jobs.contract.phases import PHASES, Phase, lost_steps, phases
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import IMAGE_DIGEST, Attempt
-from jobs.contract.spec import JobSpec
-from jobs.contract.words import (
+from jobs.core.labels import quoted_name
+from jobs.core.records import IMAGE_DIGEST, Attempt
+from jobs.core.words import (
     counted,
     duration,
     figure,
@@ -22,9 +17,14 @@ from jobs.contract.words import (
     usd,
     verdict,
 )
+from jobs.money.budget import duration_seconds, spent
+from jobs.money.outlook import cards_name
+from jobs.money.phases import PHASES, Phase, lost_steps, phases
 from jobs.report import charts
 from jobs.report.curves import EVENTS, curves, events, time_axis
 from jobs.report.rendering import render
+from jobs.runs.recorded_run import RecordedRun
+from jobs.spec.spec import JobSpec
 
 _MIXED_UP = 10
 _SHOWN_GENERATIONS = 20

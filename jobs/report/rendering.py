@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jobs.contract.display import printable
+from jobs.core.display import printable
 from jobs.report import vega
 from jobs.report.charts import template as chart_template
 

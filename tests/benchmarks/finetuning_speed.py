@@ -8,7 +8,7 @@ rate of learning:
 
     padded to 128   the plain Trainer, every pair padded to 128, as optimum-habana's published example does
     plain Trainer   the plain Trainer, each batch padded to its longest pair, as transformers' collator does
-    entrypoint      jobs.train.launch finetune-classification, with metrics and the model on S3 as in any run
+    entrypoint      jobs.container.launch finetune-classification, with metrics and the model on S3 as in any run
 
 In bf16 autocast on a card, in fp32 on a CPU: what the entrypoint does there. Steps between the first and the last line
 of the log count. The mean lengths and their spread are those of MRPC under BERT's tokenizer. New weights learn little
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.contract.locations import S3Location
+from jobs.core.locations import S3Location
 from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.speed import (
     Result,
@@ -34,9 +34,9 @@ from tests.support.benchmarks.speed import (
     show,
     training_options,
 )
-from tests.support.train.launching import NewRun
-from tests.support.train.reviews import save_new_bert, write_jsonl
-from tests.support.train.s3_server import put
+from tests.support.container.launching import NewRun
+from tests.support.container.reviews import save_new_bert, write_jsonl
+from tests.support.container.s3_server import put
 
 MAX_LENGTH = 128
 MEAN_LENGTH, DEVIATION, LONGEST = 53, 18, 103

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from jobs.aws.connection import Aws
-from jobs.contract.stage import DEFAULT_STAGE
+from jobs.core.stage import DEFAULT_STAGE
 from tests.support.embedded_aws import EmbeddedAws, deploy_stage, environment_of, run_embedded_aws
 from tests.support.fuzz import commands, inputs, settings, specs, web
 from tests.support.fuzz.findings import Round

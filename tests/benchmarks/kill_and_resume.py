@@ -39,19 +39,19 @@ from pathlib import Path
 
 import psutil
 
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.run import MODEL
-from tests.jobs.train.script.test_interrupted_scripts import LOOP, TRAINER
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.run import MODEL
+from tests.jobs.container.script.test_interrupted_scripts import LOOP, TRAINER
 from tests.support.benchmarks.launched import differences, finished, launcher
 from tests.support.benchmarks.watched import Watched
-from tests.support.train.faulty_s3 import FaultyS3
-from tests.support.train.launching import Launched, Run
-from tests.support.train.metadata_service import REBALANCE, MetadataService
-from tests.support.train.packing import save_packed, sentences
-from tests.support.train.recipes import finetuning, longer_finetuning, pretraining
-from tests.support.train.reviews import save_tiny_bert
-from tests.support.train.s3_server import put
-from tests.support.train.scripts import script_flags, write_files
+from tests.support.container.faulty_s3 import FaultyS3
+from tests.support.container.launching import Launched, Run
+from tests.support.container.metadata_service import REBALANCE, MetadataService
+from tests.support.container.packing import save_packed, sentences
+from tests.support.container.recipes import finetuning, longer_finetuning, pretraining
+from tests.support.container.reviews import save_tiny_bert
+from tests.support.container.s3_server import put
+from tests.support.container.scripts import script_flags, write_files
 
 RANKS = (1, 2)
 LATENCY_SECONDS = 0.03
@@ -71,8 +71,8 @@ NOTICE_SECONDS = (10.0, 18.0)
 
 LAUNCHER = """
 import sys
-from jobs.train import launch
-from jobs.train.launcher import shutdown
+from jobs.container import launch
+from jobs.container.saving import interruption as shutdown
 shutdown.POLL_SECONDS = 0.05
 sys.exit(launch.main())
 """

@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from tests.support.benchmarks.launched import differences, finished, launcher
-from tests.support.train.launching import Launched, Run
-from tests.support.train.recipes import finetuning
-from tests.support.train.reviews import save_tiny_bert
+from tests.support.container.launching import Launched, Run
+from tests.support.container.recipes import finetuning
+from tests.support.container.reviews import save_tiny_bert
 
 LONGER = ("--epochs=20", "--checkpoint-every-steps=20")
 """240 steps."""

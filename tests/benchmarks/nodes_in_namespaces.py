@@ -26,13 +26,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from tests.support.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
 from tests.support.benchmarks.launched import differences, finished, launcher
 from tests.support.benchmarks.network import OUTSIDE, TEMPORARY, Network, in_own_namespaces, lacking
-from tests.support.train.launching import Launched, Run
-from tests.support.train.recipes import finetuning
-from tests.support.train.reviews import save_tiny_bert
+from tests.support.container.launching import Launched, Run
+from tests.support.container.recipes import finetuning
+from tests.support.container.reviews import save_tiny_bert
 
 LACKING_EXIT_CODE = 3
 FLAGS = ("--epochs=20", "--checkpoint-every-steps=20")

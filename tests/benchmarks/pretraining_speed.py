@@ -9,7 +9,7 @@ All sides pre-train once over the same made-up tokens, in the same batch sizes, 
 
     plain Trainer   BertForMaskedLM and Trainer of transformers with their defaults, an Arrow table of `datasets`, and
                     DataCollatorForLanguageModeling, which is given the table's special tokens mask
-    entrypoint      jobs.train.launch pretrain-mlm, with metrics and the model on S3 as in any run
+    entrypoint      jobs.container.launch pretrain-mlm, with metrics and the model on S3 as in any run
     compiled        the same with `torch_compile: true`
 
 In bf16 autocast on a card, in fp32 on a CPU: what the entrypoint does there. Steps between the first and the last line
@@ -29,10 +29,10 @@ import torch
 from datasets import Dataset, load_from_disk
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, DataCollatorForLanguageModeling, set_seed
 
-from jobs.kinds.pretrain_mlm import PretrainMlm
-from jobs.train.data.packed_tokens import INDEX, TOKENIZER, Index, PackedFile, pack
-from jobs.train.kinds.pretrain_mlm import Inputs, masked_data
-from jobs.train.models import masked_bert
+from jobs.container.data.packed_tokens import INDEX, TOKENIZER, Index, PackedFile, pack
+from jobs.container.kinds.pretrain_mlm import Inputs, masked_data
+from jobs.container.models import masked_bert
+from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.speed import (
     Result,
@@ -43,7 +43,7 @@ from tests.support.benchmarks.speed import (
     show,
     training_options,
 )
-from tests.support.train.packing import publish
+from tests.support.container.packing import publish
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 """Their ids are their places."""

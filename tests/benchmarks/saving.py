@@ -8,7 +8,7 @@ One process trains on tiny batches and saves every few steps, in four ways:
     Trainer     the plain one of transformers, which writes to local disk
     uploaded    the same, and a process uploads what was written, with checksums, to an S3 on this machine
     async_save  torch.distributed.checkpoint.async_save of the same model and optimizer, to local disk
-    meanwhile   what the entrypoints do (jobs/train/trainer/background_save.py): a thread writes it first, from a copy
+    meanwhile   what the entrypoints do (container/saving/background_save.py): a thread writes it first, from a copy
 
 A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
 than usual until the checkpoint was complete: here writing and checksums take the same cores. So does S3, which in truth
@@ -36,17 +36,17 @@ from transformers import BertConfig, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from jobs.aws import s3 as object_store
-from jobs.kinds.pretrain_mlm import PretrainMlm
-from jobs.train.models.masked_bert import BertForMaskedLM
-from jobs.train.rank import Rank
-from jobs.train.store import LOOPBACK, serve_store
-from jobs.train.stored_checkpoints import Retention, Throughput
-from jobs.train.trainer.background_save import BackgroundSave
-from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.metrics import RunMetrics
-from jobs.train.trainer.trainer import Options, trainer_class
+from jobs.container.models.masked_bert import BertForMaskedLM
+from jobs.container.rank import Rank
+from jobs.container.saving.background_save import BackgroundSave
+from jobs.container.saving.checkpoint import CheckpointUploads
+from jobs.container.saving.metrics import RunMetrics
+from jobs.container.saving.stored_checkpoints import Retention, Throughput
+from jobs.container.store import LOOPBACK, serve_store
+from jobs.container.trainer.trainer import Options, trainer_class
+from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 from tests.support.benchmarks.launched import launcher
-from tests.support.train.launching import Run
+from tests.support.container.launching import Run
 
 LENGTH = 16
 TITLES = ("Trainer", "uploaded", "async_save", "meanwhile")
@@ -232,7 +232,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
 
 def _uploads(run: Run, folder: Path) -> CheckpointUploads:
-    """As jobs.train.trainer.training makes them, in a job of one rank."""
+    """As jobs.container.trainer.training makes them, in a job of one rank."""
     store = serve_store(LOOPBACK)
     os.environ |= {**run.environment, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
     rank = Rank(

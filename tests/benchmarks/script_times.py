@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 from tests.support.benchmarks.launched import finished, launcher
-from tests.support.train.scripts import script_flags, write_files
+from tests.support.container.scripts import script_flags, write_files
 
 BLOCK = 10
 """Steps between two turns, and between two lines of metrics."""

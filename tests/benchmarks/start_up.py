@@ -4,8 +4,8 @@ python -m tests.benchmarks.start_up                      a small BERT on one ran
 python -m tests.benchmarks.start_up --requirements FILE  packages of a script's own: installed, and taken from S3 later
 
 A fine-tuning is killed after its first checkpoint, and continues in a second attempt, which is measured. The parts are
-those of the line `start-up:` in its log (jobs/train/start_up.py). CPU is that of the launcher and its ranks, without
-the S3, which is a process of this machine too: if others work on it, only the CPU seconds are comparable.
+those of the line `start-up:` in its log (jobs/container/start_up.py). CPU is that of the launcher and its ranks,
+without the S3, which is a process of this machine too: if others work on it, only the CPU seconds are comparable.
 
 The model is a BERT of two layers on 188 sentences. The total of the last column is what `goodput --restart-seconds`
 takes. Packages come on top of a restart.
@@ -24,12 +24,12 @@ from pathlib import Path
 
 import psutil
 
-from jobs.train.packages import Environment
+from jobs.container.packages import Environment
 from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.speed import in_turns
-from tests.support.train.launching import NewRun, Run
-from tests.support.train.recipes import Flags, finetuning
-from tests.support.train.reviews import save_tiny_bert
+from tests.support.container.launching import NewRun, Run
+from tests.support.container.recipes import Flags, finetuning
+from tests.support.container.reviews import save_tiny_bert
 
 TOTAL = "in all"
 STEPS = ("--epochs=1000", "--log-every-steps=3")

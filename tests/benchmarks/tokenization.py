@@ -19,10 +19,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jobs.train.data import corpus_files, vocabulary
-from jobs.train.data.corpus_files import END
-from jobs.train.data.corpus_packing import CorpusPacking
-from jobs.train.data.encoders import HuggingFace, load
+from jobs.container.data import corpus_files, vocabulary
+from jobs.container.data.corpus_files import END
+from jobs.container.data.corpus_packing import CorpusPacking
+from jobs.container.data.encoders import HuggingFace, load
 from tests.support.benchmarks.debian_text import debian_texts, frame, texts_of, write_rows
 from tests.support.benchmarks.speed import Result, answer, apart
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jobs.cli.demo_data import Package, download
-from jobs.train.data import corpus_files, vocabulary
-from jobs.train.data.corpus_files import END
-from jobs.train.data.encoders import HuggingFace
+from jobs.container.data import corpus_files, vocabulary
+from jobs.container.data.corpus_files import END
+from jobs.container.data.encoders import HuggingFace
 from tests.support.benchmarks.debian_text import debian_texts, texts_of, write_rows
 
 NEWSGROUPS = Package(

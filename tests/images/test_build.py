@@ -46,7 +46,7 @@ def test_an_edit_of_code_rebuilds_the_last_layers_of_the_cpu_image(
     assert (image.id, image.attrs["Size"]) == (first["id"], first["size_bytes"])
     assert image.labels["trainyard.commit"] == built.tree.git("rev-parse", "HEAD")
 
-    tree.append("jobs/train/launch.py", "# edited\n")
+    tree.append("jobs/container/launch.py", "# edited\n")
     [edited] = rows_of(tree.images("build", "cpu", *options, "-o", "json"))
     assert re.fullmatch(rf"{RELEASE}-{tree.revision}-dirty-[0-9a-f]{{8}}", edited["tag"])
     other = docker_engine.images.get(edited["name"])
@@ -54,7 +54,7 @@ def test_an_edit_of_code_rebuilds_the_last_layers_of_the_cpu_image(
     # jobs/, trainyard/, and their compiled modules
     assert layers[:-3] == others[:-3]
     assert layers[-3] != others[-3]
-    last_line = ["tail", "-n", "1", "/opt/trainyard/jobs/train/launch.py"]
+    last_line = ["tail", "-n", "1", "/opt/trainyard/jobs/container/launch.py"]
     seen = docker_engine.containers.run(edited["name"], last_line, network_mode="none", remove=True)
     assert seen == b"# edited\n"
     assert "trainyard.commit" not in other.labels

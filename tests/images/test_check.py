@@ -22,11 +22,11 @@ BROKEN = """\
 FROM {image}
 USER 0:0
 ENV HF_TOKEN=hf_of_somebody
-RUN chmod o+w /opt/trainyard/jobs/contract/errors.py && chown 1000 /opt/trainyard/jobs/contract/plan.py \\
+RUN chmod o+w /opt/trainyard/jobs/core/errors.py && chown 1000 /opt/trainyard/jobs/spec/plan.py \\
     && printf -- '-----BEGIN PRIVATE KEY-----\\nAAAA\\n' > /etc/ssl/key.pem \\
     && mkdir -p /root/.cache/pip && echo > /usr/local/bin/git && chmod +x /usr/local/bin/git \\
     && rm -r $(python -c 'import transformers; print(transformers.__path__[0])') \\
-    && echo > /opt/trainyard/jobs/train/launch.py
+    && echo > /opt/trainyard/jobs/container/launch.py
 LABEL org.opencontainers.image.version=9.9.9
 """
 
@@ -34,7 +34,7 @@ SERVE_NOTEBOOK = """\
 import json, sys, time
 from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
-from jobs.train.kinds.notebook.jupyter import JupyterLab
+from jobs.container.kinds.notebook.jupyter import JupyterLab
 
 root = Path.home() / "notebook"
 root.mkdir()
@@ -58,7 +58,7 @@ NOTEBOOK = {
             "metadata": {},
             "execution_count": None,
             "outputs": [],
-            "source": "import torch, jobs.train.launch\nprint('sum of', jobs.__name__, torch.ones(3).sum().item())",
+            "source": "import torch, jobs.container.launch\nprint('sum of', jobs.__name__, torch.ones(3).sum().item())",
         }
     ],
 }
@@ -89,12 +89,12 @@ def test_a_broken_image_fails_a_test_for_each_reason(built: Built, docker_engine
         ),
         ("labels_are_those", "{'org.opencontainers.image.version': '9.9.9'} != "),
         ("it_runs_as_the_user", r"assert \(0, 0\) == \(1000, 1000\)"),
-        ("its_own_command", "assert 'jobs.train.launch' in ''"),
+        ("its_own_command", "assert 'jobs.container.launch' in ''"),
         ("no_variable", r"assert \['HF_TOKEN'.*\] == \[\]"),
         ("a_container_asks_for_all_cards", "assert None == 'all'"),
         ("no_file_holds_credentials", r"assert \['/etc/ssl/key.pem'\] == \[\]"),
-        ("only_its_owner", "'/opt/trainyard/jobs/contract/errors.py'"),
-        ("a_job_may_change_its_home", "'/opt/trainyard/jobs/contract/plan.py'"),
+        ("only_its_owner", "'/opt/trainyard/jobs/core/errors.py'"),
+        ("a_job_may_change_its_home", "'/opt/trainyard/jobs/spec/plan.py'"),
         ("the_build_left", r"assert \['/root/.cache/pip'\] == \[\]"),
         ("there_is_the_c_compiler", "assert {'git'} == {"),
         ("packages_have_the_versions", "'nvidia-nccl-cu[0-9]+': 'missing'"),

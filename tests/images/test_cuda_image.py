@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobs.contract.image_hierarchy import image
-from jobs.contract.releases import release
+from jobs.core.image_hierarchy import image
+from jobs.core.releases import release
 from jobs.images.lock import locked
 from tests.support.images.efa_stand_in import efa_mirror
 from tests.support.images.source_tree import SourceTree

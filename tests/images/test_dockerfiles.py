@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.contract.image_hierarchy import image, images
-from jobs.contract.instance_types import INSTANCE_TYPES, SCRATCH
-from jobs.contract.releases import release, releases
-from jobs.contract.revision import NOT_SOURCES, SOURCES
+from jobs.core.image_hierarchy import image, images
+from jobs.core.instance_types import INSTANCE_TYPES, SCRATCH
+from jobs.core.releases import release, releases
+from jobs.core.revision import NOT_SOURCES, SOURCES
 from jobs.images.check import ACCELERATORS
 from jobs.images.lock import lock_file, locked
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from docker.errors import ContainerError
 
-from jobs.contract.image_hierarchy import image
+from jobs.core.image_hierarchy import image
 from jobs.images.lock import locked
 from tests.support.images import habana_stand_in
 from tests.support.images.docker_engine import pinned_torch
@@ -65,7 +65,7 @@ def test_the_row_is_installed_and_the_base_keeps_what_is_its_own(
     assert found["pydantic"] == locked(image("gaudi"), ROW)["pydantic"]
     labels = docker_engine.images.get(name).labels
     assert labels["trainyard.base"] == labels["org.opencontainers.image.base.name"] == base_name
-    code = "from jobs.train.accelerator import choose; print(choose('auto', nproc_per_node=1).reason)"
+    code = "from jobs.container.accelerator import choose; print(choose('auto', nproc_per_node=1).reason)"
     assert run(docker_engine, name, ["python", "-c", code]) == "auto: no HPU found, no CUDA device found\n"
 
 
@@ -76,7 +76,7 @@ def test_it_finds_libfabric_which_the_base_does_not_and_builds_the_wrapper(
     load = ["python3", "-c", "import ctypes; ctypes.CDLL('libfabric.so.1')"]
     with pytest.raises(ContainerError, match=r"libfabric\.so\.1: cannot open shared object file"):
         run(docker_engine, base, load)
-    code = "from jobs.train import libfabric as f; print(f.taken(f.providers(f.load('hpu'))))"
+    code = "from jobs.container import libfabric as f; print(f.taken(f.providers(f.load('hpu'))))"
     assert run(docker_engine, name, ["python", "-c", code]) == "tcp\n"
     run(docker_engine, name, ["ls", "/usr/lib/habanalabs/libhccl_ofi_wrapper.so"])
 

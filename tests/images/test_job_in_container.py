@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 from infra.image.image_build import PROGRAM
-from jobs.contract.releases import release
-from jobs.contract.revision import REVISION_VARIABLE
-from jobs.contract.stage import image_parameter, image_repository_parameter, job_image_parameter
+from jobs.core.releases import release
+from jobs.core.revision import REVISION_VARIABLE
+from jobs.core.stage import image_parameter, image_repository_parameter, job_image_parameter
 from tests.images.conftest import Built
+from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
 from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
 from tests.support.images.registry import Registry, running_registry
 from tests.support.images.source_tree import ROOT, SourceTree, rows_of
 from tests.support.jobs.terminal import TRAINYARD
-from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 # Two deployments and, if no other test built it before, the cpu image.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]

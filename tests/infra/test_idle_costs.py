@@ -2,7 +2,7 @@ import pytest
 
 from infra.idle_costs import PRICES, Line, idle_costs, summary, table
 from infra.settings import STAGES
-from jobs.contract.prices import GB_OF_S3, stored
+from jobs.money.prices import GB_OF_S3, stored
 from tests.support.infra.synthesis import Templates
 
 

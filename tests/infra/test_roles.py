@@ -12,11 +12,11 @@ import pytest
 
 from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Stage, Team
-from jobs.client.port_forwarding import DOCUMENT
-from jobs.contract.artifact import artifact_prefix
-from jobs.contract.image_hierarchy import images
-from jobs.contract.stage import IMAGE_BUILD_PROJECT, IMAGES, RELEASE, image_parameter, image_repository_parameter
-from jobs.contract.submit_job import JOB_TAGS
+from jobs.core.artifact import artifact_prefix
+from jobs.core.image_hierarchy import images
+from jobs.core.stage import IMAGE_BUILD_PROJECT, IMAGES, RELEASE, image_parameter, image_repository_parameter
+from jobs.runs.port_forwarding import DOCUMENT
+from jobs.spec.submit_job import JOB_TAGS
 from tests.support.infra.calls import permissions_of
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
 from tests.support.infra.policy_evaluation import as_list
@@ -322,7 +322,7 @@ def test_every_call_of_programs_is_in_the_matrix() -> None:
 
 def commands() -> Iterator[Path]:
     """Yield what runs as `trainyard`: not containers, which have a role of their own, nor what deploys and builds."""
-    others = (ROOT / "jobs/train", ROOT / "jobs/images", ROOT / "jobs/cli/acceptance")
+    others = (ROOT / "jobs/container", ROOT / "jobs/images", ROOT / "jobs/cli/acceptance")
     return (path for path in (ROOT / "jobs").rglob("*.py") if not any(other in path.parents for other in others))
 
 

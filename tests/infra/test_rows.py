@@ -9,9 +9,9 @@ import pytest
 
 from infra.settings import TEAMS
 from infra.stages import Pool, Stage, Team
-from jobs.contract.catalog import CATALOG
-from jobs.contract.queues import QUEUES, SPOT
-from jobs.contract.stage import job_definition_parameter, parameter_path, queue_parameter
+from jobs.core.queues import QUEUES, SPOT
+from jobs.core.stage import job_definition_parameter, parameter_path, queue_parameter
+from jobs.spec.catalog import CATALOG
 from tests.support.infra.synthesis import Templates, synthesise, templates_of
 
 BASE = Stage(name="test", teams=TEAMS)

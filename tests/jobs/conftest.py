@@ -9,10 +9,10 @@ from playwright.sync_api import Browser, sync_playwright
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
-from jobs.client import batch
-from jobs.client.job import Job
-from jobs.contract.plan import Plan
-from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from jobs.core.stage import DEFAULT_STAGE, DeployedStage
+from jobs.runs import batch
+from jobs.runs.job import Job
+from jobs.spec.plan import Plan
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
 from tests.support.jobs.pages import OpenedPage

@@ -21,8 +21,8 @@ from botocore.config import Config
 
 from infra.emulator import REGION, cdk_cli, client
 from infra.emulator.credentials import Credentials
-from tests.support.train import warm_launcher
-from tests.support.train.warm_launcher import WarmLauncher
+from tests.support.container import warm_launcher
+from tests.support.container.warm_launcher import WarmLauncher
 
 START_SECONDS = 120
 STOP_TIMEOUT_SECONDS = 100
@@ -121,7 +121,7 @@ def run_embedded_aws(
     """
     state_file, log = folder / "emulator.json", folder / "emulator.log"
     command = [
-        *(sys.executable, "-m", "tests.support.train.warm_jobs", "serve", "--state-file", str(state_file)),
+        *(sys.executable, "-m", "tests.support.container.warm_jobs", "serve", "--state-file", str(state_file)),
         *("--exit-with-pid", str(os.getpid()), *arguments),
     ]
     own_environment = {

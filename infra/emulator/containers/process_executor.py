@@ -1,7 +1,7 @@
 """Containers as local processes: no image, no limits, but Batch's environment and nothing left behind.
 
 `container_init.py` is the first process of each. A command finds the server's own Python first, so `python -m
-jobs.train.launch` runs what is installed here. Needs Linux.
+jobs.container.launch` runs what is installed here. Needs Linux.
 """
 
 import ctypes

@@ -3,7 +3,7 @@
 from typing import Any
 
 SWEEP_TAG = "trainyard:sweep"
-"""Tag of a sweep's job (jobs/contract/sweep.py)."""
+"""Tag of a sweep's job (jobs/spec/sweep.py)."""
 
 
 def size(job: dict[str, Any]) -> int:

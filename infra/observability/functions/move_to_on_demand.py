@@ -16,7 +16,7 @@ ended. `dependsOn` could not do it: what depends on a job that failed, and a ter
 
 SubmitJob has no idempotency token. Before it is called the move is claimed by an object that S3 writes only where there
 is none; it lies with the run's files, and names the successor afterwards. A claim whose holder died is taken over.
-`trainyard resume` claims in the same place (jobs/client/claims.py), so a run goes on once.
+`trainyard resume` claims in the same place (jobs/runs/claims.py), so a run goes on once.
 
 Whoever submits a job chooses its command and environment, but only its own team's tag: where the claim lies follows
 from that tag and the job's name, never from what the job says of itself.

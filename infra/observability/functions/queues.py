@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _SPOT, _ON_DEMAND = "spot", "on-demand"
-"""Names of the two queues between which jobs move (jobs/contract/queues.py)."""
+"""Names of the two queues between which jobs move (jobs/core/queues.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Queue:
     label: str
     """What the dashboard calls it: `spot@research (dl1-24xlarge-1-20-0)`, of a team and of a pool that retires."""
     name: str
-    """What all of its kind are called, whosever they are: a row of jobs/contract/queues.py."""
+    """What all of its kind are called, whosever they are: a row of jobs/core/queues.py."""
     on_demand: str | None = None
     """ARN of the On-Demand queue of its team and pool, where its jobs may go on."""
 
@@ -39,7 +39,7 @@ def read_queues(path: str) -> dict[str, Queue]:
 
 
 def queues_of(parameters: Mapping[str, Any]) -> dict[str, Queue]:
-    """Return the queues by ARN; `parameters`: ARNs by the names that jobs/contract/stage.py gives them.
+    """Return the queues by ARN; `parameters`: ARNs by the names that jobs/core/stage.py gives them.
 
     `queue/` or `team-queue/<team>/`, the queue's name and, of a pool that retires, a slash and the pool's id.
     """

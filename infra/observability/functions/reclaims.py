@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ReclaimRules:
-    """The words and the exit code of a reclaim, as the stack hands them over from `jobs.contract.retries`."""
+    """The words and the exit code of a reclaim, as the stack hands them over from `jobs.core.retries`."""
 
     reclaim_reason: str
     """Begins the reason of an attempt whose instance was gone before its container."""

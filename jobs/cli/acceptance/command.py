@@ -18,7 +18,7 @@ from jobs.cli.embedded import INTERRUPTS
 from jobs.cli.options import ask
 from jobs.cli.plain import print_text
 from jobs.cli.report import write
-from jobs.contract.acceptance import (
+from jobs.core.acceptance import (
     DEPLOY,
     NOT_PROVEN,
     PLAN,
@@ -28,8 +28,8 @@ from jobs.contract.acceptance import (
     claims_of,
     claims_seen,
 )
-from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
-from jobs.contract.words import usd
+from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
+from jobs.core.words import usd
 
 FOLDER = STATE_FOLDER / "acceptance"
 

@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from jobs.aws.connection import Aws
 from jobs.cli.embedded import started
-from jobs.client.prices import current_prices
-from jobs.contract.errors import TrainyardError
-from jobs.contract.instance_types import InstanceType, instance_type
-from jobs.contract.prices import Prices
+from jobs.core.errors import TrainyardError
+from jobs.core.instance_types import InstanceType, instance_type
+from jobs.money.aws_prices import current_prices
+from jobs.money.prices import Prices
 
 ROOT = Path(__file__).parents[3]
 """The folder of cdk.json."""

@@ -10,9 +10,9 @@ from typing import Any
 from jobs.cli.acceptance.context import Context, infra
 from jobs.cli.acceptance.runner import Ids, Step
 from jobs.cli.acceptance.spend import Running
-from jobs.client import batch
-from jobs.contract.acceptance import DEPLOY, DESTROY, NOT_PROVEN, PREFLIGHT, PROVEN, Evidence
-from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.core.acceptance import DEPLOY, DESTROY, NOT_PROVEN, PREFLIGHT, PROVEN, Evidence
+from jobs.core.errors import ConfigurationError, TrainyardError
+from jobs.runs import batch
 
 _BUILD_HOURS = 2.0
 """What Image Builder's instance is priced for: a build takes about one hour."""

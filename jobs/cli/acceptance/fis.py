@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
-from jobs.contract.errors import TrainyardError
+from jobs.core.errors import TrainyardError
 
 _ROLE_TRIES = 12
 """A new role is known everywhere only after some seconds: experiments that may not assume it yet fail at once."""

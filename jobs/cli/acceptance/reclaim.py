@@ -5,12 +5,12 @@ from functools import partial
 from jobs.cli.acceptance import fis, runs
 from jobs.cli.acceptance.context import Context
 from jobs.cli.acceptance.runner import Ids, Step
-from jobs.client import batch
-from jobs.client.job import Job
-from jobs.client.storage import newest_checkpoint
-from jobs.contract.acceptance import NOT_PROVEN, PROVEN, RECLAIM, Evidence
-from jobs.contract.errors import JobFailedError, TrainyardError
-from jobs.contract.records import Attempt
+from jobs.core.acceptance import NOT_PROVEN, PROVEN, RECLAIM, Evidence
+from jobs.core.errors import JobFailedError, TrainyardError
+from jobs.core.records import Attempt
+from jobs.runs import batch
+from jobs.runs.job import Job
+from jobs.runs.storage import newest_checkpoint
 
 HOURS = 1.0
 

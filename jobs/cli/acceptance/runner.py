@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from jobs.cli.embedded import INTERRUPTS
-from jobs.contract.acceptance import (
+from jobs.core.acceptance import (
     FAILED,
     NOT_REACHED,
     STEPS,
@@ -26,7 +26,7 @@ from jobs.contract.acceptance import (
     claims_of,
     outcome_of,
 )
-from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.core.errors import ConfigurationError, TrainyardError
 
 Ending = Literal["done", "failed", "stopped", "interrupted"]
 

@@ -16,12 +16,7 @@ from jobs.cli.acceptance.runner import Ids, Step
 from jobs.cli.demo import SPEC, STATE_FOLDER
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, raise_failure, send
-from jobs.client import batch
-from jobs.client.follow import may_go_on
-from jobs.client.job import Job
-from jobs.client.logs import LogReader
-from jobs.client.storage import read_receipt
-from jobs.contract.acceptance import (
+from jobs.core.acceptance import (
     ACCELERATOR_JOB,
     CPU_JOB,
     FABRIC_CHECK,
@@ -30,14 +25,19 @@ from jobs.contract.acceptance import (
     PROVEN,
     Evidence,
 )
-from jobs.contract.errors import JobFailedError, TrainyardError
-from jobs.contract.instance_types import InstanceType
-from jobs.contract.locations import DATA, S3Location
-from jobs.contract.plan import Plan
-from jobs.contract.records import Receipt
-from jobs.contract.run import FABRIC, run_prefix
-from jobs.contract.spec import JobSpec, parse_spec
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import JobFailedError, TrainyardError
+from jobs.core.instance_types import InstanceType
+from jobs.core.locations import DATA, S3Location
+from jobs.core.records import Receipt
+from jobs.core.run import FABRIC, run_prefix
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.follow import may_go_on
+from jobs.runs.job import Job
+from jobs.runs.logs import LogReader
+from jobs.runs.storage import read_receipt
+from jobs.spec.plan import Plan
+from jobs.spec.spec import JobSpec, parse_spec
 
 START_HOURS = 0.25
 """Each instance is priced for this long beside its job: it boots, pulls, and idles until it goes."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from jobs.cli.acceptance.runner import LimitReachedError
-from jobs.contract.words import usd
+from jobs.core.words import usd
 
 LOOK = timedelta(seconds=30)
 

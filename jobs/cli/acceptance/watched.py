@@ -8,12 +8,12 @@ from jobs.aws.errors import error_code
 from jobs.cli.acceptance.context import Context
 from jobs.cli.acceptance.runner import Step
 from jobs.cli.costs import receipts_of
-from jobs.client import batch, storage
-from jobs.contract.acceptance import NOT_PROVEN, PROVEN, WATCHED, Evidence
-from jobs.contract.costs import Month, costs
-from jobs.contract.errors import TrainyardError
-from jobs.contract.records import Receipt
-from jobs.contract.words import counted
+from jobs.core.acceptance import NOT_PROVEN, PROVEN, WATCHED, Evidence
+from jobs.core.errors import TrainyardError
+from jobs.core.records import Receipt
+from jobs.core.words import counted
+from jobs.money.costs import Month, costs
+from jobs.runs import batch, storage
 
 BILL_DAYS = 14
 """Receipts this old are compared: what a stage cost before was another release's receipts."""

@@ -15,15 +15,15 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.options import ask
 from jobs.cli.plain import print_text
-from jobs.client import team_data
-from jobs.client.batch import read_stage
-from jobs.client.table_summary import Model, summarize
-from jobs.contract.arguments import Columns
-from jobs.contract.display import printable, printable_name
-from jobs.contract.errors import StoppedError, UsageError
-from jobs.contract.locations import DATA, DELIMITERS, table_location, table_suffix
-from jobs.contract.table_rows import delimiter_fault
-from jobs.contract.words import counted
+from jobs.core.display import printable, printable_name
+from jobs.core.errors import StoppedError, UsageError
+from jobs.core.locations import DATA, DELIMITERS, table_location, table_suffix
+from jobs.core.words import counted
+from jobs.data_checks import team_data
+from jobs.data_checks.table_rows import delimiter_fault
+from jobs.data_checks.table_summary import Model, summarize
+from jobs.runs.batch import read_stage
+from jobs.spec.arguments import Columns
 
 _HEADER_CHARACTERS = 1 << 16
 

@@ -10,11 +10,11 @@ from rich.text import Text
 from jobs.aws.connection import Aws
 from jobs.aws.errors import explain
 from jobs.cli import tables
-from jobs.contract import image_hierarchy as hierarchy
-from jobs.contract.errors import TrainyardError
-from jobs.contract.releases import release
-from jobs.contract.revision import image_tag, source_revision
-from jobs.contract.words import duration
+from jobs.core import image_hierarchy as hierarchy
+from jobs.core.errors import TrainyardError
+from jobs.core.releases import release
+from jobs.core.revision import image_tag, source_revision
+from jobs.core.words import duration
 from jobs.images import engine
 from jobs.images.inventory import LocalImage, RemoteImage, local_images, recorded_images, remote_images
 from jobs.images.stage_images import StageImages

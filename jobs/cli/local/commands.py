@@ -10,9 +10,9 @@ from jobs.aws.connection import Aws
 from jobs.cli import embedded, tables
 from jobs.cli.options import RUNS_FOLDER, ask
 from jobs.cli.plain import print_text
-from jobs.client import batch
-from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.contract.words import counted
+from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.core.words import counted
+from jobs.runs import batch
 
 _NAMED = 3
 """So many runs are named; of the others only the number is said."""

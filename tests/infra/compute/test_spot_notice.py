@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS
+from jobs.core.instance_types import STOP_TIMEOUT_SECONDS
 from tests.support.infra.instances import GAUDI, script_with
 from tests.support.infra.machine import Machine, Result
 from tests.support.infra.shellcheck import shellcheck

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.stages import CapacityReservation, ExistingVpc, Stage, Team
-from jobs.contract.queues import SPOT_WAITED_TOO_LONG
+from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.instances import environments, launch_data
 from tests.support.infra.synthesis import Templates, resources, up_to

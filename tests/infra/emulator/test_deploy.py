@@ -13,7 +13,7 @@ from infra.emulator import cdk_cli
 from infra.emulator.cloudformation.resource_type import RECORDED, TYPES
 from infra.settings import STAGES
 from infra.stages import Alerts
-from jobs.contract.stage import parameter_path
+from jobs.core.stage import parameter_path
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
 from tests.support.infra.synthesis import synthesise_as_the_cli_does

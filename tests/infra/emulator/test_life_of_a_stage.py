@@ -14,11 +14,11 @@ import pytest
 
 from infra.settings import STAGES
 from infra.stages import Team
-from jobs.contract.catalog import CATALOG
-from jobs.contract.plan import plan
-from jobs.contract.queues import CPU_SPOT, SPOT, owner_of_queue
-from jobs.contract.spec import parse_spec
-from jobs.contract.stage import DeployedStage, queue_parameter
+from jobs.core.queues import CPU_SPOT, SPOT, owner_of_queue
+from jobs.core.stage import DeployedStage, queue_parameter
+from jobs.spec.catalog import CATALOG
+from jobs.spec.plan import plan
+from jobs.spec.spec import parse_spec
 from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import ENDED, until
 from tests.support.emulator.staged_account import KIND, Account, Seen

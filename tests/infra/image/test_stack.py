@@ -11,10 +11,10 @@ import pytest
 from infra.app import build
 from infra.image.image_build import PROGRAM, _revision
 from infra.stages import Pool, Stage, Team
-from jobs.contract.errors import ConfigurationError
-from jobs.contract.image_hierarchy import with_descendants
-from jobs.contract.releases import release
-from jobs.contract.revision import SOURCES
+from jobs.core.errors import ConfigurationError
+from jobs.core.image_hierarchy import with_descendants
+from jobs.core.releases import release
+from jobs.core.revision import SOURCES
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, up_to
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from infra.settings import STAGES, TEAMS
 from infra.stages import Stage, Team
-from jobs.contract.catalog import CATALOG
-from jobs.contract.stage import DeployedStage
+from jobs.core.stage import DeployedStage
+from jobs.spec.catalog import CATALOG
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.synthesis import Templates, flatten, resources, up_to
 

@@ -9,7 +9,7 @@ import pytest
 from infra.network.stack import NetworkStack
 from infra.stages import Pool, Stage, Team
 from infra.stages.network_plan import ENDPOINT_SERVICES
-from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.core.instance_types import INSTANCE_TYPES
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.synthesis import Templates, new_app, resources, up_to
 from tests.support.infra.variants import EXISTING_VPC

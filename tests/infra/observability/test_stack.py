@@ -8,7 +8,7 @@ from typing import Any
 from infra.observability.functions.queues import queues_of
 from infra.stages import Team
 from infra.stages.checks import check
-from jobs.contract.queues import team_queue_name
+from jobs.core.queues import team_queue_name
 from tests.support.infra.deployed_roles import DeployedStage
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.synthesis import Templates, flatten, resources, stacks_of

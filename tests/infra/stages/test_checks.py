@@ -12,7 +12,7 @@ from infra.settings import STAGES, TEAMS
 from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team
 from infra.stages.checks import check, selected_stages
 from infra.stages.limits import LOG_RETENTION_DAYS
-from jobs.contract.errors import ConfigurationError
+from jobs.core.errors import ConfigurationError
 
 SUBNET = "subnet-0123456789abcdef0"
 VPC = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=(SUBNET,))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.stages import loading
-from jobs.contract.errors import ConfigurationError
+from jobs.core.errors import ConfigurationError
 from tests.support.infra.synthesis import ROOT
 
 SETTINGS = (ROOT / "infra" / "settings.py").read_text()

@@ -6,8 +6,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
-from jobs.client.batch import read_stage
-from jobs.contract.errors import ConfigurationError, NotFoundError, TrainyardError
+from jobs.core.errors import ConfigurationError, NotFoundError, TrainyardError
+from jobs.runs.batch import read_stage
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 
 

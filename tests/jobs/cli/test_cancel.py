@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
-from jobs.client import batch
-from jobs.contract.stage import DeployedStage
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.recorded_runs import three_attempts
 from tests.support.jobs.submitting import planned_to_run, wait_for

@@ -11,10 +11,10 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.app import app
 from jobs.cli.compare import compare, comparison_table
-from jobs.contract.errors import UsageError
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from jobs.core.errors import UsageError
+from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.report.comparison import facts
+from jobs.runs.recorded_run import RecordedRun
 from tests.support.jobs.recorded_runs import files_of, sweep
 
 

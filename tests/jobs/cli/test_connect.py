@@ -18,8 +18,8 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, send
-from jobs.client.job import Job
-from jobs.contract.stage import DeployedStage
+from jobs.core.stage import DeployedStage
+from jobs.runs.job import Job
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy

@@ -13,9 +13,9 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.app import app
 from jobs.cli.costs import costs_table
-from jobs.contract.costs import costs, month_of
-from jobs.contract.phases import UNPRODUCTIVE
-from jobs.contract.stage import DeployedStage
+from jobs.core.stage import DeployedStage
+from jobs.money.costs import costs, month_of
+from jobs.money.phases import UNPRODUCTIVE
 from tests.support.jobs.recorded_runs import files_of, sweep
 
 

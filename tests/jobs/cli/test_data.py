@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
-from jobs.contract.errors import UsageError
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import UsageError
+from jobs.core.stage import DeployedStage
 
 
 def trainyard(*arguments: str | Path) -> tuple[str, str]:

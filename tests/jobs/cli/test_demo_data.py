@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli.demo_data import HELD_OUT_SENTENCES, REVIEWS, TRAINING_SENTENCES, Package, download, read_reviews
-from jobs.contract.errors import ConfigurationError
+from jobs.core.errors import ConfigurationError
 
 FIRST_HELD_OUT = "This may be Burns's strongest film since The Brothers McMullen."
 

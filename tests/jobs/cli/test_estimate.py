@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.contract.locations import S3Location
-from jobs.contract.run import new_run_id, run_prefix
-from jobs.contract.stage import DeployedStage
+from jobs.core.locations import S3Location
+from jobs.core.run import new_run_id, run_prefix
+from jobs.core.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.recorded_runs import files_of, three_attempts
 from tests.support.jobs.submitting import SPEC

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.client import batch
-from jobs.client.job import Job
-from jobs.contract.stage import DeployedStage
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.job import Job
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy

@@ -5,11 +5,11 @@ import time
 from datetime import datetime, timezone
 
 from jobs.aws.connection import Aws
-from jobs.client.storage import put_spec
-from jobs.contract.plan import plan
-from jobs.contract.run import new_run_id
-from jobs.contract.spec import JobSpec
-from jobs.contract.stage import DeployedStage
+from jobs.core.run import new_run_id
+from jobs.core.stage import DeployedStage
+from jobs.runs.storage import put_spec
+from jobs.spec.plan import plan
+from jobs.spec.spec import JobSpec
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.submitting import SPEC, RunCommand
 

@@ -14,9 +14,9 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
-from jobs.contract.image_hierarchy import images
-from jobs.contract.releases import release
-from jobs.contract.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
+from jobs.core.image_hierarchy import images
+from jobs.core.releases import release
+from jobs.core.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.images.source_tree import SourceTree
 

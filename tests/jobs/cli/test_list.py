@@ -8,7 +8,7 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.options import parse_since
-from jobs.contract.errors import UsageError
+from jobs.core.errors import UsageError
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.recorded_runs import three_attempts
 from tests.support.jobs.submitting import RunCommand

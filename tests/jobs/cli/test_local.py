@@ -18,13 +18,13 @@ from jobs.cli import embedded as embedded_server
 from jobs.cli.local import commands as local
 from jobs.cli.local.app import STATE_FILE
 from jobs.cli.submit import send
-from jobs.client import batch
-from jobs.contract.errors import ConfigurationError, UsageError
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import ConfigurationError, UsageError
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.container.scripts import write_files
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
-from tests.support.train.scripts import write_files
 
 # `up` leaves its server running on purpose, and here the process that it ran in goes on.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")

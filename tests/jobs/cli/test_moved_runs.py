@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.client import batch, storage
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.locations import S3Location
-from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.locations import S3Location
+from jobs.core.stage import DEFAULT_STAGE, DeployedStage
+from jobs.runs import batch, storage
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
 from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws
 from tests.support.jobs.submitting import planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
-from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 STAGE = "prod"
 """A stage of infra/settings.py with On-Demand capacity, which moves a job after three reclaims."""

@@ -6,13 +6,13 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS
-from jobs.client import batch
-from jobs.client.storage import read_receipt
-from jobs.contract.locations import S3Location
-from jobs.contract.run import run_prefix
-from jobs.contract.stage import DeployedStage
+from jobs.core.locations import S3Location
+from jobs.core.run import run_prefix
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.storage import read_receipt
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.train.corpora import paragraphs
+from tests.support.container.corpora import paragraphs
 
 SPEC = READY_SPECS / "pretrain-bert.yaml"
 DOCUMENTS = "tests/pretrain-bert/documents.jsonl"

@@ -9,11 +9,11 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.contract.plan import plan
-from jobs.contract.run import new_run_id
-from jobs.contract.stage import DeployedStage
+from jobs.core.run import new_run_id
+from jobs.core.stage import DeployedStage
+from jobs.spec.plan import plan
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.train.reviews import reviews, save_tiny_bert
+from tests.support.container.reviews import reviews, save_tiny_bert
 
 FINETUNING = {
     "finetune-mrpc": (1, 0),

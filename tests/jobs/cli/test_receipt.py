@@ -8,9 +8,9 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
 from jobs.cli.failures import run_reporting
-from jobs.contract.locations import S3Location
-from jobs.contract.records import Receipt
-from jobs.contract.stage import DeployedStage
+from jobs.core.locations import S3Location
+from jobs.core.records import Receipt
+from jobs.core.stage import DeployedStage
 from tests.support.jobs.recorded_runs import files_of, three_attempts
 
 RUN = three_attempts(20, run_id="billed-20261101-120000-00ab")

@@ -14,14 +14,14 @@ from playwright.sync_api import expect
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
 from jobs.cli.report import LivePage, _listening, ready_spec, report, write
-from jobs.client import storage
-from jobs.client.records import read_run
-from jobs.contract.errors import Detached, UsageError
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import Inputs
-from jobs.contract.spec import parse_spec
-from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from jobs.core.errors import Detached, UsageError
+from jobs.core.records import Inputs
+from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.report.page import run_page
+from jobs.runs import storage
+from jobs.runs.read_records import read_run
+from jobs.runs.recorded_run import RecordedRun
+from jobs.spec.spec import parse_spec
 from tests.jobs.report.test_run_page import NOW
 from tests.support.jobs.pages import OpenedPage
 from tests.support.jobs.recorded_runs import files_of, three_attempts, with_samples

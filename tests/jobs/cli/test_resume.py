@@ -11,11 +11,11 @@ import yaml
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
-from jobs.client import batch
-from jobs.contract.budget import Budget
-from jobs.contract.records import Attempt
-from jobs.contract.stage import DeployedStage
-from jobs.train.launcher.accounting import receipt
+from jobs.container.launcher.accounting import receipt
+from jobs.core.records import Attempt
+from jobs.core.stage import DeployedStage
+from jobs.money.budget import Budget
+from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
-from jobs.client.spec_yaml import documents_of, text_of
-from jobs.contract.errors import NotFoundError, UsageError
+from jobs.core.errors import NotFoundError, UsageError
+from jobs.spec.spec_yaml import documents_of, text_of
 
 GOOD = """\
 name: reviews

@@ -13,10 +13,10 @@ from jobs.aws.connection import Aws
 from jobs.cli import live
 from jobs.cli.live import LiveView
 from jobs.cli.submit import send
-from jobs.client import batch
-from jobs.client.logs import LogLine
-from jobs.contract.records import CardUse, Receipt
-from jobs.contract.stage import DeployedStage
+from jobs.core.records import CardUse, Receipt
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.logs import LogLine
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy

@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.client import batch
-from jobs.contract.releases import release
-from jobs.contract.run import is_run_id
-from jobs.contract.stage import DeployedStage
+from jobs.core.releases import release
+from jobs.core.run import is_run_id
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
-from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from jobs.aws.connection import Aws
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import READY_SPECS
 from jobs.cli.submit import plan_run
-from jobs.client.code import packed
-from jobs.contract.code import MAX_CODE_BYTES
-from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.locations import S3Location
-from jobs.contract.spec import parse_spec
-from jobs.contract.stage import DeployedStage
+from jobs.core.errors import NotFoundError, TrainyardError, UsageError
+from jobs.core.locations import S3Location
+from jobs.core.stage import DeployedStage
+from jobs.runs.code_archive import packed
+from jobs.spec.code import MAX_CODE_BYTES
+from jobs.spec.spec import parse_spec
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.train.reviews import reviews
-from tests.support.train.scripts import write_files
+from tests.support.container.reviews import reviews
+from tests.support.container.scripts import write_files
 
 
 def test_the_ready_spec_trains_and_gives_its_code_back(

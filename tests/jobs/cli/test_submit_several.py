@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.client import batch
-from jobs.contract.run import is_run_id
-from jobs.contract.stage import DeployedStage
+from jobs.core.run import is_run_id
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy

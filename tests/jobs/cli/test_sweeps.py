@@ -12,16 +12,16 @@ import yaml
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import plan_run, plan_runs
-from jobs.client import batch, storage
-from jobs.client.job import Job
-from jobs.contract.errors import UsageError
-from jobs.contract.locations import S3Location
-from jobs.contract.spec import JobSpec, parse_spec
-from jobs.contract.stage import DeployedStage
-from jobs.contract.sweep import Claim, SweepRecord, claim_name
+from jobs.core.errors import UsageError
+from jobs.core.locations import S3Location
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch, storage
+from jobs.runs.job import Job
+from jobs.spec.spec import JobSpec, parse_spec
+from jobs.spec.sweep import Claim, SweepRecord, claim_name
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.container.scripts import write_files
 from tests.support.embedded_aws import EmbeddedAws
-from tests.support.train.scripts import write_files
 from tests.support.waiting import wait_until
 
 SCRIPT = """

@@ -21,10 +21,10 @@ from jobs.cli.live import LiveView, print_line
 from jobs.cli.plain import PrintableFormatter
 from jobs.cli.tables import Pairs, plan_json, plan_table, print_json, show
 from jobs.cli.tables import stdout as console
-from jobs.client.logs import LogLine
-from jobs.contract.display import printable_name
-from jobs.contract.plan import plan
-from jobs.contract.prices import Prices, Quote
+from jobs.core.display import printable_name
+from jobs.money.prices import Prices, Quote
+from jobs.runs.logs import LogLine
+from jobs.spec.plan import plan
 from tests.support.jobs.planning import LARGE, RUN_ID, spec
 from tests.support.jobs.recorded_runs import job_of, three_attempts
 

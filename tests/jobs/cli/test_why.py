@@ -8,11 +8,11 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import raise_failure, send
-from jobs.client.job import Job
-from jobs.client.why import Finding, findings, is_waiting
-from jobs.contract.errors import TimedOutError
-from jobs.contract.queues import SPOT, team_queue_name
-from jobs.contract.stage import DEFAULT_TEAM, DeployedStage
+from jobs.core.errors import TimedOutError
+from jobs.core.queues import SPOT, team_queue_name
+from jobs.core.stage import DEFAULT_TEAM, DeployedStage
+from jobs.runs.job import Job
+from jobs.runs.why import Finding, findings, is_waiting
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws

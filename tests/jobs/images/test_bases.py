@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from docker.errors import NotFound
 
-from jobs.contract.image_hierarchy import image
-from jobs.contract.releases import release
-from jobs.contract.revision import ROOT
+from jobs.core.image_hierarchy import image
+from jobs.core.releases import release
+from jobs.core.revision import ROOT
 from jobs.images import bases
 from jobs.images.build import Build
 

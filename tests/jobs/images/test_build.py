@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 
-from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.contract.image_hierarchy import image
-from jobs.contract.releases import release
-from jobs.contract.revision import ROOT
+from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.core.image_hierarchy import image
+from jobs.core.releases import release
+from jobs.core.revision import ROOT
 from jobs.images import build, engine
 from jobs.images.build import Build, parse_build_arguments
 

@@ -13,9 +13,9 @@ from docker.errors import ImageNotFound
 from images.checks.test_configuration import PASSWORD_IN_URL, SECRET
 from images.checks.test_files import is_secret
 from images.checks.test_packages import fits
-from jobs.contract.errors import ConfigurationError, NotFoundError
-from jobs.contract.image_hierarchy import image
-from jobs.contract.releases import release
+from jobs.core.errors import ConfigurationError, NotFoundError
+from jobs.core.image_hierarchy import image
+from jobs.core.releases import release
 from jobs.images import check
 
 ROW = release()
@@ -134,7 +134,7 @@ def test_the_facts_are_those_of_the_release_and_of_the_engine() -> None:
     }
     assert (facts["user"], facts["home"], facts["history"], facts["environment"]) == (0, "/root", ["RUN a"], ["A=1"])
     assert facts["versions"].items() >= {"torch": ROW.pytorch, "habana-torch-plugin": f"{ROW.name}.*"}.items()
-    assert {"jobs.train.launch", "jobs.train.kinds.finetune.classification"} & set(facts["modules"])
+    assert {"jobs.container.launch", "jobs.container.kinds.finetune.classification"} & set(facts["modules"])
     assert facts["instance_type"] == "dl1.24xlarge"
     cpu = check._facts(image("cpu"), found, release=ROW, revision="0123456789ab")
     assert (cpu["user"], cpu["home"]) == (1000, "/home/trainyard")

@@ -12,7 +12,7 @@ from docker import DockerClient
 from docker.errors import DockerException
 from requests import ReadTimeout
 
-from jobs.contract.errors import ConfigurationError
+from jobs.core.errors import ConfigurationError
 from jobs.images import engine
 from jobs.images.inventory import local_images
 from tests.support.http_server import JsonHandler, serving

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from jobs.contract.errors import TrainyardError
-from jobs.contract.image_hierarchy import image, images
-from jobs.contract.releases import Release, release, releases
+from jobs.core.errors import TrainyardError
+from jobs.core.image_hierarchy import image, images
+from jobs.core.releases import Release, release, releases
 from jobs.images import lock
 from jobs.images.lock import IMAGES, lock_file
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from docker.errors import DockerException, ImageNotFound, NotFound
 
-from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.contract.image_hierarchy import image
-from jobs.contract.releases import release
+from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.core.image_hierarchy import image
+from jobs.core.releases import release
 from jobs.images.bases import default_base
 from jobs.images.push import Push, Registry, check_clean
 from jobs.images.stage_images import StageImages

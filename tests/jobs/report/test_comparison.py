@@ -5,9 +5,9 @@ from datetime import datetime, timezone
 
 import pytest
 
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.spec import JobSpec
 from jobs.report.comparison import comparison_page, curves_of_all, differing_arguments, facts, scatter
+from jobs.runs.recorded_run import RecordedRun
+from jobs.spec.spec import JobSpec
 from tests.support.jobs.recorded_runs import sweep, three_attempts
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)

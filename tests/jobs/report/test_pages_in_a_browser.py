@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from jobs.contract.costs import costs, month_of, spans
+from jobs.money.costs import costs, month_of, spans
 from jobs.report.comparison import comparison_page
 from jobs.report.costs import costs_page
 from jobs.report.page import run_page

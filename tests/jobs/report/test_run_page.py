@@ -8,12 +8,12 @@ from html import unescape
 
 import pytest
 
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import CardUse, Inputs
-from jobs.contract.spec import parse_spec
+from jobs.core.records import CardUse, Inputs
 from jobs.report.charts import TimeAxis
 from jobs.report.curves import Point, curves, events, stretches
 from jobs.report.page import differences, run_page
+from jobs.runs.recorded_run import RecordedRun
+from jobs.spec.spec import parse_spec
 from tests.support.jobs.recorded_runs import BEGIN, DIGEST, three_attempts, with_samples
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)

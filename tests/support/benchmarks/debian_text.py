@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.train.data import corpus_files
-from jobs.train.data.corpus_files import END
+from jobs.container.data import corpus_files
+from jobs.container.data.corpus_files import END
 
 PACKAGES = ("python3.11-doc", "postgresql-doc-15", "debian-handbook", "linux-doc-6.1")
 SHARD_BYTES = 64 << 20

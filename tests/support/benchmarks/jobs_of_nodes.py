@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.benchmarks.network import Network
-from tests.support.train.launching import Launched, Run
-from tests.support.train.recipes import Flags
+from tests.support.container.launching import Launched, Run
+from tests.support.container.recipes import Flags
 
 Kind = Literal["multi-node", "gang"]
 """A job of AWS Batch that has several nodes, or an array of jobs of one node, which meet through S3."""

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.contract.locations import S3Location
-from jobs.contract.run import MODEL
-from tests.support.train.launching import Launched, NewRun, Run, environment_of
-from tests.support.train.s3_server import RUNS, s3_client, s3_server
+from jobs.core.locations import S3Location
+from jobs.core.run import MODEL
+from tests.support.container.launching import Launched, NewRun, Run, environment_of
+from tests.support.container.s3_server import RUNS, s3_client, s3_server
 
 
 def finished(launched: Launched) -> None:

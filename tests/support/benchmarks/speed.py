@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.benchmarks.launched import finished
-from tests.support.train.launching import Run
+from tests.support.container.launching import Run
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.train.faulty_s3 import FaultyS3
-from tests.support.train.launching import Launched
+from tests.support.container.faulty_s3 import FaultyS3
+from tests.support.container.launching import Launched
 
 LOOK_SECONDS = 0.001
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.settings import STAGES
-from jobs.contract.catalog import CATALOG
-from jobs.contract.queues import SPOT
-from jobs.contract.stage import (
+from jobs.core.queues import SPOT
+from jobs.core.stage import (
     DeployedStage,
     job_definition_parameter,
     parameter_path,
     share_identifier,
 )
+from jobs.spec.catalog import CATALOG
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
 from tests.support.infra.synthesis import synthesise_as_the_cli_does

@@ -21,9 +21,12 @@ from jobs.aws.connection import Aws
 from jobs.cli import submit as submitting
 from jobs.cli.failures import run_reporting
 from jobs.cli.submit import How, plan_runs, submit
-from jobs.client.batch import read_stage
-from jobs.client.storage import delete_spec, put_spec
-from jobs.contract.arguments import (
+from jobs.container.launcher.request import parse
+from jobs.core.display import printable
+from jobs.core.run import MANIFEST
+from jobs.runs.batch import read_stage
+from jobs.runs.storage import delete_spec, put_spec
+from jobs.spec.arguments import (
     ARTIFACT_FOLDER,
     CONFIGURATION_FOLDER,
     FILES_FOLDER,
@@ -32,20 +35,17 @@ from jobs.contract.arguments import (
     SourceMarker,
     _marks,
 )
-from jobs.contract.catalog import CATALOG
-from jobs.contract.display import printable
-from jobs.contract.plan import Plan
-from jobs.contract.run import MANIFEST
-from jobs.contract.spec import spec_json_schema
-from jobs.contract.submit_job import MAX_OVERRIDES_CHARACTERS
-from jobs.train.launcher.request import parse
+from jobs.spec.catalog import CATALOG
+from jobs.spec.plan import Plan
+from jobs.spec.spec import spec_json_schema
+from jobs.spec.submit_job import MAX_OVERRIDES_CHARACTERS
 from tests.support.fuzz import hostile
 from tests.support.fuzz.findings import Nonsense, Round, draw_each
 from tests.support.fuzz.json_schema import instances
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY
 
 EXIT_CODES = range(5)
-"""What a command that follows nothing may end with (jobs/contract/errors.py)."""
+"""What a command that follows nothing may end with (jobs/core/errors.py)."""
 
 _SCHEMA = spec_json_schema()
 _ARTIFACT_KEY = "tests/artifact"
@@ -147,7 +147,7 @@ def _check_request(request: dict[str, Any], aws: Aws) -> None:
         if len(json.dumps(overrides, ensure_ascii=False)) > MAX_OVERRIDES_CHARACTERS:
             raise Nonsense("overrides that ECS would not start")
         command, environment = container["command"], {item["name"]: item["value"] for item in container["environment"]}
-        if command[:3] != ["python", "-m", "jobs.train.launch"] or any("\0" in word for word in command):
+        if command[:3] != ["python", "-m", "jobs.container.launch"] or any("\0" in word for word in command):
             raise Nonsense(f"the command {command}")
         "\n".join(command).encode()
         try:

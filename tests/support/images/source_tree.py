@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.contract.image_hierarchy import child_name
-from jobs.contract.releases import release
-from jobs.contract.revision import SOURCES, source_revision
+from jobs.core.image_hierarchy import child_name
+from jobs.core.releases import release
+from jobs.core.revision import SOURCES, source_revision
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.cli.acceptance.context import Context, Facts
-from jobs.contract.instance_types import instance_type
-from jobs.contract.prices import recorded
+from jobs.core.instance_types import instance_type
+from jobs.money.prices import recorded
 
 
 def context_of() -> Context:

@@ -20,11 +20,11 @@ from rich.text import Text
 
 from jobs.cli import tables
 from jobs.cli.report import ready_spec
-from jobs.client.records import read_fetched_run
-from jobs.contract.classes import ClassReport
-from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.run import CLASSES, DATA, METRICS, RECEIPT, SPEC
+from jobs.core.run import CLASSES, DATA, METRICS, RECEIPT, SPEC
+from jobs.data_checks.classes import ClassReport
 from jobs.report.page import run_page
+from jobs.runs.read_records import read_fetched_run
+from jobs.runs.recorded_run import RecordedRun
 from tests.support.jobs.pages import OpenedPage
 
 PICTURES = Path("jobs/docs/pictures")

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from jobs.contract.catalog import CATALOG
-from jobs.contract.instance_types import instance_type
-from jobs.contract.plan import Plan
-from jobs.contract.spec import JobSpec, parse_spec
-from jobs.contract.stage import DeployedStage
+from jobs.core.instance_types import instance_type
+from jobs.core.stage import DeployedStage
+from jobs.spec.catalog import CATALOG
+from jobs.spec.plan import Plan
+from jobs.spec.spec import JobSpec, parse_spec
 
 RUN_ID = "reviews-20261121-120005-00ab"
 

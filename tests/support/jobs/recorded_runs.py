@@ -10,18 +10,18 @@ from typing import Any
 
 import yaml
 
-from jobs.client.job import Job
-from jobs.contract.classes import ClassReport, ClassScore, Mistake
-from jobs.contract.code import CODE_RECORD, CodeRecord
-from jobs.contract.data_summary import ClassCount, DataSummary
-from jobs.contract.instance_types import instance_type
-from jobs.contract.locations import S3Location
-from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
-from jobs.contract.recorded_run import Checkpoint, RecordedRun
-from jobs.contract.records import IMAGE_DIGEST, Attempt
-from jobs.contract.run import INPUTS
-from jobs.contract.spec import parse_spec
-from jobs.train.launcher.accounting import receipt
+from jobs.container.launcher.accounting import receipt
+from jobs.core.instance_types import instance_type
+from jobs.core.locations import S3Location
+from jobs.core.log_lines import MEMORY_KEY, UTILIZATION_KEY
+from jobs.core.records import IMAGE_DIGEST, Attempt
+from jobs.core.run import INPUTS
+from jobs.data_checks.classes import ClassReport, ClassScore, Mistake
+from jobs.data_checks.data_summary import ClassCount, DataSummary
+from jobs.runs.job import Job
+from jobs.runs.recorded_run import Checkpoint, RecordedRun
+from jobs.spec.code import CODE_RECORD, CodeRecord
+from jobs.spec.spec import parse_spec
 
 BEGIN = datetime(2026, 11, 1, 12, 0, 5, tzinfo=timezone.utc)
 DIGEST = f"sha256:{'5a' * 32}"

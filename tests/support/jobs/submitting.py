@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import plan_run
-from jobs.client import batch
-from jobs.client.job import Job
-from jobs.contract.plan import Plan
-from jobs.contract.spec import parse_spec
-from jobs.contract.stage import DeployedStage
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.job import Job
+from jobs.spec.plan import Plan
+from jobs.spec.spec import parse_spec
 from tests.support.waiting import PATIENCE_SECONDS, pause
 
 MODEL_KEY = "tests/model"

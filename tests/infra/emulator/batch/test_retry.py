@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infra.emulator.batch.retry import Outcome, check_strategy, should_retry
-from jobs.contract.retries import RETRY_RULES
+from jobs.core.retries import RETRY_RULES
 
 FAILED = Outcome(exit_code=1, reason=None, status_reason="Essential container in task exited")
 RECLAIMED = Outcome(exit_code=None, reason=None, status_reason="Host EC2 (instance i-0123) terminated.")

@@ -9,10 +9,10 @@ from typing import Any
 import boto3
 import pytest
 
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.retries import EXITED_REASON, RECLAIM_REASON, RETRY_RULES
-from jobs.contract.stage import queue_parameter
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.queues import SPOT_WAITED_TOO_LONG
+from jobs.core.retries import EXITED_REASON, RECLAIM_REASON, RETRY_RULES
+from jobs.core.stage import queue_parameter
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.waiting import wait_until
 

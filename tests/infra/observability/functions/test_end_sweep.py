@@ -7,9 +7,9 @@ import pytest
 
 from infra.observability.functions.described import SWEEP_TAG
 from infra.observability.functions.end_sweep import found_no_point, handler
-from jobs.client.job import job_from
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
-from jobs.contract.sweep import NO_POINT_LEFT_REASON
+from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
+from jobs.runs.job import job_from
+from jobs.spec.sweep import NO_POINT_LEFT_REASON
 from tests.infra.observability.functions.conftest import World
 
 TAGS = {"trainyard:stage": "test", "trainyard:run": "r", "trainyard:team": "research", "trainyard:job": "script"}

@@ -18,9 +18,9 @@ from infra.observability.functions.move_to_on_demand import (
     handler,
     with_children,
 )
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.queues import SPOT_WAITED_TOO_LONG
+from jobs.core.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from tests.infra.observability.functions.conftest import EXITED, OWN_FAULT, RECLAIMED, TIMED_OUT, WORDS, World
 
 RULES = Rules(

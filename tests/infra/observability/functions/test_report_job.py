@@ -8,10 +8,10 @@ import pytest
 from infra.observability.functions.described import SWEEP_TAG
 from infra.observability.functions.queues import Queue
 from infra.observability.functions.report_job import Report, Rules, handler, metrics, report, with_children
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON
-from jobs.contract.sweep import NO_POINT_LEFT_REASON
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.queues import SPOT_WAITED_TOO_LONG
+from jobs.core.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON
+from jobs.spec.sweep import NO_POINT_LEFT_REASON
 from tests.infra.observability.functions.conftest import (
     EXITED,
     OWN_FAULT,

@@ -20,7 +20,7 @@ from infra.observability.functions.stop_at_budget import (
     next_month,
     stop_parameter,
 )
-from jobs.contract.stage import budget_stop_parameter, job_definition_parameter, member_role_parameter
+from jobs.core.stage import budget_stop_parameter, job_definition_parameter, member_role_parameter
 from tests.infra.observability.functions.conftest import Inbox, World
 
 STAGE_TOPIC = "arn:aws:sns:us-east-1:123456789012:stage"

@@ -19,7 +19,7 @@ from infra.observability.functions.watch_instances import (
     metrics,
     never_joined,
 )
-from jobs.contract import stage as contract
+from jobs.core import stage as contract
 from tests.infra.observability.functions.conftest import Inbox
 from tests.support.embedded_aws import EmbeddedAws
 

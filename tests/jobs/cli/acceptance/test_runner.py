@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jobs.cli.acceptance.runner import Ending, Ids, LimitReachedError, State, Step, run_steps
-from jobs.contract.acceptance import DEPLOY, DESTROY, STEPS, AcceptanceRecord, Evidence, Outcome, claims_of
-from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.core.acceptance import DEPLOY, DESTROY, STEPS, AcceptanceRecord, Evidence, Outcome, claims_of
+from jobs.core.errors import ConfigurationError, TrainyardError
 
 NEW = AcceptanceRecord(
     stage="dev",

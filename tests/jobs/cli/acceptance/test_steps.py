@@ -17,8 +17,8 @@ from jobs.cli.acceptance.command import steps_of
 from jobs.cli.acceptance.context import program
 from jobs.cli.acceptance.runner import LimitReachedError
 from jobs.cli.acceptance.watched import bill_days, billed_by_run, compared
-from jobs.contract.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claims_seen
-from jobs.contract.errors import TrainyardError
+from jobs.core.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claims_seen
+from jobs.core.errors import TrainyardError
 from jobs.report.acceptance import acceptance_page
 from tests.jobs.cli.acceptance.test_runner import NEW
 from tests.support.jobs.acceptance import context_of

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.cli.acceptance import command, deployment
 from jobs.cli.acceptance.runs import CORPUS
-from jobs.contract.acceptance import CLAIMS, STEPS
+from jobs.core.acceptance import CLAIMS, STEPS
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.acceptance import context_of

@@ -1,0 +1,326 @@
+"""Labelled sentences and pairs: from tables to texts with the numbers of their classes."""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobs.container.data.tables import TableReader
+from jobs.core.errors import UsageError, did_you_mean
+from jobs.core.labels import class_name, in_order, label_faults, label_kind, text_fault
+from jobs.core.words import counted
+from jobs.data_checks.bad_rows import BadRows
+from jobs.spec.kinds.evaluate import Evaluate
+from jobs.spec.kinds.finetune_classification import COLUMNS_NEXT, FinetuneClassification, Inputs
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Some columns of a table of examples, all in memory."""
+
+    location: str
+    columns: dict[str, list[Any]]
+    lines: Sequence[int]
+    """For each row, its line in the file (of a Parquet file or a hub data set: its row number, from 1)."""
+    unit: str
+    """What `lines` counts: `line` or `row`."""
+    class_names: Sequence[str] | None = None
+    """Names of the label column's numbers, where the data set brings them."""
+    parts: Sequence["Table"] = ()
+    """The tables that it was put together from."""
+    bad: BadRows = field(default_factory=BadRows)
+    """Takes note of the rows that cannot be used."""
+    unusable: set[int] = field(default_factory=set)
+    """The numbers of those that were found after the table had been read."""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def place(self, row: int) -> str:
+        """Name the place of a row, for an error."""
+        return f"{self._part(row)[0].location}, {self.place_in_part(row)}"
+
+    def place_in_part(self, row: int) -> str:
+        """Name the place of a row, for an error that has named its table already."""
+        part, row = self._part(row)
+        return f"{part.unit} {part.lines[row]}"
+
+    def refuse(self, row: int, reason: str, *, next_step: str | None = None) -> None:
+        """Note a row that cannot be used."""
+        self.unusable.add(row)
+        part, _ = self._part(row)
+        self.bad.add(part.location, UsageError(f"{self.place(row)}: {reason}", next_step=next_step))
+
+    def _part(self, row: int) -> "tuple[Table, int]":
+        for part in self.parts:
+            if row < len(part):
+                return part, row
+            row -= len(part)
+        return self, row
+
+
+def read_table(
+    location: str, columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
+) -> Table:
+    """Read the named columns of the table at `location`, the last of which is the label.
+
+    Raises NotFoundError where nothing is there, UsageError where it cannot be read as such a table. Rows that cannot
+    be read are noted in `bad`, where it is given, and are else an error together.
+    """
+    noted = BadRows() if bad is None else bad
+    reader = TableReader(
+        location=location,
+        columns=list(dict.fromkeys(columns)),
+        columns_are_named_by=COLUMNS_NEXT,
+        s3=s3,
+        bad=noted,
+    )
+    lines = array("q")
+    values: list[Any] = []
+    try:
+        for row, _, line in reader.rows():
+            values += row
+            lines.append(line)
+        width = len(reader.columns)
+        if reader.joined and (swallowed := reader.refuse_joined(values[width - 1 :: width], lines)):
+            rows = [row for row in range(len(lines)) if row not in swallowed]
+            values = [value for row in rows for value in values[row * width : (row + 1) * width]]
+            lines = array("q", (lines[row] for row in rows))
+        kept = {column: values[number::width] for number, column in enumerate(reader.columns)}
+    except MemoryError:
+        raise UsageError(
+            f"{location} does not fit into memory",
+            next_step="leave out what is not trained on, or take an instance type with more memory",
+        ) from None
+    if bad is None or not lines:
+        noted.refuse()
+    if not lines:
+        raise UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
+    return Table(
+        location=location,
+        columns=kept,
+        lines=lines,
+        unit=reader.unit,
+        class_names=reader.class_names(columns[-1]),
+        bad=noted,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Texts with the numbers of their classes."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def together(self) -> Iterable[tuple[str, ...]]:
+        """Return each text with its pair, where it has one."""
+        return zip(self.texts, self.pairs, strict=True) if self.pairs is not None else zip(self.texts, strict=True)
+
+    def take(self, rows: Sequence[int]) -> "Examples":
+        return Examples(
+            texts=[self.texts[row] for row in rows],
+            pairs=[self.pairs[row] for row in rows] if self.pairs is not None else None,
+            labels=[self.labels[row] for row in rows],
+        )
+
+
+def load(
+    arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
+) -> tuple[list[str], Examples, Examples]:
+    """Read the class names, the training and the held-out examples.
+
+    Raises UsageError where a table does not hold what it should; the message names file and line. `bad` takes note of
+    the rows that are left out where the arguments ask for that.
+    """
+    source = arguments.inputs()
+    bad = bad or bad_rows(arguments)
+    train = _read(source.train, source.columns, s3=s3, bad=bad)
+    held_out = _read(source.evaluation, source.columns, s3=s3, bad=bad) if source.evaluation else None
+    names = class_names(train, source.label)
+    examples = _examples(train, source, names)
+    if held_out is not None:
+        evaluated = _examples(held_out, source, names)
+        bad.refuse()
+        return names, examples, evaluated
+    bad.refuse()
+    count = max(1, round(len(examples) * arguments.eval_fraction))
+    chosen = stratified(examples.labels, min(count, len(examples)), seed=arguments.seed)
+    if count >= len(examples) or not len(chosen):
+        raise UsageError(
+            f"{train.location} has {counted(len(examples), 'example')}: too few to hold some out; give eval_data"
+        )
+    order = np.random.default_rng(arguments.seed).permutation(len(examples))
+    is_held_out = np.isin(order, chosen)
+    return names, examples.take(order[~is_held_out].tolist()), examples.take(order[is_held_out].tolist())
+
+
+def bad_rows(arguments: FinetuneClassification | Evaluate) -> BadRows:
+    return BadRows(skip=arguments.on_bad_rows == "skip", at_most=arguments.max_bad_rows)
+
+
+def read_to_evaluate(
+    arguments: Evaluate, names: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows
+) -> Examples:
+    """Read the examples whose classes a model is to predict, with the numbers that its `names` have.
+
+    Raises UsageError where a table does not hold what it should, or has other classes than the model. Where the
+    arguments ask for predictions alone the numbers mean nothing.
+    """
+    source = Inputs(
+        train=[],
+        evaluation=arguments.tables(),
+        text=arguments.text_column,
+        text_pair=arguments.text_pair_column,
+        label="" if arguments.predict_only else arguments.label_column,
+    )
+    columns = [column for column in source.columns if column]
+    table = _read(source.evaluation, columns, s3=s3, bad=bad)
+    known = list(names)
+    if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
+        known = [str(number) for number in range(len(names))]  # transformers calls classes so that have no names
+    own = table.class_names if source.label else None
+    if own is not None and not _are_numbers(known) and (strange := sorted({*own} - {*names})):
+        raise UsageError(
+            f"{table.location} has the class '{strange[0]}', and the model knows {_shown(names)}",
+            next_step="evaluate it on a table with the classes that it was trained on",
+        )
+    examples = _examples(table, source, known, whose="the model's")
+    bad.refuse()
+    return examples
+
+
+def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows) -> Table:
+    """Read the named columns of all these tables, one after the other.
+
+    Raises what `read_table` does, and UsageError where their labels are numbers with different names.
+    """
+    first, *others = parts = [read_table(location, columns, s3=s3, bad=bad) for location in locations]
+    if not others:
+        return first
+    for other in others:
+        if other.class_names != first.class_names:
+            raise UsageError(
+                f"{other.location} names its classes {_shown(other.class_names)}, but {first.location} names them "
+                f"{_shown(first.class_names)}",
+                next_step="train on tables of one data set, or write the names of the classes into a file",
+            )
+    return Table(
+        location=f"{first.location} and {len(others)} more",
+        columns={column: list(chain.from_iterable(part.columns[column] for part in parts)) for column in columns},
+        lines=list(chain.from_iterable(part.lines for part in parts)),
+        unit=first.unit,
+        class_names=first.class_names,
+        parts=parts,
+        bad=bad,
+    )
+
+
+def _shown(names: Sequence[str] | None, *, at_most: int = 6) -> str:
+    if names is None:
+        return "nowhere"
+    return ", ".join(f"'{name}'" for name in names[:at_most]) + (", …" if len(names) > at_most else "")
+
+
+def class_names(table: Table, column: str) -> list[str]:
+    """List the classes of a label column in a fixed order; a number's name is the number, unless the data set names it.
+
+    Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
+    """
+    values = table.columns[column]
+    for row, reason, next_step in label_faults(column, values, table.place_in_part):
+        table.refuse(row, reason, next_step=next_step)
+    if table.class_names is not None:
+        return list(table.class_names)
+    usable = [value for row, value in enumerate(values) if row not in table.unusable]
+    names = in_order(map(class_name, usable))
+    if len(names) < 2:
+        table.bad.refuse()
+        shown = f"is {usable[0]!r}" if usable else "is no class"
+        raise UsageError(f"{table.location}: every '{column}' {shown}; there is nothing to tell apart")
+    return names
+
+
+def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "the training data's") -> Examples:
+    """Return the rows that can be used; the others are noted. `whose` says in errors where the names are from."""
+    numbers = {name: number for number, name in enumerate(names)}
+    own = table.class_names
+    if own is not None and _are_numbers(names):
+        own = names  # whoever named them so knew the data set's numbers only
+    labels: list[int] = [] if source.label else [0] * len(table)
+    for row, value in enumerate(table.columns[source.label] if source.label else ()):
+        name = _class_of(value, own)
+        label = None if name is None else numbers.get(name)
+        if label is None and row not in table.unusable:
+            shown = value if own is None or name is None else name
+            table.refuse(
+                row,
+                f"label {shown!r} is none of {whose}{did_you_mean(str(shown), names)}",
+                next_step="correct the label, or leave out the examples of that class",
+            )
+        labels.append(-1 if label is None else label)
+    columns = [source.text, *([source.text_pair] if source.text_pair else [])]
+    for column in columns:
+        for row, text in enumerate(table.columns[column]):
+            if (reason := text_fault(text)) and row not in table.unusable:
+                table.refuse(row, f"'{column}' {reason}")
+        if not table.unusable and not any(text.strip() for text in table.columns[column]):
+            raise UsageError(
+                f"{table.location}: every '{column}' is empty; there is nothing to classify",
+                next_step="check the file, and which columns text_column and text_pair_column name",
+            )
+    pairs = table.columns[source.text_pair] if source.text_pair else None
+    examples = Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)
+    if not table.unusable:
+        return examples
+    if len(table.unusable) == len(table):
+        table.bad.refuse()
+        raise UsageError(f"{table.location} holds no examples but bad rows, of which one is: {table.place(0)}")
+    return examples.take([row for row in range(len(table)) if row not in table.unusable])
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Return whether classes have no other names than their numbers."""
+    return list(names) == [str(number) for number in range(len(names))]
+
+
+def _class_of(value: Any, own: Sequence[str] | None) -> str | None:
+    """Return the name of a label's class, None if it has none. `own`: the data set's names of its numbers."""
+    if own is None:
+        return class_name(value) if label_kind(value) else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return own[value] if is_number and 0 <= value < len(own) else None
+
+
+def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.int64]":
+    """Draw so many rows that each class has its share of them, and those that can be parted are on both sides.
+
+    A class with a single example stays in what is not drawn. Where there are more classes than rows to draw, the
+    smallest have none; where all but one of each class are not enough, fewer are drawn.
+    """
+    numbers = np.asarray(labels)
+    sizes = np.bincount(numbers)
+    share = sizes * (count / len(numbers))
+    most = np.maximum(sizes - 1, 0)
+    drawn = np.minimum(np.maximum(np.floor(share).astype(np.int64), 1), most)
+    while (excess := int(drawn.sum()) - count) > 0:
+        rare = np.flatnonzero(drawn)
+        drawn[rare[np.argsort(share[rare] - drawn[rare], kind="stable")[:excess]]] -= 1
+    while (lack := count - int(drawn.sum())) > 0 and (free := np.flatnonzero(drawn < most)).size:
+        drawn[free[np.argsort(drawn[free] - share[free], kind="stable")[:lack]]] += 1
+    order = np.random.default_rng(seed).permutation(len(numbers))
+    # The classes one after the other, each in the order that was drawn.
+    by_class = order[np.argsort(numbers[order], kind="stable")]
+    place_in_class = np.arange(len(numbers)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return by_class[place_in_class < np.repeat(drawn, sizes)]

@@ -1,0 +1,178 @@
+"""What a classifier predicted of its held-out examples: its metrics, how well each class is found, the mistakes."""
+
+import heapq
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobs.core.errors import UsageError, did_you_mean
+from jobs.core.run import CLASSES, PREDICTIONS
+from jobs.data_checks.classes import (
+    MAX_CONFUSED,
+    MAX_CONFUSION_CLASSES,
+    MAX_MISTAKES,
+    MAX_TEXT_CHARACTERS,
+    ClassReport,
+    ClassScore,
+    Confused,
+    Mistake,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def positive_class(names: Sequence[str], asked: str | None, *, glue_task: str | None = None) -> int | None:
+    """Return the number of the class whose F1 is `eval_f1`, or None if that is the mean over the classes.
+
+    It is the one that was `asked` for. Otherwise it is class 1 of two if GLUE defines it so, or if classes have no
+    names but numbers: which of two names comes second in the alphabet says nothing. Raises UsageError if there is no
+    such class.
+    """
+    if asked is None:
+        is_known = glue_task is not None or list(names) in (["0", "1"], ["LABEL_0", "LABEL_1"])
+        return 1 if is_known and len(names) == 2 else None
+    if asked not in names:
+        raise UsageError(
+            f"positive_class '{asked}' is none of the classes{did_you_mean(asked, names)}",
+            next_step="name one of the classes",
+        )
+    return list(names).index(asked)
+
+
+def classification_metrics(
+    logits: "NDArray[np.floating[Any]]",
+    labels: "NDArray[np.integer[Any]]",
+    *,
+    positive: int | None = None,
+    glue_task: str | None = None,
+) -> dict[str, float]:
+    """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always naming the top class.
+
+    F1 is that of the class with the number `positive`, or without one the macro F1: the mean over the classes. A class
+    that is neither there nor predicted is left out of the mean. The micro F1, over all classes at once, is the
+    accuracy where each example has one class; it is there for the published tables that have it. GLUE scores MRPC and
+    QQP by the mean of accuracy and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
+    """
+    predicted = logits.argmax(axis=-1)
+    classes = logits.shape[-1]
+    true_positives = np.bincount(labels[predicted == labels], minlength=classes)
+    support = np.bincount(labels, minlength=classes)
+    relevant = support + np.bincount(predicted, minlength=classes)
+    f1 = 2 * true_positives / np.maximum(relevant, 1)
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
+    accuracy = float((predicted == labels).mean())
+    macro_f1 = float(f1[relevant > 0].mean())
+    metrics = {
+        "eval_accuracy": accuracy,
+        "eval_f1": macro_f1 if positive is None else float(f1[positive]),
+        "eval_f1_macro": macro_f1,
+        "eval_f1_micro": accuracy,
+        "eval_majority_accuracy": float(support.max() / len(labels)),
+        "eval_loss": float(-log_likelihood.mean()),
+    }
+    if glue_task in ("mrpc", "qqp"):
+        metrics["eval_combined_score"] = (accuracy + metrics["eval_f1"]) / 2
+    if glue_task == "cola":
+        metrics["eval_matthews_correlation"] = _matthews_correlation(predicted == 1, labels == 1)
+    return metrics
+
+
+def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
+    """Return 0 where all are of one class, or predicted to be."""
+    if predicted.all() or true.all() or not (predicted.any() and true.any()):
+        return 0.0
+    return float(np.corrcoef(predicted, true)[0, 1])
+
+
+def write_predictions(
+    folder: Path,
+    logits: "NDArray[np.floating[Any]]",
+    labels: "NDArray[np.integer[Any]]",
+    names: Sequence[str],
+    texts: Iterable[Mapping[str, str]],
+) -> None:
+    """Write the prediction of each example, in their order, and the report over all of them, into the folder."""
+    with (folder / PREDICTIONS).open("w", encoding="utf-8") as lines:
+        write_report(
+            folder,
+            logits,
+            labels,
+            names,
+            texts,
+            each=lambda row: lines.write(json.dumps(row, ensure_ascii=False) + "\n"),
+        )
+
+
+def write_report(
+    folder: Path,
+    logits: "NDArray[np.floating[Any]]",
+    labels: "NDArray[np.integer[Any]]",
+    names: Sequence[str],
+    texts: Iterable[Mapping[str, str]],
+    *,
+    each: Callable[[Mapping[str, Any]], object] = lambda _: None,
+) -> None:
+    """Write the report over all examples into the folder; `each` gets the prediction of every one, in their order."""
+    predicted = logits.argmax(axis=-1)
+    confidences = probabilities(logits).max(axis=-1)
+    surest: list[tuple[float, int, Mistake]] = []
+    confused: Counter[tuple[int, int]] = Counter()
+    for row, (text, label, guess) in enumerate(zip(texts, labels.tolist(), predicted.tolist(), strict=True)):
+        values = {"label": names[label], "predicted": names[guess], "confidence": round(float(confidences[row]), 6)}
+        each({**text, **values})
+        if label != guess:
+            confused[label, guess] += 1
+            begins = {name: part[:MAX_TEXT_CHARACTERS] for name, part in text.items()}
+            heapq.heappush(surest, (values["confidence"], -row, Mistake(**begins, **values)))
+            if len(surest) > MAX_MISTAKES:
+                heapq.heappop(surest)
+    report = ClassReport(
+        classes=_scores(predicted, labels, names),
+        confusion=_confusion(predicted, labels, len(names)) if len(names) <= MAX_CONFUSION_CLASSES else None,
+        confused=[
+            Confused(label=names[label], predicted=names[guess], examples=count)
+            for (label, guess), count in sorted(confused.items(), key=lambda item: (-item[1], item[0]))[:MAX_CONFUSED]
+        ],
+        mistakes=[mistake for *_, mistake in sorted(surest, key=lambda item: item[:2], reverse=True)],
+    )
+    (folder / CLASSES).write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def probabilities(logits: "NDArray[np.floating[Any]]") -> "NDArray[np.float64]":
+    """Return each example's probability of each class: 0 of a model that has diverged."""
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    shares: NDArray[np.float64] = np.nan_to_num(weights / weights.sum(axis=-1, keepdims=True))
+    return shares
+
+
+def _scores(
+    predicted: "NDArray[np.integer[Any]]", labels: "NDArray[np.integer[Any]]", names: Sequence[str]
+) -> list[ClassScore]:
+    right = np.bincount(labels[predicted == labels], minlength=len(names)).tolist()
+    there = np.bincount(labels, minlength=len(names)).tolist()
+    taken = np.bincount(predicted, minlength=len(names)).tolist()
+    return [
+        ClassScore(
+            name=name,
+            examples=there[number],
+            predicted=taken[number],
+            precision=right[number] / max(1, taken[number]),
+            recall=right[number] / max(1, there[number]),
+            f1=2 * right[number] / max(1, there[number] + taken[number]),
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def _confusion(
+    predicted: "NDArray[np.integer[Any]]", labels: "NDArray[np.integer[Any]]", classes: int
+) -> list[list[int]]:
+    counts = np.bincount(labels * classes + predicted, minlength=classes * classes)
+    rows: list[list[int]] = counts.reshape(classes, classes).tolist()
+    return rows

@@ -1,0 +1,253 @@
+"""The optional push of what a run made to the Hugging Face Hub: a model with its tokenizer, or an artifact.
+
+A corpus or packed tokens become a data set, a tokenizer a model repository. Each has a card (README.md) that names the
+result, the arguments and where it came from, but no licence: whoever publishes the repository chooses one.
+
+huggingface_hub itself reads the token, HF_TOKEN of the environment: it is in no argument, so in no list of processes,
+and in no log. A push comes last, when everything is on S3. If it fails, a warning says how to repeat it, and the run
+succeeds.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.container.data.artifacts import open_artifact
+from jobs.container.data.sources import hub_answer
+from jobs.container.environment import ran_with
+from jobs.core.artifact import Manifest
+from jobs.core.errors import ConfigurationError, UsageError
+from jobs.core.locations import HUB, S3Location, hub_parts
+from jobs.core.run import MANIFEST, MODEL
+from jobs.spec.arguments import CONFIGURATION_FOLDER, FILE_OR_FOLDER, MODEL_FOLDER, Arguments
+from jobs.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of a variable
+
+CARD = "README.md"
+
+
+def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
+    """Check that a push could succeed, and make the repository if there is none.
+
+    The launcher of each node calls it before any rank starts. Raises ConfigurationError or UsageError where the push
+    could not succeed. Where the hub does not answer now, it only warns, since it may answer later. It also only warns
+    in a later attempt: a token that has expired meanwhile must not end what has been trained.
+    """
+    repository = arguments.hub_repository
+    if repository is None:
+        return
+    if not os.environ.get(TOKEN_VARIABLE):
+        raise ConfigurationError(
+            f"push_to_hub: there is no {TOKEN_VARIABLE} here to push to {repository} with",
+            next_step="put the team's token into its secret (huggingface_token in infra/settings.py makes one), or "
+            "leave push_to_hub out",
+        )
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        _create(HfApi(), repository, arguments.HUB_REPOSITORY_TYPE)
+    except OfflineModeIsEnabled:
+        raise ConfigurationError(
+            f"push_to_hub: HF_HUB_OFFLINE is set, so nothing can be pushed to {repository}",
+            next_step="unset it, or leave push_to_hub out",
+        ) from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if is_first_attempt and status in (400, 401, 403, 404):
+            raise UsageError(
+                f"push_to_hub: the token may not write to {repository}: the hub answered {hub_answer(error)}",
+                next_step="check the name, and that the token is valid and has the right to write there",
+            ) from None
+        log.warning("warning: push_to_hub: the hub does not answer as it should: %s", _first_line(error))
+    except OSError as error:
+        log.warning("warning: push_to_hub: the hub cannot be reached now: %s", _first_line(error))
+
+
+def write_card(
+    folder: Path, *, run: S3Location, recipe: Recipe, result: Mapping[str, Any], world_size: int, accelerator: str
+) -> None:
+    """Write the model's card into its folder, from which it goes to S3 and to the hub."""
+    environment = {"ranks": world_size, "accelerator": accelerator}
+    (folder / CARD).write_text(model_card(run, recipe, result, environment), encoding="utf-8")
+
+
+def push(folder: Path, *, run: S3Location, repository: str) -> None:
+    """Push the model in `folder`. A failure is a warning: the model is on S3."""
+    try:
+        _upload(folder, run=run, repository=repository, repository_type="model")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the run
+        log.warning(
+            "warning: the model was not pushed to %s: %s. To repeat it: aws s3 cp --recursive %s model && hf upload %s "
+            "model . --private",
+            repository,
+            _first_line(error),
+            run / MODEL,
+            repository,
+        )
+
+
+def push_artifact(
+    location: S3Location, *, kind: str, arguments: Arguments, run: S3Location, s3: "S3Client", scratch: Path
+) -> None:
+    """Push a complete artifact with a card, if `arguments` ask for it.
+
+    A failure is a warning: the artifact is on S3, and a run that finds it there pushes it too.
+    """
+    repository = arguments.hub_repository
+    if repository is None:
+        return
+    try:
+        artifact = open_artifact(str(location), kind=kind, s3=lambda: s3, scratch=scratch / "push")
+        folder = artifact.download()
+        # With the manifest a downloaded copy is an artifact too.
+        (folder / MANIFEST).write_text(artifact.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(artifact_card(repository, location, artifact.manifest), encoding="utf-8")
+        _upload(folder, run=run, repository=repository, repository_type=arguments.HUB_REPOSITORY_TYPE)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the artifact
+        log.warning(
+            "warning: the %s was not pushed to %s: %s. To repeat it: submit the same job once more, which finds %s and "
+            "pushes it",
+            kind,
+            repository,
+            _first_line(error),
+            location,
+        )
+
+
+def _upload(folder: Path, *, run: S3Location, repository: str, repository_type: str) -> None:
+    """Make the repository if there is none, and put all files of `folder` into it in one commit."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    disable_progress_bars()  # the log is read by lines
+    api = HfApi()
+    _create(api, repository, repository_type)
+    message = f"Run {run_id(run)}"
+    api.upload_folder(repo_id=repository, repo_type=repository_type, folder_path=folder, commit_message=message)
+    path = repository if repository_type == "model" else f"{repository_type}s/{repository}"
+    log.info("hub: pushed to %s/%s", api.endpoint, path)
+
+
+def _create(api: "HfApi", repository: str, repository_type: str) -> None:
+    api.create_repo(repository, repo_type=repository_type, private=True, exist_ok=True)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__
+
+
+def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """Return the card of a trained model."""
+    inputs = {name: location for name, location, _ in recipe.sources()}
+    on_hub = {name: hub_parts(location)[0] for name, location in inputs.items() if location.startswith(HUB)}
+    no_data = {
+        name for name, _, what in recipe.sources() if what in (MODEL_FOLDER, CONFIGURATION_FOLDER, FILE_OR_FOLDER)
+    }
+    metadata: dict[str, Any] = {"library_name": "transformers", "tags": ["trainyard"]}
+    if "model" in on_hub:
+        metadata["base_model"] = on_hub["model"]
+    data_sets = sorted({name for field, name in on_hub.items() if field not in no_data})
+    if data_sets:
+        metadata["datasets"] = data_sets
+    commit = cached_commit(inputs["model"]) if "model" in on_hub else None
+    arguments = recipe.model_dump(mode="json", exclude_none=True)
+    return _card(
+        metadata,
+        title=recipe.push_to_hub or run_id(run),
+        summary=f"{_summary(recipe)} Made by trainyard's run `{run_id(run)}`.",
+        tables=[
+            ("Result", "metric", result),
+            ("Inputs", "argument", {**inputs, **({"model's commit": commit} if commit else {})}),
+            ("Arguments", "argument", {key: arguments[key] for key in arguments if key not in inputs}),
+            ("Provenance", "part", {"run": run, **environment, **ran_with()}),
+        ],
+    )
+
+
+def artifact_card(repository: str, location: S3Location, manifest: Manifest) -> str:
+    """Return the card of an artifact. It describes the run that made it, not the one that pushes it."""
+    metadata: dict[str, Any] = {"tags": ["trainyard", manifest.kind]}
+    if manifest.kind == "tokenizer":
+        metadata["library_name"] = "transformers"
+    else:
+        metadata["viewer"] = False  # the hub would show the shards' bytes as rows
+    data_sets = sorted(set(_data_sets(manifest.inputs)))
+    if data_sets:
+        metadata["datasets" if manifest.kind == "tokenizer" else "source_datasets"] = data_sets
+    return _card(
+        metadata,
+        title=repository,
+        summary=f"Trainyard's artifact `{manifest.kind}`, version {manifest.version} of its format. `manifest.json` "
+        "names each file with its size and sha256.",
+        tables=[
+            ("Provenance", "part", {"fingerprint": manifest.fingerprint, "artifact": location, **manifest.provenance}),
+            ("Inputs", "input", manifest.inputs),
+            ("Options", "option", manifest.options),
+            ("Content", "count", {"files": len(manifest.files), "bytes": manifest.total_bytes, **_counts(manifest)}),
+        ],
+    )
+
+
+def run_id(run: S3Location) -> str:
+    return run.key.rstrip("/").rpartition("/")[2]
+
+
+def cached_commit(location: str) -> str | None:
+    """Return the commit of the model at `hf://…` that lies in this machine's cache; None where it does not say."""
+    from huggingface_hub import try_to_load_from_cache
+
+    name, options = hub_parts(location)
+    found = try_to_load_from_cache(name, "config.json", revision=options.get("revision"))
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _card(metadata: Mapping[str, Any], *, title: str, summary: str, tables: list[tuple[str, str, Any]]) -> str:
+    # JSON is YAML too, and quotes whatever needs it.
+    header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
+    sections = "\n".join(f"## {name}\n\n{_table(heading, rows)}" for name, heading, rows in tables)
+    return f"---\n{header}---\n\n# {title}\n\n{summary}\n\n{sections}"
+
+
+def _table(heading: str, rows: Mapping[str, Any]) -> str:
+    shown = "".join(f"| {name} | {_cell(value)} |\n" for name, value in rows.items())
+    return f"| {heading} | value |\n|---|---|\n{shown}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _summary(recipe: Recipe) -> str:
+    return (type(recipe).__doc__ or "").strip().partition("\n")[0]
+
+
+def _counts(manifest: Manifest) -> dict[str, int]:
+    """Sum the counts over the files, without those that are places (jobs.container.kinds.prepare_corpus)."""
+    names = {name: None for file in manifest.files.values() for name in file.counts if not name.startswith("next_")}
+    return {name: manifest.count(name) for name in names}
+
+
+def _data_sets(inputs: Any) -> Iterator[str]:
+    """Return the names on the hub, wherever they stand among the identities of the inputs."""
+    if isinstance(inputs, dict):
+        if "data_set" in inputs and "commit" in inputs:
+            yield str(inputs["data_set"])
+        inputs = list(inputs.values())
+    if isinstance(inputs, list):
+        for item in inputs:
+            yield from _data_sets(item)

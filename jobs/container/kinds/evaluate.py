@@ -1,0 +1,224 @@
+r"""Have a classifier predict the classes of a table, and hold them against the table's own.
+
+    python -m jobs.container.launch --instance-type=… --nproc-per-node=1 evaluate --model=s3://…/model --data=s3://…/eval.jsonl
+
+It leaves output/predictions.parquet, with the table's texts in their order, and where the table has classes
+output/metrics.parquet and classes.json. An attempt that is interrupted is done again: it has nothing to go on from.
+"""
+
+import functools
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobs.aws import s3 as object_store
+from jobs.container.accelerator import Accelerator, of_rank
+from jobs.container.data import artifacts, labelled_text, sources
+from jobs.container.data.labelled_buckets import number_of_widths
+from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.container.data.predictions import classification_metrics, positive_class, probabilities, write_report
+from jobs.container.kinds.artifact_job import JobMetrics
+from jobs.container.models import pretrained
+from jobs.container.rank import Rank, run
+from jobs.container.saving.stored_checkpoints import check_newest
+from jobs.core.words import counted
+from jobs.data_checks import model_files
+from jobs.spec.kinds.evaluate import Evaluate
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
+
+    from jobs.container.trainer.heartbeat import Heartbeats
+
+log = logging.getLogger("trainyard")
+
+OUTPUT = "output"
+PREDICTIONS = "predictions.parquet"
+METRICS = "metrics.parquet"
+
+
+def evaluate(rank: Rank, arguments: Evaluate) -> None:
+    """Predict, measure, and leave both under the run."""
+    sources.stay_offline((arguments.model, *arguments.tables()))
+    accelerator = of_rank(os.environ)
+    s3 = object_store.connect() if rank.is_first_on_node else None
+    if not rank.is_first_on_node:
+        accelerator.trainer_class()  # loading it takes seconds, which the first rank needs for the data
+    folder, prepared = _prepare(rank, arguments, s3)
+    metrics = JobMetrics(rank, s3) if rank.is_first and s3 is not None else None
+    started = time.monotonic()
+    examples = prepared.evaluation
+    batches = InBatches(examples, arguments.batch_size)
+    trainer, heartbeats = _trainer(rank, arguments, folder, accelerator, metrics)
+    logits = batches.in_order(trainer.predict(batches).predictions)
+    heartbeats.end()
+    if metrics is not None and s3 is not None:
+        result = _leave(rank, arguments, prepared, logits, s3)
+        seconds = time.monotonic() - started
+        speed = {"samples_per_second": round(len(examples) / seconds, 3), "runtime_seconds": round(seconds, 3)}
+        metrics.result(1, {**result, "eval_samples": len(examples), **speed})
+    # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
+    rank.once("finished", lambda: True)
+
+
+def class_names(folder: Path, location: str) -> list[str]:
+    """Return the names of a classifier's classes, by its configuration. Raises UsageError if it is no classifier."""
+    return model_files.class_names(json.loads((folder / model_files.CONFIGURATION).read_bytes()), location)
+
+
+def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Path, Prepared]:
+    """Return model and texts as local files, which one rank of a node fetches and tokenizes."""
+
+    def model() -> str:
+        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        return str(
+            pretrained.model_folder(
+                arguments.model, s3=lambda: s3, scratch=rank.scratch, max_length=arguments.max_length
+            )
+        )
+
+    def data() -> dict[str, Any]:
+        from transformers import AutoTokenizer
+
+        assert s3 is not None  # noqa: S101
+        names = class_names(folder, arguments.model)
+        positive_class(names, arguments.positive_class)
+        bad = labelled_text.bad_rows(arguments)
+        examples = labelled_text.read_to_evaluate(arguments, names, s3=lambda: s3, bad=bad)
+        for location, count in bad.counts.items():
+            log.warning("warning: left out of %s: %s", location, counted(count, "bad row"))
+        with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        prepared = prepare(
+            names,
+            {"eval": examples},
+            tokenizer=tokenizer,
+            max_length=arguments.max_length,
+            folder=rank.scratch / "examples",
+        ).bucketed(
+            number_of_widths(arguments.length_buckets, compiles=of_rank(os.environ).compiles),
+            max_length=arguments.max_length,
+        )
+        if rank.is_first:
+            for warning in (*bad.warnings, *prepared.summary.table_warnings):
+                log.warning("warning: %s", warning)
+            artifacts.record_inputs(rank.run, (arguments.model, *arguments.tables()), s3=s3)
+            log.info(
+                "data: %s texts, the longest has %s tokens, %s classes", len(examples), prepared.longest, len(names)
+            )
+        return prepared.model_dump(mode="json")
+
+    folder = Path(rank.once_per_node("model", model))
+    return folder, Prepared.model_validate(rank.once_per_node("data", data))
+
+
+def _trainer(
+    rank: Rank, arguments: Evaluate, folder: Path, accelerator: Accelerator, metrics: JobMetrics | None
+) -> "tuple[Any, Heartbeats]":
+    """Return what predicts on the rank's device, and gives a heartbeat for each batch."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.trainer_callback import PrinterCallback
+
+    from jobs.container.callback import Callback
+    from jobs.container.models import fitting
+    from jobs.container.trainer.heartbeat import Heartbeats
+    from jobs.container.trainer.trainer import Options, trainer_class
+
+    class Shown(Callback):
+        """Shows how far the evaluation is."""
+
+        done = 0
+
+        def on_prediction_step(self, _args: Any, _state: Any, _control: Any, eval_dataloader: Any, **_: Any) -> None:
+            self.done += 1
+            if metrics is not None:
+                metrics.show(self.done, len(eval_dataloader), "evaluating", at_once=self.done == len(eval_dataloader))
+
+    heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
+    alone = rank.world_size == 1
+    accelerator.prepare(alone=alone)
+    model = fitting.loaded(
+        AutoModelForSequenceClassification,
+        folder,
+        arguments.model,
+        "it cannot be loaded as a classifier",
+        settings=fitting.OF_OUTPUTS,
+        new_head=False,
+        **accelerator.model_arguments(),
+    ).model
+    with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
+        fitting.with_padding(model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+    trainer = trainer_class(accelerator.trainer_class())(
+        model=model,
+        args=accelerator.training_arguments_class()(
+            output_dir=str(rank.scratch / "trainer"),
+            per_device_eval_batch_size=arguments.batch_size,
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            report_to=[],
+            **accelerator.training_arguments(alone=alone),
+        ),
+        data_collator=TokenizedExamples.collate,
+        callbacks=[heartbeats, Shown()],
+        options=Options(heartbeats=heartbeats),
+        **accelerator.trainer_arguments(),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer, heartbeats
+
+
+def _leave(
+    rank: Rank, arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]", s3: "S3Client"
+) -> Mapping[str, float]:
+    """Put predictions and metrics on S3, and return the metrics."""
+    folder = rank.scratch / "result"
+    (folder / OUTPUT).mkdir(parents=True)
+    labels = prepared.evaluation.labels
+    result: dict[str, float] = {}
+    if not arguments.predict_only:
+        positive = positive_class(prepared.class_names, arguments.positive_class)
+        result = classification_metrics(logits, labels, positive=positive)
+        write_report(folder, logits, labels, prepared.class_names, prepared.evaluation_texts())
+        _write_parquet(folder / OUTPUT / METRICS, {name: [value] for name, value in result.items()})
+    _write_parquet(folder / OUTPUT / PREDICTIONS, _predictions(arguments, prepared, logits))
+    check = functools.partial(check_newest, s3, rank.run, rank.attempt)
+    object_store.upload_all(s3, folder, object_store.files_below(folder), rank.run, before_each=check)
+    log.info("predictions: %s", rank.run / f"{OUTPUT}/{PREDICTIONS}")
+    return result
+
+
+def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]") -> dict[str, Any]:
+    """Return the columns of the predictions: the table's own by their names, and what the model makes of them."""
+    names = prepared.class_names
+    columns = {"text": arguments.text_column, "pair": arguments.text_pair_column}
+    own: dict[str, list[str]] = {}
+    for row in prepared.evaluation_texts():
+        for part, text in row.items():
+            own.setdefault(str(columns[part]), []).append(text)
+    if not arguments.predict_only:
+        own[arguments.label_column] = [names[number] for number in prepared.evaluation.labels.tolist()]
+    shares = probabilities(logits)
+    return {
+        **own,
+        "predicted": [names[number] for number in logits.argmax(axis=-1).tolist()],
+        "confidence": shares.max(axis=-1),
+        "probabilities": list(shares.astype(np.float32)),
+    }
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(dict(columns)), path)
+
+
+if __name__ == "__main__":
+    run(evaluate, Evaluate)

@@ -1,0 +1,210 @@
+"""What the ranks of a fabric-check found: brought together on rank 0, logged, judged, and written to fabric.json.
+
+Bandwidths are bus bandwidths as NVIDIA's nccl-tests define them (doc/PERFORMANCE.md there): what each rank's connection
+carries for a message, which may be compared between collectives and numbers of ranks, and with what the hardware can
+do. A message is what one rank has in the end.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import BaseModel, computed_field
+
+from jobs.aws import s3 as object_store
+from jobs.container.channel import RankStatus
+from jobs.container.rank import Rank
+from jobs.container.saving.stored_checkpoints import check_newest
+from jobs.core.errors import TrainyardError
+from jobs.core.run import FABRIC
+from jobs.spec.kinds.fabric_check import FabricCheck
+
+log = logging.getLogger("trainyard")
+
+Phase = Literal["within nodes", "across nodes", "all ranks"]
+
+Collective = Literal["all-reduce", "broadcast", "all-gather"]
+
+SLOW = 0.5
+"""A node is called slow below this share of what the others reach."""
+
+JUDGED_BYTES = 1_000_000
+"""Nobody is called slow by a smaller message, whose time is mostly latency."""
+
+
+class Measurement(BaseModel):
+    """The time of one collective, for one message size and one group of ranks."""
+
+    phase: Phase
+    group: str
+    ranks: int
+    collective: Collective
+    message_bytes: int
+    microseconds: float
+    """The time of the slowest rank."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def bus_gigabytes_per_second(self) -> float:
+        share = (self.ranks - 1) / self.ranks
+        factor = {"all-reduce": 2 * share, "broadcast": 1.0 if self.ranks > 1 else 0.0, "all-gather": share}
+        return self.message_bytes / self.microseconds / 1e3 * factor[self.collective]
+
+
+class FabricReport(BaseModel):
+    """All that was found, as fabric.json holds it."""
+
+    accelerator: str
+    backend: str
+    world_size: int
+    nnodes: int
+    dtypes: list[str]
+    """The types in which values were checked; times are float32's."""
+    providers: list[str] = []
+    """The provider of libfabric that each node takes to the others; none where the backend does without libfabric."""
+    measurements: list[Measurement] = []
+    wrong: list[str] = []
+    """Results that were not what they had to be."""
+    slow: list[str] = []
+    """Nodes that fall behind the others, and bandwidths below the minimum."""
+
+    def largest(self, phase: Phase) -> list[Measurement]:
+        """Return the all-reduce of the largest message in each group of a phase."""
+        found = [item for item in self.measurements if item.phase == phase and item.collective == "all-reduce"]
+        size = max((item.message_bytes for item in found), default=0)
+        return [item for item in found if item.message_bytes == size]
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the receipt holds: the slowest group's all-reduce of each phase."""
+        values: dict[str, Any] = {"wrong_results": len(self.wrong)}
+        for phase in dict.fromkeys(item.phase for item in self.measurements):
+            found = [item for item in self.measurements if item.phase == phase and item.collective == "all-reduce"]
+            smallest = min(item.message_bytes for item in found)
+            name = phase.replace(" ", "_")
+            slowest = min(item.bus_gigabytes_per_second for item in self.largest(phase))
+            latency = max(item.microseconds for item in found if item.message_bytes == smallest)
+            values[f"{name}_bus_gigabytes_per_second"] = round(slowest, 3)
+            values[f"{name}_latency_microseconds"] = round(latency, 1)
+        return values
+
+
+class Found(BaseModel):
+    """What one rank found in one phase, on its way to rank 0."""
+
+    measurements: list[Measurement] = []
+    wrong: list[str] = []
+
+
+def collect(rank: Rank, report: FabricReport, phase: str, found: Found) -> None:
+    """Add to rank 0's report what all ranks found in a phase, and log it."""
+    rank.store.set(f"fabric/found/{phase}/{rank.rank}", found.model_dump_json())
+    if not rank.is_first:
+        return
+    everyones = [
+        Found.model_validate_json(rank.store.get(f"fabric/found/{phase}/{peer}")) for peer in range(rank.world_size)
+    ]
+    slowest: dict[tuple[str, str, int], Measurement] = {}
+    for item in (item for one in everyones for item in one.measurements):
+        key = item.group, item.collective, item.message_bytes
+        slowest[key] = max(slowest.get(key, item), item, key=lambda one: one.microseconds)
+    report.measurements.extend(slowest.values())
+    seen: dict[str, list[int]] = {}
+    for peer, one in enumerate(everyones):
+        for fault in one.wrong:
+            seen.setdefault(fault, []).append(peer)
+    report.wrong.extend(f"{fault}; seen by {_ranks(peers)}" for fault, peers in seen.items())
+    if slowest:
+        log.info("fabric: %s", phase)
+        for line in table(slowest.values()):
+            log.info("  %s", line)
+
+
+def _ranks(numbers: Sequence[int], *, shown: int = 8) -> str:
+    more = f" and {len(numbers) - shown} more" if len(numbers) > shown else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:shown]))}{more}"
+
+
+def conclude(rank: Rank, arguments: FabricCheck, report: FabricReport) -> None:
+    """Write everything under the run, then judge it. Raises TrainyardError where it is wrong or too slow."""
+    too_slow = below_minimum(
+        report,
+        arguments.minimum_bus_gigabytes_per_second,
+        arguments.minimum_bus_gigabytes_per_second_across_nodes,
+    )
+    behind = laggards(report)
+    report.slow = [*too_slow, *behind]
+    _save(rank, report)
+    for line in behind:
+        log.warning("warning: fabric: %s", line)
+    for line in report.wrong:
+        log.error("fabric: wrong: %s", line)
+    if report.wrong:
+        more = f" (and {len(report.wrong) - 1} more, in {rank.run / FABRIC})" if len(report.wrong) > 1 else ""
+        raise TrainyardError(
+            f"a result was wrong: {report.wrong[0]}{more}",
+            next_step="run it again; if the same rank is named, take its card or its node out of use",
+        )
+    if too_slow:
+        suspects = f"; {'; '.join(behind)}" if behind else ""
+        raise TrainyardError(
+            f"{'; '.join(too_slow)}{suspects}", next_step=f"compare with other nodes' in {rank.run / FABRIC}"
+        )
+    log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in report.summary().items()))
+
+
+def _save(rank: Rank, report: FabricReport) -> None:
+    """Write fabric.json, and the result that the run's receipt will have."""
+    s3 = object_store.connect()
+    check_newest(s3, rank.run, rank.attempt)
+    object_store.write(s3, rank.run / FABRIC, (report.model_dump_json(indent=2) + "\n").encode())
+    last_step = RankStatus.read(rank.scratch).last_step
+    RankStatus(last_step=last_step, result=report.summary()).write(rank.scratch)
+
+
+def laggards(report: FabricReport) -> list[str]:
+    """Name the nodes that are slower than the others by far."""
+    largest = [item for item in report.largest("within nodes") if item.message_bytes >= JUDGED_BYTES]
+    speeds = {item.group: item.bus_gigabytes_per_second for item in largest}
+    found = []
+    for name, speed in speeds.items():
+        others = [other for peer, other in speeds.items() if peer != name]
+        if others and speed < SLOW * median(others):
+            typical = f"the others' {median(others):.3g} GB/s"
+            found.append(f"{name} is slow: its all-reduce reaches {speed:.3g} GB/s, {typical}")
+    return found
+
+
+def below_minimum(report: FabricReport, minimum: float | None, minimum_across_nodes: float | None) -> list[str]:
+    """Name the bandwidths that the job's arguments do not accept."""
+    limits: list[tuple[Phase, float | None]] = [("within nodes", minimum), ("across nodes", minimum_across_nodes)]
+    return [
+        f"all-reduce of {size(item.message_bytes)}, {item.group}: {item.bus_gigabytes_per_second:.3g} GB/s of bus "
+        f"bandwidth, less than the {limit:g} asked for"
+        for phase, limit in limits
+        if limit is not None
+        for item in report.largest(phase)
+        if item.ranks > 1 and item.bus_gigabytes_per_second < limit
+    ]
+
+
+def table(measurements: Iterable[Measurement]) -> Iterator[str]:
+    """Return lines for the log, with the slowest group for each collective and size, in that order."""
+    slowest: dict[tuple[str, int], Measurement] = {}
+    for item in measurements:
+        key = item.collective, item.message_bytes
+        slowest[key] = max(slowest.get(key, item), item, key=lambda one: one.microseconds)
+    yield f"{'collective':<12}{'message':>10}{'time':>14}{'bus':>14}  slowest group"
+    for _, item in sorted(slowest.items()):
+        yield (
+            f"{item.collective:<12}{size(item.message_bytes):>10}{item.microseconds:>11.1f} us"
+            f"{item.bus_gigabytes_per_second:>9.3g} GB/s  {item.group}"
+        )
+
+
+def size(count: int) -> str:
+    """Write a number of bytes as 64 B, 4 KiB or 1.5 MiB."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.4g} {unit}"
+    return f"{count} B"

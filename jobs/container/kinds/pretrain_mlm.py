@@ -1,0 +1,317 @@
+r"""Pre-train a BERT by masked language modelling on packed tokens, from random weights or from a model's.
+
+    python -m jobs.container.launch --instance-type=… --nproc-per-node=8 pretrain-mlm --data=s3://…/packed-tokens-…/
+
+The same file runs on HPU, CUDA and CPU. What it leaves loads with `AutoModelForMaskedLM`, and as the encoder of a
+fine-tuning. Step n trains on the same sequences with the same masks whatever the number of ranks, and whether or not
+an attempt was interrupted before it.
+"""
+
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from jobs.aws import s3 as object_store
+from jobs.container.accelerator import Accelerator, of_rank
+from jobs.container.data import packed_tokens, sources
+from jobs.container.data.artifacts import open_artifact
+from jobs.container.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
+from jobs.container.data.packed_tokens import PackedTokens
+from jobs.container.models import pretrained
+from jobs.container.rank import Rank, run
+from jobs.core.errors import ConfigurationError, NotFoundError, UsageError
+from jobs.core.locations import S3, S3Location
+from jobs.data_checks import model_files
+from jobs.spec.kinds.pretrain_mlm import PretrainMlm
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+CONFIG = "config.json"
+
+VOCABULARY_MULTIPLE = 128
+"""The head is as wide as the vocabulary, and matrices whose sides divide by 128 suit an HPU (and a GPU) best: the model
+has some tokens more than the tokenizer, which never occur."""
+
+POSITIONS = 512
+"""The least number of positions of a model, as BERT has: a fine-tuning may need more than its pre-training."""
+
+
+class Inputs(BaseModel):
+    """Data and configuration that one rank of a node has fetched for all of them."""
+
+    folder: Path
+    fingerprint: str
+    config: dict[str, Any] | None
+    """The shape of a model with random weights."""
+    model: Path | None = None
+    """The model to go on from."""
+
+
+def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
+    """Train, evaluate, and leave model, metrics and checkpoints under the run."""
+    if arguments.push_to_hub is None:
+        sources.stay_offline(location for _, location, _ in arguments.sources())
+    accelerator = replace(of_rank(os.environ), torch_compile=arguments.torch_compile)
+    if accelerator.torch_compile:
+        check_compiler(accelerator)
+    s3 = object_store.connect() if rank.is_first_on_node else None
+
+    def fetch() -> dict[str, Any]:
+        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        return fetch_inputs(arguments, s3, rank.scratch).model_dump(mode="json")
+
+    if not rank.is_first_on_node:
+        accelerator.trainer_class()  # loading it takes seconds, which the first rank needs for the data
+    inputs = Inputs.model_validate(rank.once_per_node("data", fetch))
+    train_data, eval_data = masked_data(arguments, inputs)
+    sequences = len(PackedTokens(inputs.folder, "train"))
+    if rank.is_first:
+        index = packed_tokens.Index.read(inputs.folder)
+        log.info(
+            "data: %s sequences of %s tokens, %s passes over them, and %s held-out ones; fingerprint %s",
+            sequences,
+            index.sequence_length,
+            round(len(train_data) / sequences, 2),
+            len(eval_data),
+            inputs.fingerprint,
+        )
+    rank.start_up.done("data")
+    # Now, not above: it loads the Trainer, which takes seconds that the data need first.
+    from jobs.container.trainer.training import Task, train
+
+    rank.start_up.done("imports")
+    train(
+        rank,
+        # A checkpoint is resumed with the same arguments only, and so with the same data only.
+        arguments.model_copy(update={"data_fingerprint": inputs.fingerprint}),
+        Task(
+            model=lambda _: bert(arguments, inputs, accelerator),
+            start="random weights" if inputs.model is None else f"the weights of {arguments.model}",
+            train_data=train_data,
+            eval_data=eval_data,
+            # An HPU would compile another graph for a batch without a mask.
+            collate=MaskedSequences.collate if accelerator.name == "hpu" else MaskedSequences.collate_unpadded,
+            evaluate=lambda trainer: evaluate(trainer, eval_data),
+            save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
+            schedule={"max_steps": arguments.max_steps},
+            ordered_epoch=sequences,
+        ),
+        s3=s3,
+        accelerator=accelerator,
+    )
+
+
+def check_compiler(accelerator: Accelerator) -> None:
+    """Raise ConfigurationError where torch.compile was not made to work: on an HPU, and without a compiler.
+
+    A GPU's kernels are of Triton, which needs one of C to load them (triton/runtime/build.py); a CPU's are C++
+    (torch/_inductor/config.py, `cpp.cxx`).
+    """
+    name = accelerator.name
+    if name == "hpu":
+        raise ConfigurationError(
+            "torch_compile is for GPUs; on HPUs it would take Habana's backend, which nobody could try",
+            next_step="leave out torch_compile",
+        )
+    of_cpu = ["clang++" if sys.platform == "darwin" else "g++"]
+    variable, compilers = ("CC", ["gcc", "clang"]) if name == "cuda" else ("CXX", of_cpu)
+    if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else compilers)):
+        has_one = "use the image `cuda`, which has gcc" if name == "cuda" else f"install {compilers[0]}"
+        raise ConfigurationError(
+            f"torch_compile needs a compiler on {name}, and there is no {' and no '.join(compilers)} here",
+            next_step=f"{has_one}, or leave out torch_compile",
+        )
+
+
+def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Inputs:
+    """Download data and configuration. Raises UsageError and NotFoundError where they are not what they should be."""
+    artifact = open_artifact(arguments.data, kind=packed_tokens.KIND, s3=lambda: s3, scratch=scratch)
+    fingerprint = artifact.manifest.fingerprint
+    if not fingerprint.startswith(arguments.data_fingerprint or ""):
+        raise UsageError(
+            f"{arguments.data} has the fingerprint {fingerprint}, not {arguments.data_fingerprint}",
+            next_step="name the data that was meant, or correct data_fingerprint",
+        )
+    folder = artifact.download()
+    index = packed_tokens.Index.read(folder)
+    needed: dict[packed_tokens.Split, int] = {"train": arguments.global_batch_size, "held-out": 1}
+    for split, count in needed.items():
+        found = index.sequences(split)
+        if found < count:
+            raise UsageError(
+                f"{arguments.data} has {found} sequences of part '{split}': at least {count} are needed",
+                next_step="make the data of more text, or with shorter sequences, or set global_batch_size lower",
+            )
+    if arguments.model is None:
+        return Inputs(folder=folder, fingerprint=fingerprint, config=_configuration(arguments, index, s3))
+    model = pretrained.model_folder(arguments.model, s3=lambda: s3, scratch=scratch)
+    _check_model(model, arguments, folder, index)
+    return Inputs(folder=folder, fingerprint=fingerprint, config=None, model=model)
+
+
+def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_tokens.Index) -> None:
+    """Raise UsageError where a model is no BERT, or none that has learnt these tokens."""
+    location = arguments.model
+    config = json.loads((model / CONFIG).read_bytes())
+    if config["model_type"] != "bert":
+        raise UsageError(
+            f"{location} is of type '{config['model_type']}': only a 'bert' can be pre-trained",
+            next_step="name a BERT, or leave model out",
+        )
+    most = model_files.positions(config)
+    if most is not None and most < index.sequence_length:
+        raise UsageError(
+            f"{arguments.data} has sequences of {index.sequence_length} tokens, {location} has positions for {most}",
+            next_step=f"tokenize the corpus with sequence_length: {most}",
+        )
+    with pretrained.explained_loading(str(location), "its tokenizer cannot be loaded"):
+        own = _tokenizer(model).get_vocab()
+    of_data = _tokenizer(data / packed_tokens.TOKENIZER).get_vocab()
+    if own != of_data:
+        other = min({*own.items()} ^ {*of_data.items()}, key=lambda item: item[1])[0]
+        raise UsageError(
+            f"{arguments.data} was not tokenized as {location} was trained: '{other}' is "
+            f"{of_data.get(other, 'nothing')} there and {own.get(other, 'nothing')} here",
+            next_step=f"tokenize the corpus with tokenizer: {location}, and name the run that does",
+        )
+
+
+def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, MaskedSequences]:
+    """Return the sequences that are trained on, in their order, and those that are evaluated."""
+    train = PackedTokens(inputs.folder, "train")
+
+    def masking(seed: int) -> Masking:
+        return Masking(
+            fraction=arguments.mask_fraction,
+            vocabulary_size=train.index.vocabulary_size,
+            mask_id=train.index.special_ids["mask"],
+            pad_id=train.index.pad_id,
+            special_ids=sorted(train.index.special_ids.values()),
+            seed=seed,
+        )
+
+    length = arguments.max_steps * arguments.global_batch_size
+    held_out = Spread(PackedTokens(inputs.folder, "held-out"), arguments.eval_sequences)
+    return (
+        TrainingOrder(train, masking(arguments.seed), length=length),
+        MaskedSequences(held_out, masking(EVALUATION_SEED)),
+    )
+
+
+def bert(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
+    """Return the model that the training starts from, whose head works on the masked places."""
+    model = _first_model(arguments, inputs, accelerator)
+    if accelerator.torch_compile:
+        model.compile_parts()
+    return model
+
+
+def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
+    if inputs.model is None:
+        assert inputs.config is not None  # noqa: S101 - where there is no model
+        return new_model(inputs.config, accelerator)
+    from jobs.container.models import fitting
+    from jobs.container.models.masked_bert import BertForMaskedLM
+
+    start = fitting.loaded(
+        BertForMaskedLM,
+        inputs.model,
+        str(arguments.model),
+        "it cannot be loaded for masked language modelling",
+        settings=fitting.OF_TRAINING,
+        new_head=True,
+        **accelerator.model_arguments(),
+    )
+    if start.new:
+        log.warning(
+            "warning: the model has no head for masked language modelling; a new one starts from random weights (%s)",
+            ", ".join(start.new),
+        )
+    return start.model
+
+
+def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
+    """Return a BERT with random weights, whose head works on the masked places."""
+    from transformers import BertConfig
+
+    from jobs.container.models.masked_bert import BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig.from_dict(config, **accelerator.model_arguments()))
+
+
+def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
+    """Return the mean loss of all masked tokens, and its exponential: among how many tokens the model guesses."""
+    sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
+    loss = float(sums[0] / sums[1])
+    return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
+
+
+def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Client") -> dict[str, Any]:
+    """Return the configuration for BertConfig. Raises UsageError where the data does not fit to the one given."""
+    if arguments.config is None:
+        return {
+            "hidden_size": arguments.hidden_size,
+            "num_hidden_layers": arguments.layers,
+            "num_attention_heads": arguments.heads,
+            "intermediate_size": arguments.intermediate_size,
+            "vocab_size": -(-index.vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
+            "max_position_embeddings": max(POSITIONS, index.sequence_length),
+            "pad_token_id": index.pad_id,
+        }
+    config = _read_configuration(arguments.config, s3)
+    if config.get("model_type") != "bert":
+        raise UsageError(
+            f"{arguments.config} has a {CONFIG} of '{config.get('model_type')}': only 'bert' can be pre-trained",
+            next_step="name a BERT's, or leave config out",
+        )
+    for key, need, default in (
+        ("vocab_size", index.vocabulary_size, 30522),
+        ("max_position_embeddings", index.sequence_length, POSITIONS),
+    ):
+        if config.get(key, default) < need:
+            raise UsageError(
+                f"{arguments.config}: {key} is {config.get(key, default)}, but {arguments.data} needs {need}",
+                next_step=f"set {key} to {need} or more, or leave config out",
+            )
+    return {**config, "pad_token_id": index.pad_id}
+
+
+def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
+    if sources.is_on_hub(location):
+        path = sources.hub_folder(location, "model", [CONFIG]) / CONFIG
+        content = path.read_bytes() if path.is_file() else None
+    elif location.startswith(S3):
+        content = object_store.read(s3, S3Location.parse(location) / CONFIG)
+    else:
+        path = Path(location) / CONFIG
+        content = path.read_bytes() if path.is_file() else None
+    if content is None:
+        raise NotFoundError(f"{location} has no {CONFIG}", next_step="check the folder")
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{location}: its {CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{location}: its {CONFIG} is no configuration but {type(config).__name__}")
+    return config
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+if __name__ == "__main__":
+    run(pretrain, PretrainMlm)

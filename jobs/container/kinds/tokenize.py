@@ -1,0 +1,211 @@
+r"""Turn a corpus into token ids, packed into sequences of one length, shard by shard.
+
+    python -m jobs.container.launch --instance-type=… --nproc-per-node=1 tokenize \
+        --corpus=s3://…/artifacts/corpus-… --tokenizer=s3://…/artifacts/tokenizer-…
+
+The ids are those of Hugging Face's tokenizer, whichever library makes them (jobs.container.data.corpus_packing); the
+files are described in jobs.container.data.packed_tokens. Shards are fetched, encoded and put on S3 at once, one after
+the other, so that neither memory nor disk grows with the corpus, and a restarted job makes the missing ones only.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobs.aws import s3 as object_store
+from jobs.container.data import corpus_files, packed_tokens
+from jobs.container.data.artifacts import Builder, OpenArtifact, open_artifact
+from jobs.container.data.corpus_packing import CorpusPacking
+from jobs.container.data.encoders import load
+from jobs.container.data.packed_tokens import Index, PackedFile
+from jobs.container.data.tokenizer_files import TokenizerFiles, tokenizer_files
+from jobs.container.data.vocabulary import SPECIAL
+from jobs.container.hub import push_artifact
+from jobs.container.kinds.artifact_job import UPLOADS, JobMetrics
+from jobs.container.rank import Rank, run
+from jobs.core.artifact import ArtifactFile
+from jobs.core.errors import UsageError
+from jobs.core.words import counted
+from jobs.spec.kinds.tokenize import Tokenize
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+
+def tokenize(rank: Rank, arguments: Tokenize) -> None:
+    """Make the packed tokens, or find them made."""
+    s3 = object_store.connect()
+    corpus = open_artifact(arguments.corpus, kind=corpus_files.KIND, s3=lambda: s3, scratch=rank.scratch)
+    tokenizer = tokenizer_files(arguments.tokenizer, s3=lambda: s3, scratch=rank.scratch)
+    builder = Builder(
+        s3,
+        rank.run,
+        kind=packed_tokens.KIND,
+        version=packed_tokens.VERSION,
+        options={"sequence_length": arguments.sequence_length},
+        inputs={"corpus": corpus.manifest.fingerprint, "tokenizer": tokenizer.identity},
+    )
+    if not builder.existing():
+        _Tokenization(rank, arguments, corpus=corpus, tokenizer=tokenizer, builder=builder, s3=s3).make()
+    push_artifact(
+        builder.location, kind=packed_tokens.KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch
+    )
+
+
+class _Tokenization:
+    """Tokenizes one corpus."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        arguments: Tokenize,
+        *,
+        corpus: OpenArtifact,
+        tokenizer: TokenizerFiles,
+        builder: Builder,
+        s3: "S3Client",
+    ) -> None:
+        self._corpus = corpus
+        self._builder = builder
+        self._sequence_length = arguments.sequence_length
+        self._packed = rank.scratch / "packed"
+        self._packed.mkdir()
+        self._tokenizer_folder = tokenizer.folder
+        self._tokenizer_files = tokenizer.names
+        loaded = load(self._tokenizer_folder / "tokenizer.json")
+        self._vocabulary_size = loaded.get_vocab_size(with_added_tokens=True)
+        self._special_ids = _special_ids(loaded, arguments.tokenizer)
+        self._packing = CorpusPacking(
+            loaded,
+            sequence_length=arguments.sequence_length,
+            pad_id=self._special_ids["pad"],
+            only_tokenizers=arguments.encoder == "tokenizers",
+        )
+        done = builder.done_shards()
+        filled = [name for name, file in corpus.manifest.files.items() if file.counts["documents"]]
+        self._missing = [name for name in filled if _packed_name(name) not in done]
+        self._metrics = JobMetrics(rank, s3, done_steps=len(filled) - len(self._missing))
+        self._files = len(filled)
+        if len(self._missing) < len(filled):
+            log.info(
+                "start: %s of %s are there already", len(filled) - len(self._missing), counted(len(filled), "file")
+            )
+
+    def make(self) -> None:
+        """Make all files that are missing, and the index over all."""
+        started = time.monotonic()
+        tokens = text_bytes = 0
+        uploads: list[Future[ArtifactFile]] = []
+        with self._packing as packing, ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as pool:
+            for number, (name, path) in enumerate(self._corpus.each_file(self._missing), start=1):
+                file = packing.pack(path, self._packed / _packed_name(name))
+                uploads.append(pool.submit(self._upload, file, self._corpus.manifest.files[name].counts["documents"]))
+                while len(uploads) > UPLOADS:
+                    uploads.pop(0).result()
+                tokens += file.tokens
+                text_bytes += self._corpus.manifest.files[name].counts["text_bytes"]
+                speed = tokens / (time.monotonic() - started)
+                step = self._files - len(self._missing) + number
+                self._metrics.step(step, {"tokens": file.tokens, "tokens_per_second": speed})
+                self._metrics.show(step, self._files, f"files, {speed:,.0f} tokens/s", at_once=step == self._files)
+            for upload in uploads:
+                upload.result()
+        self._finish(tokens, text_bytes, time.monotonic() - started)
+
+    def _upload(self, file: PackedFile, documents: int) -> ArtifactFile:
+        path = self._packed / file.name
+        counts = {"sequences": file.sequences, "tokens": file.tokens, "documents": documents}
+        counts |= _spelled(path, file.tokens, documents, self._special_ids)
+        done = self._builder.put_file(path, counts=counts)
+        path.unlink()
+        return done
+
+    def _finish(self, tokens_here: int, bytes_here: int, seconds: float) -> None:
+        done = self._builder.done_shards()
+        index = self._put_index(done)
+        result = {
+            "tokens": index.tokens("train"),
+            "sequences": index.sequences("train"),
+            "held_out_tokens": index.tokens("held-out"),
+            "held_out_sequences": index.sequences("held-out"),
+            "sequence_length": self._sequence_length,
+            "bytes": sum(file.bytes for name, file in done.items() if name.endswith(".npy")),
+            "text_bytes": self._corpus.manifest.count("text_bytes"),
+            "special_tokens_in_text": self._spelled(done),
+        }
+        encoder = {"encoder": self._packing.encoder_name, "encoder_reason": self._packing.reason}
+        self._builder.finish({**result, **encoder})
+        speeds = {
+            "seconds": round(seconds, 3),
+            "tokens_per_second": tokens_here / seconds if seconds else 0.0,
+            "bytes_per_second": bytes_here / seconds if seconds else 0.0,
+        }
+        self._metrics.result(self._files, {**result, **encoder, **speeds})
+
+    def _spelled(self, done: Mapping[str, ArtifactFile]) -> int:
+        """Return how many special tokens the documents spell, and warn of them."""
+        counts = {name: sum(file.counts.get(f"spelled_{name}", 0) for file in done.values()) for name in _SPELLED}
+        if any(counts.values()):
+            shown = ", ".join(f"{count:,} [{name.upper()}]" for name, count in counts.items() if count)
+            log.warning("warning: the corpus spells special tokens, and its tokens have them: %s", shown)
+        return sum(counts.values())
+
+    def _put_index(self, done: Mapping[str, ArtifactFile]) -> Index:
+        """Put what says how the files are read beside them: the index, and the tokenizer."""
+        index = Index(
+            sequence_length=self._sequence_length,
+            vocabulary_size=self._vocabulary_size,
+            special_ids=self._special_ids,
+            files={part: _packed_files(done, part) for part in packed_tokens.SPLITS},
+        )
+        (self._packed / packed_tokens.INDEX).write_text(index.model_dump_json(indent=2) + "\n")
+        self._builder.put_file(self._packed / packed_tokens.INDEX)
+        for name in self._tokenizer_files:
+            self._builder.put_file(self._tokenizer_folder / name, f"{packed_tokens.TOKENIZER}{name}")
+        return index
+
+
+_SPELLED = ("pad", "cls", "sep", "mask")
+"""Special tokens whose text in a document becomes the token itself, as Hugging Face's tokenizers do. [UNK] stands for
+unknown characters too."""
+
+
+def _spelled(path: Path, tokens: int, documents: int, ids: Mapping[str, int]) -> dict[str, int]:
+    """Count the special tokens that a file's documents spell: all but the [CLS] and [SEP] around each."""
+    packed = np.load(path, mmap_mode="r").reshape(-1)[:tokens]
+    found = {name: int(np.count_nonzero(packed == ids[name])) for name in _SPELLED}
+    return {f"spelled_{name}": max(0, n - documents * (name in ("cls", "sep"))) for name, n in found.items()}
+
+
+def _packed_name(corpus_name: str) -> str:
+    return corpus_name.removesuffix(".txt") + ".npy"
+
+
+def _packed_files(done: Mapping[str, ArtifactFile], part: str) -> list[PackedFile]:
+    return [
+        PackedFile(name=name, sequences=file.counts["sequences"], tokens=file.counts["tokens"])
+        for name, file in sorted(done.items())
+        if name.startswith(part) and name.endswith(".npy")
+    ]
+
+
+def _special_ids(tokenizer: Any, location: str) -> dict[str, int]:
+    ids = {token.strip("[]").lower(): tokenizer.token_to_id(token) for token in SPECIAL}
+    missing = [name for name, number in ids.items() if number is None]
+    if missing:
+        raise UsageError(
+            f"{location}: its tokenizer has no [{missing[0].upper()}]",
+            next_step="name what train-tokenizer made, or a BERT's",
+        )
+    return ids
+
+
+if __name__ == "__main__":
+    run(tokenize, Tokenize)

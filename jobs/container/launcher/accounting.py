@@ -1,0 +1,376 @@
+"""The account that the main node keeps of an attempt: its record and the run's receipt on S3, and the budget.
+
+The record (attempts/N.json) and the receipt over all attempts are written at the start, every half minute, and at the
+end; so an attempt whose node was lost still has its last heartbeat. A run that nears its budget saves and stops.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+
+from jobs.aws import s3 as object_store
+from jobs.container.batch_job import job_id
+from jobs.container.channel import RankStatus, told_result, told_verdict
+from jobs.container.environment import ran_with
+from jobs.container.instance import zone
+from jobs.container.launcher.attempt import NodeAttempt
+from jobs.container.launcher.outcome import End
+from jobs.container.launcher.request import Launch
+from jobs.container.rank import one_line
+from jobs.container.saving import interruption as shutdown
+from jobs.container.saving.stored_checkpoints import complete, listing
+from jobs.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+from jobs.core.instance_types import InstanceType, instance_type
+from jobs.core.locations import S3Location
+from jobs.core.record_reader import read_attempt
+from jobs.core.records import Attempt, Receipt
+from jobs.core.run import ATTEMPTS, CHECKPOINTS, RECEIPT, UTILIZATION, recorded_number
+from jobs.money.budget import SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
+from jobs.money.sums import sums
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+HEARTBEAT_SECONDS = 30.0
+
+_LAST_HEARTBEAT_SECONDS = 5.0
+
+NO_BUDGET = Budget()
+
+State = Literal["running", "interrupted", "succeeded", "failed"]
+
+
+class AttemptRecord:
+    """The record of this attempt, kept up to date on S3 from `start` to `finish`."""
+
+    def __init__(self, attempt: NodeAttempt) -> None:
+        """Number the attempt in its run. Raises TrainyardError where the run cannot be read."""
+        launch = attempt.launch
+        self._s3 = object_store.connect()
+        self._launch = launch
+        self._scratch = attempt.scratch
+        self._utilization = attempt.utilization
+        self._minutes_written = 0
+        self._clock = SteadyClock()
+        self._recorded = RecordedAttempts(self._s3, launch.run)
+        job = job_id()
+        number = self._recorded.next_number(job_id=job, attempt=launch.attempt)
+        now = self._clock.now()
+        self._attempt = Attempt(
+            number=number,
+            job_id=job,
+            started_at=now,
+            last_seen_at=now,
+            instance_type=launch.instance.name,
+            capacity=launch.capacity,
+            spot_usd_per_hour=launch.options.spot_usd_per_hour,
+            zone=zone(os.environ, on_instance=launch.on_instance),
+            accelerator=attempt.accelerator.name,
+            nnodes=launch.node.nnodes,
+            world_size=launch.world_size,
+            waited_instance_seconds=attempt.gang.waited_seconds if attempt.gang is not None else 0.0,
+            ran_with=ran_with(),
+        )
+        self._earlier: list[Attempt] | None = None
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="attempt-record", daemon=True)
+
+    @property
+    def number(self) -> int:
+        """The number of the attempt in its run."""
+        return self._attempt.number
+
+    def start(self) -> None:
+        """Begin the record. Raises TrainyardError where the run cannot be written to: better now than hours later."""
+        self._write("running")
+        self._thread.start()
+
+    def spent(self) -> Spent:
+        """Return what the run has taken up to now, over all its attempts."""
+        now = self._attempt.model_copy(update={"last_seen_at": self._clock.now()})
+        if self._earlier is None:  # they do not change any more; S3 may fail when it is asked again
+            self._earlier = [item for item in self._recorded.read() if item.number != now.number]
+        return spent([*self._earlier, now])
+
+    def with_outlook(self, end: End, *, comes_again: bool) -> End:
+        """Return how the attempt ended, with what comes of the run after it, as far as S3 tells.
+
+        It is not to be started again where a newer attempt of the run has begun meanwhile. `comes_again`: started
+        again, it joins that one.
+        """
+        try:
+            newest = max(self._recorded.numbers(), default=0)
+            if newest <= self.number:
+                return replace(end, reason=f"{end.reason}; {self._next_start()}") if end.is_retried else end
+        except TrainyardError:
+            return end
+        if end.code == 0:
+            return end
+        if comes_again:
+            return replace(end, code=INTERRUPTED_EXIT_CODE)
+        if end.code != INTERRUPTED_EXIT_CODE:
+            return end
+        return replace(end, code=1, reason=f"{end.reason}; attempt {newest} goes on with the run")
+
+    def _next_start(self) -> str:
+        """Say where another attempt would begin. Whether there is one, only Batch knows."""
+        status = RankStatus.read(self._scratch)
+        if status.begins_anew:
+            where = "starts over: it does not load its checkpoint"
+        elif complete(listing(self._s3, self._launch.run / CHECKPOINTS)):
+            reads_itself = status.put_back_step is not None
+            where = (
+                "finds its newest checkpoint in its folder" if reads_itself else "resumes from the newest checkpoint"
+            )
+        elif self._launch.kind.makes is not None and status.last_step:
+            where = "continues with what is not done yet"
+        else:
+            where = "starts over: it has saved no checkpoint"
+        return f"if it is started again, it {where}"
+
+    def finish(self, end: End) -> None:
+        """Write how the attempt ended. Raises TrainyardError where S3 does not take that the run is done."""
+        self._finished.set()
+        if self._thread.is_alive():
+            # No longer: it may hang in tries of a service that is gone, and Batch's grace time runs.
+            self._thread.join(_LAST_HEARTBEAT_SECONDS)
+        state: State = {0: "succeeded", INTERRUPTED_EXIT_CODE: "interrupted"}.get(end.code, "failed")  # type: ignore[assignment]
+        ended = {"finished_at": self._clock.now(), "exit_code": end.code, "reason": end.reason}
+        self._attempt = self._attempt.model_copy(update=ended)
+        try:
+            self._write(state)
+        except TrainyardError as error:
+            if end.code == 0:
+                raise
+            # The code decides whether Batch starts the job again; a record that is late must not change that.
+            log.warning("warning: the attempt's record is unfinished: %s", error.args[0])
+
+    def _beat(self) -> None:
+        while not self._finished.wait(HEARTBEAT_SECONDS):
+            try:
+                self._write("running")
+            except Exception as error:  # noqa: BLE001, PERF203 - without heartbeats the attempt would pass for lost
+                log.warning("warning: the attempt's record is late: %s", one_line(error))
+
+    def _write(self, state: State) -> None:
+        status = RankStatus.read(self._scratch)
+        self._attempt = self._attempt.model_copy(
+            update={
+                "last_seen_at": self._clock.now(),
+                "training_started_at": status.training_started_at,
+                "resumed_from_step": status.resumed_from_step,
+                "put_back_step": status.put_back_step,
+                "repeats_from_step": status.repeats_from_step,
+                "saved_at": status.saved_at,
+                "last_step": status.last_step,
+                "compiling_seconds": round(status.compiling_seconds, 3),
+                "saving_seconds": round(status.saving_seconds, 3),
+                "changed": status.changed,
+                "cards": self._utilization.record(working_since=status.training_started_at),
+            }
+        )
+        run = self._launch.run
+        self._write_utilization(run)
+        object_store.write(self._s3, run / ATTEMPTS / f"{self.number}.json", _json(self._attempt))
+        attempts = {self.number: self._attempt}
+        for other in self._recorded.read():
+            attempts.setdefault(other.number, other)
+        if max(attempts) > self.number:
+            return  # the receipt is that attempt's to write, which says how the run stands
+        bill = receipt(
+            run,
+            [attempts[number] for number in sorted(attempts)],
+            job=self._launch.kind.name,
+            instance=self._launch.instance,
+            state=state,
+            result={**status.result, **told_result(self._scratch)},
+            budget=self._launch.options.budget,
+            on_instance=self._launch.on_instance,
+        ).model_copy(update={"halving": told_verdict(self._scratch)})
+        object_store.write(self._s3, run / RECEIPT, _json(bill))
+
+    def _write_utilization(self, run: S3Location) -> None:
+        """Write the minutes of this attempt's cards where there are new ones: S3 has no append."""
+        lines = self._utilization.lines()
+        if len(lines) > self._minutes_written:
+            content = "".join(f"{json.dumps(line)}\n" for line in lines)
+            object_store.write(self._s3, run / UTILIZATION / f"{self.number}.jsonl", content.encode())
+            self._minutes_written = len(lines)
+
+
+class SteadyClock:
+    """Tells the time, in UTC, as its first reading of the clock plus what has passed since.
+
+    A clock that is set meanwhile would bill hours that nobody took, or give some back.
+    """
+
+    def __init__(self) -> None:
+        self._first = datetime.now(timezone.utc)
+        self._since = time.monotonic()
+
+    def now(self) -> datetime:
+        return self._first + timedelta(seconds=time.monotonic() - self._since)
+
+
+class RecordedAttempts:
+    """The records of a run's attempts on S3. One that cannot be read is left out, with a warning, and ends nothing."""
+
+    def __init__(self, s3: "S3Client", run: S3Location) -> None:
+        self._s3 = s3
+        self._run = run
+
+    def read(self) -> list[Attempt]:
+        """Return all that can be read. Raises TrainyardError where S3 does not give them."""
+        return [attempt for attempt in self._by_name().values() if attempt is not None]
+
+    def numbers(self) -> list[int]:
+        """Return those of all records, readable or not. Raises TrainyardError where S3 does not give them."""
+        return [recorded_number(name) or 0 for name in object_store.sizes(self._s3, self._run / ATTEMPTS)]
+
+    def next_number(self, *, job_id: str | None, attempt: int) -> int:
+        """Return the number that an attempt has in its run, which may have begun as another Batch job, on Spot.
+
+        It follows all that the jobs before have recorded. They have ended, so the answer is the same however often it
+        is asked for. What cannot be read keeps its number, or it would be written over.
+        Raises TrainyardError where S3 does not give the records.
+        """
+        before = [0]
+        for name, recorded in self._by_name().items():
+            if recorded is None:
+                before.append(recorded_number(name) or 0)
+            elif recorded.job_id != job_id:
+                before.append(recorded.number)
+        return max(before) + attempt
+
+    def _by_name(self) -> dict[str, Attempt | None]:
+        found: dict[str, Attempt | None] = {}
+        for name in object_store.sizes(self._s3, self._run / ATTEMPTS):
+            place = self._run / ATTEMPTS / name
+            content = object_store.read(self._s3, place)
+            if content is not None:
+                found[name] = read_attempt(content, place=place)
+        return found
+
+
+class BudgetWatch:
+    """Stops the run before it passes its budget."""
+
+    def __init__(self, record: AttemptRecord, launch: Launch) -> None:
+        self._record = record
+        self._launch = launch
+        self._reason: str | None = None
+        self._timer: threading.Timer | None = None
+
+    def start(self) -> End | None:
+        """Return how the attempt ends where the budget is used up already; None where it may go on.
+
+        The ranks are then asked to save and stop before it is used up.
+        """
+        left = self._left()
+        if left is None:
+            return None
+        seconds = left.seconds - SAVE_SECONDS
+        if seconds <= 0:
+            return self._end(left)
+        self._timer = threading.Timer(seconds, self._stop_ranks, [left])
+        self._timer.daemon = True
+        self._timer.start()
+        return None
+
+    def stop(self, end: End) -> End:
+        """Return how the attempt ended, which is `end` unless the budget was the cause of it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._reason is not None and end.code == INTERRUPTED_EXIT_CODE:
+            return End(code=1, reason=self._reason, cause="own")  # another attempt would not get further
+        return end
+
+    def _left(self) -> Left | None:
+        launch = self._launch
+        if launch.options.budget == NO_BUDGET:
+            return None
+        return launch.options.budget.left(
+            self._record.spent(),
+            usd_per_hour=usd_per_hour(
+                launch.instance, launch.capacity, spot_usd_per_hour=launch.options.spot_usd_per_hour
+            ),
+            nnodes=launch.node.nnodes,
+        )
+
+    def _end(self, left: Left) -> End:
+        run_id = self._launch.run.key.strip("/").rpartition("/")[2]
+        self._reason = reached(
+            left,
+            self._record.spent(),
+            run_id=run_id,
+            capacity=self._launch.capacity,
+            spot_usd_per_hour=self._launch.options.spot_usd_per_hour,
+        )
+        return End(code=1, reason=self._reason, cause="own")
+
+    def _stop_ranks(self, left: Left) -> None:
+        """End as before a reclaim: on SIGTERM the launcher asks the ranks to save and stop."""
+        self._end(left)
+        shutdown.end_self(f"budget: {left.key} {left.limit:g} is nearly used up")
+
+
+def receipt(
+    run: S3Location,
+    attempts: list[Attempt],
+    *,
+    job: str,
+    instance: InstanceType,
+    state: State,
+    result: Mapping[str, Any],
+    budget: Budget = NO_BUDGET,
+    on_instance: bool,
+) -> Receipt:
+    """Add up what the attempts took, at recorded prices and those that EC2 said, which makes it an estimate.
+
+    `on_instance` is False where the job runs on some other machine than the instance type it names.
+    """
+    team, _, run_id = run.key.strip("/").rpartition("/")
+    return Receipt(
+        run_id=run_id,
+        team=team,
+        job=job,
+        state=state,
+        attempts=attempts,
+        instance_type=instance.name,
+        **sums(attempts, on_instance=on_instance),
+        budget=budget.text(spent(attempts)),
+        price_date=instance.price_date,
+        price_source=instance.price_source,
+        estimate_note=_estimate_note(attempts, instance, on_instance=on_instance),
+        result=dict(result),
+    )
+
+
+def _estimate_note(attempts: list[Attempt], instance: InstanceType, *, on_instance: bool) -> str:
+    """Say what the receipt's figures are an estimate of, and what they leave out."""
+    rows = {attempt.instance_type: instance_type(attempt.instance_type) for attempt in attempts}
+    others = [f"{row.name} as of {row.price_date}" for row in rows.values() if row.name != instance.name]
+    quoted = dict.fromkeys(
+        f"{attempt.spot_usd_per_hour:g}" for attempt in attempts if attempt.spot_usd_per_hour is not None
+    )
+    parts = [
+        "without storage, transfer and the time in which the instance boots",
+        *([f"with the prices of {' and '.join(others)}"] if others else []),
+        *([f"Spot at the {' and '.join(quoted)} USD an hour that EC2 named at submission"] if quoted else []),
+        *([] if on_instance else [f"with the time of a stand-in for {instance.name} ({attempts[-1].accelerator})"]),
+    ]
+    return ", ".join(parts)
+
+
+def _json(model: BaseModel) -> bytes:
+    return (json.dumps(model.model_dump(mode="json"), indent=2) + "\n").encode()

@@ -1,0 +1,215 @@
+"""Checkpoints: written and uploaded while the Trainer goes on, complete only once their manifest is there.
+
+    s3://…/<run>/checkpoints/step-N/…               what a Trainer saves: model, optimizer, RNG of each rank, …
+    s3://…/<run>/checkpoints/step-N/manifest.json   written last: sizes and SHA-256 of all files
+
+Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores
+(jobs/container/saving/resume.py).
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.container.callback import Callback
+from jobs.container.channel import note_checkpoint
+from jobs.container.saving.metrics import RunMetrics
+from jobs.container.saving.stored_checkpoints import (
+    Decisive,
+    Manifest,
+    Retention,
+    SupersededError,
+    Throughput,
+    check_newest,
+    complete,
+    discard,
+    listing,
+    prune,
+    publish,
+    upload,
+    warning_on_failure,
+)
+from jobs.core.errors import TrainyardError
+from jobs.core.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG
+from jobs.core.words import size
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+    from jobs.container.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+
+_WAIT_SECONDS = 10.0
+"""Time between two heartbeats while an upload is waited for."""
+
+
+class CheckpointUploads(Callback):
+    """Has what the Trainer saves uploaded by a thread of one rank of each node. `finish` waits for the last one.
+
+    A failed save ends the training at its next step: going on would risk all the hours since the last checkpoint.
+    """
+
+    def __init__(
+        self,
+        rank: "Rank",
+        s3: "S3Client | None",
+        arguments: Decisive,
+        metrics: RunMetrics,
+        retention: Retention,
+        *,
+        waits: Callable[[], None] = lambda: None,
+        best: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`s3` is needed on one rank of each node; `metrics` of a step are on S3 before its checkpoint counts.
+
+        `waits` is called now and then while the training stands still for an upload. `best` returns the step whose
+        checkpoint is needed at the end, so that it stays here and on S3.
+        """
+        self._rank = rank
+        self._s3 = s3
+        self._arguments = arguments.decisive()
+        self._metrics = metrics
+        self._retention = retention
+        self._waits = waits
+        self._best = best
+        self._left_here: list[Path] = []
+        self._write: Callable[[Path], None] | None = None
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self.seconds = 0.0
+        """Time that the last complete checkpoint took, from the beginning of its save on."""
+        self._began: float | None = None
+
+    @property
+    def under_way_seconds(self) -> float:
+        """Time since the beginning of a save that is not complete; 0: there is none."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def begin(self) -> None:
+        """Wait until the save before is complete, and note that another one begins."""
+        self.finish()
+        self._began = time.monotonic()
+
+    def write_first(self, write: Callable[[Path], None]) -> None:
+        """Take what the next save leaves to be written into its folder before that is uploaded."""
+        self._write = write
+
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Set the intervals of this attempt, where the Trainer goes on with those of the checkpoint."""
+        state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
+
+    def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Begin the upload. A rank that gets here has written its part, or left it to the thread; the last says so."""
+        step, node = state.global_step, self._rank.node
+        key = f"checkpoint/{step}"
+        if self._rank.store.add(f"{key}/saved/{node}", 1) == self._rank.local_world_size:
+            self._rank.store.set(f"{key}/all-saved/{node}", "")
+        if self._s3 is None:
+            return
+        self.finish()
+        self._began = self._began or time.monotonic()
+        folder = Path(args.output_dir) / f"checkpoint-{step}"
+        throughput = self._metrics.throughput.model_copy()
+        work = functools.partial(self._upload, self._s3, step, folder, throughput, self._best())
+        self._thread = threading.Thread(
+            target=self._guarded,
+            args=(step, folder, self._write, work, self._began),
+            name=f"checkpoint-{step}",
+            daemon=True,
+        )
+        self._write = None
+        self._thread.start()
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        self._raise_failure()
+
+    def finish(self) -> None:
+        """Wait for the upload under way. Raises TrainyardError where it failed."""
+        if self._thread is not None:
+            while self._thread.is_alive():
+                self._thread.join(_WAIT_SECONDS)
+                self._waits()
+            self._thread = None
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _guarded(
+        self, step: int, folder: Path, write: Callable[[Path], None] | None, work: Callable[[], None], began: float
+    ) -> None:
+        try:
+            if write is not None:
+                write(folder)
+            with self._explained_upload(step):
+                work()
+            self.seconds, self._began = time.monotonic() - began, None
+        except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
+            self._error = error
+
+    @contextlib.contextmanager
+    def _explained_upload(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except SupersededError:
+            raise
+        except TrainyardError as error:
+            raise TrainyardError(
+                f"checkpoint step-{step} could not be uploaded: {error.args[0]}; the last complete one in "
+                f"{self._rank.run / CHECKPOINTS} is untouched",
+                next_step="mend that, then trainyard resume RUN",
+            ) from error
+
+    def _upload(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput, best: int | None) -> None:
+        """Upload this node's files; rank 0 then waits for those of all nodes and writes the manifest."""
+        started = time.monotonic()
+        rank = self._rank
+        store = rank.connect_store()
+        remote = rank.run / CHECKPOINTS / f"step-{step}"
+        key = f"checkpoint/{step}"
+        check = functools.partial(check_newest, s3, rank.run, rank.attempt)
+        if rank.is_first:
+            check()
+            whole = complete(listing(s3, rank.run / CHECKPOINTS))
+            if step in whole:
+                # One that an earlier attempt wrote is being replaced: it must not vouch for a mixture of files.
+                discard(s3, remote, [], check=check)
+            before = [other for other in whole if other < step]
+            store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
+        store.get(f"{key}/all-saved/{rank.node}")
+        tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
+        files = upload(s3, folder, remote, tag=tag, check=check)
+        self._remove(folder, best)
+        store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
+        if not rank.is_first:
+            return
+        for node in range(rank.nnodes):
+            files |= json.loads(store.get(f"{key}/uploaded/{node}"))
+        manifest = Manifest.of(step, self._arguments, files, world_size=rank.world_size, throughput=throughput)
+        # A resume keeps the lines up to its checkpoint: they must not be lost with this attempt.
+        self._metrics.upload()
+        publish(s3, remote, manifest, tag=tag, check=check)
+        note_checkpoint(rank.scratch, step)
+        sent = size(manifest.total_bytes)
+        log.info("checkpoint: step %s, %s uploaded in %.1f s", step, sent, time.monotonic() - started)
+        with warning_on_failure():
+            prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best, check=check)
+
+    def _remove(self, folder: Path, best: int | None) -> None:
+        """Remove what has been uploaded, and the best checkpoint until now once there is a better one."""
+        stays = f"checkpoint-{best}"
+        for other in (folder, *self._left_here):
+            if other.name != stays:
+                shutil.rmtree(other, ignore_errors=other != folder)
+        self._left_here = [folder.with_name(stays)] if best is not None else []

@@ -1,0 +1,121 @@
+"""The interval between checkpoints if a recipe says `auto`: as often as a save is worth its time.
+
+Young's formula (CACM 17:9, 1974): if a save takes C and instances are taken away every M on average, a save every
+sqrt(2 * C * M) loses the least time. C is how long the last save held the training up. M is
+`mean_hours_between_reclaims` of one instance divided by the number of nodes, because the reclaim of any node ends the
+attempt for all. Only reclaims without a notice count: at a notice the training saves by itself.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jobs.container.callback import Callback
+from jobs.core.words import counted
+
+if TYPE_CHECKING:
+    from jobs.container.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+LEAST_SECONDS = 60.0
+MOST_SECONDS = 1800.0
+LEAST_STALLS = 10
+"""Saves take at most a tenth of the time, however often instances are taken away."""
+
+WITHOUT_NOTICE = 1 / 4
+"""The assumed share of reclaims without a notice. EC2 says that a notice may be late, not how often; a guess."""
+
+TIMED_STEPS = 5
+"""The number of steps, after those that warm up, that are timed before the first save."""
+
+
+def interval_seconds(
+    *, stall_seconds: float, mean_seconds_between_reclaims: float, complete_seconds: float = 0.0
+) -> float:
+    """Return the interval by Young's formula within the bounds, and no shorter than `complete_seconds`.
+
+    `complete_seconds` is how long a save takes until it is complete: the next one would wait for it.
+    """
+    young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / WITHOUT_NOTICE)
+    return max(min(max(young, LEAST_SECONDS), MOST_SECONDS), LEAST_STALLS * stall_seconds, complete_seconds)
+
+
+class RegularSaves(Callback):
+    """Asks for a save every `every` steps, and at the last one."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self._every == 0 or state.global_step >= state.max_steps:
+            control.should_save = True
+
+
+class ChosenSaves(Callback):
+    """Asks for a save after a few timed steps, then as often as that save was worth, and at the last step.
+
+    Rank 0 chooses for all ranks, at the end of the step after each save.
+    """
+
+    def __init__(
+        self,
+        rank: "Rank",
+        *,
+        mean_hours_between_reclaims: float,
+        warmup_steps: int,
+        complete_seconds: Callable[[], float],
+    ) -> None:
+        """`complete_seconds` returns how long the last complete save took."""
+        self._rank = rank
+        self._mean_seconds = mean_hours_between_reclaims * 3600 / rank.nnodes
+        self._warmup_steps = warmup_steps
+        self._complete_seconds = complete_seconds
+        self._timed_from = self._next_save = 0
+        self._timed_at: float | None = None
+        """When the step `_timed_from` ended."""
+        self._step_seconds: float | None = None
+        self._save_began: float | None = None
+        self._stall_seconds: float | None = None
+        self._logged = 0
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        # A resumed attempt warms up and measures again: it may run on another instance.
+        self._timed_from = state.global_step + max(1, self._warmup_steps)
+        self._next_save = self._timed_from + TIMED_STEPS
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        if self._save_began is not None:
+            self._stall_seconds, self._save_began = time.monotonic() - self._save_began, None
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        now, step = time.monotonic(), state.global_step
+        if self._stall_seconds is not None:
+            stall_seconds, self._stall_seconds = self._stall_seconds, None
+            self._next_save = self._rank.once(f"next-save/{step - 1}", lambda: step - 1 + self._steps(stall_seconds))
+            self._timed_from, self._timed_at = step, now
+        elif step == self._timed_from:
+            self._timed_at = now
+        if step == self._next_save or step >= state.max_steps:
+            control.should_save = True
+            self._save_began = now
+            # From end to end: between the begin and the end of a step an HPU only receives its work.
+            if self._timed_at is not None and step > self._timed_from:
+                self._step_seconds = (now - self._timed_at) / (step - self._timed_from)
+
+    def _steps(self, stall_seconds: float) -> int:
+        if self._step_seconds is None:  # a loop saved by itself before a step was timed
+            return self._warmup_steps + TIMED_STEPS
+        seconds = interval_seconds(
+            stall_seconds=stall_seconds,
+            mean_seconds_between_reclaims=self._mean_seconds,
+            complete_seconds=self._complete_seconds(),
+        )
+        steps = max(1, round(seconds / self._step_seconds))
+        if abs(steps - self._logged) > self._logged / 5:
+            self._logged = steps
+            every = f"{counted(steps, 'step')} ({steps * self._step_seconds:.0f} s)"
+            log.info("checkpoints: every %s: a save holds the training up for %.2f s", every, stall_seconds)
+        return steps

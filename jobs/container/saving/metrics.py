@@ -1,0 +1,394 @@
+"""The metrics of a run: metrics.jsonl, TensorBoard events and progress lines, continuous over its attempts.
+
+S3 has no append, so the files grow locally and are put there again whole, by a thread, whenever they changed.
+"""
+
+import json
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from jobs.aws import s3 as object_store
+from jobs.container.callback import Callback
+from jobs.container.channel import RankStatus
+from jobs.container.rank import one_line
+from jobs.container.saving.stored_checkpoints import SupersededError, Throughput, check_newest
+from jobs.core.errors import TrainyardError
+from jobs.core.locations import S3Location
+from jobs.core.log_lines import LEFT, Progress
+from jobs.core.record_reader import read_lines, with_step
+from jobs.core.run import METRICS, TENSORBOARD
+from jobs.core.words import result_label, time_left
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+    from jobs.container.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+UPLOAD_EVERY_SECONDS = 5.0
+"""A reader of metrics.jsonl is at most this far behind; each upload carries the whole file."""
+
+RESULT_MARK = "train_runtime_seconds"
+"""A key that only the line of a result has."""
+
+LOGGED = ("loss", "grad_norm", "learning_rate")
+"""The values that are taken from the Trainer's own log lines."""
+
+_TIMED = ("_runtime", "_per_second", "_time", "_duration")
+"""How the names of those values of an evaluation end which are other ones each time."""
+
+MEMORY = {
+    "memory_allocated (GB)": "memory_gib",
+    "max_memory_allocated (GB)": "max_memory_gib",
+    "total_memory_available (GB)": "total_memory_gib",
+}
+"""How GaudiTrainer logs the memory of the first rank's HPU, and how it is called here. It divides by 1024**3
+(optimum-habana 1.18.1, `to_gb_rounded`)."""
+
+
+class RunMetrics(Callback):
+    """Watches a Trainer on every rank; rank 0 writes. `close` puts all files on S3."""
+
+    def __init__(
+        self,
+        rank: "Rank",
+        s3: "S3Client | None",
+        *,
+        resumed_from_step: int,
+        throughput: Throughput,
+        samples_per_step: int,
+        samples_per_epoch: int | None = None,
+        warmup_steps: int,
+        changed: Mapping[str, tuple[Any, Any]] | None = None,
+        logs_all: bool = False,
+        memory: Callable[[], Mapping[str, float]] = dict,
+        shape: Callable[[], Any] = lambda: None,
+        saving_seconds: Callable[[], float] = lambda: 0.0,
+        also: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> None:
+        """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs.
+
+        `logs_all`: every number of the Trainer's log lines is a metric, not those of `LOGGED` alone. `memory`: that of
+        the rank's card (`Accelerator.memory`), for Trainers that do not log it themselves. `shape`: that of the newest
+        batch where each new one is compiled (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part
+        of the samples/s. `saving_seconds`: how long the training has stood still for saves. `also` is told of
+        evaluations and of the result.
+        """
+        self.throughput = throughput
+        self._rank = rank
+        self._samples_per_step = samples_per_step
+        self._samples_per_epoch = samples_per_epoch
+        self._warmup_steps = warmup_steps
+        self._logs_all = logs_all
+        self._memory = memory
+        self._shape = shape
+        self._saving_seconds = saving_seconds
+        self._also = also
+        self._step = self._resumed_from_step = resumed_from_step
+        self._begins_anew = False
+        self._changed = dict(changed or {})
+        self._steps_of_shape: Counter[Any] = Counter()
+        self._warmups: list[float] = []
+        self._shown_step: int | None = None
+        self._logged = resumed_from_step, time.monotonic()
+        self._step_started = 0.0
+        self._training_started_at: datetime | None = None
+        self._files = MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
+        self._status()
+
+    def begin_anew(self) -> None:
+        """Forget what earlier attempts have measured: the script has not loaded its checkpoint."""
+        self._begins_anew = True
+        self._step = self._resumed_from_step = 0
+        self._changed = {}
+        self.throughput = Throughput()
+        if self._files is not None:
+            self._files.begin_anew()
+        self._status()
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._step_started = time.monotonic()
+        self._logged = state.global_step, self._step_started
+        self._training_started_at = datetime.now(timezone.utc)
+        self._status()
+        if self._files:
+            self._show(state, "training")
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        now = time.monotonic()
+        seconds, self._step_started = now - self._step_started, now
+        self._step = state.global_step
+        shape = self._shape()
+        self._steps_of_shape[shape] += 1
+        self.throughput.train_seconds += seconds
+        if self._steps_of_shape[shape] > self._warmup_steps:
+            self.throughput.timed_seconds += seconds
+            self.throughput.timed_samples += self._samples_per_step
+        elif shape is not None:
+            self._warmups.append(seconds)
+
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
+        if self._files is None or "loss" not in logs:
+            return
+        names = [name for name, value in logs.items() if isinstance(value, (int, float))] if self._logs_all else LOGGED
+        values = {name: float(logs[name]) for name in names if name in logs and name not in ("epoch", *MEMORY)}
+        values |= {own: float(logs[name]) for name, own in MEMORY.items() if name in logs} or self._memory()
+        speed = self.throughput.samples_per_second
+        self._files.write(state.global_step, {"epoch": self._epoch(state), **values, "samples_per_second": speed})
+        self._status()
+        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {self._time_left(state)}{LEFT}"
+        self._show(state, note)
+
+    def logged(self, step: int, values: Mapping[str, float], *, total_steps: float) -> None:
+        """Write what a script's own loop has measured, and how far it is."""
+        if self._files is None:
+            return
+        self._files.write(step, {**values, **self._memory(), "samples_per_second": self.throughput.samples_per_second})
+        self._status()
+        self._shown_step = step
+        note = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if math.isfinite(total_steps):
+            print(Progress(step, int(total_steps), note), flush=True)
+        else:
+            log.info("step %s: %s", step, note)
+
+    def _time_left(self, state: Any) -> str:
+        """Return the time that the remaining steps take at the speed since the last line, as text."""
+        before_step, before = self._logged
+        self._logged = state.global_step, time.monotonic()
+        seconds_per_step = (self._logged[1] - before) / max(1, state.global_step - before_step)
+        return time_left(seconds_per_step * (state.max_steps - state.global_step))
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._status()
+        if self._files and self._shown_step != state.global_step:
+            # The steps since the last log are too few for one of their own.
+            self._show(state, "trained" if state.global_step >= state.max_steps else "stopped")
+
+    def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the metrics of an evaluation during the training; the time it took is none of the training's."""
+        if self._files is not None:
+            self._also(values)
+        self._step_started = time.monotonic()
+        if self._files is not None:
+            self._files.write_evaluation(step, values)
+            log.info(
+                "evaluation: step %s, %s",
+                step,
+                ", ".join(f"{result_label(name)} {value:.4g}" for name, value in values.items()),
+            )
+
+    def evaluated_at(self, step: int) -> dict[str, Any] | None:
+        """Return, on rank 0, what an evaluation at this step found, by the lines that earlier attempts left.
+
+        None where they have none.
+        """
+        return self._files.evaluations.get(step) if self._files is not None else None
+
+    def evaluated_before(self) -> dict[str, Any]:
+        """Return what the newest evaluation of earlier attempts found; rank 0 alone has it."""
+        rows = self._files.earlier if self._files is not None else []
+        return next((row for row in reversed(rows) if any(name.startswith("eval_") for name in row)), {})
+
+    def logged_before(self) -> dict[str, Any]:
+        """Return the newest value of each metric that earlier attempts have logged; rank 0 alone has them."""
+        merged: dict[str, Any] = {}
+        for row in self._files.earlier if self._files is not None else []:
+            merged |= row
+        merged.pop("samples_per_second", None)
+        return merged
+
+    def result(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the final metrics: the last line of the file, and the result of the receipt."""
+        if self._files is not None:
+            self._files.write(step, values)
+            self._status(values)
+            self._also(values)
+
+    def upload(self) -> None:
+        """Put on S3 what was measured so far. Raises TrainyardError where that fails."""
+        if self._files is not None:
+            self._files.upload()
+
+    def close(self) -> None:
+        """Put all files on S3. Raises TrainyardError where that fails."""
+        if self._files is not None:
+            self._files.close()
+
+    def _epoch(self, state: Any) -> float:
+        if self._samples_per_epoch is None:
+            return float(state.epoch)
+        return round(float(state.global_step * self._samples_per_step / self._samples_per_epoch), 4)
+
+    def _show(self, state: Any, note: str) -> None:
+        self._shown_step = state.global_step
+        if math.isfinite(state.max_steps):
+            print(Progress(state.global_step, state.max_steps, note), flush=True)
+
+    def _compiling_seconds(self) -> float:
+        """Return what the steps that compile a graph have taken longer than the others do; 0 where none compiles."""
+        timed = self.throughput
+        steps = timed.timed_samples / self._samples_per_step
+        usual = timed.timed_seconds / steps if steps else 0.0
+        return max(0.0, sum(self._warmups) - usual * len(self._warmups))
+
+    def _status(self, result: Mapping[str, Any] | None = None) -> None:
+        if self._rank.is_first:
+            RankStatus(
+                training_started_at=self._training_started_at,
+                resumed_from_step=self._resumed_from_step,
+                begins_anew=self._begins_anew,
+                last_step=self._step,
+                compiling_seconds=self._compiling_seconds(),
+                saving_seconds=self._saving_seconds(),
+                changed=self._changed,
+                result=dict(result or {}),
+            ).write(self._rank.scratch)
+
+
+def tag(name: str) -> str:
+    """Return the tag of a metric in TensorBoard, which draws those with the same beginning together.
+
+    `eval_accuracy` is `eval/accuracy`; what no evaluation measured is the training's.
+    """
+    part, _, rest = name.partition("_")
+    return f"{part}/{rest}" if part in ("eval", "train") and rest else f"train/{name}"
+
+
+class MetricsFiles:
+    """metrics.jsonl and the event files, locally and (by a thread) on S3. `close` puts the last of them there."""
+
+    def __init__(self, rank: "Rank", s3: "S3Client", resumed_from_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._s3 = s3
+        self._run = rank.run
+        self._attempt = rank.attempt
+        self._folder = rank.scratch / "metrics"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lines = (self._folder / METRICS).open("w+", encoding="utf-8")
+        rows = _rows_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step, self._run / METRICS)
+        self._lines.writelines(json.dumps(row) + "\n" for row in rows)
+        found = ((row["step"], {name: row[name] for name in row if name.startswith("eval_")}) for row in rows)
+        self.evaluations = {step: values for step, values in found if values}
+        self._found = [_found(row["step"], row) for row in rows]
+        self.earlier = [
+            {name: math.nan if value is None else value for name, value in row.items() if name not in ("step", "time")}
+            for row in rows
+        ]
+        # The events of the steps that are done again: TensorBoard hides those that an earlier attempt wrote.
+        self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
+        self._lock = threading.Lock()
+        self._uploading = threading.Lock()
+        self._changed = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._upload_now_and_then, name="metrics", daemon=True)
+        self._thread.start()
+
+    def begin_anew(self) -> None:
+        """Drop what earlier attempts wrote: its steps are done again."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.evaluations, self._found, self.earlier = {}, [], []
+        with self._lock:
+            self._lines.seek(0)
+            self._lines.truncate()
+            self._events.close()
+            self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=1)
+        self._changed.set()
+
+    def write_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write what an evaluation found, unless one at this step has found the same.
+
+        An attempt that begins where the one before it had already evaluated may do that again.
+        """
+        found = _found(step, values)
+        if found not in self._found:
+            self._found.append(found)
+            self.write(step, values)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        row = _without_nan({"step": step, "time": now, **values})
+        with self._lock:
+            self._lines.write(json.dumps(row) + "\n")
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._events.add_scalar(tag(name), value, step)
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._changed.set()
+        self._thread.join()
+        self._events.close()
+        try:
+            self.upload()
+        finally:
+            self._lines.close()
+
+    def _upload_now_and_then(self) -> None:
+        while not self._closed.is_set():
+            self._changed.wait()
+            self._changed.clear()
+            if self._closed.is_set():
+                return
+            try:
+                self.upload()
+            except SupersededError:
+                return  # the training stops at its next save, and says so
+            except Exception as error:  # noqa: BLE001 - the next upload may succeed: this thread must not end before
+                log.warning("warning: metrics are late: %s", one_line(error))
+            self._closed.wait(UPLOAD_EVERY_SECONDS)
+
+    def upload(self) -> None:
+        """Put all files on S3 as they are. Raises SupersededError where they are a newer attempt's to write."""
+        with self._uploading:  # one at a time, or an older state could arrive last
+            with self._lock:
+                self._lines.flush()
+                self._events.flush()
+                content = {name: (self._folder / name).read_bytes() for name in object_store.files_below(self._folder)}
+            for name, data in content.items():
+                check_newest(self._s3, self._run, self._attempt)
+                object_store.write(self._s3, self._run / name, data)
+
+
+def _without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for JSON, which has no NaN: a reader in another language would refuse the whole file."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _found(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an evaluation found, without what the clock says."""
+    found = {name: value for name, value in values.items() if name != "time" and not name.endswith(_TIMED)}
+    return {**_without_nan(found), "step": step}
+
+
+def _rows_up_to(content: bytes | None, step: int, place: S3Location) -> list[dict[str, Any]]:
+    """Return what earlier attempts wrote, less the steps that this one does again, and less a result.
+
+    An attempt that was ended just after it had written its result is followed by one that comes to it again.
+    """
+    rows = read_lines(content, place=place, accept=with_step)
+    return [row for row in rows if 0 < row["step"] <= step and RESULT_MARK not in row]
+
+
+class StopOnNan(Callback):
+    """Ends the run where the loss is no number any more. It looks where the Trainer fetches it anyway: to be logged."""
+
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
+        loss = float(logs.get("loss", 0.0))
+        if not math.isfinite(loss):
+            raise TrainyardError(
+                f"the loss at step {state.global_step} is {loss}, and stop_on_nan is set",
+                next_step="submit again with a lower learning_rate or more warm-up, and look at the data",
+            )

@@ -1,0 +1,159 @@
+"""A local folder whose files are kept on S3 while they are worked on: what changed is saved, all is restored.
+
+Beside the folder `output/` on S3, `output-listing.json` has what S3 cannot hold: links, and times.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from jobs.aws import s3 as object_store
+from jobs.core.errors import TrainyardError
+from jobs.core.kept_folder import Listing, contents, listing_of, make_links, set_times, shown_name
+from jobs.core.locations import S3Location
+from jobs.core.run import LISTING_SUFFIX
+from jobs.core.words import counted
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+LEFT_OUT = (".ipynb_checkpoints", "__pycache__")
+"""Folders that are not saved, since they are made anew: JupyterLab's own copies of notebooks, compiled modules."""
+
+_NAMED = 5
+"""The most names in one warning."""
+
+_State = tuple[int, int]
+"""The state of a file: when it was changed, in nanoseconds, and its size in bytes."""
+
+
+class LeftOut:
+    """Warns of what is not kept of a folder, once of each."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._named: set[str] = set()
+
+    def warn(self, reasons: Mapping[str, str]) -> None:
+        new = {name: why for name, why in sorted(reasons.items()) if name not in self._named}
+        self._named |= set(new)
+        if new:
+            shown = [f"{shown_name(name)} ({shown_name(why)})" for name, why in list(new.items())[:_NAMED]]
+            more = f" and {counted(len(new) - _NAMED, 'other')}" if len(new) > _NAMED else ""
+            log.warning("warning: not kept of %s: %s%s", self._folder, ", ".join(shown), more)
+
+
+class SavedFolder:
+    """Keeps the files of `folder` at `place` on S3, and the symbolic links that stay inside it.
+
+    No link is followed. What cannot be kept is left out with a warning that names it.
+    """
+
+    def __init__(
+        self,
+        s3: "S3Client",
+        folder: Path,
+        place: S3Location,
+        *,
+        without: Callable[[str], bool] = lambda _: False,
+        check_may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`without` returns whether what is called so right below the folder is not to be saved.
+
+        `check_may_write` raises where the place is somebody else's to write by now; it is asked before each
+        file that is written, and before any is deleted.
+        """
+        self._s3 = s3
+        self._without = without
+        self._check_may_write = check_may_write
+        self._folder = folder
+        self._place = place
+        self._saved: dict[str, _State] = {}
+        self._listing_place = S3Location(place.bucket, f"{place.key.rstrip('/')}{LISTING_SUFFIX}")
+        self._listing = Listing()
+        self._left_out = LeftOut(folder.name)
+
+    def restore(self, *, outdated: Callable[[str], bool] = lambda _: False) -> int:
+        """Bring back the files, with their times. Returns their number. Raises TrainyardError where one cannot be read.
+
+        `outdated` returns whether a file, by its name below the folder, is not wanted again: the next save deletes it.
+        """
+        saved = list(object_store.sizes(self._s3, self._place))
+        left = [name for name in saved if outdated(name)]
+        names = [name for name in saved if not outdated(name)]
+        self._listing = self._stored_listing()
+        object_store.download_all(self._s3, self._place, names, self._folder)
+        set_times(self._folder, self._listing.times, folders=False)
+        self._saved = {**dict.fromkeys(left, (0, 0)), **self._look()[0]}
+        return len(names)
+
+    def restore_links(self) -> None:
+        """Make the links again, once all that they may point to is there."""
+        self._left_out.warn(make_links(self._folder, self._listing.links))
+        set_times(self._folder, self._listing.times, folders=True)
+
+    def save(self) -> bool:
+        """Save what has changed since the last time, and delete what is gone. Returns True if there was anything to do.
+
+        A file that changes meanwhile is saved again the next time, and so is one that cannot be read, with a warning.
+        What S3 does not delete costs a warning, and the next save tries it again. Raises TrainyardError where S3 does
+        not take a file; what it took counts as saved. Raises what `check_may_write` does.
+        """
+        found, listing = self._look()
+        changed = [name for name, state in found.items() if self._saved.get(name) != state]
+        gone = [name for name in self._saved if name not in found]
+
+        def upload(name: str) -> None:
+            self._check_may_write()
+            try:
+                object_store.upload(self._s3, self._folder / name, self._place / name)
+            except FileNotFoundError:
+                return  # deleted since it was found
+            except OSError as error:  # the others must not wait for it
+                self._left_out.warn({name: error.strerror or str(error)})
+                return
+            self._saved[name] = found[name]
+
+        object_store.in_threads(upload, changed)
+        if gone:
+            self._check_may_write()
+        try:
+            object_store.delete_all(self._s3, self._place, gone)
+        except TrainyardError as error:
+            log.warning("warning: files that are gone from %s stay on S3: %s", self._folder.name, error.args[0])
+        else:
+            for name in gone:
+                del self._saved[name]
+        has_other_links = listing.links != self._listing.links
+        if listing != self._listing:
+            self._check_may_write()
+            object_store.write(self._s3, self._listing_place, listing.model_dump_json().encode())
+            self._listing = listing
+        return bool(changed or gone or has_other_links)
+
+    def _look(self) -> tuple[dict[str, _State], Listing]:
+        """Return the files that can be saved, and the listing of the folder. Warns of all else."""
+        found = contents(self._folder, skipped=self._is_skipped)
+        refusals = {name: object_store.refusal_of_name(self._place / name) for name in found.files}
+        self._left_out.warn({**found.left_out, **{name: why for name, why in refusals.items() if why is not None}})
+        states = {
+            name: (state.st_mtime_ns, state.st_size) for name, state in found.files.items() if refusals[name] is None
+        }
+        times = {name: state.st_mtime_ns for name, state in {**found.files, **found.folders}.items()}
+        return states, listing_of(found.links, times)
+
+    def _is_skipped(self, name: str) -> bool:
+        return Path(name).name in LEFT_OUT or ("/" not in name and self._without(name))
+
+    def _stored_listing(self) -> Listing:
+        content = object_store.read(self._s3, self._listing_place)
+        try:
+            return Listing() if content is None else Listing.model_validate_json(content)
+        except ValidationError:
+            log.warning("warning: %s is damaged: links and times of its files are not restored", self._listing_place)
+            return Listing()

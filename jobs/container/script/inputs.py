@@ -1,0 +1,94 @@
+"""A script's inputs: each is brought to this node once, as the file or the folder that it is."""
+
+import logging
+import shutil
+import threading
+import time
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from jobs.aws import s3 as object_store
+from jobs.container.data.sources import hub_folder
+from jobs.core.errors import NotFoundError, UsageError
+from jobs.core.locations import HUB, S3, S3Location, refuse_unresolved
+from jobs.core.words import counted, size
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+PROGRESS_SECONDS = 30.0
+"""Between two lines about an input that is being fetched."""
+
+
+def bring(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
+    """Return where the input lies on this node. Raises NotFoundError where there is none."""
+    refuse_unresolved(location)
+    started = time.monotonic()
+    if location.startswith(HUB):
+        found = hub_folder(location, "model")
+    elif location.startswith(S3):
+        found = _from_s3(s3, name, location, folder)
+    else:
+        found = Path(location)
+        if not found.exists():
+            raise NotFoundError(f"inputs.{name}: {location} does not exist", next_step="check the path")
+        return found
+    log.info("input %s: %s, %s in %.1f s", name, location, size(_bytes(found)), time.monotonic() - started)
+    return found
+
+
+def _from_s3(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
+    place = S3Location.parse(location.rstrip("/"))
+    sizes = {item["Key"]: item["Size"] for item in object_store.listing(s3, place, prefix=place.key)}
+    below = [key.removeprefix(f"{place.key}/") for key in sizes if key.startswith(f"{place.key}/")]
+    names = [key for key in below if key and not key.endswith("/")]
+    target = folder / name
+    if place.key in sizes and not location.endswith("/"):
+        log.info("input %s: %s, %s to fetch", name, location, size(sizes[place.key]))
+        _check_room(name, location, sizes[place.key], folder)
+        path = target / PurePosixPath(place.key).name
+        object_store.download(s3, place, path, arrived=_Progress(name, sizes[place.key]))
+        return path
+    if not names:
+        raise NotFoundError(f"inputs.{name}: there is nothing at {location}", next_step=f"aws s3 ls {location}")
+    total = sum(sizes[f"{place.key}/{key}"] for key in names)
+    log.info("input %s: %s, %s, %s to fetch", name, location, counted(len(names), "file"), size(total))
+    _check_room(name, location, total, folder)
+    object_store.download_all(s3, place, names, target, arrived=_Progress(name, total))
+    return target
+
+
+class _Progress:
+    """Tells now and then how much of an input has come."""
+
+    def __init__(self, name: str, total_bytes: int) -> None:
+        self._name, self._total_bytes = name, total_bytes
+        self._bytes = 0
+        self._told_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, more_bytes: int) -> None:
+        with self._lock:
+            self._bytes += more_bytes
+            if time.monotonic() - self._told_at < PROGRESS_SECONDS:
+                return
+            self._told_at = time.monotonic()
+        log.info("input %s: %s of %s fetched", self._name, size(self._bytes), size(self._total_bytes))
+
+
+def _check_room(name: str, location: str, size_bytes: int, folder: Path) -> None:
+    """Raise UsageError where the disk has no room for an input, before hours go into a part of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if size_bytes > free:
+        raise UsageError(
+            f"inputs.{name}: {location} has {size_bytes / 1e9:.1f} GB; this node's disk has {free / 1e9:.1f} GB free",
+            next_step=f"streamed_inputs: [{name}], or a larger volume for the instance",
+        )
+
+
+def _bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)

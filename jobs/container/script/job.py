@@ -1,0 +1,345 @@
+"""A script on this node, from its code to what it leaves: prepared before its ranks run, accompanied while they do."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+import jobs
+from jobs.aws import s3 as object_store
+from jobs.container.channel import noted_checkpoint, read_heartbeats, uses_library
+from jobs.container.packages import Environment
+from jobs.container.rank import ALONE, ATTEMPT_VARIABLE, one_line
+from jobs.container.saving.saved_folder import SavedFolder
+from jobs.container.saving.script_checkpoints import ScriptCheckpoints, ShardedError
+from jobs.container.saving.script_complete import trainer_step
+from jobs.container.saving.stored_checkpoints import SupersededError, check_newest, complete, listing
+from jobs.container.script.code import unpack
+from jobs.container.script.inputs import bring
+from jobs.core.errors import TrainyardError
+from jobs.core.locations import S3Location
+from jobs.core.run import CHECKPOINTS
+from jobs.core.words import counted
+from jobs.spec.kinds.script import Script
+from jobs.spec.script_environment import (
+    CHECKPOINTS_VARIABLE,
+    MAIN_ADDRESS_VARIABLE,
+    NNODES_VARIABLE,
+    NODE_VARIABLE,
+    OUTPUT_VARIABLE,
+    SCRIPT_VARIABLE,
+    input_variable,
+    parameter_variable,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+OUTPUT = "output"
+
+LOOK_SECONDS = 1.0
+
+
+class ScriptJob:
+    """One script on this node: a context manager while its ranks run."""
+
+    def __init__(
+        self,
+        arguments: Script,
+        run: S3Location,
+        scratch: Path,
+        *,
+        node: int,
+        nnodes: int,
+        nproc_per_node: int,
+        main_address: str,
+        cards: int,
+        allow_changes: bool,
+    ) -> None:
+        self._arguments = arguments
+        self._run = run
+        self._scratch = scratch
+        self._node, self._nnodes = node, nnodes
+        self._is_main = node == 0
+        self._allow_changes = allow_changes
+        self._code = scratch / "code"
+        self._folder = scratch / "script"
+        self._output = self._folder / OUTPUT
+        self._checkpoints = self._folder / "checkpoints"
+        self._inputs: dict[str, str] = {}
+        self._places = {
+            "output": str(self._output),
+            "checkpoints": str(self._checkpoints),
+            "node": str(node),
+            "nnodes": str(nnodes),
+            "main_address": main_address,
+            "cards": str(cards or nproc_per_node),
+        }
+        self._world_size = nnodes * nproc_per_node
+        self._nproc_per_node = nproc_per_node
+        self._s3: S3Client | None = None
+        self._taken: ScriptCheckpoints | None = None
+        self._saved: SavedFolder | None = None
+        self._lock = threading.Lock()
+        self._output_lock = threading.Lock()
+        """Apart from the other: an output of 100 GB must not keep checkpoints waiting."""
+        self._closed = threading.Event()
+        self._output_is_due = threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("script", self._watch), ("script-output", self._keep_output))
+        ]
+        self._activity_at = time.monotonic()
+        self._newest_time = 0
+        self._noted: int | None = None
+        self.refusal: ShardedError | None = None
+        """Why nothing that the script saves can be kept, and it was ended for that."""
+
+    @property
+    def silence_seconds(self) -> float:
+        return self._arguments.silence_timeout_seconds
+
+    @property
+    def program(self) -> list[str]:
+        """Return what each rank runs, for Python's command line: our start of it, its folder, its command."""
+        inputs = {f"inputs.{name}": at for name, at in self._inputs.items()}
+        parameters = {f"parameters.{name}": text for name, text in self._arguments.parameter_texts.items()}
+        words = self._arguments.filled({**self._places, **inputs, **parameters})
+        alone = [] if self._arguments.processes is None else [ALONE]
+        return ["-m", "jobs.container.kinds.script", *alone, str(self._code), *words]
+
+    def prepare(self) -> dict[str, str]:
+        """Bring all that the script needs to this node. Returns the variables of its ranks.
+
+        Raises TrainyardError where something cannot be had.
+        """
+        try:
+            return self._prepare()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            usage = shutil.disk_usage(self._scratch)
+            raise TrainyardError(
+                f"code, packages and inputs do not fit the disk of {self._scratch}: "
+                f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB are free",
+                next_step="stream the largest input (arguments.streamed_inputs), or give the instance a larger volume",
+            ) from None
+
+    def _prepare(self) -> dict[str, str]:
+        started = time.monotonic()
+        self._s3 = s3 = object_store.connect()
+        for folder in (self._code, self._output, self._checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        files = unpack(s3, self._arguments.code, self._code)
+        packages = self._packages(s3)
+        for name, location in self._arguments.inputs.items():
+            streamed = name in self._arguments.streamed_inputs
+            found = location if streamed else str(bring(s3, name, location, self._scratch / "inputs"))
+            self._inputs[name] = found
+        if self._is_main and self._arguments.inputs:
+            from jobs.container.data.artifacts import record_inputs  # no script without inputs waits for its imports
+
+            # A streamed input may be too large to be listed.
+            read = {
+                name: at for name, at in self._arguments.inputs.items() if name not in self._arguments.streamed_inputs
+            }
+            record_inputs(self._run, read.values(), s3=s3)
+        self._restore(s3)
+        log.info("script: %s of code, ready in %.1f s", counted(files, "file"), time.monotonic() - started)
+        return {
+            SCRIPT_VARIABLE: json.dumps(self._arguments.decisive()),
+            OUTPUT_VARIABLE: str(self._output),
+            CHECKPOINTS_VARIABLE: str(self._checkpoints),
+            NODE_VARIABLE: str(self._node),
+            NNODES_VARIABLE: str(self._nnodes),
+            MAIN_ADDRESS_VARIABLE: self._places["main_address"],
+            **{input_variable(name): at for name, at in self._inputs.items()},
+            **{parameter_variable(name): text for name, text in self._arguments.parameter_texts.items()},
+            **_search_paths(packages),
+        }
+
+    def __enter__(self) -> Self:
+        self._activity_at = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def last_sign(self) -> float:
+        """Return when the script was last seen to write a file, on the clock of time.monotonic."""
+        newest = _newest_time(self._output, self._checkpoints)
+        if newest != self._newest_time:
+            self._newest_time, self._activity_at = newest, time.monotonic()
+        return self._activity_at
+
+    def pids(self) -> list[int]:
+        """Return the ranks that have said that they run."""
+        return [heartbeat.pid for heartbeat in read_heartbeats(self._scratch).values()]
+
+    def finish(self, *, ended_well: bool) -> None:
+        """Take what the script has left, and end what it has left running. Raises TrainyardError where S3 fails."""
+        self._close()
+        self._kill_ranks()
+        try:
+            with self._lock:
+                if self._taken is not None:
+                    self._take_the_last(self._taken, ended_well=ended_well)
+        finally:
+            with self._output_lock:
+                if self._saved is not None:
+                    self._saved.save()
+        left = [path for folder in (self._output, self._checkpoints) for path in folder.iterdir()]
+        if ended_well and self._is_main and not left and not uses_library(self._scratch):
+            log.warning(
+                "warning: the script ended well and has left nothing with the run. Next: let it write below $%s, or "
+                "name {output} in its command",
+                OUTPUT_VARIABLE,
+            )
+
+    def _kill_ranks(self) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # each rank leads a group of its own
+
+    def _take_the_last(self, taken: ScriptCheckpoints, *, ended_well: bool) -> None:
+        taken.check_newest()
+        if self.refusal is None and not uses_library(self._scratch):
+            taken.take("done" if ended_well else "ended")
+            taken.warn_of_rest()
+        taken.close()
+
+    def _close(self) -> None:
+        self._closed.set()
+        self._output_is_due.set()
+
+    def _packages(self, s3: "S3Client") -> dict[str, str]:
+        if self._arguments.requirements is None:
+            return {}
+        wheels = None
+        if self._arguments.wheelhouse is not None:
+            wheels = bring(s3, "wheelhouse", self._arguments.wheelhouse, self._scratch / "wheels")
+        environment = Environment(
+            s3, self._run, self._scratch / "packages", code=self._code, requirements=self._arguments.requirements
+        )
+        return environment.make(wheels=wheels, installs=self._is_main)
+
+    def _restore(self, s3: "S3Client") -> None:
+        """Put back what earlier attempts have left: the output of this node, and on every node the checkpoints."""
+        place = self._run / (OUTPUT if self._is_main else f"{OUTPUT}-of-node-{self._node}")
+        attempt = int(os.environ[ATTEMPT_VARIABLE]) if ATTEMPT_VARIABLE in os.environ else None
+        self._saved = SavedFolder(
+            s3,
+            self._output,
+            place,
+            without=_is_no_output,
+            check_may_write=lambda: check_newest(s3, self._run, attempt),
+        )
+        begins = not complete(listing(s3, self._run / CHECKPOINTS))
+        restored = self._saved.restore(outdated=_is_event_file if begins else lambda _: False)
+        if restored:
+            log.info("restored: %s of output", counted(restored, "file"))
+        taken = ScriptCheckpoints(
+            s3,
+            self._run,
+            self._scratch,
+            folder=self._folder,
+            arguments={**self._arguments.decisive(), "ranks": self._world_size},
+            world_size=self._world_size,
+            ranks_here=self._nproc_per_node,
+            nnodes=self._nnodes,
+            attempt=attempt,
+        )
+        taken.restore(allow_changes=self._allow_changes)
+        self._saved.restore_links()
+        self._taken = taken if self._is_main else None  # what other nodes write, the main one cannot vouch for
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            try:
+                self._look()
+            except SupersededError as error:  # noqa: PERF203 - the one before it is the last
+                log.warning("%s", error.args[0])
+                os.kill(os.getpid(), signal.SIGTERM)  # the launcher ends the script
+                return
+            except ShardedError as error:
+                self.refusal = error
+                self._kill_ranks()  # none has anything to save, and torchrun would wait for those of other nodes
+                return
+            except Exception as error:  # noqa: BLE001 - the next look may have more luck, and must not be the last
+                log.warning("warning: what the script has saved is late: %s", one_line(error))
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._closed.is_set() or self._taken is None:
+                return
+            if uses_library(self._scratch):
+                noted = noted_checkpoint(self._scratch)
+                has_saved, self._noted = noted != self._noted, noted
+            else:
+                has_saved = self._taken.take("lives")
+        if has_saved:
+            self._output_is_due.set()
+
+    def _keep_output(self) -> None:
+        """Save the output after each checkpoint, beside the watch for the next one."""
+        while self._output_is_due.wait() and not self._closed.is_set():
+            self._output_is_due.clear()
+            try:
+                with self._output_lock:
+                    if self._saved is not None and not self._closed.is_set():
+                        self._saved.save()
+            except Exception as error:  # noqa: BLE001 - as above
+                log.warning("warning: what the script has written is late: %s", one_line(error))
+
+
+def _is_no_output(name: str) -> bool:
+    """Return whether what lies in the output is a checkpoint of a Trainer."""
+    return trainer_step(name) is not None
+
+
+def _is_event_file(name: str) -> bool:
+    """Return whether a file is TensorBoard's.
+
+    Where there is no checkpoint, all that it shows is done again. And a Trainer writes it into its output folder before
+    anything else; the examples of transformers take no folder that has something, but no checkpoint, in it.
+    """
+    return ".tfevents." in name
+
+
+def _newest_time(*folders: Path) -> int:
+    times = [0]
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            with contextlib.suppress(OSError):
+                times.append(Path(place).stat().st_mtime_ns)
+            for name in names:
+                with contextlib.suppress(OSError):
+                    times.append(Path(place, name).stat().st_mtime_ns)
+    return max(times)
+
+
+def _search_paths(packages: dict[str, str]) -> dict[str, Any]:
+    """Return the variables by which ranks find the script's packages first, and ours whatever folder they run in.
+
+    The programs of this Python's packages (torchrun, accelerate) are there too, where nobody has activated its venv.
+    """
+    ours = str(Path(jobs.__path__[0]).parent)
+    own = [packages["PYTHONPATH"]] if packages.get("PYTHONPATH") else []
+    found = {"PYTHONPATH": os.pathsep.join([*own, ours, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    first = [packages["PATH"]] if packages else []
+    found["PATH"] = os.pathsep.join([*first, str(Path(sys.executable).parent), os.environ["PATH"]])
+    return found

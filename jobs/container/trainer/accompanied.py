@@ -1,0 +1,107 @@
+"""What accompanies a training: a recipe's (`training`), or that of a script, by a Trainer (`attached`) or a loop
+(`own_loop`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from jobs.container.accelerator import Accelerator
+from jobs.container.saving.checkpoint import CheckpointUploads
+from jobs.container.saving.checkpoint_interval import ChosenSaves, RegularSaves
+from jobs.container.saving.metrics import RunMetrics
+from jobs.container.saving.resume import Resume
+from jobs.container.saving.stop import Shutdown
+from jobs.container.saving.stored_checkpoints import Decisive, Retention, Throughput
+from jobs.container.trainer.halving import Rungs
+from jobs.container.trainer.heartbeat import Heartbeats
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+    from jobs.container.rank import Rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saves:
+    """How often to save, and which checkpoints stay."""
+
+    every_steps: int | Literal["auto"] | None = "auto"
+    """None: only the Trainer's own saves."""
+    mean_hours_between_reclaims: float = 6.0
+    keep: int = 2
+    keep_every_steps: int | None = None
+
+
+class Accompanied:
+    """One rank's heartbeats, metrics, checkpoints and notices."""
+
+    def __init__(
+        self,
+        rank: "Rank",
+        s3: "S3Client | None",
+        arguments: Decisive,
+        *,
+        accelerator: Accelerator,
+        resume: Resume | None,
+        saves: Saves,
+        heartbeats: Heartbeats,
+        samples_per_step: int,
+        samples_per_epoch: int | None = None,
+        logs_all: bool = False,
+        also: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        best: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`best` returns the step of the checkpoint that is needed at the end; the others are those of RunMetrics."""
+        self.rank, self.s3, self.accelerator, self.resume = rank, s3, accelerator, resume
+        self.heartbeats = heartbeats
+        self.metrics = RunMetrics(
+            rank,
+            s3 if rank.is_first else None,
+            resumed_from_step=resume.step if resume else 0,
+            throughput=resume.throughput if resume else Throughput(),
+            samples_per_step=samples_per_step,
+            samples_per_epoch=samples_per_epoch,
+            warmup_steps=accelerator.warmup_steps,
+            changed=resume.changed if resume else None,
+            logs_all=logs_all,
+            memory=accelerator.memory,
+            shape=lambda: heartbeats.training_shape,
+            saving_seconds=lambda: heartbeats.saving_seconds,
+            also=also,
+        )
+        self.uploads = CheckpointUploads(
+            rank,
+            s3,
+            arguments,
+            self.metrics,
+            Retention(newest=saves.keep, every_steps=saves.keep_every_steps),
+            waits=heartbeats.still,
+            best=best,
+        )
+        self.shutdown = Shutdown(rank, self.uploads)
+        self.rungs = Rungs.of(rank, s3, heartbeats)
+        self.saves: list[Any] = []
+        """What asks for saves, unless only the Trainer does."""
+        if saves.every_steps == "auto":
+            self.saves = [
+                ChosenSaves(
+                    rank,
+                    mean_hours_between_reclaims=saves.mean_hours_between_reclaims,
+                    warmup_steps=accelerator.warmup_steps,
+                    complete_seconds=lambda: self.uploads.seconds,
+                )
+            ]
+        elif saves.every_steps is not None:
+            self.saves = [RegularSaves(saves.every_steps)]
+
+    def callbacks(self, *, own: Sequence[Any] = (), further: Sequence[Any] = ()) -> list[Any]:
+        """Return all callbacks in the order in which they are called.
+
+        - The heartbeats: what the others take long for counts as time between steps.
+        - `own`, of a script: the platform has the last word on saving and stopping.
+        - Metrics, then uploads: a save that failed ends the training with its last step counted.
+        - The shutdown, then `further`, which look at whether it has stopped the training: evaluations for instance.
+        - The saves: what the others do at a step's end is no part of the save.
+        """
+        return [self.heartbeats, *own, self.metrics, self.uploads, self.shutdown, *further, *self.saves]

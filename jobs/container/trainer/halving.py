@@ -1,0 +1,121 @@
+"""A point of a sweep at the rungs of successive halving (jobs.spec.halving): compared with the others, or stopped.
+
+Rank 0 asks S3, and all ranks get its answer. A point that has put its value there reads the others', so of two that
+come at the same time one at least knows of both.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jobs.aws import s3 as object_store
+from jobs.container.channel import asked_comparison, tell_verdict
+from jobs.container.trainer.heartbeat import Heartbeats
+from jobs.core.errors import NotFoundError, TrainyardError
+from jobs.core.locations import S3Location
+from jobs.core.record_reader import parse
+from jobs.core.records import Verdict
+from jobs.spec.halving import Comparison, RungValue, value_name, values_folder, verdict_name
+from jobs.spec.sweep import MEMBER_OF, MemberOf
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+    from jobs.container.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+
+class Rungs:
+    """One rank's part in the comparisons of its point. All ranks call the same methods in the same order."""
+
+    def __init__(self, rank: "Rank", s3: "S3Client | None", comparison: Comparison, heartbeats: Heartbeats) -> None:
+        self._rank = rank
+        self._s3 = s3
+        self._comparison = comparison
+        self._heartbeats = heartbeats
+        self._verdict: Verdict | None = None
+        self._questions = 0
+
+    @classmethod
+    def of(cls, rank: "Rank", s3: "S3Client | None", heartbeats: Heartbeats) -> "Rungs | None":
+        """Return those of this run; None where it is compared with no others. `s3` is needed on rank 0."""
+        comparison = asked_comparison(rank.scratch)
+        return None if comparison is None else cls(rank, s3, comparison, heartbeats)
+
+    def was_out(self, step: int) -> bool:
+        """Return whether an earlier attempt stopped the point at the step from which this one goes on."""
+        return self._asked(step, {})
+
+    def is_out(self, step: int, evaluation: Mapping[str, Any]) -> bool:
+        """Return whether the point is to stop at this step, whose evaluation this is."""
+        if self._comparison.metric not in evaluation:
+            return False
+        return self._asked(step, evaluation)
+
+    def _asked(self, step: int, evaluation: Mapping[str, Any]) -> bool:
+        rung = self._comparison.rung(step)
+        if rung is None:
+            return False
+        if self._verdict is None or self._verdict.rung != rung:
+            self._heartbeats.busy(0)  # S3 is asked for minutes before it is given up, and that is no hang
+            self._questions += 1
+            found = self._rank.once(f"halving/{self._questions}", lambda: self._answer(rung, step, evaluation))
+            self._verdict = None if found is None else Verdict.model_validate(found)
+        return self._verdict is not None and self._verdict.stops
+
+    def leave(self) -> None:
+        """Say that the training ends because its point is out."""
+        if self._rank.is_first and self._verdict is not None:
+            tell_verdict(self._rank.scratch, self._verdict)
+
+    def _answer(self, rung: int, step: int, evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return, on rank 0, the verdict at a rung; None where there is none yet, or S3 does not answer."""
+        assert self._s3 is not None  # noqa: S101 - rank 0 has one
+        try:
+            found = self._found(self._s3, rung, step, evaluation)
+        except TrainyardError as error:
+            log.warning("warning: halving: not compared at step %s, and goes on: %s", step, str(error).splitlines()[0])
+            return None
+        if found is None:
+            return None
+        if not found.stops:
+            tell_verdict(self._rank.scratch, found)
+        return found.model_dump(mode="json")
+
+    def _found(self, s3: "S3Client", rung: int, step: int, evaluation: Mapping[str, Any]) -> Verdict | None:
+        sweep, number = self._place(s3)
+        place = sweep / verdict_name(rung, number)
+        decided = object_store.read(s3, place)
+        if decided is None:
+            if not evaluation:
+                return None
+            own = RungValue.of(step, evaluation[self._comparison.metric])
+            verdict = self._compared(s3, sweep, number, rung, own)
+            object_store.create(s3, place, verdict.model_dump_json().encode())
+            decided = object_store.read(s3, place)  # another attempt, which is lost, may have been first
+        verdict = parse(Verdict, decided or b"", place=place)
+        log.info("halving: %s; the point %s", verdict.text, "stops" if verdict.stops else "goes on")
+        return verdict
+
+    def _compared(self, s3: "S3Client", sweep: S3Location, number: int, rung: int, own: RungValue) -> Verdict:
+        object_store.create(s3, sweep / value_name(rung, number), own.model_dump_json().encode())
+        folder = sweep / values_folder(rung)
+        values = {
+            name: parse(RungValue, content, place=folder / name)
+            for name, content in object_store.in_threads(
+                lambda name: (name, object_store.read(s3, folder / name)), object_store.sizes(s3, folder)
+            )
+            if content is not None
+        }
+        own = values.pop(f"{number}.json", own)
+        return self._comparison.verdict(own, values.values(), rung=rung)
+
+    def _place(self, s3: "S3Client") -> tuple[S3Location, int]:
+        """Return where the sweep lies, and this point's number in it."""
+        content = object_store.read(s3, self._rank.run / MEMBER_OF)
+        if content is None:
+            raise NotFoundError(f"{self._rank.run / MEMBER_OF}, which names the sweep of this point, is gone")
+        of = parse(MemberOf, content, place=self._rank.run / MEMBER_OF)
+        team = self._rank.run.key.rstrip("/").rpartition("/")[0]
+        return S3Location(self._rank.run.bucket, f"{team}/{of.sweep}/"), of.number

@@ -1,0 +1,262 @@
+"""`trainyard.Run` inside the platform: a loop of a script's own gets what a Trainer of our kinds has.
+
+The same parts accompany it (Callback), told of each step as a Trainer tells them.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jobs.container.saving.background_save import Snapshot
+from jobs.container.saving.random_state import random_state, set_random_state
+from jobs.container.trainer.accompanied import Accompanied, Saves
+from jobs.container.trainer.heartbeat import Heartbeats
+from jobs.container.trainer.platform import at_exit, here
+from jobs.core.errors import TrainyardError
+
+log = logging.getLogger("trainyard")
+
+_STATE = "state.pt"
+
+
+@dataclass
+class _Place:
+    """How far the loop is, in the words of a Trainer's state, arguments and control."""
+
+    output_dir: str
+    max_steps: float
+    global_step: int = 0
+    epoch: float = 0.0
+    should_save: bool = False
+    should_training_stop: bool = False
+
+
+class OwnLoop(Accompanied):
+    """One rank's part of a script's own loop. All ranks call the same methods in the same order."""
+
+    def __init__(self, *, total_steps: int | None, samples_per_step: int, saves: Saves) -> None:
+        platform = here()
+        platform.begin()
+        resume = platform.resume
+        super().__init__(
+            platform.rank,
+            platform.s3,
+            platform.arguments,
+            accelerator=platform.accelerator,
+            resume=resume,
+            saves=saves,
+            heartbeats=Heartbeats(platform.rank, compiles=False, is_patient=True),
+            samples_per_step=samples_per_step,
+            logs_all=True,
+        )
+        self._platform = platform
+        self._folder = resume.folder if resume else None
+        self._state: Any = None
+        self._snapshot = Snapshot()
+        self._copies: bool | None = None
+        self._saved_step: int | None = None
+        self._has_loaded = self._has_begun = False
+        self._place = _Place(
+            output_dir=str(platform.rank.scratch / "own-loop"),
+            max_steps=total_steps or math.inf,
+            global_step=resume.step if resume else 0,
+        )
+        # An attempt that comes after the last step logs nothing itself, and its result is that of the run.
+        self._logged = self.metrics.logged_before()
+        self._callbacks = self.callbacks()
+        for part in (self.heartbeats, self.metrics, *self.saves):
+            part.on_train_begin(self._place, self._place, self._place)
+        self._begin_step()
+        at_exit(self.finish)
+        self._is_over = False
+        self._place.should_training_stop = self.rungs is not None and self.rungs.was_out(self._place.global_step)
+
+    @property
+    def steps_done(self) -> int:
+        self._load()
+        return self._place.global_step
+
+    @property
+    def state(self) -> Any:
+        """What the attempt resumes from, on the CPU; None in a run that begins."""
+        self._load()
+        if self._folder is not None and self._state is None:
+            # The run's own file, whose hash the manifest has: it may hold whatever the script has put there.
+            self._state = torch.load(self._folder / _STATE, map_location="cpu", weights_only=False)
+        return self._state
+
+    def restore(self, objects: Mapping[str, Any]) -> int:
+        """Load the saved states into these, set this rank's random numbers as they were, return the steps done.
+
+        Raises TrainyardError if one of them is sharded, so that a script learns it before its first step.
+        """
+        refuse_sharded(objects)
+        self._load()
+        if self._folder is None:
+            return 0
+        saved = self.state
+        missing = sorted(set(objects) - set(saved))
+        if missing:
+            raise TrainyardError(
+                f"checkpoint step-{self._place.global_step} has no '{missing[0]}'; it has {', '.join(sorted(saved))}",
+                next_step="restore what the script saves, under the same names",
+            )
+        for name, target in objects.items():
+            target.load_state_dict(saved[name])
+        path = self._folder / _random_file(self.rank.rank)
+        if path.exists():
+            set_random_state(torch.load(path, map_location="cpu", weights_only=False))
+        return self._place.global_step
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        numbers = {name: float(_detached(value)) for name, value in values.items()}
+        self._logged |= numbers
+        self.metrics.logged(step, numbers, total_steps=self._place.max_steps)
+        place = self._place
+        if self.rungs is not None and step < place.max_steps and self.rungs.is_out(step, numbers):
+            place.should_save = place.should_training_stop = True
+
+    def step(self, step: int | None) -> None:
+        """A step has ended: it is counted, and whether to save or to stop is agreed."""
+        place = self._place
+        if not self._has_begun:
+            self._begin(step)
+        place.global_step = place.global_step + 1 if step is None else step
+        place.should_save = False
+        for part in self._callbacks:
+            part.on_step_end(place, place, place)
+        if not place.should_save:
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        for part in self.saves:
+            part.on_step_begin(self._place, self._place, self._place)
+
+    def _load(self) -> None:
+        """Note that the script asks for what an earlier attempt has saved."""
+        if not self._has_loaded:
+            self._has_loaded = True
+            self._platform.say_start(self._place.global_step)
+
+    def _begin(self, step: int | None) -> None:
+        """Note where the loop begins, by its first step."""
+        self._has_begun, place = True, self._place
+        if self._folder is not None and not (self._has_loaded and (step is None or step > place.global_step)):
+            place.global_step, self._logged = 0, {}
+            self.metrics.begin_anew()
+            self._has_loaded = False
+            self._platform.say_anew("step = run.restore(model=model, optimizer=optimizer), and count from there")
+        self._load()
+
+    def should_save(self) -> bool:
+        return self._place.should_save
+
+    def should_stop(self) -> bool:
+        if self.shutdown.reason:
+            saved = f"saved step {self._saved_step}" if self._saved_step is not None else "nothing new saved"
+            self._platform.leave_stopped(f"{self.shutdown.reason}; {saved}")
+        elif self.rungs is not None and self._place.should_training_stop:
+            self.rungs.leave()
+        return self._place.should_training_stop
+
+    def save(self, step: int, objects: Mapping[str, Any]) -> None:
+        """Write the states of these, and each rank's random numbers; the upload goes on beside the loop.
+
+        Raises TrainyardError, on all ranks, if one of them is sharded.
+        """
+        refuse_sharded(objects)
+        place, rank = self._place, self.rank
+        place.global_step = step
+        self.heartbeats.saving()
+        self.uploads.begin()
+        folder = Path(place.output_dir) / f"checkpoint-{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(random_state(), folder / _random_file(rank.rank))
+        if rank.is_first:
+            states = {name: _state_of(item) for name, item in objects.items()}
+            refuse_sharded(states)
+            self._write(folder, states)
+        self.uploads.on_save(place, place, place)
+        self.heartbeats.saved()
+        self._saved_step = step
+        if place.should_training_stop:
+            # The script is about to leave; its last checkpoint is complete before.
+            self.uploads.finish()
+            rank.once(f"saved/{step}", lambda: True)
+        place.should_save = False
+        self._begin_step()
+
+    def busy(self, seconds: float) -> None:
+        self.heartbeats.busy(seconds)
+
+    def finish(self) -> None:
+        """Have everything on S3: at the end of the process, or before where the script says so."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self.heartbeats.end()
+        self.uploads.finish()
+        self.metrics.on_train_end(self._place, self._place, self._place)
+        if not self.shutdown.reason:
+            self.shutdown.stop_listening()
+            result = {**self._logged, **self.metrics.throughput.figures}
+            self.metrics.result(self._place.global_step, result)
+        self.metrics.close()
+
+    def _write(self, folder: Path, state: dict[str, Any]) -> None:
+        """Copy the state and leave the copy to be written. Without memory for a copy the state is written now."""
+        if self._copies is None:
+            self._copies = self._snapshot.why_no_room(state) is None
+        if not self._copies:
+            torch.save(state, folder / _STATE)
+            return
+        copy = self._snapshot.of(state)
+        self.uploads.write_first(lambda place: torch.save(copy, place / _STATE))
+
+
+def refuse_sharded(objects: Mapping[str, Any]) -> None:
+    """Raise TrainyardError if a rank has only a part of one of the objects.
+
+    Rank 0's part would be saved as the whole, and a state_dict that gathers it waits for the other ranks for ever.
+    """
+    for name, item in objects.items():
+        if _is_sharded(item):
+            raise TrainyardError(
+                f"'{name}' is sharded: each rank has a part of it, and trainyard.Run keeps what rank 0 has",
+                next_step="gather it on all ranks first and give trainyard.Run the dictionaries: get_state_dict(model, "
+                "optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
+                "torch.distributed.checkpoint.state_dict (jobs/docs/scripts.md, Level 3). Or let the script write its "
+                "shards below {checkpoints} on one node",
+            )
+
+
+def _is_sharded(item: Any) -> bool:
+    if type(item).__module__.startswith("deepspeed."):
+        return True
+    if isinstance(item, Mapping):
+        return any(map(_is_sharded, item.values()))
+    if isinstance(item, (list, tuple)):
+        return any(map(_is_sharded, item))
+    if isinstance(item, torch.Tensor):
+        # A DTensor (FSDP2, tensor parallelism), a parameter of FSDP1, one of DeepSpeed's ZeRO 3.
+        return hasattr(item, "placements") or hasattr(item, "_fsdp_flattened") or hasattr(item, "ds_id")
+    if isinstance(item, torch.nn.Module):
+        return any(map(_is_sharded, item.parameters()))
+    return _is_sharded(item.param_groups) if isinstance(item, torch.optim.Optimizer) else False
+
+
+def _state_of(item: Any) -> Any:
+    return item.state_dict() if hasattr(item, "state_dict") else item
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _random_file(rank: int) -> str:
+    return f"random-{rank}.pt"

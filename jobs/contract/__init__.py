@@ -1,1 +1,0 @@
-"""The contract between laptop, stacks and container: pydantic and Python's own library, nothing else."""

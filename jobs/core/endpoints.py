@@ -1,0 +1,36 @@
+"""Addresses of services, as the environment names them: one that no request could be sent to is refused at once."""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from jobs.core.errors import ConfigurationError
+
+_VARIABLE = "AWS_ENDPOINT_URL"
+"""The variable for every service; one for a service alone goes on with `_` and its name."""
+
+_HOST = re.compile(r"((?!-)[a-z0-9-]{1,63}(?<!-)\.)*(?!-)[a-z0-9-]{1,63}(?<!-)\.?|[0-9a-f:.]+")
+
+
+def check_endpoints(environment: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if a variable of the environment names an endpoint that is no HTTP address."""
+    for name, value in environment.items():
+        if value and (name == _VARIABLE or name.startswith(f"{_VARIABLE}_")):
+            check_endpoint(value, source=name, otherwise=', or for the embedded AWS: eval "$(trainyard local env)"')
+
+
+def check_endpoint(url: str, *, source: str, otherwise: str = "") -> None:
+    """Raise ConfigurationError if `url` is no HTTP address.
+
+    `source` says where it is set; `otherwise` ends the next step.
+    """
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:  # an open bracket, a port beyond 65535
+        is_address = False
+    if not is_address or not _HOST.fullmatch(parts.hostname or ""):
+        raise ConfigurationError(
+            f"{source}={url} is not an HTTP address; it should look like http://localhost:4566",
+            next_step=f"correct or unset {source}{otherwise}",
+        )

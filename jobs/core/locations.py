@@ -1,0 +1,188 @@
+"""Locations of inputs: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
+
+Only the names are looked at here, on the laptop as in the container; `jobs.data_checks.inputs` and
+`jobs.container.data.sources` look at what lies there. What cannot be read is a ValueError, which pydantic turns into a
+mistake with its place in the spec.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+from jobs.core.errors import UsageError, did_you_mean
+
+HUB = "hf://"
+S3 = "s3://"
+DATA = "data://"
+"""The stage's data bucket, whose physical name nobody writes down."""
+RUN = "run://"
+"""Begins the location of what another run of the team leaves, by the name of its spec or by its id; name@best is the
+best point of a sweep."""
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (*JSON_LINES, *DELIMITERS, ".parquet")
+TEXT = ".txt"
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+"""Wider than what S3 lets be created today: buckets of before 2018 have capitals, underscores and longer names."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}(@best)?")
+_MODEL_OPTIONS = ("revision",)
+_TABLE_OPTIONS = ("config", "split", "revision")
+
+
+@dataclass(frozen=True)
+class S3Location:
+    """A bucket and a key, or a key prefix."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, uri: str) -> "S3Location":
+        """Return the location that `uri` names. Raises UsageError if it does not look like `s3://bucket/key`.
+
+        It is no URL: a key may have `?`, `#`, `%` and all other characters, and they are its own.
+        """
+        bucket, _, key = uri.removeprefix(S3).partition("/")
+        if not uri.startswith(S3) or not bucket:
+            raise UsageError(f"'{uri}' is not an S3 location; it should look like s3://bucket/key")
+        return cls(bucket, key.lstrip("/"))
+
+    def __truediv__(self, name: str) -> "S3Location":
+        return S3Location(self.bucket, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+def model_location(location: str) -> str:
+    """Return `location` as it is. Raises ValueError where no model can be read by that name."""
+    _check(location, _MODEL_OPTIONS)
+    _require_path(location, "model")
+    return location
+
+
+def table_location(location: str) -> str:
+    """Return `location` as it is. Raises ValueError where no table can be read by that name."""
+    _check(location, _TABLE_OPTIONS)
+    if not location.startswith(HUB) and table_suffix(location) not in TABLE_SUFFIXES:
+        raise ValueError(
+            f"{location} is no table: its name should end in {', '.join(TABLE_SUFFIXES)}"
+            + ("" if table_suffix(location) else hub_suggestion(location))
+        )
+    return location
+
+
+def documents_location(location: str) -> str:
+    """Return `location` as it is. Raises ValueError where no documents can be read by that name."""
+    if not location.startswith(HUB) and table_suffix(location) == TEXT:
+        _check(location, ())
+        return location
+    return table_location(location)
+
+
+def folder_location(location: str) -> str:
+    """Return `location` as it is. Raises ValueError where no folder of files can be read by that name."""
+    if location.startswith(HUB):
+        raise ValueError(f"{location}: a folder is read from {S3}…, {DATA}… or a local path, not from the hub")
+    _check(location, ())
+    _require_path(location, "notebook")
+    return location
+
+
+def input_location(location: str) -> str:
+    """Return `location` as it is. Raises ValueError where no file or folder can be read by that name."""
+    _check(location, _MODEL_OPTIONS)
+    _require_path(location, "model")
+    return location
+
+
+def artifact_location(location: str) -> str:
+    """Return `location` as it is. Raises ValueError where no artifact can be read by that name."""
+    _check(location, _MODEL_OPTIONS)
+    return location
+
+
+def refuse_unresolved(location: str) -> None:
+    """Raise UsageError for a location that means something to `trainyard submit` only.
+
+    A plan replaces `data://` and `run://` by places on S3, so that a job never sees them.
+    """
+    if location.startswith((DATA, RUN)):
+        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
+        raise UsageError(
+            f"{location} is {what}, which only `trainyard submit` can resolve",
+            next_step="submit the job, or give an s3:// location",
+        )
+
+
+def run_parts(location: str) -> tuple[str, str]:
+    """Return name and path of `run://name/path`; the path is empty where it has none."""
+    name, _, path = location.removeprefix(RUN).partition("/")
+    return name, path.strip("/")
+
+
+def stays_below(name: str) -> bool:
+    """Return whether a relative name, of a file or of a key, is that of something below its folder."""
+    return not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def table_suffix(location: str) -> str:
+    """Return the end of a file's name: `.jsonl`, …"""
+    return PurePosixPath(location).suffix.lower()
+
+
+def hub_parts(location: str) -> tuple[str, dict[str, str]]:
+    """Return name and options of `hf://org/name?config=…&split=…&revision=…`.
+
+    Only `&` and `%xx` mean something in options: `split=train+test` has a plus, and `revision=v1#2` a hash.
+    """
+    name, _, query = location.removeprefix(HUB).partition("?")
+    given = (option.partition("=") for option in query.split("&") if option)
+    return name.strip("/"), {unquote(option): unquote(value) for option, _, value in given}
+
+
+def hub_suggestion(text: str) -> str:
+    """Return `"; did you mean hf://text?"` where `text` could be a name of the Hugging Face hub, else nothing."""
+    return f"; did you mean {HUB}{text}?" if _HUB_NAME.fullmatch(text) else ""
+
+
+def _check(location: str, options: tuple[str, ...]) -> None:
+    if location.startswith(HUB):
+        name, given = hub_parts(location)
+        if not _HUB_NAME.fullmatch(name):
+            raise ValueError(f"{location} names nothing on the hub; it should look like {HUB}org/name")
+        for option, value in given.items():
+            if option not in options:
+                raise ValueError(f"{location}: unknown option '{option}'{did_you_mean(option, options)}")
+            if not value:
+                raise ValueError(f"{location}: option '{option}' has no value")
+    elif location.startswith(S3):
+        bucket, _, key = location.removeprefix(S3).partition("/")
+        if not _BUCKET.fullmatch(bucket):
+            raise ValueError(
+                f"{location}: '{bucket}' cannot be the name of a bucket; it should look like {S3}bucket/key"
+            )
+        if not key.strip("/"):
+            raise ValueError(f"{location} names a whole bucket; it should look like {S3}{bucket}/key")
+    elif location.startswith(DATA):
+        if not location.removeprefix(DATA).strip("/"):
+            raise ValueError(f"{location} names the whole data bucket; it should look like {DATA}team/key")
+    elif location.startswith(RUN):
+        name, path = run_parts(location)
+        if not _RUN_NAME.fullmatch(name):
+            raise ValueError(f"{location}: '{name}' is no run's name; it should look like {RUN}name/path")
+        if path and not stays_below(path):
+            raise ValueError(f"{location}: '{path}' is no path below a run's folder")
+    elif "://" in location:
+        raise ValueError(f"{location}: only {HUB}, {S3}, {DATA}, {RUN} and local paths can be read")
+    elif not location:
+        raise ValueError(f"it is empty; it should be {HUB}…, {S3}…, {DATA}…, {RUN}… or a local path")
+
+
+def _require_path(location: str, example: str) -> None:
+    if location.startswith(RUN) and not run_parts(location)[1]:
+        raise ValueError(f"{location} names a whole run; did you mean {location.rstrip('/')}/{example}?")

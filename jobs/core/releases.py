@@ -1,0 +1,189 @@
+"""Gaudi software releases, as rows of images/releases.toml: one is the default, and all that must match comes from it.
+
+python -m jobs.core.releases [NAME]     prints the build arguments of images/*/Dockerfile for a release, one a line
+python -m jobs.core.releases --table    prints the rows that can be chosen as the table of images/README.md
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from jobs.core.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.core.output import run_program
+
+RELEASES_FILE = Path(__file__).parents[2] / "images" / "releases.toml"
+
+MINIMUM_PYTHON = "3.10"
+"""What the code that runs in the container needs (`requires-python` of pyproject.toml)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A Gaudi software release, and the versions that belong together in it."""
+
+    name: str
+    build: int
+    gaudi: tuple[int, ...]
+    """Generations of the hardware it supports."""
+    os: str
+    python: str
+    pytorch: str
+    optimum_habana: str
+    transformers: str
+    accelerate: str | None = None
+    """None only in history: the first optimum-habana did without it."""
+    deepspeed: str | None = None
+    """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; None only in history."""
+    deepspeed_commit: str | None = None
+    """The commit that the tag stood for when somebody read it; None where nobody has."""
+    why: str = ""
+    """The reason to choose it; empty only in history."""
+
+    @property
+    def base_image(self) -> str:
+        """Return the name of Habana's PyTorch image of this release; images/locks/bases.txt has its digest."""
+        return (
+            f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
+            f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
+        )
+
+    @property
+    def package_version(self) -> str:
+        """Return the version of Habana's Debian packages of this release, the driver among them."""
+        return f"{self.name}-{self.build}"
+
+    @property
+    def build_arguments(self) -> dict[str, str]:
+        """Return the build arguments of this release; a Dockerfile declares those that it needs as `ARG`."""
+        return {
+            "RELEASE": self.name,
+            "HABANA_IMAGE": self.base_image,
+            "PYTHON": self.python,
+            "PYTORCH": self.pytorch,
+            "OPTIMUM_HABANA": self.optimum_habana,
+            "TRANSFORMERS": self.transformers,
+            "ACCELERATE": self.accelerate or "",
+            "DEEPSPEED": self.deepspeed_commit or self.deepspeed or "",
+        }
+
+
+def releases() -> dict[str, Release]:
+    """Return the rows that can be chosen, by name, in the order of the file."""
+    return _rows("releases")
+
+
+def history() -> dict[str, Release]:
+    """Return the rows that are kept as a record and cannot be chosen, by name, in the order of the file."""
+    return _rows("history")
+
+
+def _rows(table: str) -> dict[str, Release]:
+    rows = _tables()[table]
+    return {name: Release(name=name, **{**row, "gaudi": tuple(row["gaudi"])}) for name, row in rows.items()}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    """Return what the file holds, read once: a synthesis asks for releases a hundred times."""
+    tables: dict[str, Any] = tomllib.loads(RELEASES_FILE.read_text())
+    return tables
+
+
+def release(name: str | None = None) -> Release:
+    """Return the row called `name`, or the default one.
+
+    Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
+    """
+    rows, past = releases(), history()
+    name = name or str(_tables()["default"])
+    if name in past:
+        raise ConfigurationError(
+            f"release '{name}' is history: {_why_history(past[name])}", next_step=f"choose one of {', '.join(rows)}"
+        )
+    try:
+        return rows[name]
+    except KeyError:
+        raise UsageError(f"release '{name}' has no row{did_you_mean(name, rows)}") from None
+
+
+def release_for(row: InstanceType, name: str | None = None) -> Release:
+    """Return the release called `name` (or the default one), if its software runs on the accelerators of `row`.
+
+    Raises UsageError where there is no such release, ConfigurationError where it dropped the row's generation of Gaudi.
+    """
+    chosen = release(name)
+    if row.gaudi_generation is None or row.gaudi_generation in chosen.gaudi:
+        return chosen
+    fitting = [other.name for other in releases().values() if row.gaudi_generation in other.gaudi]
+    raise ConfigurationError(
+        f"release '{chosen.name}' supports Gaudi {' and '.join(map(str, chosen.gaudi))}; {row.name} has Gaudi "
+        f"{row.gaudi_generation}",
+        next_step=f"choose one of {', '.join(fitting)}",
+    )
+
+
+def pytorch_of(row: InstanceType, name: str | None) -> str | None:
+    """Return the version of PyTorch with which jobs run on `row` in a stage of the release called `name`.
+
+    None where the release does not say: the images of instances without HPUs bring a later one of their own.
+    """
+    chosen = releases().get(name or "")
+    return chosen.pytorch if chosen is not None and row.gaudi_generation is not None else None
+
+
+def check_image(root: str, chosen: Release) -> None:
+    """Raise ConfigurationError where the image runs only on instance types that the release does not fit."""
+    rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
+    if rows and all(row.gaudi_generation not in {None, *chosen.gaudi} for row in rows):
+        release_for(rows[0], chosen.name)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _why_history(row: Release) -> str:
+    if _numbers(row.python) < _numbers(MINIMUM_PYTHON):
+        return f"its image carries Python {row.python}, and jobs/container needs {MINIMUM_PYTHON}"
+    return "no packages are locked for it"
+
+
+_COLUMNS: Mapping[str, Callable[[Release], str]] = {
+    "Gaudi": lambda row: ", ".join(map(str, row.gaudi)),
+    "Base": lambda row: f"{row.os}, {row.package_version}",
+    "Python": lambda row: row.python,
+    "PyTorch": lambda row: row.pytorch,
+    "optimum-habana": lambda row: row.optimum_habana,
+    "transformers": lambda row: row.transformers,
+    "accelerate": lambda row: row.accelerate or "",
+    "DeepSpeed": lambda row: row.deepspeed or "",
+}
+"""The middle columns of the table, by their heading."""
+
+
+def table() -> str:
+    """Return the rows that can be chosen as a table in Markdown: why one would, and where each is refused."""
+    lines = [("Release", "Reason to choose it", *_COLUMNS, "Refused"), ("---",) * (len(_COLUMNS) + 3)]
+    for row in releases().values():
+        name = f"**{row.name}** (default)" if row.name == release().name else row.name
+        refused = "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
+        lines.append((name, row.why, *(column(row) for column in _COLUMNS.values()), refused))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--table"]:
+        print(table())
+        return
+    for argument, value in release(*sys.argv[1:2]).build_arguments.items():
+        print(f"{argument}={value}")
+
+
+if __name__ == "__main__":
+    run_program(main)

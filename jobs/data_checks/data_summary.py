@@ -1,0 +1,176 @@
+"""What a job trains on, in a few lines: its examples, their classes, their lengths, and what looks like a mistake."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from pydantic import BaseModel
+
+from jobs.core.labels import alike, shown_name
+from jobs.core.words import counted
+
+SHARES = (0.5, 0.9, 0.99, 1.0)
+"""The shortest such shares of the examples whose longest one is told."""
+
+MAX_CLASSES = 20
+"""So many classes are listed, those with the most examples; every one is counted."""
+
+_MAX_NAMED = 5
+
+_FEW = {1: "one example", 2: "two examples"}
+"""So few that what is learnt of a class cannot be told from chance, and that none or half of them is held out."""
+
+
+class ClassCount(BaseModel):
+    """One class, and how often it is there."""
+
+    name: str
+    training: int
+    held_out: int = 0
+
+
+class Lengths(BaseModel):
+    """Lengths of all examples of a table, the shortest first: at `SHARES` of them."""
+
+    unit: str
+    at: list[int]
+
+
+class Cut(BaseModel):
+    """What is cut off at `max_length`."""
+
+    max_length: int
+    texts: int
+    of_texts: int
+    tokens: int
+    of_tokens: int
+    estimated: bool = False
+    """True where the tokens are reckoned from a sample of the texts that are cut."""
+
+
+class DataSummary(BaseModel):
+    """What is known of the training data and of what is held out."""
+
+    training: int
+    held_out: int = 0
+    classes: list[ClassCount]
+    lengths: list[Lengths] = []
+    cut: Cut | None = None
+    length_buckets: int | None = None
+    """The number of widths that texts are padded to, which later attempts keep; None where none were made."""
+    repeated: int = 0
+    """Training examples whose text an earlier one has too."""
+    shared: int = 0
+    """Held-out examples whose text a training example has too."""
+    empty: int = 0
+    """Examples, of both parts, whose text (or one of a pair) is empty or nothing but blanks."""
+    bad_rows: dict[str, int] = {}
+    """Rows that are left out, by the table that has them."""
+    named_bad_rows: list[str] = []
+    """What is wrong with the first of them."""
+    table_warnings: list[str] = []
+    """What looks like a mistake in a table's rows."""
+    fingerprints: dict[str, str] = {}
+    """What tells the content of each table from any other, by its location."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the summary for a terminal or a log, in lines of at most 80 characters but for long names."""
+        held_out = f" and {_number(self.held_out)} held-out" if self.held_out else ""
+        yield f"{_number(self.training)} training{held_out} examples, {counted(len(self.classes), 'class', 'classes')}"
+        shown = sorted(self.classes, key=lambda item: -item.training)[:MAX_CLASSES]
+        width = max([len("class"), *(len(shown_name(item.name)) for item in shown)])
+        yield f"  {'class':<{width}}  {'training':>10}" + (f"{'held out':>10}" if self.held_out else "")
+        for item in shown:
+            of_held_out = f"{item.held_out:>10,}" if self.held_out else ""
+            yield f"  {shown_name(item.name):<{width}}  {item.training:>10,}{of_held_out}"
+        if more := self.classes[len(shown) :]:
+            yield f"  and {len(more)} more"
+        for lengths in self.lengths:
+            half, most, nearly, longest = map(_number, lengths.at)
+            yield f"{lengths.unit}: half have at most {half}, 90 % {most}, 99 % {nearly}, the longest {longest}"
+        if self.cut is not None:
+            yield _cut_line(self.cut)
+        for table, fingerprint in self.fingerprints.items():
+            yield f"read: {table} (fingerprint {fingerprint})"
+        for warning in self.warnings():
+            yield f"warning: {warning}"
+        for line in self.named_bad_rows:
+            yield f"  {line}"
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what is likely to be a mistake."""
+        yield from self.table_warnings
+        for group in alike(item.name for item in self.classes):
+            yield f"{' and '.join(map(repr, group))} differ by blanks or case only, and are {len(group)} classes"
+        for count, words in _FEW.items():
+            if few := [item.name for item in self.classes if item.training + item.held_out == count]:
+                yield f"{_classes(few)} {words} only"
+        unheld = [item.name for item in self.classes if self.held_out and item.training > 1 and not item.held_out]
+        if unheld:
+            yield f"{_classes(unheld)} no held-out example"
+        if untrained := [item.name for item in self.classes if item.held_out and not item.training]:
+            yield f"{_classes(untrained)} no training example"
+        if self.shared:
+            yield f"{_number(self.shared)} of {counted(self.held_out, 'held-out example')} in the training data too"
+        if self.empty:
+            yield f"{counted(self.empty, 'example')} with an empty text, which count like any other"
+        if self.repeated:
+            yield f"{counted(self.repeated, 'training example')} with the text of an earlier one"
+        for table, count in self.bad_rows.items():
+            yield f"{counted(count, 'bad row')} of {table} left out"
+
+
+def summary(
+    names: Sequence[str],
+    training: tuple[Iterable[tuple[str, ...]], Sequence[int]],
+    held_out: tuple[Iterable[tuple[str, ...]], Sequence[int]] = ((), ()),
+) -> DataSummary:
+    """Count texts (each with its pair, where it has one) and the numbers of their classes, of both parts."""
+    (texts, labels), (held_out_texts, held_out_labels) = training, held_out
+    of_training, of_held_out = Counter(labels), Counter(held_out_labels)
+    empty = 0
+
+    def hashes(part: Iterable[tuple[str, ...]]) -> Iterator[int]:
+        """Yield their hashes, as the texts of millions of examples are in memory once already."""
+        nonlocal empty
+        for text in part:
+            empty += not all(map(str.strip, text))
+            yield hash(text)
+
+    seen = set(hashes(texts))
+    shared = sum(one in seen for one in hashes(held_out_texts))
+    return DataSummary(
+        training=len(labels),
+        held_out=len(held_out_labels),
+        classes=[
+            ClassCount(name=name, training=of_training[number], held_out=of_held_out[number])
+            for number, name in enumerate(names)
+        ],
+        repeated=len(labels) - len(seen),
+        shared=shared,
+        empty=empty,
+    )
+
+
+def lengths_at_shares(unit: str, lengths: Iterable[int]) -> Lengths:
+    ordered = sorted(lengths)
+    places = (max(0, -(-len(ordered) * round(share * 100) // 100) - 1) for share in SHARES)
+    return Lengths(unit=unit, at=[int(ordered[place]) for place in places])
+
+
+def _cut_line(cut: Cut) -> str:
+    if not cut.texts:
+        return f"none of them is cut at max_length {cut.max_length}"
+    about = "about " if cut.estimated else ""
+    return (
+        f"cut at max_length {cut.max_length}: {counted(cut.texts, 'text')} ({100 * cut.texts / cut.of_texts:.0f} %), "
+        f"{about}{counted(cut.tokens, 'token')} ({100 * cut.tokens / cut.of_tokens:.0f} %)"
+    )
+
+
+def _classes(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_MAX_NAMED])) + (", …" if len(names) > _MAX_NAMED else "")
+    return f"{len(names)} classes ({shown}) have" if len(names) > 1 else f"class {shown} has"
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"

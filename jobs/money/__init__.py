@@ -1,0 +1,1 @@
+"""Prices, budgets, phases, costs and estimates of runs."""

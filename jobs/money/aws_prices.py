@@ -1,0 +1,86 @@
+"""Today's prices of an instance type: EC2's Spot price history and the Price List API, else the recorded row.
+
+The fields and filters are those of the API references of DescribeSpotPriceHistory (EC2) and GetProducts (AWS Price
+List), whose answer is a list of products as JSON texts.
+"""
+
+import functools
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlsplit
+
+from jobs.aws.connection import Aws
+from jobs.core.instance_types import InstanceType
+from jobs.money.prices import Prices, Quote, recorded
+
+_LINUX = "Linux/UNIX"
+
+_OF_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+"""Ends of the names of AWS's endpoints, VPC endpoints and dual-stack ones included."""
+
+
+@functools.cache
+def current_prices(aws: Aws, row: InstanceType) -> Prices:
+    """Return what an hour costs now in the connection's region; where AWS does not say, the recorded price.
+
+    AWS is asked at its own endpoints only: what stands in for it has no prices.
+    """
+    kept = recorded(row)
+    if not (urlsplit(aws.endpoint).hostname or "").endswith(_OF_AWS):
+        return kept
+    return Prices(on_demand=_on_demand(aws, row) or kept.on_demand, spot=_spot(aws, row) or kept.spot)
+
+
+def _today() -> str:
+    return f"{datetime.now(timezone.utc):%Y-%m-%d}"
+
+
+def _spot(aws: Aws, row: InstanceType) -> Quote | None:
+    """Return the newest Spot price, of the dearest zone: nobody knows in which one a job will run."""
+    try:
+        answer = aws.quick_ec2.describe_spot_price_history(
+            InstanceTypes=[row.name],  # type: ignore[list-item] # the stubs know the types of their day
+            ProductDescriptions=[_LINUX],
+            StartTime=datetime.now(timezone.utc),  # the price that holds now, one for each zone
+        )
+    except Exception:  # noqa: BLE001 - denied, unreachable or unknown: the recorded price is there
+        return None
+    newest: dict[str, tuple[datetime, float]] = {}
+    for item in answer["SpotPriceHistory"]:
+        zone, found = item["AvailabilityZone"], (item["Timestamp"], float(item["SpotPrice"]))
+        newest[zone] = max(newest.get(zone, found), found)
+    if not newest:
+        return None
+    by_zone = sorted((price, zone) for zone, (_, price) in newest.items())
+    zones = ", ".join(f"{price:.2f} in {zone}" for price, zone in by_zone)
+    return Quote(usd_per_hour=by_zone[-1][0], date=_today(), source=f"EC2's Spot price history: {zones}")
+
+
+def _on_demand(aws: Aws, row: InstanceType) -> Quote | None:
+    wanted = {
+        "instanceType": row.name,
+        "regionCode": aws.ec2.meta.region_name,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    }
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    try:
+        products = aws.pricing.get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
+        prices = {price for product in products for price in _hourly_usd(json.loads(product))}
+    except Exception:  # noqa: BLE001 - denied, unreachable, or of a shape that nobody knows: the recorded price is there
+        return None
+    if len(prices) != 1:  # none, or several that the filters do not tell apart
+        return None
+    return Quote(usd_per_hour=prices.pop(), date=_today(), source=f"AWS's Price List API, {wanted['regionCode']}")
+
+
+def _hourly_usd(product: dict[str, Any]) -> Iterator[float]:
+    for term in product["terms"]["OnDemand"].values():
+        for dimension in term["priceDimensions"].values():
+            price = float(dimension["pricePerUnit"]["USD"])
+            if dimension["unit"] == "Hrs" and price > 0:
+                yield price

@@ -1,0 +1,119 @@
+"""Phases of a run, from the records of its attempts: what its time went into, and what each of them cost.
+
+waiting    nodes that are jobs of their own waited for each other
+starting   from an attempt's start to its first step: containers, inputs, the checkpoint, the model
+compiling  what steps took longer because a graph was compiled for a new shape of a batch (HPUs, torch_compile)
+working    steps, evaluations and the last uploads; of a job that does not train, all of it
+saving     the training stood still for a checkpoint, or for the model that it leaves
+idle       further time after the first step in which no card did anything: input that is late, a hang, a slow upload
+lost       steps that a later attempt had to make again, at the mean time of the attempt's steps; of a script that reads
+           its checkpoints itself also what came after its last one, and what its own saves show to have been repeated
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, get_args
+
+from jobs.core.records import Attempt
+from jobs.money.budget import attempt_usd_per_hour
+
+PhaseName = Literal["waiting", "starting", "compiling", "working", "saving", "idle", "lost"]
+PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
+UNPRODUCTIVE = tuple(name for name in PHASES if name != "working")
+"""Those that bring no step that lasts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of an attempt."""
+
+    attempt: int
+    name: PhaseName
+    started_at: datetime
+    ended_at: datetime
+    instance_seconds: float
+    usd: float
+    """At the recorded price of the capacity that the attempt ran on."""
+
+
+def ended_at(attempt: Attempt) -> datetime:
+    """Return the end of an attempt, never before its start: its machine's clock may have been set back meanwhile."""
+    return max(attempt.started_at, attempt.finished_at or attempt.last_seen_at)
+
+
+def lost_steps(attempt: Attempt, later: Sequence[Attempt]) -> int:
+    """Return how many steps of the attempt any of the `later` ones had to make again, as far as that is known."""
+    began = min((each.began_at_step for each in later), default=attempt.last_step)
+    return max(0, attempt.last_step - max(began, attempt.began_at_step))
+
+
+def phases(attempts: Sequence[Attempt]) -> list[Phase]:
+    """Return the phases of the attempts, which are in their order; what takes no time is left out."""
+    trains = any(attempt.training_started_at for attempt in attempts)
+    found: list[Phase] = []
+    for number, attempt in enumerate(attempts, 1):
+        found += _phases(attempt, attempts[number:], trains=trains)
+    return found
+
+
+def usd_by_phase(attempts: Sequence[Attempt]) -> dict[PhaseName, float]:
+    """Return what each phase cost over all attempts."""
+    total = dict.fromkeys(PHASES, 0.0)
+    for phase in phases(attempts):
+        total[phase.name] += phase.usd
+    return total
+
+
+def _lost_seconds(attempt: Attempt, later: Sequence[Attempt], worked: float) -> float:
+    """Return how much of the time that an attempt worked was in vain."""
+    if attempt.put_back_step is not None and later:  # what a script did after its last save, nobody has kept
+        kept = (attempt.saved_at - attempt.started_at).total_seconds() if attempt.saved_at else 0.0
+    else:
+        kept = worked
+    kept = min(worked, max(0.0, kept))
+    made = attempt.last_step - attempt.began_at_step
+    again = kept * lost_steps(attempt, later) / made if made > 0 else 0.0
+    return worked - kept + again
+
+
+def _phases(attempt: Attempt, later: Sequence[Attempt], *, trains: bool) -> list[Phase]:
+    start, end = attempt.started_at, ended_at(attempt)
+    first_step = min(end, max(start, attempt.training_started_at or (end if trains else start)))
+    seconds = (end - first_step).total_seconds()
+    compiling = min(seconds, attempt.compiling_seconds)
+    saving = min(seconds - compiling, attempt.saving_seconds)
+    lost = _lost_seconds(attempt, later, seconds - compiling - saving)
+    # Cards do nothing while a graph is compiled or a save is waited for.
+    unexplained = attempt.cards.idle_seconds - compiling - saving if attempt.cards else 0.0
+    idle = max(0.0, min(unexplained, seconds - compiling - saving - lost))
+    price = attempt_usd_per_hour(attempt) / 3600
+    waited = attempt.waited_instance_seconds
+    parts: list[tuple[PhaseName, float]] = [  # each drawn as one stretch, whenever its parts were
+        ("starting", (first_step - start).total_seconds()),
+        ("compiling", compiling),
+        ("working", seconds - compiling - saving - idle - lost),
+        ("saving", saving),
+        ("idle", idle),
+        ("lost", lost),
+    ]
+    begins = [start + timedelta(seconds=sum(taken for _, taken in parts[:number])) for number in range(len(parts))]
+    stretches: list[tuple[PhaseName, datetime, datetime, float]] = [
+        ("waiting", start - timedelta(seconds=waited / attempt.nnodes), start, waited),
+        *(
+            (name, begin, until, taken * attempt.nnodes)
+            for (name, taken), begin, until in zip(parts, begins, [*begins[1:], end], strict=True)
+        ),
+    ]
+    return [
+        Phase(
+            attempt=attempt.number,
+            name=name,
+            started_at=begin,
+            ended_at=finish,
+            instance_seconds=taken,
+            usd=taken * price,
+        )
+        for name, begin, finish, taken in stretches
+        if taken >= 1e-6  # times know no less
+    ]

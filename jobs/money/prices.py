@@ -1,0 +1,58 @@
+"""What an hour of an instance costs, with the day and the source of each figure: AWS's word, or the recorded row's.
+
+And what it costs to keep files, by storage_price.json.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.core.instance_types import InstanceType
+from jobs.core.queues import Capacity
+from jobs.core.records import Stored
+from jobs.core.run import CHECKPOINTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote:
+    """One price."""
+
+    usd_per_hour: float
+    date: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """The prices of an hour of one instance."""
+
+    on_demand: Quote
+    spot: Quote
+
+    def of(self, capacity: Capacity) -> Quote:
+        return self.spot if capacity == "spot" else self.on_demand
+
+
+def recorded(row: InstanceType) -> Prices:
+    """Return the prices of the row, which count where AWS does not answer."""
+    return Prices(
+        on_demand=Quote(usd_per_hour=row.on_demand_usd_per_hour, date=row.price_date, source=row.price_source),
+        spot=Quote(usd_per_hour=row.spot_usd_per_hour, date=row.price_date, source=row.price_source),
+    )
+
+
+GB_OF_S3 = 2**30
+"""Bytes of what S3 bills as a GB (https://aws.amazon.com/s3/faqs/, the examples of its billing)."""
+
+
+def stored(sizes: Mapping[str, int]) -> Stored:
+    """Return what it costs to keep a run's files, whose bytes are given by their names below the run's folder."""
+    row = json.loads(Path(__file__).with_name("storage_price.json").read_text(encoding="utf-8"))
+    total = sum(sizes.values())
+    return Stored(
+        all_bytes=total,
+        checkpoint_bytes=sum(size for name, size in sizes.items() if name.startswith(CHECKPOINTS)),
+        usd_per_month=total / GB_OF_S3 * row["usd_per_gb_month"],
+        price=f"{row['usd_per_gb_month']:g} USD a GB-month, {row['date']}: {row['source']}",
+    )

@@ -1,0 +1,50 @@
+"""What the attempts of a run took, added up for its receipt."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from jobs.core.instance_types import instance_type
+from jobs.core.records import Attempt, Receipt
+from jobs.money.budget import duration_seconds, spent
+from jobs.money.phases import usd_by_phase
+
+
+def sums(attempts: Sequence[Attempt], *, on_instance: bool) -> dict[str, Any]:
+    """Return the fields of a receipt that are sums over the attempts.
+
+    `on_instance` is False if the job runs on another machine than the instance type it names: nobody has paid for it.
+    """
+    so_far = spent(attempts)
+    on_demand_usd = spent(attempts, all_on="on-demand").usd
+    by_phase = usd_by_phase(attempts)
+    saved = on_instance and on_demand_usd
+    return {
+        "duration_seconds": round(sum(duration_seconds(attempt) for attempt in attempts), 3),
+        "instance_hours": round(so_far.instance_hours, 6),
+        "on_demand_usd": round(on_demand_usd, 6),
+        "spot_usd": round(spent(attempts, all_on="spot").usd, 6),
+        "estimated_usd": round(so_far.usd, 6),
+        "saved_usd": round(on_demand_usd - so_far.usd, 6) if saved else None,
+        "saved_percent": round(100 * (1 - so_far.usd / on_demand_usd), 1) if saved else None,
+        "waiting_usd": round(by_phase["waiting"], 6),
+        "starting_usd": round(by_phase["starting"], 6),
+        "compiling_usd": round(by_phase["compiling"], 6),
+        "saving_usd": round(by_phase["saving"], 6),
+        "lost_usd": round(by_phase["lost"], 6),
+        "idle_usd": round(by_phase["idle"], 6),
+    }
+
+
+def with_end(receipt: Receipt, *, job_id: str, stopped_at: datetime) -> Receipt:
+    """Return the receipt of a run whose newest attempt left no end, with the one that Batch gives its job.
+
+    The launcher was killed, or its node was lost: nobody could write down more than a heartbeat.
+    """
+    *before, last = receipt.attempts
+    if last.finished_at is not None or not (last.job_id or "").startswith(job_id):  # a node's begins with its job's
+        return receipt
+    attempts = [*before, last.model_copy(update={"finished_at": max(stopped_at, last.last_seen_at)})]
+    on_instance = instance_type(last.instance_type).accelerator == last.accelerator
+    state = "failed" if receipt.state == "running" else receipt.state
+    return receipt.model_copy(update={"attempts": attempts, "state": state, **sums(attempts, on_instance=on_instance)})

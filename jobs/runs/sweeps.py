@@ -1,0 +1,217 @@
+"""Sweeps as they stand: their points, how each of them is, which is the best."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import chain
+from pathlib import PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from jobs.aws import s3 as object_store
+from jobs.aws.connection import Aws
+from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
+from jobs.runs.storage import read_receipt
+from jobs.money.budget import NOTHING_SPENT, Spent, spent
+from jobs.core.errors import TrainyardError, did_you_mean
+from jobs.core.locations import S3Location
+from jobs.money.outlook import outlook
+from jobs.core.record_reader import parse
+from jobs.core.records import Receipt
+from jobs.spec.sweep import (
+    MEMBER_OF,
+    SWEEP,
+    SWEEP_CLAIMS,
+    Claim,
+    MemberOf,
+    PointRecord,
+    Sweep,
+    SweepRecord,
+    claim_name,
+    claimed,
+    stop_name,
+)
+from jobs.core.words import counted
+
+_AT_ONCE = 16
+"""Objects that are read or written at once."""
+
+STOPPED_EARLY = "stopped early"
+"""The state of a point that successive halving has stopped: nobody runs it again."""
+
+DONE = ("succeeded", STOPPED_EARLY)
+"""States of points of which nothing is left to do."""
+
+_ORDER = ("succeeded", "running", STOPPED_EARLY, "waiting", "interrupted", "not run", "stopped", "failed")
+"""States of points, in the order in which a table has them."""
+
+_NAMED = 3
+"""Failed points whose reasons are part of the sweep's."""
+
+_ENDED = {"running": "interrupted"}
+"""What a receipt says of a point whose worker was lost."""
+
+
+def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
+    """Read the points of a sweep; None where the run is none."""
+    content = object_store.read_once(aws.s3, run / SWEEP)
+    return None if content is None else parse(SweepRecord, content, place=run / SWEEP)
+
+
+def sweep_of(aws: Aws, run: S3Location) -> str | None:
+    """Return the run id of the sweep that a run is a point of; None where it is none."""
+    content = object_store.read_once(aws.s3, run / MEMBER_OF)
+    return None if content is None else parse(MemberOf, content, place=run / MEMBER_OF).sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How a point of a sweep stands."""
+
+    point: PointRecord
+    location: S3Location
+    state: str
+    """succeeded, running, stopped early, waiting, interrupted, not run, stopped (at the end of the budget), failed."""
+    receipt: Receipt | None
+    reason: str = ""
+    """Why it failed or was stopped."""
+
+    @property
+    def rung(self) -> int:
+        """Return the last step at which it was compared with the others; 0: it never was."""
+        return self.receipt.halving.rung if self.receipt and self.receipt.halving else 0
+
+    def metric(self, sweep: Sweep) -> tuple[str, float] | None:
+        """Return the figure that ranks it, with its name; that of its last rung until it has a result."""
+        if self.receipt is None:
+            return None
+        found, halving = sweep.metric_of(self.receipt.result), self.receipt.halving
+        if found is None and halving is not None and halving.value is not None:
+            return halving.metric, halving.value
+        return found
+
+    @property
+    def usd(self) -> float | None:
+        """Return what it has cost by now; None: it has written no receipt."""
+        if self.receipt is None:
+            return None
+        return outlook(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
+
+
+def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -> list[Standing]:
+    """Return how all points stand, in their order. `job`: the sweep's newest; None: Batch has forgotten it."""
+    pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / SWEEP_CLAIMS).key)
+    start = len((run / SWEEP_CLAIMS).key)
+    items = [item for page in pages for item in page.get("Contents", [])]
+    names = [item["Key"][start:] for item in sorted(items, key=lambda item: item["LastModified"])]
+    newest = {number: of_job for of_job, number in claimed(names) if job is None or job.ended or of_job == job.id}
+    team = PurePosixPath(run.key.rstrip("/")).parent
+    goes_on = job is not None and not job.ended
+
+    def standing(point: PointRecord) -> Standing:
+        location = S3Location(run.bucket, f"{team}/{point.run_id}/")
+        receipt: Receipt | None = None
+        with suppress(TrainyardError):  # of another release
+            receipt = read_receipt(aws, location)
+        claim: Claim | None = None
+        if point.number in newest:
+            content = object_store.read_once(aws.s3, run / claim_name(newest[point.number], point.number))
+            with suppress(ValidationError):
+                claim = Claim.model_validate_json(content or b"")
+        last = receipt.attempts[-1].reason if receipt and receipt.attempts else None
+        reason = ""
+        if receipt is not None and receipt.stopped_early and receipt.halving is not None:
+            state, reason = STOPPED_EARLY, receipt.halving.text
+        elif receipt is not None and receipt.state == "succeeded":
+            state = "succeeded"
+        elif claim is None:
+            state = "waiting" if goes_on else "not run" if receipt is None else _ENDED.get(receipt.state, receipt.state)
+        elif claim.ended is not None:
+            state = claim.ended
+            reason = (last or claim.reason) if claim.reason.startswith("exit code") else claim.reason
+        else:
+            state = "running" if goes_on else "interrupted"
+        return Standing(point=point, location=location, state=state, receipt=receipt, reason=reason)
+
+    return each_at_once(standing, record.points)
+
+
+def ended_by(aws: Aws, run: S3Location, found: Sequence[Standing], job: Job) -> str:
+    """Return why a sweep has ended without all of its points; empty if it has all, or has not ended.
+
+    Batch says only that a worker exited.
+    """
+    if job.state not in UNSUCCESSFUL:
+        return ""
+    if job.state == CANCELLED:
+        return job.reason
+    stopped = next((standing.reason for standing in found if standing.state == "stopped"), "")
+    if not stopped and any(standing.state not in DONE for standing in found):
+        with suppress(ValidationError):
+            stopped = Claim.model_validate_json(object_store.read_once(aws.s3, run / stop_name(job.id)) or b"").reason
+    failed = [standing for standing in found if standing.state == "failed"]
+    why = "; ".join(f"point {standing.point.number}: {standing.reason}" for standing in failed[:_NAMED])
+    failures = f"{len(failed)} of {counted(len(found), 'point')} failed: {why}" if failed else ""
+    rest = f"; and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
+    return "; ".join(filter(None, (stopped, f"{failures}{rest}"))) or job.reason
+
+
+def without_metric(found: Sequence[Standing], sweep: Sweep) -> str:
+    """Return the warning that points have succeeded and none has the metric that ranks them; empty if there is none."""
+    results = [standing.receipt.result for standing in found if standing.state == "succeeded" and standing.receipt]
+    if not results or any(standing.metric(sweep) for standing in found):
+        return ""
+    known = sorted({name for result in results for name, value in result.items() if isinstance(value, (int, float))})
+    metric = f"sweep.metric '{sweep.metric}'" if sweep.metric else "a metric that ranks them; name one in sweep.metric"
+    has = did_you_mean(sweep.metric or "", known) if known else "; they reported no figure"
+    return f"none of the points that have succeeded has {metric}{has}"
+
+
+def ranked(found: Sequence[Standing], sweep: Sweep) -> list[Standing]:
+    """Return the points with the best first, those without the metric behind them, and those that failed last.
+
+    Of those that have not come to their end, the ones that halving let go further are before the others.
+    """
+
+    def order(standing: Standing) -> tuple[int, int, bool, float, int]:
+        metric = standing.metric(sweep)
+        value = 0.0 if metric is None else metric[1] if sweep.smaller_is_better(metric[0]) else -metric[1]
+        rung = 0 if standing.state == "succeeded" else standing.rung
+        return _ORDER.index(standing.state), -rung, metric is None, value, standing.point.number
+
+    return sorted(found, key=order)
+
+
+def best(found: Sequence[Standing], sweep: Sweep) -> Standing | None:
+    """Return the best of the points that have succeeded; None where none has, or none has the metric."""
+    first = next(iter(ranked(found, sweep)), None)
+    if first is None or first.state != "succeeded" or first.receipt is None:
+        return None
+    return first if first.metric(sweep) is not None else None
+
+
+def progress_text(found: Sequence[Standing]) -> str:
+    """Return how far a sweep is, in a line: `7 of 9 points done, 1 failed, 1 running`."""
+    states = [standing.state for standing in found]
+    others = [f"{states.count(state)} {state}" for state in _ORDER[:0:-1] if state in states]
+    return ", ".join([f"{states.count('succeeded')} of {counted(len(states), 'point')} done", *others])
+
+
+def done_text(found: Sequence[Standing]) -> str:
+    """Return how many of a sweep's points have succeeded, where there is room for no more: `7 of 9`."""
+    return f"{sum(standing.state == 'succeeded' for standing in found)} of {len(found)}"
+
+
+def spent_by(found: Iterable[Standing]) -> Spent:
+    """Return what the points have taken together."""
+    attempts = list(chain.from_iterable(standing.receipt.attempts for standing in found if standing.receipt))
+    return spent(attempts) if attempts else NOTHING_SPENT
+
+
+def each_at_once(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Return what `work` makes of each item; some are worked on at once."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(work, items))

@@ -1,0 +1,337 @@
+"""Why a job waits: asks Batch and EC2 for everything that can keep one from starting, the likely causes first.
+
+trainyard why RUN
+
+Batch itself names a reason only for the job at a queue's head, and only some reasons. Each check here is one question
+to AWS; one that may not be asked is "unknown" and says which permission it wants, and the others go on.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jobs.aws.connection import Aws
+from jobs.aws.errors import error_code, explain
+from jobs.runs.job import Job
+from jobs.core.instance_types import InstanceType
+from jobs.core.queues import owner_of_queue
+from jobs.core.stage import BudgetStop, DeployedStage, deploying, share_identifier
+
+Verdict = Literal["cause", "fine", "unknown"]
+
+_WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
+_ON_INSTANCES = ("STARTING", "RUNNING")
+_OCCUPYING = ("PENDING", *_ON_INSTANCES)
+"""States of jobs that have instances, or whose nodes may have some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The answer to one question."""
+
+    verdict: Verdict
+    about: str
+    text: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Batch's words on the job and on what it waits for."""
+
+    detail: Mapping[str, Any]
+    """The job as DescribeJobs has it; where its nodes start one by one, the first node that waits."""
+    queue: Mapping[str, Any]
+    environments: tuple[Mapping[str, Any], ...]
+    """Compute environments, in the order in which the queue tries them."""
+    running: tuple[Mapping[str, Any], ...]
+    """Summaries of the queue's jobs that have instances; of one whose nodes start one by one, of those nodes."""
+    row: InstanceType
+    nnodes: int
+    waiting_nodes: int
+    """Jobs among them that have no instance yet."""
+    deploying: str
+    """The command that deploys a change of the stage's settings."""
+    is_shared: bool
+    """Whether jobs of several teams are in the queue."""
+    teams: Mapping[str, str] = field(default_factory=dict)
+    """Teams by their share identifiers."""
+    never_joined: Mapping[str, str] = field(default_factory=dict)
+    """Compute environment to why its instances never joined, where that was found."""
+    stop: BudgetStop | None = None
+    """Set where the stage has used up its budget."""
+
+
+def is_waiting(job: Job) -> bool:
+    """Return whether the job waits, or some of its nodes do while others run."""
+    return job.state in _WAITING or any(state in _WAITING for state in job.nodes)
+
+
+def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
+    """Return all findings, causes first; at least one is a cause, if only that EC2 has no instance to give yet."""
+    facts = _facts(aws, stage, job)
+    found: list[Finding] = [*_dependencies(aws, facts), *_said_by_batch(facts)]
+    if "RUNNABLE" in (job.state, *job.nodes):
+        found += _queue(facts)
+        found += _environments(facts)
+        found += _room(facts)
+        questions: list[tuple[str, Callable[[Aws, Facts], Iterator[Finding]]]] = [
+            ("place in the queue", _place),
+            ("EC2's offer", _offer),
+            ("vCPU quota", _quota),
+        ]
+        # The embedded AWS has no instances to offer, and no quota of them.
+        for about, ask in questions[: 1 if aws.embedded else None]:
+            found += _asked(about, aws, facts, ask)
+    if job.state == "SUBMITTED":
+        found.append(
+            Finding(verdict="cause", about="state", text="it was submitted just now; Batch has not looked yet")
+        )
+    order: tuple[Verdict, ...] = ("cause", "unknown", "fine")
+    found.sort(key=lambda finding: order.index(finding.verdict))
+    if not any(finding.verdict == "cause" for finding in found):
+        found.insert(0, _no_instance_yet(facts))
+    return found
+
+
+def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
+    detail: Mapping[str, Any] = aws.batch.describe_jobs(jobs=[job.id])["jobs"][0]
+    if job.nodes:
+        nodes = _children(aws, job.id, "RUNNABLE") if "RUNNABLE" in job.nodes else []
+        detail = aws.batch.describe_jobs(jobs=[nodes[0]["jobId"]])["jobs"][0] if nodes else detail
+    queue: Mapping[str, Any] = aws.batch.describe_job_queues(jobQueues=[detail["jobQueue"]])["jobQueues"][0]
+    names = [
+        item["computeEnvironment"] for item in sorted(queue["computeEnvironmentOrder"], key=lambda it: it["order"])
+    ]
+    described = aws.batch.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
+    by_arn: dict[str, Mapping[str, Any]] = {item["computeEnvironmentArn"]: item for item in described}
+    of_queue = {state: _summaries(aws, jobQueue=queue["jobQueueArn"], jobStatus=state) for state in _OCCUPYING}
+    running = [item for state in _ON_INSTANCES for item in of_queue[state]]
+    # The parent of an array is PENDING while its children run, and they are no jobs of the queue.
+    for parent in of_queue["PENDING"]:
+        if "arrayProperties" in parent:
+            children = [child for state in _ON_INSTANCES for child in _children(aws, parent["jobId"], state)]
+            running += [{**child, "shareIdentifier": parent.get("shareIdentifier", "")} for child in children]
+    # The workers of a sweep start as there is room, and need not be there together.
+    nnodes = 1 if job.points else sum(job.nodes.values()) or detail.get("nodeProperties", {}).get("numNodes", 1)
+    environments = tuple(by_arn[name] for name in names if name in by_arn)
+    types = {name for item in environments for name in item.get("computeResources", {}).get("instanceTypes", [])}
+    rows = (stage.instance_type, stage.cpu_instance_type)
+    return Facts(
+        detail=detail,
+        queue=queue,
+        environments=environments,
+        running=tuple(running),
+        row=next((row for row in rows if row.name in types), stage.instance_type),
+        nnodes=nnodes,
+        waiting_nodes=1 if job.points else job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
+        deploying=deploying(stage.name, embedded=aws.embedded),
+        is_shared=owner_of_queue(job.queue) is None,
+        teams={share_identifier(team): team for team in stage.teams},
+        never_joined={name: _reason(value) for name, value in stage.never_joined.items()},
+        stop=stage.stage_budget_stop,
+    )
+
+
+def _children(aws: Aws, job_id: str, state: str) -> list[Any]:
+    return _summaries(aws, arrayJobId=job_id, jobStatus=state)
+
+
+def _summaries(aws: Aws, **which: Any) -> list[Any]:
+    pages = aws.batch.get_paginator("list_jobs").paginate(**which)
+    return [item for page in pages for item in page["jobSummaryList"]]
+
+
+def _asked(about: str, aws: Aws, facts: Facts, ask: Callable[[Aws, Facts], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from list(ask(aws, facts))
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        operation = getattr(error, "operation_name", "")
+        reason = f"{operation} was answered with {error_code(error)}" if operation else str(explained).splitlines()[0]
+        yield Finding(verdict="unknown", about=about, text=f"AWS would not say: {reason}")
+
+
+def _dependencies(aws: Aws, facts: Facts) -> Iterator[Finding]:
+    ids = [item["jobId"] for item in facts.detail.get("dependsOn", []) if "jobId" in item]
+    if not ids or facts.detail["status"] == "RUNNABLE":
+        return
+    for other in aws.batch.describe_jobs(jobs=ids)["jobs"]:
+        if other["status"] != "SUCCEEDED":
+            name, state = other["jobName"], other["status"]
+            next_step = f"trainyard why {name}" if state in _WAITING else f"trainyard logs {name}"
+            text = f"it depends on {name}, which is {state}"
+            yield Finding(verdict="cause", about="dependency", text=text, next_step=next_step)
+
+
+def _said_by_batch(facts: Facts) -> Iterator[Finding]:
+    reason = facts.detail.get("statusReason", "")
+    if not reason or facts.detail["status"] not in _WAITING:
+        return
+    # The codes that Batch puts before its reason: user guide, "Jobs stuck in a RUNNABLE status".
+    if reason.startswith("MISCONFIGURATION"):
+        next_step = f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploying}"
+    elif reason.startswith("CAPACITY"):
+        next_step = "wait, or submit with resources.capacity: on-demand"
+    else:
+        next_step = ""
+    yield Finding(verdict="cause", about="said by Batch", text=reason, next_step=next_step)
+
+
+def _queue(facts: Facts) -> Iterator[Finding]:
+    queue = facts.queue
+    state, status = queue["state"], queue["status"]
+    if (state, status) == ("ENABLED", "VALID"):
+        yield Finding(verdict="fine", about="queue", text="enabled and valid")
+    elif state != "ENABLED":
+        text = "the queue is disabled, so nothing of it starts"
+        yield Finding(verdict="cause", about="queue", text=text, next_step=_enable("job-queue", queue["jobQueueName"]))
+    else:
+        text = f"the queue is {status}: {queue.get('statusReason', 'no reason given')}"
+        yield Finding(verdict="cause", about="queue", text=text)
+
+
+def _environments(facts: Facts) -> Iterator[Finding]:
+    able = [item for item in facts.environments if item["state"] == "ENABLED" and item["status"] == "VALID"]
+    for item in facts.environments:
+        about = f"{_kind(item)} instances"
+        verdict: Verdict = "fine" if able else "cause"
+        if item["state"] != "ENABLED" and facts.stop is not None:
+            text = f"they are switched off: the stage has used up its budget of {facts.stop.budget_usd:g} USD a month"
+            next_step = f"wait until {facts.stop.until[:10]}, or have monthly_budget_usd of the stage raised"
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        elif item["state"] != "ENABLED" and (reason := facts.never_joined.get(item["computeEnvironmentName"])):
+            text = f"they were switched off: {reason}"
+            next_step = _enable("compute-environment", item["computeEnvironmentName"])
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        elif item["state"] != "ENABLED":
+            text = "their compute environment was disabled by hand"
+            next_step = _enable("compute-environment", item["computeEnvironmentName"])
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        elif item["status"] != "VALID":
+            text = f"their compute environment is {item['status']}: {item.get('statusReason', 'no reason given')}"
+            next_step = "AWS Batch user guide, 'INVALID compute environment': most often a role or a launch template"
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        else:
+            yield Finding(verdict="fine", about=about, text="their compute environment is enabled and valid")
+    if "nodeProperties" in facts.detail and able and all("SPOT" in item["computeResources"]["type"] for item in able):
+        text = "the job has several nodes, which Batch never starts on Spot; it would wait for ever"
+        next_step = "trainyard cancel it, and set max_multinode_nodes in infra/settings.py"
+        yield Finding(verdict="cause", about="several nodes", text=text, next_step=next_step)
+
+
+def _room(facts: Facts) -> Iterator[Finding]:
+    """One job owns its instances, so jobs times nodes is what runs; Batch itself counts vCPUs."""
+    used = sum(item.get("nodeProperties", {}).get("numNodes", 1) for item in facts.running)
+    most = sum(
+        item["computeResources"]["maxvCpus"] // facts.row.vcpus
+        for item in facts.environments
+        if item["state"] == "ENABLED"
+    )
+    counted = f"{used} of at most {most} instances of {facts.row.name} are in use"
+    if used + facts.waiting_nodes <= most:
+        yield Finding(verdict="fine", about="room", text=counted)
+        return
+    shares = Counter(item.get("shareIdentifier", "") for item in facts.running)
+    by_team = ", ".join(f"{facts.teams.get(share, share) or 'nobody'} {n}" for share, n in shares.most_common())
+    if facts.nnodes > most:
+        text = f"the job wants {facts.nnodes} instances of {facts.row.name}; the stage may have {most}"
+    else:
+        text = f"{counted}{f' (jobs: {by_team})' if by_team else ''}"
+    limit = "raise the limit in infra/settings.py (max_nodes and its kin)"
+    next_step = f"wait for one to end, or {limit}, then {facts.deploying}"
+    yield Finding(verdict="cause", about="room", text=text, next_step=next_step)
+
+
+def _place(aws: Aws, facts: Facts) -> Iterator[Finding]:
+    snapshot = aws.batch.get_job_queue_snapshot(jobQueue=facts.queue["jobQueueArn"])
+    front = [item["jobArn"].rsplit("/", 1)[-1] for item in snapshot.get("frontOfQueue", {}).get("jobs", [])]
+    if facts.detail["jobId"] not in front:
+        if front:
+            text = f"it is behind the first {len(front)} that wait"
+            yield Finding(verdict="cause", about="place in the queue", text=text)
+        return
+    ahead = front.index(facts.detail["jobId"])
+    if not ahead:
+        yield Finding(verdict="fine", about="place in the queue", text="it is the first that waits")
+        return
+    first = aws.batch.describe_jobs(jobs=front[:1])["jobs"]
+    share = first[0].get("shareIdentifier", "") if first and facts.is_shared else ""
+    whose = f", the first of team {facts.teams.get(share, share)}" if share else ""
+    turns = ": teams take turns by what they used lately" if facts.is_shared else ""
+    waiting = "jobs wait" if ahead > 1 else "job waits"
+    text = f"{ahead} {waiting} before it{whose}{turns}"
+    next_step = f"trainyard why {first[0]['jobName']}" if first else ""
+    yield Finding(verdict="cause", about="place in the queue", text=text, next_step=next_step)
+
+
+def _offer(aws: Aws, facts: Facts) -> Iterator[Finding]:
+    subnets = sorted({subnet for item in facts.environments for subnet in item["computeResources"].get("subnets", [])})
+    zones = {item["AvailabilityZoneId"] for item in aws.ec2.describe_subnets(SubnetIds=subnets)["Subnets"]}
+    offered = {
+        item["Location"]
+        for page in aws.ec2.get_paginator("describe_instance_type_offerings").paginate(
+            LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": [facts.row.name]}]
+        )
+        for item in page["InstanceTypeOfferings"]
+    }
+    here = ", ".join(sorted(zones))
+    if not offered:
+        text = f"EC2 does not offer {facts.row.name} in this region"
+        next_step = "python -m infra.preflight names what it offers; instance_type in infra/settings.py"
+        yield Finding(verdict="cause", about="EC2's offer", text=text, next_step=next_step)
+    elif not zones & offered:
+        text = f"EC2 offers {facts.row.name} in {', '.join(sorted(offered))}; the stage's subnets are in {here}"
+        next_step = "availability_zone_ids in infra/settings.py"
+        yield Finding(verdict="cause", about="EC2's offer", text=text, next_step=next_step)
+    else:
+        text = f"EC2 offers {facts.row.name} in {', '.join(sorted(zones & offered))}"
+        yield Finding(verdict="fine", about="EC2's offer", text=text)
+
+
+def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
+    needed = facts.nnodes * facts.row.vcpus
+    for item in facts.environments:
+        spot = "SPOT" in item["computeResources"]["type"]
+        code = facts.row.spot_quota_code if spot else facts.row.on_demand_quota_code
+        answer = aws.quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
+        value = answer["Value"]
+        text = f"{value:g} vCPUs of {answer.get('QuotaName', code)} ({code}), {needed} are needed"
+        if value < needed:
+            next_step = (
+                f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
+                f"--desired-value {item['computeResources']['maxvCpus']}"
+            )
+            yield Finding(verdict="cause", about=f"{_kind(item)} quota", text=text, next_step=next_step)
+        else:
+            yield Finding(verdict="fine", about=f"{_kind(item)} quota", text=text)
+
+
+def _no_instance_yet(facts: Facts) -> Finding:
+    kinds = " and ".join(dict.fromkeys(_kind(item) for item in facts.environments))
+    text = f"nothing here keeps it: EC2 has given no {kinds} instance of {facts.row.name} yet"
+    if facts.nnodes > 1:
+        text += f", for {facts.waiting_nodes} of its {facts.nnodes} nodes"
+    next_step = "wait: an instance takes minutes where there is capacity, and Spot has none at times"
+    if not any("SPOT" not in item["computeResources"]["type"] for item in facts.environments):
+        next_step += "; resources.capacity: on-demand pays to skip the wait, where the stage allows it"
+    return Finding(verdict="cause", about="capacity", text=text, next_step=next_step)
+
+
+def _reason(record: str) -> str:
+    try:
+        return str(json.loads(record)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return "their instances booted and never joined"
+
+
+def _kind(environment: Mapping[str, Any]) -> str:
+    return "Spot" if "SPOT" in environment["computeResources"]["type"] else "On-Demand"
+
+
+def _enable(what: str, name: str) -> str:
+    return f"aws batch update-{what} --{what} {name} --state ENABLED, once the reason is gone"

@@ -1,0 +1,79 @@
+"""prepare-corpus: documents from tables and text files, as a corpus that is read fast."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from jobs.core.locations import HUB, TEXT, table_suffix
+from jobs.spec.arguments import Arguments, Columns, Documents, HubRepository
+from jobs.spec.job_kind import JobKind
+
+COLUMNS_NEXT = "name each input's column in text_columns"
+
+
+class PrepareCorpus(Arguments):
+    """Gather documents into one corpus: shards of about equal size, with a part held out."""
+
+    FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
+    HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
+
+    data: list[Documents] = Field(min_length=1)
+    """Documents: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
+    text_columns: list[str] = Field(default=["text"], min_length=1)
+    """Column of the text: one for all of data, or one for each. A .txt file has none."""
+    text_documents: Literal["lines", "paragraphs"] = "lines"
+    """What a document of a .txt file is: a line, or what is between empty lines."""
+    held_out_fraction: float = Field(default=0.01, gt=0, lt=1)
+    """Share of the documents that is held out, by their content."""
+    shard_bytes: int = Field(default=128 << 20, ge=1 << 10, le=4 << 30)
+    """Text in one shard. A restarted job makes the missing shards only."""
+    max_document_bytes: int = Field(default=8 << 20, ge=1 << 10, le=1 << 30)
+    """A longer document is split at whitespace into several."""
+    on_broken_text: Literal["error", "skip"] = "error"
+    """error: text that is not UTF-8 ends the job; skip: it is counted and left out."""
+    drop_duplicates: bool = False
+    """Drop documents that equal an earlier one. Each document takes about 100 bytes of memory. Not for data whose rows
+    are sentences, which would be torn apart."""
+
+    push_to_hub: HubRepository | None = None
+    """org/name of a data set on the Hugging Face Hub to push to as well. It is private; the team's HF_TOKEN is used."""
+
+    @property
+    def hub_repository(self) -> str | None:
+        return self.push_to_hub
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        if len(self.text_columns) not in (1, len(self.data)):
+            raise ValueError(
+                f"'text_columns' names {len(self.text_columns)} columns for {len(self.data)} inputs; give one for "
+                "all, or one for each"
+            )
+        twice = {location for location in self.data if self.data.count(location) > 1}
+        if twice:
+            raise ValueError(f"'data' names {min(twice)} twice")
+        return self
+
+    def column(self, number: int) -> str:
+        """Return the text column of that input."""
+        return self.text_columns[number if len(self.text_columns) > 1 else 0]
+
+    def columns(self, argument: str) -> Columns | None:
+        number = int(argument.removeprefix("data."))
+        if table_suffix(self.data[number]) == TEXT and not self.data[number].startswith(HUB):
+            return None
+        skips = self.on_broken_text == "skip"
+        return Columns(texts=(self.column(number),), named_by=COLUMNS_NEXT, skips=skips)
+
+
+KIND = JobKind(
+    name="prepare-corpus",
+    summary="gather documents into a corpus, with a part held out",
+    entrypoint="jobs.container.kinds.prepare_corpus",
+    arguments=PrepareCorpus,
+    accelerated=False,
+    one_process=True,
+    timeout_hours=12,
+    makes="corpus",
+)

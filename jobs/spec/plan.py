@@ -1,0 +1,394 @@
+"""Plan: JobSpec + stage -> the SubmitJob request, the queue and why, and the price. Pure."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from jobs.core.dependencies import Awaited
+from jobs.core.errors import ConfigurationError, TrainyardError, UsageError, raise_all
+from jobs.core.image_hierarchy import child_name
+from jobs.core.instance_types import InstanceType
+from jobs.core.locations import DATA, S3Location
+from jobs.core.queues import MARKET, Capacity
+from jobs.core.run import ARGUMENTS, run_prefix, submitted_at
+from jobs.core.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deploying
+from jobs.core.words import counted
+from jobs.money.budget import LEAST_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
+from jobs.money.prices import Prices, recorded
+from jobs.spec.arguments import Arguments
+from jobs.spec.code import Pack
+from jobs.spec.job_kind import JobKind
+from jobs.spec.launcher_options import GANG_WAIT_SECONDS, LauncherOptions
+from jobs.spec.placement import Placement, place
+from jobs.spec.spec import JobSpec, PlannedPoint
+from jobs.spec.submit_job import is_too_long, submit_job_request
+from jobs.spec.sweep import SweepSize, points
+from jobs.spec.team_secrets import check_push, check_trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """A run whose jobs have ended, and with which a plan goes on."""
+
+    job_ids: tuple[str, ...]
+    """Ids of the jobs that it went through, the newest last; at least that one."""
+    at: datetime
+    """The moment at which it is resumed."""
+    spent: Spent = NOTHING_SPENT
+    """Hours and dollars that its attempts have taken so far."""
+    allow_changes: bool = False
+    """True: a checkpoint that was made with other arguments is resumed all the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentsFile:
+    """The arguments of a job as a file among its run's, named by its content: no other job of the run rewrites it."""
+
+    name: str
+    content: bytes
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> "ArgumentsFile":
+        content = arguments.model_dump_json(exclude_none=True).encode()
+        return cls(name=f"{ARGUMENTS}{hashlib.sha256(content).hexdigest()[:16]}.json", content=content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A submission as it would be sent, and its price."""
+
+    run_id: str
+    run_location: S3Location
+    spec: JobSpec
+    request: dict[str, Any]
+    """SubmitJob's arguments, exactly as they will be sent."""
+    queue: str
+    queue_reason: str
+    capacity: Capacity
+    """The price that is expected; a Spot queue may go on to On-Demand instances where Spot has none."""
+    instance_type: InstanceType
+    accelerator: str
+    accelerator_reason: str
+    nnodes: int
+    nproc_per_node: int
+    prices: Prices
+    """What an hour of one instance costs: AWS's word of today, or the recorded prices."""
+    notes: tuple[str, ...]
+    """Sentences that the submitter should read before paying."""
+    awaited: tuple[Awaited, ...] = ()
+    """The runs that have to end before this one starts."""
+    continued: Continued | None = None
+    """The run that this one goes on with; None: it is a new one."""
+    pack: Pack | None = None
+    """The code that has to lie on S3 before it starts; None: it has none of its own, or that lies there already."""
+    arguments_file: ArgumentsFile | None = None
+    """The arguments of the job, where they are too long for its command line."""
+    in_container: Arguments
+    """The arguments as the job's container gets them."""
+    sweep: SweepSize | None = None
+    """How much there is to run, where it is a sweep."""
+    points: tuple[PlannedPoint, ...] = ()
+    """The points of a new sweep, whose specs have to lie on S3 before it starts."""
+
+    @property
+    def instances(self) -> int:
+        """Return how many instances it has at once, at most."""
+        return self.nnodes * (self.sweep.workers if self.sweep else 1)
+
+    @property
+    def on_demand_usd_per_hour(self) -> float:
+        return self.prices.on_demand.usd_per_hour * self.instances
+
+    @property
+    def spot_usd_per_hour(self) -> float:
+        return self.prices.spot.usd_per_hour * self.instances
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Return the price an hour that it is expected to cost."""
+        return self.spot_usd_per_hour if self.capacity == "spot" else self.on_demand_usd_per_hour
+
+    @property
+    def inputs(self) -> tuple[tuple[str, str, str], ...]:
+        """Return `(argument, resolved location, what it should be)` of everything the job will read."""
+        return tuple(self.spec.entrypoint_arguments().sources())
+
+    def with_job_ids(self, job_ids: Mapping[str, str]) -> "Plan":
+        """Return the same plan, once the runs that are submitted together with it have ids in Batch.
+
+        `job_ids`: run id to job id.
+        """
+        depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.awaited]
+        return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
+
+
+def plan(
+    spec: JobSpec,
+    stage: DeployedStage,
+    *,
+    run_id: str,
+    awaited: tuple[Awaited, ...] = (),
+    continued: Continued | None = None,
+    prices_of: Callable[[InstanceType], Prices] = recorded,
+    room_of: Callable[[Placement], int] | None = None,
+    points_left: int | None = None,
+) -> Plan:
+    """Return the plan of a submission: place the job, check budgets and arguments, find its inputs, make the request.
+
+    `prices_of` says what an hour of an instance type costs. A Spot price that is not the recorded one goes with the
+    job: its budget and its receipt count with it.
+
+    `room_of` says how many instances a job's queue can hold; it is asked about sweeps only, which have no more workers
+    than that. None: unknown.
+
+    `points_left`: of a sweep that is resumed, the points that are left; None: all.
+    References to runs are resolved before (jobs.runs.references), to the runs in `awaited` too.
+    Raises UsageError where the spec asks for what the stage can't give or a budget is used up, ConfigurationError
+    where the stage lacks what the kind needs.
+    """
+    now = continued.at if continued else submitted_at(run_id)
+    placement = place(spec, stage)
+    prices = prices_of(placement.instance_type)
+    notes = _notes(spec, stage, placement, awaited, at=now)
+    arguments = spec.entrypoint_arguments()
+    in_s3 = arguments_in_s3(spec, stage)
+    in_container = _with_locations(in_s3, _mounts(spec, stage))
+    raise_all(
+        [
+            *_refusal(lambda: _check_team_budget(spec.team, stage, at=now)),
+            *_refusal(lambda: _check_run_budget(spec, placement, continued, prices)),
+            *_refusal(lambda: check_push(arguments, spec.team, stage)),
+            *_refusal(lambda: check_trackers(arguments, spec.team, stage)),
+            *_refusal(lambda: _check_ranks(spec, arguments, placement)),
+            *_refusal(lambda: _check_compiling(arguments, placement.instance_type)),
+            *_refusal(lambda: _check_team_reads(in_s3, spec.team, stage)),
+        ]
+    )
+    run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
+    sweep = None
+    if spec.sweep is not None:
+        room = room_of(placement) if room_of else None
+        sweep = SweepSize.of(spec.sweep, points_left or len(points(spec.sweep)), room=room)
+    options = _launcher_options(
+        spec, placement, prices, allow_changes=continued is not None and continued.allow_changes
+    )
+    request_with = functools.partial(
+        submit_job_request,
+        spec,
+        stage,
+        placement,
+        run_id=run_id,
+        run_location=run_location,
+        awaited=awaited,
+        resumed_job_id=continued.job_ids[-1] if continued else None,
+        sweep=sweep,
+    )
+    # The arguments of a sweep's points lie on S3.
+    of_job = [] if sweep else in_container.to_flags()
+    request = request_with(flags=[*options.to_flags(), spec.job, *of_job])
+    arguments_file = None
+    if is_too_long(request):
+        arguments_file = ArgumentsFile.of(in_container)
+        options = options.model_copy(update={"arguments_file": arguments_file.name})
+        request = request_with(flags=[*options.to_flags(), spec.job])
+    return Plan(
+        run_id=run_id,
+        run_location=run_location,
+        spec=spec.model_copy(update={"arguments": in_s3.model_dump(mode="json", exclude_none=True)}),
+        request=request,
+        queue=placement.queue_name,
+        queue_reason=placement.queue_reason,
+        capacity=placement.queue.capacity,
+        instance_type=placement.instance_type,
+        accelerator=placement.accelerator,
+        accelerator_reason=placement.accelerator_reason,
+        nnodes=placement.nnodes,
+        nproc_per_node=placement.nproc_per_node,
+        prices=prices,
+        notes=tuple(notes),
+        awaited=awaited,
+        continued=continued,
+        arguments_file=arguments_file,
+        in_container=in_container,
+        sweep=sweep,
+    )
+
+
+def arguments_in_s3(spec: JobSpec, stage: DeployedStage) -> Arguments:
+    """Return a spec's arguments with the place on S3 of whatever lies in the stage's data bucket."""
+    return _with_locations(spec.entrypoint_arguments(), {DATA: f"s3://{stage.data_bucket}/"})
+
+
+def _refusal(check: Callable[[], None]) -> Iterator[TrainyardError]:
+    try:
+        check()
+    except UsageError as error:
+        yield error
+
+
+def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, allow_changes: bool) -> LauncherOptions:
+    spot = prices.spot
+    is_gang = spec.resources.is_gang
+    return LauncherOptions(
+        instance_type=placement.instance_type.name,
+        nproc_per_node=placement.nproc_per_node,
+        capacity=placement.queue.capacity,
+        spot_usd_per_hour=None if spot == recorded(placement.instance_type).spot else spot.usd_per_hour,
+        **spec.limits(),
+        gang_min_nnodes=spec.resources.least_nnodes if is_gang else None,
+        gang_attempts=spec.attempts if is_gang else None,
+        sweep_attempts=spec.attempts if spec.sweep else None,
+        sweep_timeout_seconds=3600 * (spec.timeout_hours or spec.kind.timeout_hours) if spec.sweep else None,
+        halving=spec.sweep.comparison(spec.entrypoint_arguments()) if spec.sweep else None,
+        allow_changes=allow_changes,
+    )
+
+
+def _notes(
+    spec: JobSpec, stage: DeployedStage, placement: Placement, awaited: Sequence[Awaited], *, at: datetime
+) -> list[str]:
+    """Return what the submitter should know before paying."""
+    row = placement.instance_type
+    wanted, there = placement.nproc_per_node_on_aws, placement.nproc_per_node
+    notes = _image_notes(spec.kind, row, stage)
+    stop = stage.stage_budget_stop
+    if stop is not None and not stop.is_over(at):
+        notes.append(
+            f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
+            f"{stop.until[:10]}, or until the budget is raised"
+        )
+    if wanted < row.processes and row.accelerators and not spec.kind.one_process:
+        notes.append(
+            f"uses {wanted} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid for"
+        )
+    if spec.resources.is_gang:
+        notes.append(_gang_note(spec))
+    notes += [note for run in awaited if (note := run.note(stage))]
+    if there < wanted:
+        notes.append(f"runs {counted(there, 'rank')} on this machine instead of {wanted}; the global batch size stays")
+    return notes
+
+
+def _gang_note(spec: JobSpec) -> str:
+    """Return what nodes that Batch starts one by one cost more than those that it starts together."""
+    least = spec.resources.least_nnodes
+    some = f"; after {GANG_WAIT_SECONDS / 60:g} minutes {least} begin" if least < spec.resources.nnodes else ""
+    return (
+        f"the {spec.resources.nnodes} nodes start as they come, and are paid for while they wait for each other{some}; "
+        f"when one is taken away all save and start again, which is one of their {counted(spec.attempts, 'attempt')}"
+    )
+
+
+def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Arguments:
+    """Return `arguments` with the beginning of each source replaced by what `places` has for it."""
+    return arguments.with_sources(
+        **{
+            name: place + location.removeprefix(beginning)
+            for name, location, _ in arguments.sources()
+            for beginning, place in places.items()
+            if location.startswith(beginning)
+        }
+    )
+
+
+def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
+    """Return the locations that the job finds as files, and where.
+
+    That is the shared data, on the accelerator instances of a stage that mounts it there.
+    """
+    if stage.shared_data_mount is None or stage.embedded or not spec.kind.accelerated:
+        return {}
+    return {f"s3://{stage.data_bucket}/{SHARED_PREFIX}/": f"{stage.shared_data_mount.rstrip('/')}/"}
+
+
+def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list[str]:
+    """Return what to know of the image that the job will run in. Raises ConfigurationError where there is none yet."""
+    deployed = stage.job_images.get(kind.name)
+    if deployed is None:
+        return []
+    name = child_name(row.image, kind.image)
+    pushed = stage.images.get((name, stage.release or ""), deployed)
+    deploy = deploying(stage.name, "jobs", embedded=stage.embedded)
+    if stage.embedded:
+        name = child_name("cpu", kind.image)
+    if deployed.endswith(f":{NOT_BUILT_TAG}"):
+        push = f"trainyard --stage {stage.name} images push {name}, then " if pushed == deployed else ""
+        raise ConfigurationError(
+            f"the image of '{kind.name}' jobs had not been pushed when stage '{stage.name}' was deployed: its job "
+            f"definitions name {deployed}",
+            next_step=push + deploy,
+        )
+    if pushed.endswith(f":{NOT_BUILT_TAG}"):
+        return [f"runs in {deployed}, which the stage no longer records: 'trainyard images push' before it is deployed"]
+    if pushed != deployed and stage.image_tag is None:
+        return [f"runs in {deployed}; a newer image was pushed, which '{deploy}' rolls out"]
+    return []
+
+
+def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> None:
+    arguments.check(*placement.world_sizes)
+    if placement.least_nnodes < placement.nnodes and not arguments.resumes_on_other_ranks:
+        raise UsageError(
+            f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than "
+            f"{placement.nnodes} nodes: its checkpoints are of one number of ranks",
+            next_step="leave resources.min_nnodes out",
+        )
+
+
+def _check_compiling(arguments: Arguments, row: InstanceType) -> None:
+    if getattr(arguments, "torch_compile", False) and row.accelerator != "cuda":
+        why = (
+            "on HPUs it would take Habana's backend, which nobody could try"
+            if row.accelerator == "hpu"
+            else f"the image {row.image} has no compiler"
+        )
+        raise UsageError(
+            f"arguments.torch_compile: it is for GPUs, and the job is for {row.name}; {why}", next_step="leave it out"
+        )
+
+
+def _check_team_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
+    stop = stage.budget_stop(team)
+    if stop is not None and not stop.is_over(at):
+        raise UsageError(
+            f"team '{team}' has used up its monthly budget of {stop.budget_usd:g} USD in stage '{stage.name}': no job "
+            f"of it is taken from {stop.since} until {stop.until}",
+            next_step="wait until then, or ask who runs the stage to raise the team's monthly_budget_usd in "
+            "infra/settings.py and deploy",
+        )
+
+
+def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued | None, prices: Prices) -> None:
+    row, capacity, nnodes = placement.instance_type, placement.queue.capacity, placement.nnodes
+    so_far = continued.spent if continued else NOTHING_SPENT
+    price = usd_per_hour(row, capacity, spot_usd_per_hour=prices.spot.usd_per_hour)
+    left = spec.budget.left(so_far, usd_per_hour=price, nnodes=nnodes)
+    if left is None or left.seconds >= LEAST_SECONDS:
+        return
+    needed = price * nnodes * LEAST_SECONDS / 3600
+    least = (
+        f"{needed + so_far.usd:.2f}"
+        if left.key == "max_usd"
+        else f"{nnodes * LEAST_SECONDS / 3600 + so_far.instance_hours:.2f}"
+    )
+    used = f"; {spec.budget.text(so_far)} are used up" if continued else ""
+    raise UsageError(
+        f"{left.key}: {left.limit:g} leaves {max(0.0, left.seconds) / 60:.1f} minutes of {nnodes} x {row.name} "
+        f"({MARKET[capacity]}){used}; a run needs at least {LEAST_SECONDS / 60:g} to start, train and save",
+        next_step=f"set {left.key} to more than {least}",
+    )
+
+
+def _check_team_reads(arguments: Arguments, team: str, stage: DeployedStage) -> None:
+    """Raise UsageError where an input lies in the folder of another team, which this team's jobs cannot read."""
+    for argument, location, _ in arguments.sources():
+        for bucket in (stage.data_bucket, stage.run_bucket):
+            owner = location.removeprefix(f"s3://{bucket}/").partition("/")[0]
+            if location.startswith(f"s3://{bucket}/") and owner != team and owner in stage.teams:
+                raise UsageError(
+                    f"arguments.{argument}: {location} is of team '{owner}', which team '{team}' cannot read",
+                    next_step=f"have it copied to {DATA}{SHARED_PREFIX}/, which all teams read, or to {DATA}{team}/",
+                )

@@ -1,0 +1,186 @@
+"""A file of requirements as pip reads it, with all that it includes: what the packages of a script are installed from.
+
+pip's own format: https://pip.pypa.io/en/stable/reference/requirements-file-format/.
+"""
+
+import argparse
+import codecs
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from jobs.core.errors import UsageError
+from jobs.core.locations import stays_below
+
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar")
+
+_NAMED = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([<>=!~;(].*|@\s*(?!file:)\S+:.*)?", re.ASCII)
+"""A requirement that names a package, PEP 508. Everything else is an address or a path."""
+
+_ADDRESS = re.compile(r"(?:(?:git|hg|svn|bzr)\+)?(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+_EDITABLE = re.compile(r"^(?:-e|--editable)(?:\s*=\s*|\s*)")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One requirement, with the file and the number of the line that it begins in."""
+
+    file: str
+    number: int
+    text: str
+    """Without comments, and without `-e`: a job gets a package as it is, and no link to its source."""
+    asked: str = ""
+    """The package that it names, with versions and marker. Empty: it has options only, an address or a path."""
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.number}"
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """All that pip installs from: the lines of a file and of those that it includes, and the paths that these name."""
+
+    lines: tuple[Line, ...]
+    constraints: tuple[Line, ...]
+    """The lines of files that `-c` names."""
+    files: tuple[str, ...]
+    """The files that were read, relative to the folder of the code."""
+    paths: tuple[tuple[Line, str], ...]
+    """Archives and folders that lines install or take packages from, relative to the folder of the code."""
+
+
+def read_requirements(folder: Path, name: str) -> Requirements:
+    """Read a file of requirements in a folder of code, and what it includes.
+
+    Raises UsageError for a file that is missing, or that includes itself or what is outside of the folder.
+    """
+    return _Reader(folder, name).read()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+class _Reader:
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._lines: dict[bool, list[Line]] = {False: [], True: []}
+        self._files: list[str] = []
+        self._paths: list[tuple[Line, str]] = []
+
+    def read(self) -> Requirements:
+        self._include(self._name, below=(), constrains=False)
+        return Requirements(
+            lines=tuple(self._lines[False]),
+            constraints=tuple(self._lines[True]),
+            files=tuple(dict.fromkeys(self._files)),
+            paths=tuple(self._paths),
+        )
+
+    def _include(self, name: str, *, below: tuple[str, ...], constrains: bool) -> None:
+        path = self._folder / name
+        if name in below:
+            raise UsageError(f"arguments.requirements: {below[-1]} includes {name}, which includes it")
+        if not path.is_file():
+            named_by = f", which {below[-1]} includes" if below else ""
+            raise UsageError(f"arguments.requirements: the code has no file '{name}'{named_by}")
+        self._files.append(name)
+        for number, text in _logical_lines(_text(path)):
+            line = Line(name, number, text)
+            try:
+                self._take(line, (*below, name), constrains=constrains)
+            except ValueError as error:
+                raise UsageError(
+                    f"arguments.requirements: {line}: {error}", next_step="write it as pip's documentation does"
+                ) from None
+
+    def _take(self, line: Line, below: tuple[str, ...], *, constrains: bool) -> None:
+        text, options = _split(line.text)
+        if included := [*options.requirement, *options.constraint]:
+            if text or len(shlex.split(line.text)) > 2:
+                raise ValueError("-r or -c needs a line of its own")
+            # pip looks for it beside the file that includes it, and for packages in the working directory.
+            name = self._below(line, Path(line.file).parent, included[0])
+            self._include(name, below=below, constrains=constrains or bool(options.constraint))
+            return
+        if options.editable:
+            [text] = options.editable
+        path = _path(text)
+        asked = "" if path or _ADDRESS.match(text) else text
+        line = replace(line, text=_EDITABLE.sub("", line.text), asked=asked)
+        for found in ([path] if path else []) + [source for source in options.find_links if not _ADDRESS.match(source)]:
+            # The working directory is the folder of the file that the spec names.
+            name = self._below(line, Path(self._name).parent, found)
+            if not (self._folder / name).exists():
+                raise UsageError(f"arguments.requirements: {line}: the code has no '{name}'")
+            self._paths.append((line, name))
+        self._lines[constrains].append(line)
+
+    def _below(self, line: Line, start: Path, path: str) -> str:
+        name = os.path.normpath(start / path)
+        if "://" in path or path.startswith("file:") or name.startswith("/") or not (name == "." or stays_below(name)):
+            raise UsageError(
+                f"arguments.requirements: {line}: '{path}' is outside of the folder of the code",
+                next_step="put a copy into that folder and name it by a relative path",
+            )
+        return name
+
+
+def _path(text: str) -> str | None:
+    """Return the path of what is installed, without extras and marker. None: an index or an address has it."""
+    path = re.sub(r"\[[^\]]*\]$", "", re.sub(r"\s*;.*$", "", text)).strip()
+    is_archive = path.lower().endswith(_ARCHIVES)
+    if _ADDRESS.match(text) or (_NAMED.fullmatch(text) and ("@" in text or not is_archive)):
+        return None
+    return path if is_archive or "/" in path or path.startswith(".") else None
+
+
+def _split(text: str) -> tuple[str, argparse.Namespace]:
+    """Return what a line requires, and its options. Raises ValueError for an option that pip does not have there."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for names in (
+        *(("-r", "--requirement"), ("-c", "--constraint"), ("-e", "--editable"), ("-f", "--find-links")),
+        *(("-i", "--index-url", "--pypi-url"), ("--extra-index-url",), ("--trusted-host",), ("--use-feature",)),
+        *(("--no-binary",), ("--only-binary",), ("--hash",), ("--global-option",), ("-C", "--config-settings")),
+    ):
+        parser.add_argument(*names, action="append", default=[])
+    for name in ("--no-index", "--pre", "--prefer-binary", "--require-hashes"):
+        parser.add_argument(name, action="store_true")
+    words = re.split(r"\s(?=-)|^(?=-)", text, maxsplit=1)
+    options = parser.parse_args(shlex.split(words[1]) if len(words) > 1 else [])
+    return words[0].strip(), options
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        # Windows' shells write the second.
+        return content.decode(
+            "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+        )
+    except UnicodeDecodeError as error:
+        raise UsageError(f"arguments.requirements: {path.name} is not UTF-8: {error.reason}") from None
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each line that is not empty, without comments, with its number; a backslash continues a line."""
+    parts: list[str] = []
+    begin = 0
+    physical: Sequence[str] = text.splitlines()
+    for number, line in enumerate(physical, start=1):
+        begin = begin if parts else number
+        is_comment = line.lstrip().startswith("#")
+        parts.append(line.removesuffix("\\"))
+        if line.endswith("\\") and not is_comment and number < len(physical):
+            continue
+        joined = re.sub(r"(?:^|\s)#.*$", "", "".join(parts)).strip()
+        parts = []
+        if joined:
+            yield begin, joined

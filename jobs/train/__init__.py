@@ -1,1 +1,0 @@
-"""The only code that runs inside the container: it gets arguments and environment, and writes under its run."""

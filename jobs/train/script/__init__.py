@@ -1,4 +1,0 @@
-"""What a node's launcher does for a script of one's own: its code, packages and inputs, and what it leaves.
-
-`job` puts them together; the ranks themselves are jobs.train.kinds.script.
-"""

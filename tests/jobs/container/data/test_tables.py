@@ -1,0 +1,150 @@
+"""Tables from S3 and local paths; each way in which one can be bad is told with its place."""
+
+import csv
+import io
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.container.data.labelled_text import read_table
+from jobs.container.data.tables import _rows_at_once
+from jobs.core.errors import NotFoundError, UsageError
+from jobs.data_checks.bad_rows import BadRows
+from tests.support.container.places import Place
+
+ROWS = [
+    {"text": 'a "quoted", tab\tand comma', "label": "good", "more": "1"},
+    {"text": "two\nlines", "label": "bad", "more": "2"},
+    {"text": "f\u00fcnf \U0001f600", "label": "good", "more": "3"},
+]
+
+
+def delimited(delimiter: str, **options: Any) -> bytes:
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(ROWS[0]), delimiter=delimiter, **options)
+    writer.writeheader()
+    writer.writerows(ROWS)
+    return stream.getvalue().encode()
+
+
+def json_lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def parquet(columns: dict[str, Any]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "unit", "lines"),
+    [
+        ("table.jsonl", json_lines(ROWS), "line", [1, 2, 3]),
+        ("table.ndjson", b"\xef\xbb\xbf" + json_lines(ROWS[:1]) + b"\n \r\n" + json_lines(ROWS[1:]), "line", [1, 4, 5]),
+        # The second row ends on the line after the one it starts on.
+        ("table.csv", delimited(","), "line", [2, 4, 5]),
+        ("table.csv", b"\xef\xbb\xbf" + delimited(",", lineterminator="\n"), "line", [2, 4, 5]),
+        ("TABLE.TSV", delimited("\t"), "line", [2, 4, 5]),
+        ("table.parquet", parquet({key: [row[key] for row in ROWS] for key in ROWS[0]}), "row", [1, 2, 3]),
+    ],
+    ids=["jsonl", "with a mark and empty lines", "csv", "csv with a mark", "tsv", "parquet"],
+)
+def test_a_table_is_read_with_the_place_of_each_row(
+    place: Place, name: str, content: bytes, unit: str, lines: list[int]
+) -> None:
+    table = place.read(place.put(name, content))
+    assert table.columns == {key: [row[key] for row in ROWS] for key in ("text", "label")}
+    assert list(table.lines) == lines
+    assert table.place(1) == f"{place.at(name)}, {unit} {lines[1]}"
+
+
+def test_a_missing_table_is_told_with_where_to_look(local: Place, remote: Place) -> None:
+    with pytest.raises(NotFoundError, match=re.escape(f"{local.at('t.csv')} does not exist\nNext: check the path")):
+        local.read(local.at("t.csv"))
+    missing = remote.at("no/t.csv")
+    listing = f"aws s3 ls {missing.removesuffix('t.csv')}"
+    with pytest.raises(NotFoundError, match=re.escape(f"{missing} does not exist\nNext: {listing}")):
+        remote.read(missing)
+    with pytest.raises(UsageError, match="which only `trainyard submit` can resolve"):
+        local.read("data://team/t.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.jsonl", b"\n \n"),
+        ("t.csv", b""),
+        ("t.parquet", parquet({"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())})),
+    ],
+)
+def test_a_table_without_examples_is_refused(local: Place, name: str, content: bytes) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{local.at(name)} holds no examples")):
+        local.read(local.put(name, content))
+
+
+GOOD_LINE = b'{"text": "a", "label": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.jsonl", GOOD_LINE + b'{"text": "a", "lab', ", line 2: not JSON: Unterminated string starting at"),
+        ("t.jsonl", GOOD_LINE + b'{"label": ' + b"1" * 5000 + b"}\n", ", line 2: JSON that Python cannot read"),
+        ("t.csv", b'text,label\n"two\nlines",1\ncaf\xe9,1\n', ", line 4: not UTF-8 (byte 0xe9 at position 4)"),
+        ("t.csv", b"text,label\na,1\nb,2,3\n", ", line 3: 3 fields, but the header has 2"),
+        ("t.csv", b'text,label\na,1\n"b,2\n', ", line 3: unexpected end of data"),
+        ("t.parquet", parquet({"text": ["a"], "label": [1]})[:-20], " cannot be read as Parquet: "),
+        (
+            "t.parquet",
+            parquet({"text": pa.array([b"a", b"\xfcber"]).view(pa.string()), "label": [1, 2]}),
+            " cannot be read as Parquet: Column 0: In chunk 0: Invalid: Invalid UTF8 sequence at string index 1",
+        ),
+    ],
+)
+def test_a_damaged_table_is_refused_with_the_place_of_the_damage(
+    local: Place, name: str, content: bytes, message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(local.at(name) + message)}"):
+        local.read(local.put(name, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "at"),
+    [
+        ("t.jsonl", GOOD_LINE + b'{"txt": "b", "label": 1}\n', ", line 2"),
+        ("t.csv", b"txt,label\na,1\n", ", line 2"),
+        ("t.parquet", parquet({"txt": ["a"], "label": [1]}), ""),
+    ],
+    ids=["jsonl", "csv", "parquet"],
+)
+def test_a_missing_column_is_told_with_the_closest_there_is(place: Place, name: str, content: bytes, at: str) -> None:
+    message = f"{place.at(name)}{at}: no column 'text'; did you mean 'txt'?\nNext: name the columns with text_column"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        place.read(place.put(name, content))
+
+
+def test_bad_rows_of_a_table_are_noted_and_the_others_are_read(place: Place) -> None:
+    rows = b'text,label\na,1\nb\n\xffc,1\n"d,1\ne"f,1\ng,2\n'
+    location = place.put("bad.csv", rows)
+    bad = BadRows(skip=True, at_most=9)
+    table = read_table(location, ("text", "label"), s3=place._client, bad=bad)
+    assert table.columns == {"text": ["a", "g"], "label": ["1", "2"]}
+    assert list(table.lines) == [2, 7]
+    assert bad.counts[location] == 4, "the field that is quoted by half takes two lines"
+    assert bad.named(location)[0] == f"{location}, line 3: 1 fields, but the header has 2"
+    with pytest.raises(UsageError, match=r"(?s)^4 bad rows:\n.*line 4: not UTF-8.*the row begins in line 5"):
+        place.read(location)
+
+
+def test_so_many_rows_of_a_streamed_table_are_read_at_once_as_take_what_the_longest_may() -> None:
+    column = SimpleNamespace(total_uncompressed_size=100_000, path_in_schema="text")
+    group = SimpleNamespace(num_rows=1000, num_columns=1, column=lambda _: column)
+    for most, rows in ((1000, 10), (10, 1), (10**9, 256), (None, 10_000)):
+        table: Any = SimpleNamespace(max_row_bytes=most, columns=["text"])
+        assert _rows_at_once(group, table) == rows

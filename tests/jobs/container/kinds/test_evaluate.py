@@ -1,0 +1,177 @@
+"""What a classifier makes of a table: as transformers by hand, in the table's order, with the table's own classes."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pydantic import ValidationError
+
+from jobs.container.data import labelled_text
+from jobs.container.data.labelled_text import Table, read_to_evaluate
+from jobs.container.kinds.evaluate import class_names
+from jobs.core.errors import UsageError
+from jobs.data_checks.bad_rows import BadRows
+from jobs.data_checks.classes import ClassReport
+from jobs.spec.kinds.evaluate import Evaluate
+from tests.support.container.launching import Run
+from tests.support.container.reviews import reviews
+
+NAMES = ["bad", "fine", "good"]
+
+
+@pytest.fixture(scope="module")
+def classifier(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of three classes, as nobody has trained it."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(1)
+    names = dict(enumerate(NAMES))
+    numbers = {name: number for number, name in names.items()}
+    folder = tmp_path_factory.mktemp("model") / "classifier"
+    model = AutoModelForSequenceClassification.from_pretrained(
+        tiny_bert, num_labels=3, id2label=names, label2id=numbers
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    # Untrained, it would give all texts about the same; so each is judged by how it differs from their mean
+    encoded = tokenizer([row["text"] for row in reviews(45, seed=5)], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        mean = model.eval().bert(**encoded).pooler_output.mean(dim=0)
+        torch.nn.init.normal_(model.classifier.weight, std=3.0)
+        model.classifier.bias.copy_(-model.classifier.weight @ mean)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_two_ranks_predict_as_one_would_and_leave_tables(
+    run: Run, classifier: Path, put: Callable[[Path, str], str], tmp_path: Path
+) -> None:
+    rows = reviews(45, seed=5)
+    table = tmp_path / "reviews.csv"
+    with table.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerows([("stars", "review"), *((row["label"], row["text"]) for row in rows), ("awful", "no class")])
+
+    launched = run.attempt(
+        f"--model={put(classifier, 'models/three-classes')}",
+        f"--data={put(table, 'evaluated/reviews.csv')}",
+        *("--text-column=review", "--label-column=stars", "--max-length=16", "--batch-size=4", "--on-bad-rows=skip"),
+        "--positive-class=good",
+        kind="evaluate",
+        nproc=2,
+    )
+
+    assert "warning: left out of s3://" in launched.output
+    assert ": 1 bad row\n" in launched.output
+    found = pq.read_table(io.BytesIO(run.read("output/predictions.parquet"))).to_pydict()
+    assert list(found) == ["review", "stars", "predicted", "confidence", "probabilities"]
+    assert found["review"] == [row["text"] for row in rows]
+    assert found["stars"] == [row["label"] for row in rows]
+    shares = _by_hand(classifier, found["review"])
+    assert torch.allclose(torch.tensor(found["probabilities"]), shares, atol=1e-5)
+    guesses = [NAMES[number] for number in shares.argmax(-1).tolist()]
+    assert found["predicted"] == guesses
+    assert len({*guesses}) > 1, "a model that always says the same shows little"
+    right = sum(guess == row["label"] for guess, row in zip(guesses, rows, strict=True))
+    result = run.receipt().result
+    assert result["eval_accuracy"] == pytest.approx(right / 45)
+    assert result["eval_samples"] == 45
+    assert run.metrics()[-1]["step"] == 1
+    [metrics] = pq.read_table(io.BytesIO(run.read("output/metrics.parquet"))).to_pylist()
+    assert metrics == {name: result[name] for name in metrics}
+    report = ClassReport.model_validate_json(run.read("classes.json"))
+    assert report.confusion
+    [score] = [score for score in report.classes if score.name == "good"]
+    assert result["eval_f1"] == pytest.approx(score.f1) != pytest.approx(result["eval_f1_macro"])
+    read = json.loads(run.read("inputs.json"))["fingerprints"]
+    assert {location.rpartition("/")[2] for location in read} == {"three-classes", "reviews.csv"}
+    assert all(re.fullmatch("[0-9a-f]{16}", digits) for digits in read.values())
+
+
+def test_texts_without_classes_are_predicted_too(
+    run: Run, classifier: Path, put: Callable[[Path, str], str], tmp_path: Path
+) -> None:
+    table = tmp_path / "pairs.jsonl"
+    table.write_text(
+        "".join(json.dumps({"a": f"the film {word}", "b": "it"}) + "\n" for word in ("is good", "was bad"))
+    )
+    run.attempt(
+        f"--model={classifier}",
+        f"--data={table}",
+        *("--predict-only=true", "--text-column=a", "--text-pair-column=b", "--max-length=16"),
+        kind="evaluate",
+    )
+    found = pq.read_table(io.BytesIO(run.read("output/predictions.parquet"))).to_pydict()
+    assert list(found) == ["a", "b", "predicted", "confidence", "probabilities"]
+    assert found["a"] == ["the film is good", "the film was bad"]
+    assert "eval_accuracy" not in run.receipt().result
+    assert run.keys("output/") == ["output/predictions.parquet"]
+    assert not run.keys("classes.json")
+
+
+def _by_hand(folder: Path, texts: list[str]) -> torch.Tensor:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    encoded = AutoTokenizer.from_pretrained(folder)(
+        texts, padding=True, truncation=True, max_length=16, return_tensors="pt"
+    )
+    with torch.no_grad():
+        return torch.softmax(model(**encoded).logits, dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("names", "of_table", "labels", "expected"),
+    [
+        (["0", "2"], None, [2, 0], [1, 0]),
+        (["LABEL_0", "LABEL_1"], None, [1, 0], [1, 0]),
+        (NAMES, ["good", "bad"], [0, 1], [2, 0]),
+        (["LABEL_0", "LABEL_1"], ["no", "yes"], [1, 0], [1, 0]),
+        (NAMES, None, ["god", "bad"], "label 'god' is none of the model's; did you mean 'good'"),
+        (NAMES, ["bad", "awful"], [0, 1], "has the class 'awful', and the model knows 'bad', 'fine', 'good'\nNext: "),
+    ],
+)
+def test_a_tables_classes_are_those_of_the_model_by_their_names_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    of_table: list[str] | None,
+    labels: list[Any],
+    expected: list[int] | str,
+) -> None:
+    """The table is one of the hub, which names its numbers, or a file."""
+    bad = BadRows()
+    columns: dict[str, list[Any]] = {"text": ["one", "two"], "label": labels}
+    table = Table(location="t", columns=columns, lines=[1, 2], unit="line", class_names=of_table, bad=bad)
+    monkeypatch.setattr(labelled_text, "read_table", lambda *_, **__: table)
+    arguments = Evaluate(model="m", data="t.csv")
+
+    def read() -> list[int]:
+        return read_to_evaluate(arguments, names, s3=lambda: pytest.fail("nothing is read"), bad=bad).labels
+
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=expected):
+            read()
+    else:
+        assert read() == expected
+
+
+def test_what_is_no_classifier_is_refused(tiny_bert: Path, classifier: Path, tmp_path: Path) -> None:
+    assert class_names(classifier, "m") == NAMES
+    config = json.loads((classifier / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    with pytest.raises(
+        UsageError, match=r"m is no classifier: its config\.json names BertForMaskedLM\nNext: fine-tune it"
+    ):
+        class_names(tmp_path, "m")
+
+
+def test_columns_of_the_predictions_own_names_are_refused() -> None:
+    with pytest.raises(ValidationError, match="have a column 'confidence' of their own"):
+        Evaluate(model="m", data="t.csv", text_column="confidence")

@@ -1,0 +1,207 @@
+"""A fine-tuning from the launcher's start to the files it leaves, over real ranks."""
+
+import csv
+import io
+import json
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.core.errors import UsageError
+from jobs.core.log_lines import Progress
+from jobs.data_checks.classes import ClassReport
+from jobs.spec.kinds.finetune_classification import FinetuneClassification
+from tests.support.container.launching import Run
+from tests.support.container.reviews import reviews
+
+
+@pytest.mark.every_release
+def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
+    run: Run, recipe: tuple[str, ...], tmp_path: Path
+) -> None:
+    launched = run.attempt(*recipe, nproc=2)
+
+    # What a user reads while it trains.
+    assert "accelerator: cpu (auto: no HPU found, no CUDA device found)\n" in launched.lines
+    progress = [line for line in map(Progress.parse, launched.lines) if line]
+    assert [line.step for line in progress] == [0, *range(4, 49, 4)]
+    assert all(line.total_steps == 48 for line in progress)
+    assert "loss" in progress[-1].note
+    assert "samples/s" in progress[-1].note
+    assert "[rank 1]" not in launched.output, "rank 1 has nothing to say in a healthy run"
+    assert "arning" not in launched.output
+
+    # The result is that of the model it left, over each held-out example once.
+    receipt = run.receipt()
+    expected = _evaluated_by_hand(run.download("model/", tmp_path / "model"))
+    for name, value in expected.items():
+        assert receipt.result[name] == pytest.approx(value, abs=1e-5), name
+    assert receipt.result["eval_accuracy"] > receipt.result["eval_majority_accuracy"] + 0.2
+    assert receipt.result["eval_samples"] == 37
+    assert receipt.result["train_samples_per_second"] > 0
+
+    # What it predicted of each of them, with its text, and how well each class was found.
+    predictions = [json.loads(line) for line in run.read("predictions.jsonl").splitlines()]
+    right = [line["label"] == line["predicted"] for line in predictions]
+    assert sum(right) / 37 == pytest.approx(receipt.result["eval_accuracy"])
+    assert [line["text"] for line in predictions] == [row["text"] for row in reviews(37, seed=2)]
+    report = ClassReport.model_validate_json(run.read("classes.json"))
+    assert report.confusion is not None
+    assert sum(report.confusion[number][number] for number in range(2)) == sum(right)
+
+    # Metrics: one line for each log, the result last, and the same in TensorBoard.
+    lines = run.metrics()
+    assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
+    assert lines[0]["loss"] > lines[-2]["loss"], "it did not learn"
+    assert lines[-1]["eval_accuracy"] == receipt.result["eval_accuracy"]
+    assert dict(run.tensorboard_losses(tmp_path / "events")) == pytest.approx(
+        {line["step"]: line["loss"] for line in lines[:-1]}
+    )
+
+    # Checkpoints: the newest two.
+    assert run.complete_checkpoints() == [40, 48]
+    states = [
+        torch.load(io.BytesIO(run.read(f"checkpoints/step-48/rng_state_{rank}.pth")), weights_only=False)["cpu"]
+        for rank in range(2)
+    ]
+    assert not torch.equal(*states), "both ranks draw the same dropout"
+
+    # The receipt: what it cost, and what that figure is not.
+    assert receipt.state == "succeeded"
+    assert (receipt.team, receipt.job) == ("research", "finetune-classification")
+    assert run.location.key == f"research/{receipt.run_id}/"
+    attempt = run.recorded_attempt(1)
+    assert attempt.saving_seconds > 0
+    assert attempt.compiling_seconds == 0, "no CPU compiles"
+    assert receipt.attempts == [attempt]
+    assert attempt.finished_at is not None
+    assert (attempt.exit_code, attempt.accelerator, attempt.world_size, attempt.last_step) == (0, "cpu", 2, 48)
+    assert attempt.ran_with["transformers"]
+    assert attempt.training_started_at is not None
+    assert attempt.started_at < attempt.training_started_at < attempt.finished_at
+    seconds = (attempt.finished_at - attempt.started_at).total_seconds()
+    assert receipt.duration_seconds == pytest.approx(seconds, abs=0.01)
+    assert receipt.on_demand_usd == pytest.approx(seconds / 3600 * 13.10904, abs=1e-5)
+    assert "with the time of a stand-in for dl1.24xlarge (cpu)" in receipt.estimate_note
+
+    assert not list(run.scratch.iterdir()), "files left behind on the node"
+    run.wait_until_gone()
+
+
+def test_a_resumed_attempt_reads_no_pretrained_weights_and_ends_as_if_uninterrupted(
+    run: Run,
+    recipe: tuple[str, ...],
+    uninterrupted: Callable[[int], Run],
+    tiny_bert: Path,
+    put: Callable[[Path, str], str],
+) -> None:
+    name = f"models/{uuid.uuid4().hex}"
+    flags = (*recipe, f"--model={put(tiny_bert, name)}")
+    first = run.start(*flags)
+    first.wait_for_line("checkpoint: step 16,")
+    first.kill()
+    run.wait_until_gone()
+    data = run.read("data.json")
+    run.s3.put_object(Bucket="data", Key=f"{name}/model.safetensors", Body=b"of which nothing is read any more")
+
+    second = run.attempt(*flags, attempt=2)
+
+    assert "start: resumed from checkpoint step-" in second.output
+    whole = uninterrupted(1)
+    assert run.read("model/model.safetensors") == whole.read("model/model.safetensors")
+    assert run.curve() == whole.curve()
+    assert run.read("predictions.jsonl") == whole.read("predictions.jsonl")
+    assert run.read("data.json") == data
+    for launched in (first, second):
+        start_up = "^start-up: .*launcher and imports .*table .*, tokens .*first step "
+        assert len(re.findall(start_up, launched.output, re.M)) == 1
+
+
+@pytest.mark.every_release
+def test_pairs_with_codes_as_labels_from_csv_with_a_share_held_out(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    """Also: a local model and table with what it warns of, and a batch of which a rank holds a quarter at once."""
+    rows = [
+        {"first": a["text"], "second": b["text"], "class": f"0{a['label'] + b['label']}"}
+        for a, b in zip(reviews(80, seed=3, labels=(0, 1)), reviews(80, seed=4, labels=(0, 1))[20:] * 2, strict=False)
+    ]
+    rows[0]["first"] = "[SEP] good,plot,other\nbad"
+    table = tmp_path / "pairs.csv"
+    with table.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+    launched = run.attempt(
+        f"--model={tiny_bert}",
+        f"--train-data={table}",
+        "--text-column=first",
+        "--text-pair-column=second",
+        "--label-column=class",
+        "--eval-fraction=0.25",
+        "--epochs=2",
+        "--max-length=12",
+        "--global-batch-size=16",
+        "--max-batch-size-per-rank=4",
+    )
+
+    assert "batch: 16 = 1 rank x 4 sequences x 4 accumulated\n" in launched.lines
+    assert "data: 60 training and 20 held-out examples, 2 classes\n" in launched.lines
+    longest = json.loads(run.read("data.json"))["lengths"][0]["at"][-1]
+    assert longest > 12
+    assert f"data: sequences of 12 tokens (the longest has {longest}, " in launched.output
+    assert json.loads(run.read("data.json"))["classes"][0]["name"] == "00"
+    assert f"warning: {table}: quotes make lines 2 to 3 one row, and each would be one by itself; " in launched.output
+    assert "warning: texts spell special tokens, and the tokenizer reads them as such: 1 [SEP]\n" in launched.output
+    assert run.metrics()[-1]["step"] == 8
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(run.download("model/", tmp_path / "model"))
+    assert config.id2label == {0: "00", 1: "02"}
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "at_most", "world_size", "expected"),
+    [(32, 32, 1, (32, 1)), (256, 32, 2, (32, 4)), (24, 16, 1, (12, 2)), (30, 32, 8, "24 or 32"), (4, 32, 8, "8")],
+)
+def test_the_global_batch_is_split_over_ranks_and_accumulated(
+    global_batch_size: int, at_most: int, world_size: int, expected: tuple[int, int] | str
+) -> None:
+    arguments = FinetuneClassification(
+        model="m", train_data="t.jsonl", global_batch_size=global_batch_size, max_batch_size_per_rank=at_most
+    )
+    if isinstance(expected, tuple):
+        assert arguments.batch_of_rank(world_size) == expected
+    else:
+        with pytest.raises(UsageError, match=f"does not divide over 8 ranks\nNext: set it to {expected}$"):
+            arguments.batch_of_rank(world_size)
+
+
+def _evaluated_by_hand(folder: Path) -> dict[str, float]:
+    """The figures of the model in `folder` on the recipe's held-out examples, without any code of ours."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    rows = reviews(37, seed=2)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert model.config.id2label == {0: "bad", 1: "good"}
+    encoded = AutoTokenizer.from_pretrained(folder)(
+        [row["text"] for row in rows], padding=True, truncation=True, max_length=16, return_tensors="pt"
+    )
+    labels = torch.tensor([model.config.label2id[row["label"]] for row in rows])
+    with torch.no_grad():
+        logits = model(**encoded).logits
+    predicted = logits.argmax(-1)
+    right = (predicted == labels).numpy()
+    both = [((predicted == number).sum() + (labels == number).sum()).item() for number in range(2)]
+    f1 = [2 * (right & (labels == number).numpy()).sum() / both[number] for number in range(2)]
+    return {
+        "eval_accuracy": float(right.mean()),
+        "eval_f1": sum(f1) / 2,
+        "eval_f1_macro": sum(f1) / 2,
+        "eval_loss": float(torch.nn.functional.cross_entropy(logits, labels)),
+        "eval_majority_accuracy": 19 / 37,
+    }

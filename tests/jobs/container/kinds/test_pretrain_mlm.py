@@ -1,0 +1,204 @@
+"""A pre-training from the launcher's start to the files it leaves, over real ranks, and what it refuses."""
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from jobs.container.accelerator import Accelerator
+from jobs.container.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking
+from jobs.container.data.packed_tokens import PackedTokens
+from jobs.container.kinds.pretrain_mlm import bert, fetch_inputs, new_model
+from jobs.core.errors import NotFoundError, UsageError
+from jobs.core.locations import S3Location
+from jobs.spec.kinds.pretrain_mlm import PretrainMlm
+from tests.support.container.hub_server import TOKEN, Hub
+from tests.support.container.launching import Run
+from tests.support.container.packing import publish
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+KIND = "pretrain-mlm"
+
+MODEL = "model/model.safetensors"
+
+Put = Callable[[Path, str], str]
+
+CPU = Accelerator(name="cpu", devices=0, reason="a test")
+
+
+@pytest.mark.every_release
+def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
+    run: Run, pretraining: tuple[str, ...], packed: Path, *, hub: Hub, tmp_path: Path
+) -> None:
+    launched = run.attempt(*pretraining, kind=KIND, nproc=2)
+
+    assert "arning" not in launched.output
+    assert "start: from random weights\n" in launched.lines
+    lines = run.metrics()
+    trained = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in trained] == [*range(4, 49, 4)]
+    assert trained[-1]["epoch"] == pytest.approx(48 * 16 / len(PackedTokens(packed, "train")), abs=1e-3)
+    evaluated = [line for line in lines if "eval_loss" in line]
+    assert [line["step"] for line in evaluated] == [16, 32, 48]
+    assert trained[0]["loss"] > evaluated[-1]["eval_loss"] + 1, "it did not learn"
+    receipt = run.receipt()
+    assert receipt.result["eval_loss"] == evaluated[-1]["eval_loss"]
+    assert receipt.result["eval_perplexity"] == pytest.approx(math.exp(receipt.result["eval_loss"]))
+    assert receipt.result["eval_loss"] == pytest.approx(_evaluated_by_hand(run, packed, tmp_path), abs=1e-5)
+
+    # A second attempt, after one that was cut off in its last upload.
+    weights = run.read(MODEL)
+    run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
+    push: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    second = run.attempt(*pretraining, "--push-to-hub=acme/bert", kind=KIND, nproc=2, attempt=2, **push)
+
+    assert "start: resumed from checkpoint step-32\n" in second.lines
+    assert run.read(MODEL) == weights, "the resumed run went another way"
+    for name in ("step", "loss", "eval_loss"):
+        assert [line.get(name) for line in run.metrics()] == [line.get(name) for line in lines]
+    assert hub.files["acme/bert"] == {name.removeprefix("model/"): run.read(name) for name in run.keys("model/")}
+    assert "model.safetensors" in hub.by_lfs["acme/bert"]
+    assert f"| data | {pretraining[0].removeprefix('--data=')} |" in hub.files["acme/bert"]["README.md"].decode()
+
+
+def _evaluated_by_hand(run: Run, packed: Path, folder: Path) -> float:
+    """The loss of the model it left on all held-out sequences, by transformers' own head on every place."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    left = run.download("model/", folder / "model")
+    model = AutoModelForMaskedLM.from_pretrained(left).eval()
+    assert model.config.vocab_size == 128
+    batch = _held_out(packed, AutoTokenizer.from_pretrained(left))
+    labels = torch.full_like(batch["input_ids"], -100).scatter(1, batch["masked_positions"], batch["labels"])
+    with torch.no_grad():
+        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
+    return float(loss)
+
+
+def _held_out(packed: Path, tokenizer: Any) -> dict[str, torch.Tensor]:
+    masking = Masking(
+        fraction=0.15,
+        vocabulary_size=len(tokenizer),
+        mask_id=tokenizer.mask_token_id,
+        pad_id=tokenizer.pad_token_id,
+        special_ids=tokenizer.all_special_ids,
+        seed=EVALUATION_SEED,
+    )
+    data = MaskedSequences(PackedTokens(packed, "held-out"), masking)
+    return data.__getitems__(range(len(data)))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"data_fingerprint": "0123456789abcdef"},
+            r"has the fingerprint \w{64}, not 0123456789abcdef\nNext: name the data",
+        ),
+        (
+            {"global_batch_size": 4096},
+            r"has \d+ sequences of part 'train': at least 4096 are needed\nNext: make the data",
+        ),
+        ({"data": "s3://runs/research/corpus/"}, "is a 'corpus', not a 'packed-tokens'\nNext: "),
+        ({"config": "s3://runs/nowhere/"}, "s3://runs/nowhere/ has no config.json\nNext: "),
+        ({"config": "gpt2"}, "gpt2 has a config.json of 'gpt2': only 'bert' can be pre-trained\nNext: "),
+        ({"config": "small"}, r"small: vocab_size is 8, but s3://.* needs 25\nNext: set vocab_size to 25 or more"),
+        ({"config": "text"}, "text: its config.json is not JSON"),
+    ],
+    ids=str,
+)
+def test_inputs_that_do_not_fit_are_refused(
+    s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    for name, content in {
+        "gpt2": '{"model_type": "gpt2"}',
+        "small": '{"model_type": "bert", "vocab_size": 8}',
+        "text": "{",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    publish(tmp_path / "gpt2", s3, S3Location("runs", "research/corpus/"), kind="corpus")
+    if "config" in values and "://" not in values["config"]:
+        values = {"config": str(tmp_path / values["config"])}
+    arguments = PretrainMlm.model_validate(
+        {"data": pretraining[0].removeprefix("--data="), "global_batch_size": 8, **values}
+    )
+
+    with pytest.raises((UsageError, NotFoundError), match=message):
+        fetch_inputs(arguments, s3, tmp_path)
+
+
+def test_a_configuration_on_s3_says_the_shape(s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path) -> None:
+    s3.put_object(Bucket="runs", Key="shapes/a/config.json", Body=b'{"model_type": "bert", "num_hidden_layers": 3}')
+    data = pretraining[0].removeprefix("--data=")
+    arguments = PretrainMlm(data=data, config="s3://runs/shapes/a/", global_batch_size=8)
+    config = fetch_inputs(arguments, s3, tmp_path).config
+    assert config is not None
+    model = new_model(config | {"hidden_size": 24}, CPU)
+    assert (model.config.num_hidden_layers, model.config.vocab_size) == (3, 30522)
+
+
+def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
+    s3: "S3Client", pretraining: tuple[str, ...], tiny_bert: Path, put: Put, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+    def model(name: str, made: Any, tokens: list[str] | None = None) -> str:
+        tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+        tokenizer.add_tokens(tokens or [])
+        made.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return put(tmp_path / name, f"models/{tmp_path.name}-{name}")
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    shape["vocab_size"] = len(AutoTokenizer.from_pretrained(tiny_bert))
+    whole = BertForMaskedLM(BertConfig(**shape))
+
+    def started(location: str) -> Any:
+        data = pretraining[0].removeprefix("--data=")
+        arguments = PretrainMlm(data=data, model=location, global_batch_size=8)
+        scratch = tmp_path / location.rpartition("-")[2] / "scratch"
+        scratch.mkdir()
+        return bert(arguments, fetch_inputs(arguments, s3, scratch), CPU)
+
+    # WHEN the model has a head of its own, THEN that is its own too
+    same = started(model("whole", whole))
+    assert type(same).__name__ == "BertForMaskedLM"
+    state = same.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in whole.state_dict().items())
+    # WHEN it has another, THEN the encoder is its own
+    classifier = BertForSequenceClassification(BertConfig(**shape))
+    state = started(model("classifier", classifier)).state_dict()
+    assert torch.equal(
+        state["bert.encoder.layer.0.output.dense.weight"], classifier.bert.encoder.layer[0].output.dense.weight
+    )
+
+    with pytest.raises(UsageError, match=r"was not tokenized as s3://.* was trained: 'another' is nothing"):
+        started(model("wrong", whole, ["another"]))
+    shutil.rmtree(tmp_path / "wrong")
+    with pytest.raises(UsageError, match=r"sequences of 16 tokens, .* for 8\nNext"):
+        started(model("wrong", BertForMaskedLM(BertConfig(**shape, max_position_embeddings=8))))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": "m", "config": "c"}, "'model' has a shape; leave out config, hidden_size"),
+        ({"hidden_size": 100}, "hidden_size 100 does not divide over 12 heads"),
+        ({"config": "a", "layers": 6}, "'config' says the model's shape; leave out hidden_size, layers, heads"),
+        ({"gaudi_config": "g.json", "hpu_trainer": "transformers"}, "'gaudi_config' is for optimum-habana's Trainer"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_work_are_refused_before_anything_is_submitted(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PretrainMlm.model_validate({"data": "d", **values})

@@ -1,0 +1,243 @@
+"""Models from S3 and local paths; each way in which one can be bad is told."""
+
+import ast
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import jobs
+from jobs.container.kinds import finetune_classification
+from jobs.container.models import pretrained
+from jobs.container.rank import one_line
+from jobs.core.errors import NotFoundError, UsageError
+from jobs.data_checks import model_files
+from tests.support.container.places import Place
+from tests.support.container.reviews import save_tiny_bert
+
+
+def put_model(place: Place, tiny_bert: Path, *left_out: str, more: tuple[str, ...] = ()) -> str:
+    for file in tiny_bert.iterdir():
+        if file.name not in left_out:
+            place.put(f"model/{file.name}", file.read_bytes())
+    for name in more:
+        place.put(f"model/{name}", b"\0" * 10)
+    return place.at("model")
+
+
+LOADERS = {"from_pretrained", "from_config", "load_dataset", "load_dataset_builder"}
+
+
+def test_whatever_is_loaded_runs_no_code_of_a_model_or_a_data_set() -> None:
+    """Unset, transformers asks on standard input whether to run it, and `datasets` 2.x runs it."""
+    calls = [
+        (path.name, node)
+        for path in Path(jobs.__path__[0]).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOADERS
+    ]
+    assert len(calls) >= 8
+    for name, call in calls:
+        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert said.get("trust_remote_code") == "False", f"{name}, line {call.lineno}"
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
+    remote: Place, tiny_bert: Path, slash: str
+) -> None:
+    more = ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx", "training_args.bin")
+    folder = remote.model(put_model(remote, tiny_bert, more=more) + slash)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        path.name: path.read_bytes() for path in tiny_bert.iterdir()
+    }
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_of_a_model_on_the_hub_only_what_is_wanted_is_downloaded(
+    local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, *, weights: bool
+) -> None:
+    there = [path.name for path in tiny_bert.iterdir()]
+    asked: list[list[str]] = []
+
+    def download(_name: str, *, revision: str, allow_patterns: list[str]) -> str:
+        assert revision == "v1"
+        asked.append(allow_patterns)
+        return str(tiny_bert)
+
+    siblings = [SimpleNamespace(rfilename=name) for name in [*there, "tf_model.h5", "README.md"]]
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: SimpleNamespace(siblings=siblings))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    found = pretrained.model_folder(
+        "hf://org/tiny?revision=v1", s3=local._client, scratch=local.folder, weights=weights
+    )
+    assert found == tiny_bert
+    assert sorted(*asked) == sorted(name for name in there if weights or name != "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("version", "is_safe"),
+    [("2.6.0a0+git7e5e9ab", False), ("2.9.1", False), ("2.10.0", True)],
+)
+def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
+    version: str, *, is_safe: bool, local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "_torch_version", lambda: version)
+    both = put_model(local, tiny_bert, more=("pytorch_model.bin",))
+    assert local.model(both) == Path(both)
+    (Path(both) / "model.safetensors").unlink()
+    if is_safe:
+        assert local.model(both) == Path(both)
+        return
+    with pytest.raises(UsageError) as refused:
+        local.model(both)
+    assert one_line(refused.value) == (
+        f"{both} has its weights in pytorch_model.bin only, a pickle, and PyTorch {version} may run code that is "
+        "hidden in one (CVE-2025-32434, CVE-2026-24747). Next: save the model once more with save_pretrained(…, "
+        "safe_serialization=True), which makes model.safetensors; PyTorch 2.10 and later, which no Gaudi release has, "
+        "read pickles too"
+    )
+
+
+def test_a_folder_that_is_no_model_is_refused_with_what_it_lacks_and_what_is_there(
+    place: Place, tiny_bert: Path
+) -> None:
+    missing = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    location = put_model(place, tiny_bert, *missing)
+    there = ", ".join(sorted(file.name for file in tiny_bert.iterdir() if file.name not in missing))
+    said = f"{location} is no model: it has no tokenizer (tokenizer.json or a vocabulary); there is {there}"
+    with pytest.raises(UsageError, match=re.escape(said)):
+        place.model(location)
+
+
+def test_a_missing_model_is_told(local: Place, remote: Place) -> None:
+    with pytest.raises(NotFoundError, match=re.escape(f"model folder {local.at('none')} does not exist")):
+        local.model(local.at("none"))
+    missing = remote.at("none")
+    with pytest.raises(NotFoundError, match=re.escape(f"{missing} does not exist: no object lies below it")):
+        remote.model(missing)
+    remote.put("none-such/config.json", b"{}")  # only the start of its name is the same
+    with pytest.raises(NotFoundError, match="no object lies below it"):
+        remote.model(missing)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "lightglue", "trust_remote_code": True, "keypoint_detector_config": {"_name_or_path": "evil/x"}},
+        {"model_type": "bert", "parts": [{"attn_implementation": {"text": "evil/kernel@main"}}]},
+    ],
+)
+def test_a_configuration_that_has_code_run_is_refused_before_transformers_reads_it(
+    local: Place, tiny_bert: Path, content: dict[str, object]
+) -> None:
+    location = put_model(local, tiny_bert, "config.json")
+    local.put("model/config.json", json.dumps(content).encode())
+    with pytest.raises(UsageError, match=r"its config.json has '\w+: .*', which makes transformers fetch code"):
+        local.model(location)
+
+
+TINY = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "pad_token_id": 1}
+DECODER = {"n_embd": 8, "n_head": 1, "n_layer": 1}
+BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "most"),
+    [
+        ("bert", {}, 16),
+        ("roberta", {}, 14),
+        ("esm", {"position_embedding_type": "rotary"}, None),
+        ("gpt2", {**DECODER, "n_positions": 16}, 16),
+        ("bart", {**BOTH, "decoder_attention_heads": 1}, 16),
+    ],
+)
+def test_a_configuration_tells_how_many_tokens_the_model_takes(
+    kind: str, settings: dict[str, object], most: int | None
+) -> None:
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
+
+    config = CONFIG_MAPPING[kind](**{**TINY, "max_position_embeddings": 16, **settings})
+    assert model_files.positions(json.loads(config.to_json_string())) == most
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    tokens = torch.full((1, 17 if most is None else most), 5)
+    tokens[:, -1] = 2  # the end, at which BART looks for what it classifies
+    model(tokens)
+    if most is not None:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.cat([torch.full((1, 1), 5), tokens], dim=1))
+
+
+def test_what_would_be_cut_too_late_is_refused_before_the_first_batch(tiny_bert: Path) -> None:
+    said = r"max_length 4000 is more than the \d+ tokens that s3://models/m has positions for"
+    with pytest.raises(UsageError, match=said):
+        load_model(tiny_bert, max_length=4000)
+
+
+def load_model(folder: Path, *, tokenizer: Any = None, max_length: int = 32) -> Any:
+    finetune_classification._tokenizer(folder, "s3://models/m")
+    model, _ = finetune_classification._model(
+        folder, "s3://models/m", ["bad", "good"], tokenizer, max_length=max_length
+    )
+    return model
+
+
+def with_own_code(tiny_bert: Path, folder: Path, **changes: dict[str, object]) -> Path:
+    """A copy of the model, whose code would leave a file in `folder`, with changes to its JSON files."""
+    model = Path(shutil.copytree(tiny_bert, folder / "model"))
+    (model / "own.py").write_text(f"open({str(folder / 'was-run')!r}, 'w')\n")
+    for name, change in changes.items():
+        path = model / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    return model
+
+
+OWN_MODEL: dict[str, object] = {
+    "model_type": "own",
+    "auto_map": dict.fromkeys(("AutoConfig", "AutoModelForSequenceClassification", "AutoModelForMaskedLM"), "own.Own"),
+}
+OWN_TOKENIZER: dict[str, object] = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+
+
+def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_own_code(tiny_bert, tmp_path, config=OWN_MODEL, tokenizer_config=OWN_TOKENIZER)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    with pytest.raises(UsageError, match=r"^s3://models/m: its tokenizer cannot be loaded: "):
+        finetune_classification._tokenizer(model, "s3://models/m")
+    with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
+        finetune_classification._model(model, "s3://models/m", ["bad", "good"], None, max_length=32)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_damaged_file_of_a_model_is_a_mistake_that_names_the_model(tiny_bert: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+    load_model(model)
+    (model / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
+        load_model(model)
+
+
+def test_weights_lie_where_new_ones_would_whatever_the_file_they_come_from(tmp_path: Path) -> None:
+    # At another address a single row is multiplied in another order: an evaluation would differ after a resume.
+    save_tiny_bert(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    logits = []
+    for longer in range(0, 64, 8):
+        save_file(weights, file, {"format": "pt", "longer": "x" * longer})
+        model = load_model(tmp_path)
+        assert {place.data_ptr() % 64 for place in model.parameters()} == {0}
+        with torch.no_grad():
+            for name, values in model.classifier.named_parameters():  # a new one each time
+                values.fill_(len(name))
+            logits.append(model(torch.tensor([[2, 7, 8, 9, 3]])).logits)
+    assert all(torch.equal(found, logits[0]) for found in logits)

@@ -1,0 +1,156 @@
+"""A folder kept on S3 while it is worked on: saved as it changes, and back on another machine."""
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.aws import s3 as object_store
+from jobs.container.saving.saved_folder import SavedFolder
+from jobs.container.saving.stored_checkpoints import SupersededError, check_newest
+from jobs.core.locations import S3Location
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> S3Location:
+    return S3Location("runs", f"research/{tmp_path.name}/notebook")
+
+
+@pytest.fixture
+def saved(s3: "S3Client", folder: Path, place: S3Location) -> SavedFolder:
+    return SavedFolder(s3, folder, place)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, content in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def stored(s3: "S3Client", place: S3Location) -> dict[str, str]:
+    found = s3.list_objects_v2(Bucket=place.bucket, Prefix=f"{place.key}/").get("Contents", [])
+    return {
+        item["Key"].removeprefix(f"{place.key}/"): s3.get_object(Bucket=place.bucket, Key=item["Key"])["Body"]
+        .read()
+        .decode()
+        for item in found
+    }
+
+
+def test_it_follows_what_is_written_changed_moved_and_deleted(
+    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder
+) -> None:
+    assert not saved.save()
+    write(folder, a="1", deep__b="2", deep__er__c="3")
+    assert saved.save()
+    assert stored(s3, place) == {"a": "1", "deep/b": "2", "deep/er/c": "3"}
+    write(folder, a="changed")
+    (folder / "deep/b").rename(folder / "b")
+    (folder / "deep/er/c").unlink()
+    assert saved.save()
+    assert stored(s3, place) == {"a": "changed", "b": "2"}
+
+
+def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
+    s3: "S3Client", folder: Path, place: S3Location, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = SavedFolder(s3, folder, place)
+    write(folder, hub__blobs__123="weights", old="1", new="2")
+    (folder / "hub/snapshots").mkdir()
+    (folder / "hub/snapshots/model").symlink_to("../blobs/123")
+    (folder / "latest").symlink_to(folder / "hub")
+    (folder / "outside").symlink_to("/etc/hostname")
+    os.mkfifo(folder / "pipe")
+    for name, time in (("old", 2), ("new", 1), ("hub/blobs", 3)):
+        os.utime(folder / name, (time, time))
+    assert saved.save()
+    assert not saved.save()
+    said = "warning: not kept of here: outside (a link to /etc/hostname), pipe (neither a file nor a folder)"
+    assert caplog.messages == [said]
+
+    other = tmp_path / "there"
+    other.mkdir()
+    restored = SavedFolder(s3, other, place)
+    assert restored.restore() == 3
+    restored.restore_links()
+    assert (other / "latest").readlink() == Path("hub")
+    assert (other / "latest/snapshots/model").read_text() == "weights"
+    assert [(other / name).stat().st_mtime for name in ("old", "new", "hub/blobs")] == [2, 1, 3]
+    assert not restored.save()
+    (other / "latest").unlink()
+    assert restored.save(), "a link that is gone is a change"
+    # What others wrote there makes no link that leads out
+    listing = S3Location(place.bucket, f"{place.key}-listing.json")
+    for content in (b'{"links": {"a": "../../secret", "../b": "old"}}', b"{", b'{"times": {"old": 1e300}}'):
+        object_store.write(s3, listing, content)
+        again = SavedFolder(s3, tmp_path / "again", place)
+        again.restore()
+        again.restore_links()
+        assert not [path for path in tmp_path.rglob("*") if path.name in ("a", "b")]
+
+
+def test_names_that_s3_does_not_take_keep_no_other_file_from_being_saved(
+    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = "/".join(["x" * 250] * 5)
+    write(folder, a="1", z="2")
+    for name in (os.fsdecode(b"caf\xe9.txt"), "line\nfeed", deep):
+        write(folder, **{name: "odd"})
+    (folder / os.fsdecode(b"odd-\xff")).symlink_to("a")
+    assert saved.save()
+    assert not saved.save()
+    assert stored(s3, place) == {"a": "1", "z": "2"}
+    [said] = caplog.messages
+    assert r"caf\xe9.txt (its name is not UTF-8), line\nfeed (its name has a line break), xxx" in said
+    assert "which takes 1024)" in said
+    saved.restore()
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_saved(
+    s3: "S3Client", folder: Path, place: S3Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = SavedFolder(s3, folder, place)
+    upload = object_store.upload
+
+    def of_a_bad_disk(s3: "S3Client", source: Path, location: S3Location) -> object:
+        if source.name == "bad":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return upload(s3, source, location)
+
+    monkeypatch.setattr(object_store, "upload", of_a_bad_disk)
+    write(folder, a="1", bad="2", z="3")
+    saved.save()
+    assert stored(s3, place) == {"a": "1", "z": "3"}
+    assert caplog.messages == ["warning: not kept of here: bad (Input/output error)"]
+    monkeypatch.setattr(object_store, "upload", upload)
+    saved.save()
+    assert stored(s3, place) == {"a": "1", "bad": "2", "z": "3"}
+
+
+def test_nothing_is_written_or_deleted_once_a_newer_attempt_has_begun(
+    s3: "S3Client", folder: Path, place: S3Location
+) -> None:
+    run = S3Location(place.bucket, place.key.removesuffix("notebook"))
+    saved = SavedFolder(s3, folder, place, check_may_write=lambda: check_newest(s3, run, 1))
+    write(folder, mine="1", gone="1")
+    assert saved.save()
+    s3.put_object(Bucket=run.bucket, Key=f"{run.key}attempts/2.json", Body=b"{}")
+    assert not saved.save()
+    write(folder, mine="2")
+    (folder / "gone").unlink()
+    with pytest.raises(SupersededError, match="attempt 2 of this run has begun, so this one, attempt 1, ends"):
+        saved.save()
+    assert stored(s3, place) == {"mine": "1", "gone": "1"}

@@ -1,0 +1,140 @@
+"""Scripts that fail, hang, are deaf, or are no Python: the log says what it was, and nothing of them stays."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jobs.aws import s3 as object_store
+from jobs.container.script import inputs, job
+from jobs.core.errors import TrainyardError, UsageError
+from jobs.spec.kinds.script import Script
+from tests.jobs.container.saving.test_interruption import HASTY_LAUNCHER
+from tests.support.container.launching import Run
+from tests.support.container.scripts import script_flags, write_files
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+FAILS = """
+import os, sys, time
+sys.stdout.buffer.write(bytes(range(128, 256)) + b"\\n")
+for share in range(50):
+    print(f"\\r{share} %", end="")
+print("x" * 200_000)
+if os.environ["RANK"] == "1":
+    raise ValueError("no such column")
+time.sleep(600)
+"""
+
+DEAF = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+print("child", subprocess.Popen(sleeps).pid, flush=True)
+time.sleep(600)
+"""
+
+NESTED = """
+import os
+import trainyard
+
+if "RANK" in os.environ:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+run = trainyard.Run(total_steps=3)
+while run.steps_done < 3:
+    run.step()
+run.log(3, loss=0.5, ranks=int(os.environ.get("WORLD_SIZE", "0")))
+run.save(3, words=["any", "thing"])
+"""
+
+
+def test_the_first_that_fails_is_named_with_its_own_lines(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": FAILS}), "train.py")
+    failed = run.attempt(*flags, expect=1, nproc=2, kind="script")
+    assert failed.lines[-1] == "error: rank 1 of node 0: ValueError: no such column\n"
+    [own] = [line for line in failed.lines if line.startswith("[rank 1] ") and "in <module>" in line]
+    assert 'code/train.py", line 8' in own
+    assert "runpy" not in failed.output
+    assert any(line.count("\ufffd") > 100 for line in failed.lines), "bytes that are no text become a line"
+    assert "jobs/container" not in failed.output
+    # How many of the bar's states the log gets is a matter of time; it is not all of them.
+    assert len([line for line in failed.lines if re.match(r"\d+ %", line)]) < 10
+    assert run.recorded_attempt(1).reason == "rank 1 of node 0: ValueError: no such column"
+
+
+def test_one_that_is_deaf_to_sigterm_is_killed_with_what_it_started(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": DEAF}), "train.py")
+    deaf = run.start(*flags, kind="script", program=("-c", HASTY_LAUNCHER))
+    child = psutil.Process(int(deaf.wait_for_line("child ").split()[1]))
+    assert deaf.kill(signal.SIGTERM) == 75
+    # It saves nothing, so nobody is told of a checkpoint
+    assert re.fullmatch(
+        r"interrupted: SIGTERM; the script had not ended \d+ s after SIGTERM, and was killed; "
+        r"if it is started again, it starts over: it has saved no checkpoint\n",
+        deaf.lines[-1],
+    )
+    assert psutil.wait_procs([child], timeout=10)[1] == []
+    run.wait_until_gone()
+
+
+def test_one_that_ends_well_but_leaves_nothing_and_evaluates_nothing_is_told(
+    run: Run, s3: "S3Client", tmp_path: Path
+) -> None:
+    code = write_files(tmp_path / "code", {"train.py": "import sys, torch\nprint('hello')\nsys.exit()\n"})
+    halving = '--halving={"from_step": 10, "metric": "eval_loss", "smaller_is_better": true}'
+    done = run.attempt(*script_flags(s3, code, "train.py"), nproc=2, kind="script", options=[halving])
+    warnings = [line for line in done.lines if line.startswith("warning: ")]
+    assert len(warnings) == 2, done.output
+    assert warnings[0].startswith(
+        "warning: the script ended well and has left nothing with the run. Next: let it write"
+    )
+    assert warnings[1].startswith("warning: this point was compared with no other: it had no eval_loss at or after")
+    assert run.receipt().state == "succeeded"
+
+
+def test_a_disk_that_lacks_room_is_named_before_the_ranks_start(
+    run: Run, s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket="data", Key=f"{tmp_path.name}/large", Body=b"123456")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10, used=5, free=5))
+    with pytest.raises(UsageError, match=r"^inputs\.big: s3://data/.*/large has 0\.0 GB; this node's disk has 0\.0"):
+        inputs.bring(s3, "big", f"s3://data/{tmp_path.name}/large", tmp_path)
+
+    def unpack(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(job, "unpack", unpack)
+    monkeypatch.setattr(object_store, "connect", lambda: s3)
+    arguments = Script.model_validate({"code": "s3://runs/code.tar.gz", "command": "train.py"})
+    options = {"node": 0, "nnodes": 1, "nproc_per_node": 1, "main_address": "", "cards": 0, "allow_changes": False}
+    with pytest.raises(
+        TrainyardError, match=r"(?s)code, packages and inputs do not fit the disk of .*Next: stream the lar"
+    ):
+        job.ScriptJob(arguments, run.location, tmp_path, **options).prepare()  # type: ignore[arg-type]
+
+
+def test_one_that_says_nothing_for_too_long_has_hung(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    code = write_files(tmp_path / "code", {"train.py": "import time\ntime.sleep(600)\n"})
+    flags = script_flags(s3, code, "train.py", silence_timeout_seconds=3)
+    hung = run.attempt(*flags, expect=75, kind="script")
+    assert re.search(r"interrupted: the script has printed nothing and written no file for [34] s; ", hung.lines[-1])
+    assert 'code/train.py", line 2' in hung.output, "where it stands"
+
+
+def test_programs_that_start_their_own_ranks_have_the_library_in_them(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    """A script that is no rank finds nothing of torchrun's, by which nanoGPT's for instance would want CUDA."""
+    code = write_files(tmp_path / "code", {"train.py": NESTED})
+    command = "torchrun --standalone --nproc-per-node 2 train.py"
+    run.attempt(*script_flags(s3, code, command, processes=1), kind="script")
+    assert run.receipt().result["ranks"] == 2
+    assert run.complete_checkpoints() == [3]

@@ -1,0 +1,49 @@
+"""jobs/specs/finetune-yelp-ray as it stands, with a small model and few reviews."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.cli.spec_file import READY_SPECS, read_spec
+from tests.support.container import launching
+from tests.support.container.language_models import write_lines
+from tests.support.container.launching import Run
+from tests.support.container.reviews import reviews, save_tiny_bert
+from tests.support.container.scripts import PACKAGES, script_flags
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+@pytest.mark.timeout(900)
+def test_rays_workers_train_together_and_leave_model_checkpoints_and_result(
+    run: Run,
+    s3: "S3Client",
+    put: Callable[[Path, str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = read_spec(READY_SPECS / "finetune-yelp-ray.yaml")
+    model = put(save_tiny_bert(tmp_path / "model"), "ray/model")
+    (tmp_path / "data").mkdir()
+    for seed, split in enumerate(("train", "test")):
+        write_lines(tmp_path / f"data/{split}.jsonl", reviews(128, seed=seed, labels=(0, 1)))
+    command = spec.arguments["command"].replace("Yelp/yelp_review_full", "{inputs.data}")
+    inputs = {"model": model, "data": put(tmp_path / "data", "ray/data")}
+    small = "--epochs 6 --learning-rate 0.003 --max-length 32 --save-steps 48"
+    rest = {name: spec.arguments[name] for name in ("requirements", "processes")}
+    flags = script_flags(s3, READY_SPECS / "finetune-yelp-ray", f"{command} {small}", inputs=inputs, **rest)
+    run = replace(run, environment={**run.environment, **PACKAGES})
+
+    monkeypatch.setattr(launching, "PATIENCE_SECONDS", 600)  # a dozen processes of Ray start first
+
+    done = run.attempt(*flags, kind="script")
+
+    result = run.receipt().result
+    assert result["eval_accuracy"] > 0.9
+    assert any(line.startswith("held-out accuracy of 2 workers over gloo: ") for line in done.lines)
+    assert run.read("output/model/model.safetensors")
+    assert max(run.complete_checkpoints()) == 96

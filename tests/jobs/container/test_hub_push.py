@@ -1,0 +1,145 @@
+"""A finished model on its way to the Hugging Face Hub: refused before training, or pushed once safe on S3."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.container.hub import check, model_card, push
+from jobs.core.errors import TrainyardError
+from jobs.core.locations import S3Location
+from jobs.spec.kinds.finetune_classification import FinetuneClassification
+from tests.support.container.hub_server import TOKEN, Hub
+from tests.support.container.launching import Run
+
+REPOSITORY = "acme/reviews"
+COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
+IMAGE = "trainyard/cpu:1.21.0-0123456789ab"
+
+
+@pytest.mark.every_release
+def test_the_model_is_pushed_with_a_card_and_without_the_token_in_sight(
+    run: Run, recipe: tuple[str, ...], hub: Hub
+) -> None:
+    launched = run.start(
+        *recipe,
+        "--epochs=2",
+        f"--push-to-hub={REPOSITORY}",
+        HF_TOKEN=TOKEN,
+        HF_ENDPOINT=hub.url,
+        nproc=2,
+        TRAINYARD_IMAGE=IMAGE,
+    )
+    launched.wait_for_line("[progress] 0/24")
+    assert hub.private == {REPOSITORY: True}, "made before anything is trained"
+    assert not hub.commits
+    commands = [" ".join(process.cmdline()) for process in (psutil.Process(launched.process.pid), *launched.ranks())]
+    assert launched.wait() == 0, launched.output
+
+    assert f"hub: pushed to {hub.url}/{REPOSITORY}\n" in launched.lines
+    assert hub.commits == [f"Run {run.receipt().run_id}"]
+    on_s3 = {name.removeprefix("model/"): run.read(name) for name in run.keys("model/")}
+    assert hub.files[REPOSITORY] == on_s3
+    assert "model.safetensors" in hub.by_lfs[REPOSITORY]
+    assert not {"README.md", "config.json"} & hub.by_lfs[REPOSITORY]
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= on_s3.keys()
+    card = on_s3["README.md"].decode()
+    assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["trainyard"]\n---\n')
+    for row in (
+        f"| eval_accuracy | {run.receipt().result['eval_accuracy']:.6g} |",
+        f"| model | {recipe[0].removeprefix('--model=')} |",
+        "| learning_rate | 0.003 |",
+        "| ranks | 2 |",
+        "| accelerator | cpu |",
+        f"| image | {IMAGE} |",
+        f"| run | {run.location} |",
+    ):
+        assert row in card
+    assert f"`{run.receipt().run_id}`" in card
+    assert "| transformers | 4." in card
+
+    assert commands
+    assert not [command for command in commands if TOKEN in command]
+    assert TOKEN not in launched.output
+    assert not [name for name in run.keys("") if TOKEN.encode() in run.read(name)]
+
+
+def test_a_push_that_fails_costs_no_run_and_says_how_to_repeat_it(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.refuses_commits = True
+    (tmp_path / "config.json").write_text("{}")
+    push(tmp_path, run=S3Location.parse("s3://runs/research/films-1/"), repository=REPOSITORY)
+    [warning] = caplog.messages
+    assert warning.startswith(f"warning: the model was not pushed to {REPOSITORY}: 500 Server Error")
+    repeated = "aws s3 cp --recursive s3://runs/research/films-1/model/ model"
+    assert warning.endswith(f"{repeated} && hf upload {REPOSITORY} model . --private")
+    assert TOKEN not in warning
+
+
+@pytest.mark.parametrize(
+    ("environment", "error"),
+    [
+        ({}, f"push_to_hub: there is no HF_TOKEN here to push to {REPOSITORY} with\nNext: put the team's token"),
+        ({"HF_TOKEN": "hf_stale"}, f"push_to_hub: the token may not write to {REPOSITORY}: the hub answered 4"),
+    ],
+    ids=["no token", "stale token"],
+)
+def test_what_cannot_be_pushed_is_refused_before_it_is_trained(
+    hub: Hub, environment: dict[str, str], error: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    recipe = FinetuneClassification(model="m", train_data="t.csv", push_to_hub=REPOSITORY)
+    with pytest.raises(TrainyardError) as refused:
+        check(recipe, is_first_attempt=True)
+    assert str(refused.value).startswith(error)
+    assert "hf_stale" not in str(refused.value)
+    # A token that has expired meanwhile must not end what has been trained
+    if environment:
+        check(recipe, is_first_attempt=False)
+        assert "the hub does not answer as it should" in caplog.text
+
+
+def test_the_card_names_what_the_hub_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = FinetuneClassification(
+        model="hf://google-bert/bert-base-uncased",
+        train_data=["hf://acme/films?config=en", "hf://acme/films?config=de"],
+        push_to_hub=REPOSITORY,
+    )
+    # The cache as a download of the model leaves it.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--google-bert--bert-base-uncased"
+    snapshot = cached / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    card = model_card(
+        S3Location.parse("s3://runs/research/films-1/"), recipe, {"eval_accuracy": 0.91234567}, {"ranks": 8}
+    )
+    _, metadata, text = card.split("---\n", 2)
+    values = {line.partition(": ")[0]: json.loads(line.partition(": ")[2]) for line in metadata.splitlines()}
+    assert values == {
+        "library_name": "transformers",
+        "tags": ["trainyard"],
+        "base_model": "google-bert/bert-base-uncased",
+        "datasets": ["acme/films"],
+    }
+    assert text.startswith(f"\n# {REPOSITORY}\n\nFine-tune a pretrained encoder")
+    assert "| eval_accuracy | 0.912346 |" in text
+    assert f"| model's commit | {COMMIT} |" in text
+    assert "| run | s3://runs/research/films-1/ |" in text
+    assert "| image |" not in text, "there is none on a laptop"
+    assert "| train_data.1 | hf://acme/films?config=de |" in text
+
+
+@pytest.mark.parametrize("name", ["reviews", "acme/a/b", "../x"])
+def test_a_name_that_is_none_of_a_repository_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="push_to_hub"):
+        FinetuneClassification(model="m", train_data=str(tmp_path / "t.csv"), push_to_hub=name)

@@ -1,0 +1,81 @@
+"""Which rank a process takes itself for, by what has started it."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import trainyard
+from jobs.container.channel import told_result
+from jobs.container.rank import Rank
+from jobs.container.store import LOOPBACK, connect_store, serve_store
+from jobs.spec.catalog import CATALOG
+
+ALONE = {
+    "TRAINYARD_RANK": "0",
+    "TRAINYARD_LOCAL_RANK": "0",
+    "TRAINYARD_WORLD_SIZE": "1",
+    "TRAINYARD_LOCAL_WORLD_SIZE": "1",
+    "TRAINYARD_GROUP_RANK": "0",
+}
+"""What a script with `processes: 1` has, and each process that it starts inherits."""
+
+
+@pytest.mark.parametrize(
+    "started",
+    [
+        {
+            "OMPI_COMM_WORLD_RANK": "5",
+            "OMPI_COMM_WORLD_SIZE": "8",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        },
+        {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "4",
+            "GROUP_RANK": "1",
+            "PMI_RANK": "0",
+        },
+    ],
+    ids=["Open MPI", "MPICH", "torchrun"],
+)
+def test_a_rank_that_a_script_has_started_is_not_taken_for_the_script(
+    started: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"TRAINYARD_RUN_URI": "s3://runs/research/a/", "TRAINYARD_SCRATCH": str(tmp_path)}
+    for name, value in {**ALONE, **run}.items():
+        monkeypatch.setenv(name, value)
+    alone = Rank.from_environment()
+    assert (alone.rank, alone.world_size) == (0, 1)
+    trainyard.result(f1=0.5)
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    rank = Rank.from_environment()
+    assert (rank.rank, rank.local_rank, rank.world_size, rank.local_world_size) == (5, 1, 8, 4)
+    assert (rank.node, rank.nnodes) == (1, 2)
+    trainyard.result(f1=0.1)
+    assert told_result(tmp_path) == {"f1": 0.5}, "what rank 0 said"
+
+
+def test_a_result_that_is_a_document_is_refused_in_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"TRAINYARD_RUN_URI": "s3://runs/research/a/", "TRAINYARD_SCRATCH": str(tmp_path)}
+    for name, value in {**ALONE, **run}.items():
+        monkeypatch.setenv(name, value)
+    trainyard.result(f1=0.5, words="x" * 16_000)
+    with pytest.raises(ValueError, match=r"takes 16384 bytes of JSON in all, .* most of it in 'words'\. Next: write"):
+        trainyard.result(more="y" * 1000)
+    assert told_result(tmp_path).keys() == {"f1", "words"}
+
+
+def test_each_store_takes_a_port_that_is_free() -> None:
+    first, second = serve_store(LOOPBACK), serve_store(LOOPBACK)
+    assert first.port != second.port
+    connect_store(LOOPBACK, first.port).set("a", "b")
+    assert first.get("a") == b"b"
+
+
+def test_every_kind_has_the_module_that_its_ranks_run() -> None:
+    assert [kind.name for kind in CATALOG.values() if importlib.util.find_spec(kind.entrypoint) is None] == []

@@ -1,0 +1,44 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from jobs.core.artifact import ArtifactFile, Manifest, fingerprint, location_in_team_of
+from jobs.core.locations import S3Location
+
+OF_CORPUS = fingerprint("corpus", version=1, options={"a": 1, "b": "x"}, inputs={"data": {"etag": "1"}})
+
+
+def test_a_fingerprint_is_of_the_values_whatever_their_order() -> None:
+    same: dict[str, Any] = {
+        "kind": "corpus",
+        "version": 1,
+        "options": {"b": "x", "a": 1},
+        "inputs": {"data": {"etag": "1"}},
+    }
+    assert fingerprint(**same) == OF_CORPUS
+    for name, value in {"kind": "tokenizer", "version": 2, "options": {"a": "1", "b": "x"}, "inputs": {}}.items():
+        assert fingerprint(**{**same, name: value}) != OF_CORPUS
+    with pytest.raises(ValueError, match="Out of range float"):
+        fingerprint(**{**same, "options": {"share": float("nan")}})
+
+
+def test_an_artifact_lies_beside_the_runs_of_its_team() -> None:
+    location = location_in_team_of(S3Location("runs", "research/a-20260102-030405-0a1b/"), "corpus", OF_CORPUS)
+    assert str(location) == f"s3://runs/research/artifacts/corpus-{OF_CORPUS[:16]}/"
+    with pytest.raises(ValueError, match="is not where a run lies"):
+        location_in_team_of(S3Location("runs", "research/"), "corpus", OF_CORPUS)
+
+
+def test_a_manifest_names_no_file_outside_its_folder() -> None:
+    file = ArtifactFile(bytes=1, sha256="0" * 64)
+    with pytest.raises(ValidationError, match="is no file below an artifact's folder"):
+        Manifest(
+            kind="corpus",
+            version=1,
+            fingerprint=OF_CORPUS,
+            options={},
+            inputs={},
+            provenance={},
+            files={"../../etc/passwd": file},
+        )

@@ -1,0 +1,87 @@
+"""Symbolic links of folders that are kept on S3: which are kept, and that none made from S3's word leads out."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jobs.core.kept_folder import contents, make_links, shown_name
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret").write_text("secret")
+    root = tmp_path / "root"
+    (root / "step-1/deep").mkdir(parents=True)
+    (root / "step-1/deep/w").write_text("1")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "kept"),
+    [
+        ("latest", "step-1", "step-1"),
+        ("latest", "{root}/step-1", "step-1"),
+        ("latest", "./step-1/../step-1/deep/w", "step-1/deep/w"),
+        ("step-1/best", "deep/../../step-1/deep/w", "deep/w"),
+        ("latest", "nothing", None),
+        ("step-1/deep/up", "../..", None),
+        ("latest", "../outside/secret", None),
+        ("latest", "../root/step-1/../../outside", None),
+        ("latest", "/etc/hostname", None),
+    ],
+)
+def test_links_that_stay_inside_are_kept_and_made_again(
+    name: str, target: str, kept: str | None, root: Path, tmp_path: Path
+) -> None:
+    (root / name).symlink_to(target.format(root=root))
+    found = contents(root)
+    assert found.links.get(name) == kept
+    assert set(found.files) == {"step-1/deep/w"}, "what a link leads to is not followed"
+    if kept is None:
+        assert list(found.left_out) == [name]
+        return
+    again = tmp_path / "again"
+    (again / "step-1/deep").mkdir(parents=True)
+    (again / "step-1/deep/w").write_text("1")
+    assert make_links(again, found.links) == {}
+    assert os.path.realpath(again / name) == os.path.realpath(root / name).replace("/root/", "/again/")
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"a": "/etc/hostname"},
+        {"a": "../outside/secret"},
+        {"step-1/a": "../../outside/secret"},
+        {"../a": "step-1"},
+        {"step-1/deep/up": "../..", "a": "step-1/deep/up/../outside"},
+        {"x": "step-1", "x/deep/a": "../../../outside"},
+        {"step-1": "../outside", "step-1/secret2": "secret"},
+        {"a": "a\0b"},
+        {"a": "b", "b": "a"},
+        {"step-1": "step-2"},
+    ],
+)
+def test_no_link_of_a_listing_leads_out_or_takes_the_place_of_a_file(
+    links: dict[str, str], root: Path, tmp_path: Path
+) -> None:
+    refused = make_links(root, links)
+    assert refused
+    assert (root / "step-1/deep/w").read_text() == "1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "root"]
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["secret"]
+    for path in root.rglob("*"):
+        assert os.path.realpath(path).startswith(f"{root}/"), path
+
+
+def test_links_to_links_are_made_in_whatever_order_they_come(root: Path) -> None:
+    assert make_links(root, {"a": "b", "b": "c", "c": "step-1"}) == {}
+    assert (root / "a/deep/w").read_text() == "1"
+    assert make_links(root, {"a": "b", "b": "c", "c": "step-1"}) == {}, "those of before are replaced"
+
+
+def test_a_name_is_shown_without_what_is_no_text() -> None:
+    assert shown_name(os.fsdecode(b"caf\xe9\x1b[2J\n.txt")) == r"caf\xe9\x1b[2J\n.txt"
+    assert len(shown_name("x" * 4000)) < 1100

@@ -1,0 +1,98 @@
+"""Which of the jobs that carry a run's name the run is, and whether one that failed may go on as another."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.core.errors import INTERRUPTED_EXIT_CODE
+from jobs.core.queues import SPOT_WAITED_TOO_LONG
+from jobs.core.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.follow import may_go_on
+from jobs.runs.job import Job, JobAttempt
+from tests.support.jobs.submitting import planned_to_run, wait_for
+
+ENDED = Job(
+    id="1",
+    run_id="probe-20260131-120000-0000",
+    state="FAILED",
+    reason="",
+    queue="spot",
+    team="research",
+    kind="finetune-classification",
+    moved="",
+    created_at=datetime.now(timezone.utc) - timedelta(hours=5),
+    started_at=None,
+    stopped_at=datetime.now(timezone.utc),
+    attempts=(),
+    max_attempts=3,
+    log_streams=(),
+)
+LAST = JobAttempt(number=3, started_at=None, stopped_at=None, exit_code=None, reason="", log_stream=None)
+RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
+
+
+@pytest.fixture
+def with_on_demand(stage: DeployedStage) -> DeployedStage:
+    return replace(stage, queues={**stage.queues, "on-demand": "arn:…/on-demand"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds_ago", "wanted"),
+    [
+        ({"reason": f"{MOVED_REASON} after 3 reclaims: …"}, 300, True),
+        ({"reason": f"{MOVED_REASON} after 3 reclaims: …"}, 3600, False),
+        ({"reason": SPOT_WAITED_TOO_LONG}, 300, True),
+        ({"reason": RECLAIMED}, 30, True),
+        ({"reason": RECLAIMED}, 300, False),
+        ({"reason": EXITED_REASON, "exit_code": INTERRUPTED_EXIT_CODE}, 30, True),
+        ({"reason": EXITED_REASON, "exit_code": INTERRUPTED_EXIT_CODE}, 300, False),
+        ({"reason": EXITED_REASON, "exit_code": 1}, 1, False),
+        ({"reason": "Job attempt duration exceeded timeout", "exit_code": INTERRUPTED_EXIT_CODE}, 1, False),
+        ({"reason": "not needed any more"}, 1, False),
+        ({"reason": RECLAIMED, "queue": "on-demand"}, 1, False),
+        ({"reason": RECLAIMED, "state": "RUNNABLE"}, 1, False),
+    ],
+)
+def test_a_run_goes_on_only_where_the_stage_would_move_it_and_soon(
+    changes: dict[str, Any], seconds_ago: int, *, wanted: bool, with_on_demand: DeployedStage, stage: DeployedStage
+) -> None:
+    ended_at = datetime.now(timezone.utc) - timedelta(seconds=seconds_ago)
+    last = replace(LAST, exit_code=changes.get("exit_code"))
+    changed = {name: value for name, value in changes.items() if name != "exit_code"}
+    job = replace(ENDED, **changed, attempts=(last,), stopped_at=ended_at)
+    assert may_go_on(with_on_demand, job) is wanted
+    assert not may_go_on(stage, job), "a stage without On-Demand moves nothing"
+
+
+def test_a_run_goes_on_in_its_own_teams_on_demand_queue(stage: DeployedStage) -> None:
+    job = replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None, queue="spot@research")
+    for queue, wanted in (("on-demand@research", True), ("on-demand", False), ("on-demand@product", False)):
+        assert may_go_on(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
+
+
+def test_the_newest_job_is_the_run_but_a_late_duplicate_never_is(embedded: Aws, stage: DeployedStage) -> None:
+    elsewhere = stage.queues["spot@product"]  # in place of an On-Demand queue, which `dev` has not
+    plan = planned_to_run(embedded, stage, ["sleep", "60"])
+    tags = {**plan.request["tags"], MOVED_TAG: "after 3 reclaims"}
+    moved = {**plan.request, "jobQueue": elsewhere, "shareIdentifier": "product", "tags": tags}
+    # The second is a lost submission that arrived late.
+    ids = [embedded.batch.submit_job(**request)["jobId"] for request in (plan.request, plan.request, moved)]
+    found = replace(stage, queues={"spot": stage.queues["spot@research"], "on-demand": elsewhere})
+    try:
+        assert [job.id for job in batch.find_jobs(embedded, found, plan.run_id)] == [ids[0], ids[2]]
+        newest = batch.find_job(embedded, found, plan.run_id)
+        assert newest is not None
+        assert (newest.id, newest.queue, newest.moved) == (ids[2], "on-demand", "after 3 reclaims")
+        since = datetime.now(timezone.utc) - timedelta(minutes=5)
+        listed = [job.id for job in batch.list_jobs(embedded, found, since=since) if job.run_id == plan.run_id]
+        assert listed == [ids[2]]
+    finally:
+        for job_id in ids:
+            embedded.batch.terminate_job(jobId=job_id, reason="the test is over")
+        for job_id in ids:
+            wait_for(embedded, found, job_id)

@@ -1,0 +1,49 @@
+"""How well each class was found, as a terminal shows it."""
+
+import pytest
+
+from jobs.core.words import verdict
+from jobs.data_checks.classes import ClassReport, ClassScore, Confused
+
+
+def score(name: str, *, f1: float = 0.5, examples: int = 4) -> ClassScore:
+    return ClassScore(name=name, examples=examples, predicted=3, precision=2 / 3, recall=0.5, f1=f1)
+
+
+def test_classes_and_the_worst_pairs_are_shown() -> None:
+    pairs = [
+        Confused(label="games ", predicted="sport", examples=1200),
+        Confused(label="sport", predicted="x", examples=1),
+    ]
+    report = ClassReport(classes=[score("games ", examples=3000), score("sport", f1=4 / 7)], confused=pairs)
+    assert list(report.lines()) == [
+        "class     held out  precision  recall     F1",
+        "'games '     3,000      0.667   0.500  0.500",
+        "sport            4      0.667   0.500  0.571",
+        "most often confused:",
+        "  'games ' taken for sport: 1,200 of 3,000",
+        "  sport taken for x: 1 of 4",
+    ]
+
+
+def test_of_many_classes_those_are_shown_that_are_found_worst() -> None:
+    report = ClassReport(classes=[score(f"class {number}", f1=number / 100) for number in range(77, 0, -1)])
+    heading, _, *rows = report.lines()
+    assert heading == "the 20 of 77 classes with the lowest F1:"
+    assert [row.split()[1] for row in rows] == [str(number) for number in range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("result", "warns"),
+    [
+        ({"eval_accuracy": 0.5, "eval_majority_accuracy": 0.5}, True),
+        ({"eval_accuracy": 0.4, "eval_majority_accuracy": 0.5}, True),
+        ({"eval_accuracy": 0.51, "eval_majority_accuracy": 0.5}, False),
+        ({"eval_loss": 0.4}, False),
+    ],
+)
+def test_a_model_no_better_than_its_largest_class_is_warned_of(result: dict[str, float], warns: bool) -> None:
+    text = verdict(result)
+    assert bool(text) == warns
+    if warns:
+        assert "0.500, the model one of 0." in text

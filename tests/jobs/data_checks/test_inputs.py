@@ -1,0 +1,347 @@
+"""What is wrong with a spec's inputs is told before it is submitted, all of it at once."""
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.core.instance_types import instance_type
+from jobs.data_checks import table_samples
+from jobs.data_checks.inputs import check_inputs, faults_of_inputs
+from jobs.spec.arguments import Arguments
+from jobs.spec.kinds.finetune_classification import FinetuneClassification
+from jobs.spec.kinds.prepare_corpus import PrepareCorpus
+from jobs.spec.spec import JobSpec
+from tests.jobs.conftest import point_at
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.planning import EMBEDDED, STAGE
+
+BUCKET = "looked-at"
+BERT = {"model_type": "bert", "max_position_embeddings": 512}
+TABLE = b"text,label\ngood,1\nbad,0\n"
+
+
+@pytest.fixture(scope="module")
+def aws(embedded_aws: EmbeddedAws) -> Iterator[Aws]:
+    with pytest.MonkeyPatch.context() as patch:
+        point_at(patch, embedded_aws.endpoint)
+        connected = Aws()
+        connected.s3.create_bucket(Bucket=BUCKET)
+        yield connected
+
+
+@pytest.fixture
+def put(request: pytest.FixtureRequest, aws: Aws, tmp_path: Path) -> "Put":
+    """Puts a file, here or on S3 (see ANYWHERE), and returns its location."""
+
+    def local(name: str, content: bytes) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return str(path)
+
+    def remote(name: str, content: bytes) -> str:
+        key = f"{tmp_path.name}/{name}"
+        aws.s3.put_object(Bucket=BUCKET, Key=key, Body=content)
+        return f"s3://{BUCKET}/{key}"
+
+    return remote if getattr(request, "param", "local") == "s3" else local
+
+
+ANYWHERE = pytest.mark.parametrize("put", ["local", "s3"], indirect=True)
+
+Put = Callable[[str, bytes], str]
+
+
+def put_model(put: Put, configuration: object = BERT, **files: object) -> str:
+    contents = {"config.json": configuration, "tokenizer.json": {}, "model.safetensors": "", **files}
+    for name, content in contents.items():
+        if content is not None:
+            put(f"model/{name}", json.dumps(content).encode())
+    return put("model/README.md", b"").removesuffix("/README.md")
+
+
+def told(aws: Aws, arguments: Arguments, **options: Any) -> list[str]:
+    return [str(fault) for fault in faults_of_inputs(aws, arguments, embedded=True, **options)]
+
+
+def finetuning(put: Put, table: str, **arguments: Any) -> FinetuneClassification:
+    return FinetuneClassification(**{"model": put_model(put), "train_data": table, **arguments})
+
+
+@ANYWHERE
+def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
+    parquet = io.BytesIO()
+    pq.write_table(pa.table({"text": ["a", "b"], "more": [{"x": 1}, {"x": 2}], "label": [0, 1]}), parquet)
+    tables = [
+        put("t.csv", TABLE),
+        put("t.tsv", b"more\ttext\tlabel\n1\tgood\tyes\n"),
+        put("t.jsonl", b'\xef\xbb\xbf{"text": "good", "label": "no"}\n\n'),
+        put("t.parquet", parquet.getvalue()),
+    ]
+    assert told(aws, finetuning(put, tables[0], eval_data=tables)) == []
+    assert told(aws, PrepareCorpus(data=[*tables, put("t.txt", b"\xff")])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "t.csv",
+            b"text,lable\ngood,1\n",
+            "{0}, line 2: no column 'label'; did you mean 'lable'?\nNext: name the columns",
+        ),
+        ("t.csv", b"text;label\ngood, so;1\n", "{0}, line 1: its columns are parted by ';', not by ','"),
+        ("t.csv", b"text,label\n", "{0} holds no examples"),
+        ("t.csv", "text,label\nf\u00fcnf,1\n".encode("latin-1"), "{0}, line 2: not UTF-8 (byte 0xfc at position 2)"),
+        (
+            "t.csv",
+            TABLE.decode().encode("utf-16"),
+            "{0}, line 1: not UTF-8 (byte 0xff at position 1)\nNext: iconv -f UTF-16",
+        ),
+        ("t.csv", b"text,label\ngood,0.5\n", "{0}, line 2: 'label' is '0.5', which is no class"),
+        (
+            "t.csv",
+            b"text,label\ngood,1\ngood,yes\n",
+            "{0}, line 3: 'label' is the name 'yes', but the number '1' in line 2",
+        ),
+        (
+            "t.csv",
+            b'text,label\n"so,1\nbad",2\nbad,1\n',
+            "{0}, line 3: quotes join it with line 2 into one row, although each has a 'label' of its own ('1', '2')",
+        ),
+        ("t.jsonl", b'{"text": 5, "label": 1}\n', "{0}, line 1: 'text' is not text but 5"),
+        ("t.jsonl", b'[{"text": "a"}]\n', "{0}, line 1: not a JSON object but"),
+        ("t.parquet", b"PAR1" + b"\0" * 90, "{0} cannot be read as Parquet: Parquet magic bytes not found in footer"),
+        ("t.parquet", b"PAR1\x29\x15\2\0\4\0\0\0PAR1", "{0} cannot be read as Parquet: Couldn't deserialize thrift"),
+    ],
+)
+def test_the_first_rows_of_a_table_are_looked_at(aws: Aws, put: Put, name: str, content: bytes, message: str) -> None:
+    table = put(name, content)
+    [fault] = told(aws, finetuning(put, table))
+    assert fault.startswith(f"arguments.train_data: {message.format(table)}")
+    assert told(aws, finetuning(put, table), look_inside=False) == []
+
+
+def test_rows_of_a_corpus_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:
+    table = put("t.csv", b'text,source\n"so,web\nbad",books\n')
+    notes: list[str] = []
+    arguments = PrepareCorpus(data=[table])
+    assert faults_of_inputs(aws, arguments, embedded=True, note=notes.append) == []
+    assert [note.partition("; ")[0] for note in notes] == [
+        f"warning: {table}: quotes make lines 2 to 3 one row, and each would be one by itself"
+    ]
+
+
+def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, put: Put, tmp_path: Path) -> None:
+    model = put_model(put)
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "endless.csv").symlink_to("/dev/zero")
+    for name in ("pipe.csv", "endless.csv"):
+        [fault] = told(aws, FinetuneClassification(model=model, train_data=str(tmp_path / name)))
+        assert "which is neither a file nor a folder but a pipe or a device" in fault
+    (tmp_path / "memory.csv").symlink_to("/proc/self/mem")
+    [fault] = told(aws, FinetuneClassification(model=model, train_data=str(tmp_path / "memory.csv")))
+    assert fault.startswith(f"arguments.train_data: {tmp_path / 'memory.csv'} cannot be read: Input/output error")
+
+    sound = put("t.csv", TABLE)
+    (tmp_path / "model/config.json").unlink()
+    os.mkfifo(tmp_path / "model/config.json")
+    [fault] = told(aws, FinetuneClassification(model=model, train_data=sound))
+    assert fault.startswith(f"arguments.model: {model}: its config.json is no file but a pipe or a device")
+    (tmp_path / "model/config.json").unlink()
+    put("model/config.json", b" " * (17 << 20))
+    [fault] = told(aws, FinetuneClassification(model=model, train_data=sound))
+    assert fault.startswith(f"arguments.model: {model}: its config.json has 17,825,792 bytes")
+
+
+@pytest.mark.parametrize("put", ["s3"], indirect=True)
+def test_a_parquet_table_is_told_by_its_footer(aws: Aws, put: Put) -> None:
+    many = io.BytesIO()
+    pq.write_table(pa.table({f"column {number}": [1] for number in range(2000)}), many)
+    table = put("many.parquet", many.getvalue())
+    assert told(aws, PrepareCorpus(data=[table], text_columns=["column 1999"])) == []
+    [fault] = told(aws, PrepareCorpus(data=[table], text_columns=["text"]))
+    assert fault.startswith(f"arguments.data.0: {table}: no column 'text'")
+    empty = io.BytesIO()
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), empty)
+    [fault] = told(aws, PrepareCorpus(data=[put("empty.parquet", empty.getvalue())]))
+    assert "holds no examples" in fault
+
+
+@pytest.mark.parametrize("put", ["s3"], indirect=True)
+def test_no_more_than_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put) -> None:
+    row = b'"' + b"good\n" * 100 + b'",1\n'
+    rows = table_samples.HEAD_BYTES // len(row)
+    table = put("t.csv", b"text,label\n" + row * (rows + 5) + b"late,\n")
+    assert told(aws, finetuning(put, table)) == [], "the last row that was read is cut, not bad"
+    early = put("early.csv", b"text,label\nbad,\n" + row * (rows + 5))
+    [fault] = told(aws, finetuning(put, early))
+    assert "line 2: 'label' is '', which is no class" in fault
+    assert told(aws, finetuning(put, early, on_bad_rows="skip")) == []
+
+
+@pytest.mark.parametrize(
+    ("configuration", "files", "max_length", "message"),
+    [
+        ([], {}, 128, "is no model: its config.json has no model_type"),
+        (BERT, {"model.safetensors": None}, 128, "is no model: it has no weights"),
+        (BERT, {"tokenizer.json": None}, 128, "is no model: it has no tokenizer"),
+        (BERT, {}, 513, "max_length 513 is more than the 512 tokens that {0} has positions for, special ones included"),
+        (
+            {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1},
+            {},
+            513,
+            "max_length 513 is more than the 512 tokens",
+        ),
+        (
+            {"model_type": "gpt2", "n_positions": 1024},
+            {"special_tokens_map.json": {"pad_token": "<pad>"}},
+            1025,
+            "max_length 1025 is more than the 1024 tokens",
+        ),
+        (
+            {"model_type": "new", "auto_map": {"AutoConfig": "own.Own"}},
+            {},
+            128,
+            "{0} needs code of its own (own.Own), which no job runs: trust_remote_code is off",
+        ),
+        ({"model_type": "gpt2"}, {}, 128, "{0}: the model's tokenizer has no padding token"),
+        (BERT, {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}, 128, "no padding token"),
+    ],
+)
+def test_the_files_and_the_configuration_of_a_model_are_looked_at(
+    *, aws: Aws, put: Put, configuration: object, files: dict[str, object], max_length: int, message: str
+) -> None:
+    model = put_model(put, configuration, **files)
+    [fault] = told(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=max_length))
+    assert fault.startswith("arguments.model: ")
+    assert message.format(model) in fault
+
+
+def test_a_submission_knows_what_its_job_reads_pickles_with(aws: Aws) -> None:
+    for name, content in {"config.json": json.dumps(BERT), "tokenizer.json": "{}", "pytorch_model.bin": ""}.items():
+        aws.s3.put_object(Bucket=BUCKET, Key=f"pickled/{name}", Body=content.encode())
+    aws.s3.put_object(Bucket=BUCKET, Key="t.csv", Body=TABLE)
+    arguments = {"model": f"s3://{BUCKET}/pickled", "train_data": f"s3://{BUCKET}/t.csv"}
+    spec = JobSpec(name="reviews", job="finetune-classification", arguments=arguments)
+    stage = replace(STAGE, release="1.21.0")
+    [fault] = check_inputs(aws, stage, spec)
+    assert "its weights in pytorch_model.bin only, a pickle, and PyTorch 2.6.0 may run code" in str(fault)
+    assert "\nNext: save the model once more" in str(fault)
+    # The other images bring PyTorch 2.13, and so does the environment in which the embedded AWS runs jobs
+    assert check_inputs(aws, replace(stage, instance_type=instance_type("g5.4xlarge")), spec) == []
+    assert check_inputs(aws, replace(EMBEDDED, release="1.21.0"), spec) == []
+    aws.s3.put_object(Bucket=BUCKET, Key="pickled/model.safetensors", Body=b"")
+    assert check_inputs(aws, stage, spec) == []
+
+
+@pytest.mark.parametrize(
+    ("configuration", "files"),
+    [
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, {}),
+        ({"model_type": "deberta-v2", "max_position_embeddings": 64, "position_biased_input": False}, {}),
+        ({"model_type": "gpt2"}, {"tokenizer_config.json": {"pad_token": "<pad>"}}),
+        (
+            BERT,
+            {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": {"content": "_"}}},
+        ),
+        ({"model_type": "gpt2"}, {"special_tokens_map.json": {"pad_token": "<pad>"}}),
+    ],
+)
+def test_a_model_that_can_be_trained_on_512_tokens_passes(
+    aws: Aws, put: Put, configuration: object, files: dict[str, object]
+) -> None:
+    model = put_model(put, configuration, **files)
+    assert told(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=512)) == []
+
+
+@ANYWHERE
+def test_a_file_in_place_of_a_folder_is_told_apart_from_nothing_and_so_is_the_reverse(aws: Aws, put: Put) -> None:
+    weights = put("model.safetensors", b"")
+    folder = put("table.csv/part.csv", TABLE).removesuffix("/part.csv")
+    faults = told(aws, FinetuneClassification(model=weights, train_data=folder))
+    assert [fault.partition("\n")[0] for fault in faults] == [
+        f"arguments.model: a pretrained model's folder was expected at {weights}, which is a file",
+        f"arguments.train_data: a table of examples was expected at {folder}, which is a folder",
+    ]
+
+
+def test_all_faults_are_told_at_once(aws: Aws, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    arguments = FinetuneClassification(
+        model=put_model(put, {**BERT, "auto_map": {"AutoConfig": "own.Own"}}, **{"model.safetensors": None}),
+        train_data=[put("a.csv", b"text,lable\na,1\n"), put("b.csv", b"text,label\n,\n,0.5\n")],
+        eval_data=put("gone.csv", TABLE).replace("gone", "nowhere"),
+        max_length=1000,
+    )
+    faults = told(aws, arguments)
+    for number, start in enumerate(
+        [
+            "arguments.model: .* is no model: it has no weights",
+            "arguments.model: .* needs code of its own",
+            "arguments.model: max_length 1000 is more than the 512 tokens",
+            "arguments.train_data.0: .*no column 'label'",
+            "arguments.train_data.1: 2 bad rows:\n.*line 2: 'label' is ''.*\n.*line 3: 'label' is '0.5'",
+            "arguments.eval_data: .* where there is nothing",
+        ]
+    ):
+        assert re.match(start, faults[number])
+    assert len(faults) == 6
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, bytes]]]:
+    """A hub that answers as https://huggingface.co/docs/hub/api describes: by path; 401 where there is nothing."""
+    answers: dict[str, tuple[int, bytes]] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content = answers.get(self.path, (401, b'{"error": "Invalid username or password."}'))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        for name in ("HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        yield answers
+        server.shutdown()
+
+
+def test_the_hub_is_asked_where_it_answers(hub: dict[str, tuple[int, bytes]], aws: Aws) -> None:
+    arguments = FinetuneClassification(
+        model="hf://acme/long?revision=v1", train_data="hf://acme/films?split=train", max_length=600
+    )
+    notes: list[str] = []
+    assert told(aws, arguments, note=notes.append) == [], "401 may be a private one, which the team's token reads"
+    assert notes == [
+        f"{location} was not looked at: the hub answered 401 Unauthorized"
+        for location in (arguments.model, arguments.train_data)
+    ]
+    siblings = [{"rfilename": name} for name in ("config.json", "model.safetensors", "vocab.txt")]
+    hub["/api/models/acme/long/revision/v1"] = (200, json.dumps({"siblings": siblings}).encode())
+    hub["/acme/long/resolve/v1/config.json"] = (200, json.dumps(BERT).encode())
+    hub["/api/datasets/acme/films/revision/main"] = (404, b"{}")
+    model, table = told(aws, arguments)
+    assert model.startswith(
+        "arguments.model: max_length 600 is more than the 512 tokens that hf://acme/long?revision=v1"
+    )
+    assert table.startswith("arguments.train_data: hf://acme/films?split=train: the hub knows no such data set")

@@ -1,0 +1,104 @@
+"""What the command line finds in the buckets under the role of a team's people, to whom S3 shows their own only."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+import yaml
+
+from jobs.aws.connection import Aws
+from jobs.aws.errors import error_code
+from jobs.cli.submit import send
+from jobs.runs import storage
+from jobs.core.errors import NotFoundError, TrainyardError
+from jobs.core.locations import S3Location
+from jobs.spec.plan import Continued, plan
+from jobs.core.run import RECEIPT, new_run_id
+from jobs.core.stage import DeployedStage
+from jobs.spec.kinds.finetune_classification import FinetuneClassification
+from jobs.container.launcher.request import parse
+from tests.jobs.conftest import point_at
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.limited_role import LimitedRole
+from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
+
+OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-0002"
+
+
+@pytest.fixture
+def limited(
+    embedded: Aws, stage: DeployedStage, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Aws]:
+    """Two teams' runs are there; this is the connection of one of them."""
+    for team, run in (("research", OURS), ("product", THEIRS)):
+        embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{team}/{run}/spec.yaml", Body=b"{}")
+    with LimitedRole(deployed_aws.endpoint) as proxy:
+        point_at(monkeypatch, proxy.url)
+        yield Aws()
+
+
+def test_runs_are_those_of_the_teams_that_may_be_listed(limited: Aws, stage: DeployedStage, embedded: Aws) -> None:
+    assert {"research", "product"} <= set(stage.teams)
+    assert [run.run_id for run in storage.stored_runs(limited, stage, prefix="team-files-")] == [OURS]
+    assert storage.find_run(limited, stage, "team-files").run_id == OURS
+
+
+def test_arguments_too_long_for_a_command_line_reach_the_launcher(
+    limited: Aws, stage: DeployedStage, embedded: Aws
+) -> None:
+    tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(200)]
+    planned = plan(spec(arguments={**ARGUMENTS, "train_data": tables}), stage, run_id=RUN_ID)
+    storage.put_spec(limited, planned)
+    launch = parse(command_of(planned)[3:], environment_of(planned))
+    assert isinstance(launch.arguments, FinetuneClassification)
+    assert launch.arguments.train_data == [table.replace("data://", f"s3://{stage.data_bucket}/") for table in tables]
+    # WHEN Batch refuses the job, THEN nothing stays of it, and a launcher would say so
+    storage.delete_spec(embedded, planned)
+    with pytest.raises(NotFoundError, match="which holds the job's arguments, is gone"):
+        parse(command_of(planned)[3:], environment_of(planned))
+
+
+def test_of_two_submissions_with_one_run_id_the_first_has_it(
+    limited: Aws, stage: DeployedStage, embedded: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = new_run_id("twice", now=datetime.now(timezone.utc))
+    first, second = (plan(spec(arguments={**ARGUMENTS, "seed": seed}), stage, run_id=run_id) for seed in (1, 2))
+    submission = uuid.uuid4()
+    monkeypatch.setattr(uuid, "uuid4", lambda: submission)
+    storage.put_spec(limited, first)
+    storage.put_spec(limited, first)  # boto3 repeats a request whose answer was lost
+    monkeypatch.undo()
+    point_at(monkeypatch, limited.s3.meta.endpoint_url)
+    for planned in (second, first):
+        with pytest.raises(TrainyardError, match=f"another run was submitted as {run_id} in the same second"):
+            send(limited, planned)
+    text = storage.read_spec_text(embedded, first.run_location)
+    assert text is not None
+    assert yaml.safe_load(text)["arguments"]["seed"] == 1
+    # WHEN the run is resumed, THEN its spec is written over
+    storage.put_spec(limited, replace(second, continued=Continued(job_ids=("a",), at=datetime.now(timezone.utc))))
+    text = storage.read_spec_text(embedded, first.run_location)
+    assert text is not None
+    assert yaml.safe_load(text)["arguments"]["seed"] == 2
+
+
+def test_where_no_team_may_be_listed_s3s_refusal_is_told(limited: Aws, stage: DeployedStage) -> None:
+    others = {key: arn for key, arn in stage.job_definitions.items() if key[0] != "research"}
+    with pytest.raises(Exception, match="AccessDenied") as caught:
+        storage.stored_runs(limited, replace(stage, job_definitions=others))
+    assert error_code(caught.value) == "AccessDenied"
+
+
+def test_a_run_without_a_receipt_has_none_though_s3_says_forbidden(limited: Aws, stage: DeployedStage) -> None:
+    run = S3Location(stage.run_bucket, f"research/{OURS}/")
+    # What begins alike must not pass for it.
+    limited.s3.put_object(Bucket=run.bucket, Key=(run / f"{RECEIPT}.bak").key, Body=b"{}")
+    assert storage.read_receipt(limited, run) is None
+    assert storage.read_metrics(limited, run) == []
+
+
+def test_another_teams_receipt_is_refused_and_never_missing(limited: Aws, stage: DeployedStage) -> None:
+    with pytest.raises(Exception, match="AccessDenied"):
+        storage.read_receipt(limited, S3Location(stage.run_bucket, f"product/{THEIRS}/"))

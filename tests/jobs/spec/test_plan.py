@@ -1,0 +1,445 @@
+"""A plan: the request as it is sent, where it runs and why, and what is refused before anything is paid for."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from botocore.session import get_session
+from botocore.validate import ParamValidator
+
+from jobs.core.dependencies import Awaited
+from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.core.image_hierarchy import child_name, images
+from jobs.core.instance_types import INSTANCE_TYPES, instance_type
+from jobs.core.stage import DeployedStage
+from jobs.spec.catalog import CATALOG
+from jobs.spec.flags import parse_flags
+from jobs.spec.kinds.finetune_classification import FinetuneClassification
+from jobs.spec.launcher_options import LauncherOptions, Limits
+from jobs.spec.plan import plan
+from jobs.spec.spec import parse_spec
+from tests.support.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
+
+SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
+MAX_PAYLOAD_BYTES = 30 * 1024
+"""AWS Batch's limit of a SubmitJob request."""
+
+APART = replace(
+    LARGE,
+    queues={**LARGE.queues, "spot@research": "arn:queue/own", "cpu-spot@research": "arn:queue/own-cpu"},
+)
+"""A stage whose team `research` has instances of its own, on Spot only."""
+
+
+def test_the_whole_request() -> None:
+    arguments = {"model": "s3://elsewhere/m", "train_data": "data://shared/t.jsonl", "learning_rate": 1e-4}
+    planned = plan(spec(arguments=arguments, attempts=5, timeout_hours=1.5), STAGE, run_id=RUN_ID)
+    there = FinetuneClassification.model_validate({**arguments, "train_data": "s3://data-bucket/shared/t.jsonl"})
+    options = ["--instance-type=dl1.24xlarge", "--nproc-per-node=8", "--capacity=spot"]
+    container = {
+        "name": "main",
+        "command": ["python", "-m", "jobs.container.launch", *options, "finetune-classification", *there.to_flags()],
+        "environment": [
+            {"name": "TRAINYARD_RUN_URI", "value": f"s3://run-bucket/research/{RUN_ID}/"},
+            {"name": "TRAINYARD_ACCELERATOR", "value": "hpu"},
+        ],
+    }
+    assert planned.request == {
+        "jobName": RUN_ID,
+        "jobQueue": "arn:queue/gaudi",
+        "jobDefinition": "arn:definition/research:3",
+        "shareIdentifier": "research",
+        "ecsPropertiesOverride": {"taskProperties": [{"containers": [container]}]},
+        "retryStrategy": {
+            "attempts": 5,
+            "evaluateOnExit": [
+                {"onStatusReason": "Host EC2*", "action": "RETRY"},
+                {"onExitCode": "75", "action": "RETRY"},
+                {"onStatusReason": "Task failed to start*", "action": "RETRY"},
+                {"onReason": "*", "action": "EXIT"},
+                {"onExitCode": "*", "action": "EXIT"},
+            ],
+        },
+        "timeout": {"attemptDurationSeconds": 5400},
+        "tags": {
+            "trainyard:stage": "dev",
+            "trainyard:run": RUN_ID,
+            "trainyard:team": "research",
+            "trainyard:job": "finetune-classification",
+        },
+        "propagateTags": True,
+    }
+
+
+def test_a_plan_tells_where_it_runs_what_it_reads_and_what_it_costs() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    assert str(planned.run_location) == f"s3://run-bucket/research/{RUN_ID}/"
+    assert (planned.queue, planned.queue_reason) == (
+        "spot",
+        "one node of dl1.24xlarge: Spot, started again after a reclaim",
+    )
+    assert (planned.accelerator, planned.accelerator_reason) == ("hpu", "dl1.24xlarge of stage 'dev'")
+    assert (planned.nnodes, planned.nproc_per_node) == (1, 8)
+    assert (planned.on_demand_usd_per_hour, planned.spot_usd_per_hour) == (13.10904, 3.93)
+    assert planned.notes == ()
+    assert planned.inputs == (
+        ("model", "s3://data-bucket/shared/m", "a pretrained model's folder"),
+        ("train_data", "s3://data-bucket/shared/t.jsonl", "a table of examples"),
+    )
+    # The spec that is kept with the run names what was really read.
+    assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
+    # A team pays by its share, whose identifier Batch wants of letters and digits, within the kind's time.
+    other = plan(spec(team="nlp-core", resources={"nproc_per_node": 2}), STAGE, run_id=RUN_ID)
+    assert (other.request["shareIdentifier"], other.request["jobDefinition"]) == ("nlpcore", "arn:definition/nlp:1")
+    assert other.run_location.key == f"nlp-core/{RUN_ID}/"
+    assert other.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
+    assert (other.nproc_per_node, other.spot_usd_per_hour) == (2, 3.93)
+    assert other.notes == ("uses 2 of the 8 HPUs of a dl1.24xlarge; the whole instance is paid for",)
+
+
+def test_the_launcher_gets_every_limit_of_a_spec_as_it_is() -> None:
+    limits = {
+        "max_usd": 40.0,
+        "max_hours": 30.0,
+        "hang_timeout_seconds": 600.0,
+        "stop_if_idle_minutes": 5.0,
+        "start_timeout_seconds": 60.5,
+        "health": {"seconds": 20.0, "min_teraflops": 100.0, "min_gigabytes_per_second": 10.0},
+    }
+    assert limits.keys() == Limits.model_fields.keys()
+    told = command_of(plan(spec(**limits), STAGE, run_id=RUN_ID))
+    flags = told[told.index("jobs.container.launch") + 1 : told.index("finetune-classification")]
+    assert parse_flags(LauncherOptions, flags, program="test").model_dump(include=set(limits)) == limits
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "ranks"),
+    [("m6i.4xlarge", "cpu", 1), ("g5.4xlarge", "cuda", 1), ("p4d.24xlarge", "cuda", 8)],
+)
+def test_the_same_spec_runs_on_other_instances(name: str, accelerator: str, ranks: int) -> None:
+    planned = plan(spec(), replace(STAGE, instance_type=instance_type(name)), run_id=RUN_ID)
+    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == accelerator
+    assert {f"--instance-type={name}", f"--nproc-per-node={ranks}"} <= set(command_of(planned))
+    assert planned.notes == ()
+
+
+def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:
+    planned = plan(spec(), EMBEDDED, run_id=RUN_ID)
+    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "auto"
+    assert planned.accelerator_reason == "the embedded AWS runs jobs on this machine; on AWS: hpu of dl1.24xlarge"
+    assert "--nproc-per-node=2" in command_of(planned)
+    assert planned.notes == ("runs 2 ranks on this machine instead of 8; the global batch size stays",)
+    # Everything else is what AWS would get.
+    assert planned.request["jobQueue"] == "arn:queue/gaudi"
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        ready = parse_spec(document, origin=path.name)
+        for stage in (LARGE, replace(LARGE, embedded_processes=2)):
+            planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
+            assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
+
+
+def test_what_a_plan_waits_for_is_in_its_request() -> None:
+    earlier = Awaited(run_id="clean-20261121-120005-00ab", job_id="5f3a", queue="cpu-spot", arguments=("train_data",))
+    together = Awaited(run_id="bert-20261121-120005-00ac", job_id=None, queue="spot", arguments=("model",))
+    planned = plan(spec(), LARGE, run_id=RUN_ID, awaited=(earlier, together))
+    assert planned.request["dependsOn"] == [{"jobId": "5f3a"}, {"jobId": "<job id of bert-20261121-120005-00ac>"}]
+    submitted = planned.with_job_ids({"bert-20261121-120005-00ac": "77b0"})
+    assert submitted.request == {**planned.request, "dependsOn": [{"jobId": "5f3a"}, {"jobId": "77b0"}]}
+    # Only a run on Spot can be moved, and only where there is an On-Demand queue.
+    assert [note for note in planned.notes if "moved to On-Demand" in note] == [together.note(LARGE)]
+    assert plan(spec(), STAGE, run_id=RUN_ID, awaited=(earlier, together)).notes == ()
+    # A team's may be moved to its own On-Demand queue, not to one that others share.
+    own = replace(together, queue="spot@research")
+    assert own.note(LARGE) is None
+    assert own.note(replace(LARGE, queues={**LARGE.queues, "on-demand@research": "arn:own"})) == together.note(LARGE)
+
+
+def test_what_a_job_sends_elsewhere_needs_its_teams_secret() -> None:
+    pushing = spec(arguments={**ARGUMENTS, "push_to_hub": "acme/reviews"})
+    for stage in (replace(STAGE, huggingface_teams=frozenset({"nlp-core"})), EMBEDDED):
+        with pytest.raises(UsageError, match=r"team 'research' has no secret for a Hugging Face token in stage 'dev'"):
+            plan(pushing, stage, run_id=RUN_ID)
+    its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
+    assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, its_own, run_id=RUN_ID))
+    half = replace(STAGE, secret_variables={"research": frozenset({"WANDB_API_KEY"}), "nlp-core": frozenset()})
+    with pytest.raises(UsageError, match=r"with what it takes for mlflow \(MLFLOW_TRACKING_URI"):
+        plan(spec(arguments={**ARGUMENTS, "report_to": ["wandb", "mlflow"]}), half, run_id=RUN_ID)
+    one = plan(spec(arguments={**ARGUMENTS, "report_to": "wandb"}), half, run_id=RUN_ID)
+    assert '--report-to=["wandb"]' in command_of(one)
+
+
+def test_all_that_a_plan_refuses_is_told_at_once() -> None:
+    arguments = {**ARGUMENTS, "push_to_hub": "acme/reviews", "global_batch_size": 4}
+    arguments["train_data"] = "data://nlp-core/t.jsonl"
+    with pytest.raises(UsageError) as caught:
+        plan(spec(arguments=arguments, max_usd=0.0001), STAGE, run_id=RUN_ID)
+    budget, push, ranks, reads = str(caught.value).splitlines()
+    assert budget.startswith("max_usd: 0.0001 leaves 0.0 minutes")
+    assert "; next: set max_usd to more than" in budget
+    assert push.startswith("arguments.push_to_hub: team 'research' has no secret")
+    assert ranks == "global_batch_size 4 does not divide over 8 ranks; next: set it to 8"
+    assert reads.startswith("arguments.train_data: s3://data-bucket/nlp-core/t.jsonl is of team 'nlp-core'")
+
+
+def test_arguments_that_ecs_would_not_start_a_container_with_lie_among_the_runs_files() -> None:
+    tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(2000)]
+    arguments = {**ARGUMENTS, "train_data": tables}
+    several = {"resources": {"nnodes": 2, "capacity": "on-demand"}}
+    on_two = plan(spec(arguments=arguments, **several), LARGE, run_id=RUN_ID)
+    for planned in (plan(spec(arguments=arguments), STAGE, run_id=RUN_ID), on_two):
+        assert planned.arguments_file is not None
+        # Room is left for what AWS Batch adds; the job's own options stay where one sees them.
+        request = json.dumps(planned.request)
+        assert len(request) < 8192 - 1024
+        assert f'"--arguments-file={planned.arguments_file.name}", "finetune-classification"]' in request
+        stored = FinetuneClassification.model_validate_json(planned.arguments_file.content)
+        assert stored.train_data == [table.replace("data://", "s3://data-bucket/") for table in tables]
+    short = plan(spec(arguments={**ARGUMENTS, "train_data": tables[:40]}), STAGE, run_id=RUN_ID)
+    assert short.arguments_file is None
+    assert any(flag.startswith("--train-data=") for flag in command_of(short))
+
+
+@pytest.mark.parametrize("location", ["data://nlp-core/t.jsonl", "s3://run-bucket/nlp-core/t.jsonl"])
+def test_data_of_another_team_is_refused(location: str) -> None:
+    with pytest.raises(UsageError, match=r"arguments.train_data: .* is of team 'nlp-core', .* 'research' cannot read"):
+        plan(spec(arguments={**ARGUMENTS, "train_data": location}), STAGE, run_id=RUN_ID)
+    plan(spec(team="nlp-core", arguments={**ARGUMENTS, "train_data": location}), STAGE, run_id=RUN_ID)
+    elsewhere = location.replace("-bucket", "-elsewhere").replace("data://nlp-core", "data://nlp-cores")
+    plan(spec(arguments={**ARGUMENTS, "train_data": elsewhere}), STAGE, run_id=RUN_ID)
+
+
+def test_shared_data_is_read_from_the_file_system_where_the_stage_mounts_it() -> None:
+    mounting = replace(STAGE, shared_data_mount="/shared-data")
+    arguments = {"model": "data://shared/m", "train_data": "data://research/t.jsonl"}
+    planned = plan(spec(arguments=arguments), mounting, run_id=RUN_ID)
+    # Only what all teams share lies on it.
+    assert {"--model=/shared-data/m", "--train-data=s3://data-bucket/research/t.jsonl"} <= set(command_of(planned))
+    # Whether it is there is looked up in S3, which the laptop can reach, and the kept spec names what lasts.
+    assert planned.inputs[0][:2] == ("model", "s3://data-bucket/shared/m")
+    assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
+    on_a_laptop = replace(EMBEDDED, shared_data_mount="/shared-data")
+    assert "--model=s3://data-bucket/shared/m" in command_of(plan(spec(), on_a_laptop, run_id=RUN_ID))
+    tokenizing = {"job": "tokenize", "arguments": {"corpus": "data://shared/c", "tokenizer": "data://shared/t"}}
+    assert "--corpus=s3://data-bucket/shared/c" in command_of(plan(spec(**tokenizing), mounting, run_id=RUN_ID))
+
+
+def test_several_nodes_that_start_together_get_the_command_through_node_overrides() -> None:
+    one = plan(spec(), LARGE, run_id=RUN_ID)
+    planned = plan(
+        spec(resources={"nnodes": 3}, arguments={**ARGUMENTS, "global_batch_size": 48}), LARGE, run_id=RUN_ID
+    )
+    assert (planned.request["jobQueue"], planned.capacity) == ("arn:queue/multinode", "on-demand")
+    assert planned.queue_reason == (
+        "several nodes: started together, On-Demand; resources.capacity: spot starts each as Spot has it"
+    )
+    assert planned.usd_per_hour == planned.on_demand_usd_per_hour == pytest.approx(3 * 13.10904)
+    assert planned.request["jobDefinition"] == "arn:definition/several:7"
+    # Trap: a number of nodes can only be overridden where the range is open.
+    assert "ecsPropertiesOverride" not in planned.request
+    (nodes,) = planned.request["nodeOverrides"]["nodePropertyOverrides"]
+    assert (planned.request["nodeOverrides"]["numNodes"], nodes["targetNodes"]) == (3, "0:")
+    (container,) = nodes["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    assert container["command"] == [
+        {"--global-batch-size=32": "--global-batch-size=48", "--capacity=spot": "--capacity=on-demand"}.get(flag, flag)
+        for flag in command_of(one)
+    ]
+    assert planned.request["retryStrategy"] == one.request["retryStrategy"]
+
+
+def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node() -> None:
+    one = plan(spec(), STAGE, run_id=RUN_ID)
+    planned = plan(spec(resources={"nnodes": 4, "min_nnodes": 2, "capacity": "spot"}), STAGE, run_id=RUN_ID)
+    same = {key: value for key, value in one.request.items() if key != "ecsPropertiesOverride"}
+    found = {key: value for key, value in planned.request.items() if key != "ecsPropertiesOverride"}
+    assert found == {**same, "arrayProperties": {"size": 4}}
+    added = set(command_of(planned)) - set(command_of(one))
+    assert added == {"--gang-min-nnodes=2", "--gang-attempts=3"}
+    assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("spot", "spot", 4 * 3.93)
+    assert planned.queue_reason == "4 nodes of dl1.24xlarge: Spot, each started for itself, and again after a reclaim"
+    assert planned.notes == (
+        (
+            "the 4 nodes start as they come, and are paid for while they wait for each other; after 15 minutes 2 begin"
+            "; when one is taken away all save and start again, which is one of their 3 attempts"
+        ),
+    )
+    # All of them are needed where the spec does not say otherwise
+    whole = plan(spec(resources={"nnodes": 4, "capacity": "spot"}), LARGE, run_id=RUN_ID)
+    assert "--gang-min-nnodes=4" in command_of(whole)
+    assert "begin" not in whole.notes[0]
+
+
+@pytest.mark.parametrize(
+    "resources", [{}, {"nnodes": 2}, {"nnodes": 2, "capacity": "spot"}, {"capacity": "on-demand"}], ids=str
+)
+def test_requests_have_the_shape_that_the_api_takes(resources: dict[str, Any]) -> None:
+    planned = plan(spec(resources=resources), LARGE, run_id=RUN_ID)
+    shape = get_session().get_service_model("batch").shape_for("SubmitJobRequest")
+    report = ParamValidator().validate(planned.request, shape)
+    assert not report.has_errors(), report.generate_report()
+
+
+def test_the_queue_is_the_teams_own_or_that_of_the_capacity_or_of_the_kind() -> None:
+    on_demand = plan(spec(resources={"capacity": "on-demand"}), LARGE, run_id=RUN_ID)
+    assert (on_demand.queue, on_demand.request["jobQueue"]) == ("on-demand", "arn:queue/on-demand")
+    assert on_demand.queue_reason == (
+        "one node of dl1.24xlarge: On-Demand, as resources.capacity asks; it is not interrupted"
+    )
+    assert (on_demand.capacity, on_demand.usd_per_hour) == ("on-demand", 13.10904)
+    own = plan(spec(team="research"), APART, run_id=RUN_ID)
+    assert (own.queue, own.request["jobQueue"], own.capacity) == ("spot@research", "arn:queue/own", "spot")
+    others = plan(spec(team="nlp-core"), APART, run_id=RUN_ID)
+    assert (others.queue, others.request["jobQueue"]) == ("spot", "arn:queue/gaudi")
+    corpus = plan(spec(job="prepare-corpus", arguments={"data": ["data://shared/a.txt"]}), STAGE, run_id=RUN_ID)
+    assert (corpus.request["jobQueue"], corpus.queue_reason) == (
+        "arn:queue/cpu",
+        "'prepare-corpus' needs no accelerator",
+    )
+    assert (corpus.instance_type.name, corpus.accelerator) == ("m6i.4xlarge", "cpu")
+
+
+def test_a_notebook_is_one_process_with_all_cards_of_its_node() -> None:
+    planned = plan(spec(job="notebook", arguments={"files": "data://research/earlier/"}), STAGE, run_id=RUN_ID)
+    assert command_of(planned)[4:] == [
+        "--nproc-per-node=1",
+        "--capacity=spot",
+        "notebook",
+        "--files=s3://data-bucket/research/earlier/",
+        "--tensorboard-logdir=.",
+        "--idle-timeout-hours=2.0",
+    ]
+    assert (planned.accelerator, planned.notes) == ("hpu", ())
+    one = {"resources": {"nproc_per_node": 1}}
+    assert plan(spec(job="notebook", arguments={}, **one), EMBEDDED, run_id=RUN_ID).nproc_per_node == 1
+    names = {child_name(row.image, kind.image) for row in INSTANCE_TYPES.values() for kind in CATALOG.values()}
+    assert "gaudi-notebook" in names <= images().keys()
+
+
+@pytest.mark.parametrize("until", ["2026-12-01", "2026-12-01T00:00:00+00:00"])
+def test_a_stop_that_nobody_took_back_ends_with_its_month(until: str) -> None:
+    stop = json.dumps({"budget_usd": 500.0, "since": "2026-11-20", "until": until})
+    stopped = replace(STAGE, budget_stops={"research": stop})
+    with pytest.raises(UsageError, match=r"has used up its monthly budget of 500 USD .* from 2026-11-20 until 20"):
+        plan(spec(), stopped, run_id="reviews-20261130-235959-00ab")
+    assert plan(spec(), stopped, run_id="reviews-20261201-000000-00ab").notes == ()
+    # The whole stage's stop keeps jobs waiting, and refuses none.
+    waiting = replace(STAGE, stage_stop=stop)
+    [note] = plan(spec(), waiting, run_id="reviews-20261130-235959-00ab").notes
+    assert note == (
+        "stage 'dev' has used up its monthly budget of 500 USD: the job waits until 2026-12-01, or until the budget is "
+        "raised"
+    )
+    assert plan(spec(), waiting, run_id="reviews-20261201-000000-00ab").notes == ()
+
+
+@pytest.mark.parametrize("value", ["", "[1]", '{"budget_usd": 5, "until": "soon"}'])
+def test_a_budget_stop_that_nobody_can_read_stops_all_the_same(value: str) -> None:
+    stopped = replace(STAGE, budget_stops={"research": value})
+    with pytest.raises(ConfigurationError, match="/trainyard/dev/budget-stop/research stops jobs") as caught:
+        plan(spec(), stopped, run_id=RUN_ID)
+    assert "aws ssm delete-parameter --name /trainyard/dev/budget-stop/research" in str(caught.value)
+
+
+REPOSITORY = "123456789012.dkr.ecr.us-east-1.amazonaws.com/gaudi"
+OLD, NEW = (f"{REPOSITORY}@sha256:{letter * 64}" for letter in "ab")
+NEVER = f"{REPOSITORY}:not-built-yet"
+
+
+def with_images(stage: DeployedStage, *, deployed: str, pushed: str, image_tag: str | None = None) -> DeployedStage:
+    return replace(
+        stage,
+        release="1.21.0",
+        image_tag=image_tag,
+        job_images={"finetune-classification": deployed},
+        images={("gaudi", "1.21.0"): pushed, ("gaudi", "1.23.0"): OLD},
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "notes"),
+    [
+        (with_images(STAGE, deployed=NEW, pushed=NEW), ()),
+        (
+            with_images(STAGE, deployed=OLD, pushed=NEW),
+            (f"runs in {OLD}; a newer image was pushed, which 'cdk deploy 'dev/jobs' -c stage=dev' rolls out",),
+        ),
+        # Where the settings name a tag, that is on purpose.
+        (with_images(STAGE, deployed=f"{REPOSITORY}:1", pushed=NEW, image_tag="1"), ()),
+        # A deployment has put the first value back into the parameter, and there was no other since.
+        (
+            with_images(STAGE, deployed=OLD, pushed=NEVER),
+            (f"runs in {OLD}, which the stage no longer records: 'trainyard images push' before it is deployed",),
+        ),
+    ],
+    ids=["there", "newer", "pinned", "taken back"],
+)
+def test_what_is_to_be_said_of_the_image_is_noted(stage: DeployedStage, notes: tuple[str, ...]) -> None:
+    assert plan(spec(), stage, run_id=RUN_ID).notes == notes
+
+
+@pytest.mark.parametrize(
+    ("stage", "pushed", "next_step"),
+    [
+        (STAGE, NEVER, "trainyard --stage dev images push gaudi, then cdk deploy 'dev/jobs' -c stage=dev"),
+        (STAGE, NEW, "cdk deploy 'dev/jobs' -c stage=dev"),
+        (EMBEDDED, NEVER, "trainyard --stage dev images push cpu, then trainyard --stage dev local up"),
+    ],
+    ids=["never pushed", "not deployed since", "embedded"],
+)
+def test_a_job_without_an_image_is_refused_before_money_is_spent(
+    stage: DeployedStage, pushed: str, next_step: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="'finetune-classification' jobs had not been pushed") as caught:
+        plan(spec(), with_images(stage, deployed=NEVER, pushed=pushed), run_id=RUN_ID)
+    assert caught.value.next_step == next_step
+
+
+FEWER = {"nnodes": 4, "min_nnodes": 3, "capacity": "spot"}
+COMPILED = {"job": "pretrain-mlm", "arguments": {"data": "data://shared/packed", "torch_compile": True}}
+NOTEBOOK = {"job": "notebook", "arguments": {}}
+CORPUS = {"job": "prepare-corpus", "arguments": {"data": ["data://shared/a.txt"]}}
+SCRIPT = {"job": "script", "arguments": {"code": f"s3://runs/research/code/{'0' * 64}.tar.gz", "command": "train.py"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "stage", "message"),
+    [
+        ({"resources": {"nproc_per_node": 9}}, STAGE, "9 ranks do not fit a dl1.24xlarge, which has 8 HPUs"),
+        # It divides over the two ranks that this machine would run.
+        ({"arguments": {**ARGUMENTS, "global_batch_size": 4}}, EMBEDDED, "4 does not divide over 8 ranks"),
+        (
+            {"arguments": {**ARGUMENTS, "global_batch_size": 9}, "resources": {"nproc_per_node": 3}},
+            EMBEDDED,
+            "9 does not divide over 2 ranks.*set it to 6 or 12$",
+        ),
+        ({"resources": FEWER}, STAGE, "32 does not divide over 24 ranks"),
+        ({**SCRIPT, "resources": {**FEWER, "min_nnodes": 2}}, STAGE, r"resources\.min_nnodes: .* fewer than 4 nodes"),
+        (COMPILED, STAGE, "it is for GPUs.*Habana's"),
+        (
+            COMPILED,
+            replace(STAGE, instance_type=instance_type("m6i.4xlarge")),
+            "it is for GPUs, and the job is for m6i.4xlarge; the image cpu has no compiler",
+        ),
+        ({"team": "vision"}, STAGE, "team 'vision' not found in stage 'dev'"),
+        ({}, replace(STAGE, job_definitions={("research", "x"): "arn"}), "no job definition of 'finetune-classificat"),
+        ({"resources": {"nnodes": 2}}, STAGE, "no queue for several nodes.*max_multinode_nodes"),
+        ({"resources": {"nnodes": 2}}, APART, "no queue for several nodes"),  # of its own
+        ({"resources": {"capacity": "on-demand"}}, STAGE, "has no On-Demand queue .* or have max_on_demand_nodes"),
+        ({}, replace(LARGE, queues={"on-demand": "arn"}), "no Spot queue .*set resources.capacity to 'on-demand'$"),
+        ({**CORPUS, "resources": {"nnodes": 2}}, STAGE, "a 'prepare-corpus' runs on one node, not on 2"),
+        ({**CORPUS, "resources": {"capacity": "on-demand"}}, STAGE, "no On-Demand queue for .*capacity to 'spot'$"),
+        ({**NOTEBOOK, "resources": {"nproc_per_node": 8}}, STAGE, "one process, to which all HPUs of the node"),
+        ({**NOTEBOOK, "resources": {"nnodes": 2}}, LARGE, "runs on one node, not on 2\nNext: leave resources.nnodes"),
+    ],
+)
+def test_what_the_stage_cannot_run_is_refused_with_what_next(
+    changed: dict[str, Any], stage: DeployedStage, message: str
+) -> None:
+    with pytest.raises(TrainyardError, match=f"(?s){message}"):
+        plan(spec(**changed), stage, run_id=RUN_ID)

@@ -1,0 +1,149 @@
+"""Which points a sweep has, what a spec of one may say, and the one request that it becomes."""
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from jobs.core.errors import UsageError
+from jobs.core.run import new_run_id
+from jobs.spec.plan import plan
+from jobs.spec.spec import JobSpec, parse_spec
+from jobs.spec.sweep import MAX_POINTS, Sweep, point_ids, points
+from tests.support.jobs.planning import RUN_ID, STAGE, command_of, spec
+
+GRID = {"arguments.learning_rate": [1e-5, 3e-5], "arguments.seed": [1, 2, 3]}
+
+
+def test_a_grid_has_a_point_for_each_combination_in_short_and_in_full() -> None:
+    in_short = spec(sweep=GRID)
+    assert in_short.sweep is not None
+    found = points(in_short.sweep)
+    assert [(point["learning_rate"], point["seed"]) for point in found] == [
+        (rate, seed) for rate in (1e-5, 3e-5) for seed in (1, 2, 3)
+    ]
+    in_full = spec(sweep={"arguments": {"learning_rate": [1e-5, 3e-5], "seed": [1, 2, 3]}})
+    assert in_full.sweep == in_short.sweep
+    # Read again from the resolved spec of a run it is the same.
+    assert parse_spec(in_short.model_dump(mode="json", exclude_none=True), origin="spec.yaml") == in_short
+
+
+def test_random_points_lie_in_their_ranges_differ_and_are_the_same_each_time() -> None:
+    drawn = Sweep.model_validate(
+        {
+            "random": 40,
+            "arguments.learning_rate": {"log": [1e-6, 1e-3]},
+            "arguments.warmup_ratio": {"uniform": [0, 0.5]},
+            "arguments.epochs": {"integers": [1, 4]},
+            "arguments.optimizer": ["adamw", "sgd"],
+        }
+    )
+    found = points(drawn)
+    assert len(found) == 40
+    assert found == points(drawn) != points(drawn.model_copy(update={"seed": 1}))
+    assert all(1e-6 <= point["learning_rate"] <= 1e-3 and 0 <= point["warmup_ratio"] <= 0.5 for point in found)
+    assert {point["epochs"] for point in found} == {1, 2, 3, 4}
+    assert {point["optimizer"] for point in found} == {"adamw", "sgd"}
+    # Of a log range a third of the points lie in each of three orders of magnitude.
+    assert 5 < sum(point["learning_rate"] < 1e-5 for point in found) < 25
+    few = Sweep.model_validate({"random": 10, "arguments.seed": [1, 2, 3]})
+    assert sorted(point["seed"] for point in points(few)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"arguments.learning_rate": [1e-5, -1]},
+            "point 2 of 2 (learning_rate -1): arguments.learning_rate: must be more",
+        ),
+        ({"arguments.learing_rate": [1]}, "unknown key; did you mean 'learning_rate'?"),
+        ({"random": 3}, "it names no argument"),
+        ({"arguments.seed": 3}, "its values are a list"),
+        ({"arguments.seed": {"log": [1, 2]}}, "drawn from a range where random says how many"),
+        ({"arguments.seed": {"log": [2, 1]}, "random": 2}, "from the least to the greatest, not from 2.0 to 1.0"),
+        ({"arguments.seed": {"log": [0, 1]}, "random": 2}, "begins above 0"),
+        ({"arguments.seed": {}, "random": 2}, "its values are a list"),
+        ({"arguments.seed": list(range(MAX_POINTS + 1))}, f"{MAX_POINTS + 1} points; a sweep has at most {MAX_POINTS}"),
+        ({"arguments.seed": [1], "paralel": 2}, "sweep.paralel: unknown key"),
+        ({"arguments.code": ["a", "b"]}, "all points run the same"),
+        ({"arguments.model": ["a"], "arguments.model.x": ["a"]}, "swept as a whole and in parts"),
+        ([1], "sweep: must hold keys and their values"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_told_with_its_point(changed: Any, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        spec(sweep=changed)
+    assert message in str(refused.value)
+
+
+def test_its_points_run_on_one_node_and_their_names_have_room() -> None:
+    with pytest.raises(UsageError, match="each of its points runs on one node"):
+        spec(sweep=GRID, resources={"nnodes": 2, "capacity": "spot"})
+    with pytest.raises(UsageError, match="at most 57 characters"):
+        spec(sweep=GRID, name="a" * 58)
+
+
+def test_what_only_the_points_have_need_not_be_in_the_spec() -> None:
+    swept = spec(arguments={"train_data": "data://t.jsonl"}, sweep={"arguments.model": ["data://a", "data://b"]})
+    assert [point.arguments["model"] for point in swept.point_specs()] == ["data://a", "data://b"]
+    assert swept.entrypoint_arguments().model_dump()["model"] == "data://a"
+
+
+def test_the_request_is_one_array_of_workers_without_any_points_arguments() -> None:
+    planned = plan(spec(sweep={**GRID, "parallel": 4}, max_usd=90, timeout_hours=2), STAGE, run_id=RUN_ID)
+    assert planned.request["arrayProperties"] == {"size": 4}
+    assert planned.request["tags"]["trainyard:sweep"] == "6"
+    # Two points, one after the other, have to fit into an attempt, and Batch may start a worker for each again.
+    assert planned.request["timeout"] == {"attemptDurationSeconds": 2 * 2 * 3600}
+    assert planned.request["retryStrategy"]["attempts"] == 6
+    assert command_of(planned)[3:] == [
+        "--instance-type=dl1.24xlarge",
+        "--nproc-per-node=8",
+        "--capacity=spot",
+        "--max-usd=90.0",
+        "--sweep-attempts=3",
+        "--sweep-timeout-seconds=7200",
+        "finetune-classification",
+    ]
+    one = plan(spec(), STAGE, run_id=RUN_ID)
+    assert planned.spot_usd_per_hour == pytest.approx(4 * one.spot_usd_per_hour)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "left", "room", "size"),
+    [(None, None, 9, 6), (9, None, 4, 4), (2, None, 4, 2), (4, 3, None, 3), (1, None, None, 1), (4, 1, None, 1)],
+)
+def test_there_are_no_more_workers_than_points_and_instances(
+    parallel: int | None, left: int | None, room: int | None, size: int
+) -> None:
+    swept = spec(sweep={**GRID, "parallel": parallel})
+    planned = plan(swept, STAGE, run_id=RUN_ID, points_left=left, room_of=(lambda _: room) if room else None)
+    assert planned.instances == size
+    # Batch refuses an array of one job.
+    assert planned.request.get("arrayProperties") == ({"size": size} if size > 1 else None)
+    assert planned.request["tags"]["trainyard:sweep"] == str(left or 6)
+
+
+def test_points_are_runs_of_their_own_that_sort_before_the_sweep() -> None:
+    now = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
+    ids = point_ids("reviews", count=12, now=now)
+    assert ids[0] == "reviews-p01-20261121-120004-fffe"
+    assert len(set(ids)) == 12
+    assert all(point[-20:] < new_run_id("reviews", now=now)[-20:] for point in ids)
+    assert isinstance(spec(sweep=GRID).point_specs()[0], JobSpec)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "metric", "smaller"),
+    [({}, "eval_loss", True), ({}, "val_loss", True), ({}, "eval_f1", False), ({"direction": "minimize"}, "wer", True)],
+)
+def test_the_best_is_the_least_of_what_is_a_loss_or_said_to_be(
+    sweep: dict[str, Any], metric: str, smaller: bool
+) -> None:
+    made = Sweep.model_validate({"arguments.seed": [1, 2], "metric": metric, **sweep})
+    assert made.smaller_is_better(metric) is smaller
+    assert made.metric_of({metric: 0.5, "eval_accuracy": 1}) == (metric, 0.5)
+    assert made.metric_of({"eval_accuracy": 1}) is None
+    assert made.metric_of({metric: float("nan")}) is None

@@ -1,0 +1,53 @@
+"""The code in the container against the packages of every release.
+
+    make contract                        all rows of images/releases.toml
+    make contract RELEASE=1.23.0         one
+
+For each: the tests marked `every_release`, those of the HPU's two branches with the gaudi image's packages, the others
+with the cpu image's. The real GaudiTrainer, and the real Trainer with what it does on an HPU, train on a CPU;
+optimum_habana_on_cpu.py and transformers_on_hpu.py say what stands in for Habana's own packages. Python and PyTorch are
+the laptop's in every row.
+"""
+
+import os
+import subprocess
+import sys
+
+from jobs.core.errors import TrainyardError
+from jobs.core.releases import release, releases
+from jobs.images.lock import ROOT
+from tests.support.container.image_environment import RELEASE_VARIABLE, python_of
+
+COMMAND = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-m",
+    "every_release",
+    "-p",
+    "no:cacheprovider",
+    "-q",
+    "tests/jobs/container",
+)
+
+
+def main(names: list[str]) -> int:
+    """Test the rows that were named, or all, and return 0 if every row passed."""
+    failed = []
+    for row in [release(name) for name in names] or list(releases().values()):
+        with_it = f"optimum-habana {row.optimum_habana}, transformers {row.transformers}, accelerate {row.accelerate}"
+        print(f"==> release {row.name}: {with_it}", flush=True)
+        for image in ("gaudi", "cpu"):
+            python_of(image, row.name)
+        ended = subprocess.run(COMMAND, env={**os.environ, RELEASE_VARIABLE: row.name}, cwd=ROOT, check=False)
+        failed += [row.name] * bool(ended.returncode)
+    print(f"failed: {', '.join(failed)}" if failed else "all passed", flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except TrainyardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

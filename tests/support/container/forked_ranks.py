@@ -1,0 +1,56 @@
+"""Ranks of one node as torchrun starts them, but forked from one process, which has imported what they need.
+
+    python -m tests.support.container.forked_ranks NPROC MODULE [ARGUMENT …]
+
+Torchrun would import PyTorch for itself, and each rank PyTorch, transformers and, where MODULE is that of it,
+optimum-habana: up to seven seconds of CPU each. A module that has a function `preload` names there what else is
+imported before the fork.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+
+from jobs.container.imports import imports_that_stay
+from tests.support.container.warm_ranks import run_module
+
+HOST = "127.0.0.1"
+
+
+def main(nproc: int, module: str, argv: Sequence[str]) -> int:
+    """Return 0 if all ranks have ended well, 1 otherwise."""
+    with imports_that_stay():
+        preload = getattr(importlib.import_module(module), "preload", None)
+        if preload is not None:
+            preload()
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    place = {
+        "WORLD_SIZE": nproc,
+        "LOCAL_WORLD_SIZE": nproc,
+        "GROUP_RANK": 0,
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }
+    ranks = []
+    for number in range(nproc):
+        sys.stdout.flush()
+        rank = os.fork()
+        if rank == 0:
+            own = {**place, "RANK": number, "LOCAL_RANK": number}
+            os.environ.update({name: str(value) for name, value in own.items()})
+            with contextlib.suppress(AttributeError):
+                sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
+            run_module(module, argv)
+        ranks.append(rank)
+    ends = [os.waitpid(rank, 0)[1] for rank in ranks]
+    return int(any(ends))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,0 +1,23 @@
+"""The nodes of a gang, each started as AWS Batch starts the child of an array job."""
+
+from typing import Any
+
+from tests.support.container.launching import Launched, Run
+
+JOB = "8d2f"
+"""The id of the array job."""
+
+
+def child(
+    run: Run, index: int, *flags: str, attempt: int, options: tuple[str, ...] = (), job: str = JOB, **env: Any
+) -> Launched:
+    """The launcher of one child of an array job of two, as AWS Batch starts it."""
+    return run.start(
+        *flags,
+        attempt=attempt,
+        options=["--gang-min-nnodes=1", *options],
+        AWS_BATCH_JOB_ID=f"{job}:{index}",
+        AWS_BATCH_JOB_ARRAY_INDEX=str(index),
+        AWS_BATCH_JOB_ARRAY_SIZE="2",
+        **env,
+    )

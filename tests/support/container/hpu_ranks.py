@@ -1,0 +1,65 @@
+"""Ranks of an HPU branch on a CPU, without the launcher, which would look for the HPUs themselves."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.container.launching import PATIENCE_SECONDS, Run
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def described(python: Path, module: str, home: Path, **variables: str) -> str:
+    """What `module` prints of its branch, in an environment with little in it."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    told = run_python(python, {**kept, "HOME": str(home), **variables}, "-m", module, "describe")
+    assert told.returncode == 0, told.stdout + told.stderr
+    return told.stdout
+
+
+def train(
+    run: Run,
+    module: str,
+    command: Sequence[str],
+    python: Path,
+    folder: Path,
+    *,
+    nproc: int,
+    **variables: str,
+) -> str:
+    """One attempt of `module`'s ranks, which is to succeed; returns what they printed.
+
+    `command`: the kind of job and its arguments. A script runs in `folder`.
+    """
+    for name in ("home", "scratch"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    environment = {
+        **run.environment,
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder),
+        "TRAINYARD_RUN_URI": str(run.location),
+        "TRAINYARD_SCRATCH": str(folder / "scratch"),
+        "TRAINYARD_OUTPUT": str(folder / "output"),
+        "TOKENIZERS_PARALLELISM": "false",
+        **variables,
+    }
+    where = folder if command[0] == "script" else REPOSITORY
+    start = ("-m", "tests.support.container.forked_ranks", str(nproc))
+    ended = run_python(python, environment, *start, module, *command, folder=where)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def run_python(
+    python: Path, environment: Mapping[str, str], *arguments: str, folder: Path = REPOSITORY
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(python), *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )

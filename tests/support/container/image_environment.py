@@ -1,0 +1,97 @@
+"""Environments with the Python packages that an image's lock names, for the tests that run jobs as that image would.
+
+Each is made once, by uv from the package index, and lies in build/environments/. The PyTorch in all of them is that of
+the environment the tests run in, and so is Python: the Gaudi image's own PyTorch is in no package index, and older ones
+are gigabytes each. So the lock's hashes, of files for the image's Python, are left out.
+"""
+
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from jobs.core.errors import TrainyardError
+from jobs.core.image_hierarchy import image
+from jobs.core.releases import release
+from jobs.images.lock import IMAGES, ROOT, locked
+
+RELEASE_VARIABLE = "TRAINYARD_TEST_RELEASE"
+"""Which row of images/releases.toml the tests run jobs with; `make contract` sets it."""
+
+FOLDER = ROOT / "build" / "environments"
+
+CONTENT = "content.txt"
+"""In a complete environment: what it was made from."""
+
+INSTALL_SECONDS = 240
+
+
+def chosen_release() -> str | None:
+    """Return the release that the tests shall use.
+
+    None: jobs run in the tests' own environment, and against the default row's optimum-habana.
+    """
+    return os.environ.get(RELEASE_VARIABLE)
+
+
+def python_of(name: str, release_name: str | None) -> Path:
+    """Return the interpreter that finds the packages of an image for a release (None: the default one)."""
+    row = release(release_name)
+    versions = locked(image(name), row)
+    wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
+    wanted += [package for package in IMAGES[name].brings if "==" in package]
+    lent = _lent_files(versions.keys())
+    content = "\n".join([f"{sys.executable} {sys.version}", *wanted, *map(str, lent)])
+    folder = FOLDER / f"{name}-{row.name}"
+    python = folder / "bin" / "python"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: another process of the tests may want the same one
+        if not (folder / CONTENT).exists() or (folder / CONTENT).read_text() != content:
+            shutil.rmtree(folder, ignore_errors=True)
+            _uv("venv", "--python", sys.executable, str(folder))
+            _uv("pip", "install", "--python", str(python), "--no-deps", "--only-binary=:all:", *wanted)
+            [packages] = folder.glob("lib/python3*/site-packages")
+            for file in lent:
+                (packages / file.name).symlink_to(file)
+            (folder / CONTENT).write_text(content)
+    return python
+
+
+def _lent_files(own: Collection[str]) -> list[Path]:
+    """Return the files in site-packages of torch, and of what it needs beyond the image's `own` packages."""
+    lent = [
+        one
+        for one in _with_dependencies("torch", set())
+        if one.name == "torch" or canonicalize_name(one.name) not in own
+    ]
+    names = {(one, file.parts[0]) for one in lent for file in one.files or ()}
+    return sorted({Path(str(one.locate_file(name))) for one, name in names if name not in ("..", "__pycache__")})
+
+
+def _with_dependencies(name: str, seen: set[str]) -> Iterator[importlib.metadata.Distribution]:
+    if canonicalize_name(name) in seen:
+        return
+    seen.add(canonicalize_name(name))
+    distribution = importlib.metadata.distribution(name)
+    yield distribution
+    for requirement in map(Requirement, distribution.requires or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield from _with_dependencies(requirement.name, seen)
+
+
+def _uv(*arguments: str) -> None:
+    command = [sys.executable, "-m", "uv", *arguments, "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    if done.returncode:
+        raise TrainyardError(
+            f"uv {arguments[0]} failed (exit code {done.returncode}): {done.stderr.strip()}",
+            next_step="see that the package index answers",
+        )

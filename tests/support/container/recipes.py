@@ -1,0 +1,80 @@
+"""Trainings of a minute at most, each as the flags of a job: its model and data are on S3 then."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.core.locations import S3Location
+from tests.support.container.packing import publish, save_packed, sentences
+from tests.support.container.reviews import reviews, write_jsonl
+from tests.support.container.s3_server import put
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+Flags = tuple[str, ...]
+
+
+def finetuning(s3: "S3Client", model: Path, folder: Path) -> Flags:
+    """A recipe of 48 steps with a checkpoint every 8.
+
+    The held-out examples divide by neither the batch nor the ranks, the epochs (of 12 steps) end in the middle of a
+    batch, and most checkpoints lie in the middle of an epoch.
+    """
+    train = put(s3, write_jsonl(folder / "train.jsonl", reviews(188, seed=1)), "reviews/train.jsonl")
+    held_out = put(s3, write_jsonl(folder / "eval.jsonl", reviews(37, seed=2)), "reviews/eval.jsonl")
+    return (
+        f"--model={put(s3, model, 'models/tiny-bert')}",
+        f"--train-data={train}",
+        f"--eval-data={held_out}",
+        "--max-length=16",
+        "--epochs=4",
+        "--learning-rate=0.003",
+        "--global-batch-size=16",
+        "--eval-batch-size=4",
+        "--checkpoint-every-steps=8",
+        "--log-every-steps=4",
+    )
+
+
+def longer_finetuning(s3: "S3Client", flags: Flags, folder: Path, key: str) -> Flags:
+    """120 steps of several accumulated batches each, with no checkpoint but those of a shutdown and the last one.
+
+    Its held-out examples go to `key`.
+    """
+    held_out = put(s3, write_jsonl(folder / "eval.jsonl", reviews(200, seed=2)), f"{key}/eval.jsonl")
+    return (
+        *flags,
+        f"--eval-data={held_out}",
+        "--epochs=10",
+        "--eval-batch-size=2",
+        "--max-batch-size-per-rank=4",
+        "--checkpoint-every-steps=100000",
+        "--evaluate-every-steps=50",
+        "--log-every-steps=5",
+    )
+
+
+def packed_sentences(model: Path, folder: Path) -> Path:
+    """Two files; neither they nor the held-out sequences divide by the batch or the ranks."""
+    train = [sentences(130, seed=1), sentences(37, seed=2)]
+    return save_packed(folder, model, train, sentences(29, seed=3))
+
+
+def pretraining(s3: "S3Client", packed: Path) -> Flags:
+    """A recipe of 48 steps, with a checkpoint and an evaluation every 16."""
+    run = S3Location("runs", "research/tokenize-20260102-030405-0a1b/")
+    publish(packed, s3, run)
+    return (
+        f"--data={run}",
+        "--hidden-size=32",
+        "--layers=2",
+        "--heads=2",
+        "--intermediate-size=64",
+        "--max-steps=48",
+        "--learning-rate=0.01",
+        "--global-batch-size=16",
+        "--eval-batch-size=4",
+        "--evaluate-every-steps=16",
+        "--checkpoint-every-steps=16",
+        "--log-every-steps=4",
+    )

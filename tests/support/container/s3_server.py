@@ -1,0 +1,86 @@
+"""An S3 over HTTP in a process of its own, with a bucket for inputs and one for runs."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
+
+from tests.support.container import warm_launcher
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+DATA, RUNS = "data", "runs"
+
+_ROOT = Path(__file__).parents[3]
+
+_SERVER = """
+import gc
+import os
+import signal
+import sys
+gc.disable()  # what is loaded stays: to search it for what can be freed takes almost half of the start
+from infra.emulator import shortcuts
+from moto.server import ThreadedMotoServer
+shortcuts.install()
+server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
+server.start()
+gc.freeze()
+gc.set_threshold(20_000, 20, 20)
+gc.enable()
+print(server.get_host_and_port()[1], flush=True)
+nowhere = os.open(os.devnull, os.O_WRONLY)  # a pipe that nobody reads would stop the server when it is full
+for number in (1, 2):
+    os.dup2(nowhere, number)
+signal.sigwait({signal.SIGTERM})
+"""
+
+
+@contextlib.contextmanager
+def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[str]:
+    """Its URL; it listens on `address` only. It ends with the block.
+
+    `is_fresh`: it is a new process, which needs moto's server and S3, but nothing of the embedded AWS's other services.
+    """
+    command, environment = [sys.executable, "-c", _SERVER, address], {"PATH": os.environ["PATH"]}
+    server: subprocess.Popen[str] | warm_launcher.WarmLauncher
+    if is_fresh:
+        server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+    else:
+        server = warm_launcher.start(command, environment)
+    assert server.stdout is not None
+    with server.stdout as printed:
+        try:
+            host = "localhost" if address == "127.0.0.1" else address
+            yield f"http://{host}:{int(printed.readline())}"
+        finally:
+            server.terminate()
+            server.wait()
+
+
+@contextlib.contextmanager
+def s3_client(endpoint: str) -> Iterator["S3Client"]:
+    """A client of a new server, which has the buckets then."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
+    for bucket in (DATA, RUNS):
+        client.create_bucket(Bucket=bucket)
+    with contextlib.closing(client):
+        yield client
+
+
+def put(s3: "S3Client", path: Path, key: str) -> str:
+    """Uploads a file, or a folder's files, to the bucket for inputs; gives its s3:// location."""
+    for file in path.iterdir() if path.is_dir() else [path]:
+        s3.upload_file(str(file), DATA, f"{key}/{file.name}" if path.is_dir() else key)
+    return f"s3://{DATA}/{key}"
