@@ -1,6 +1,6 @@
 # trainyard: the commands a newcomer and CI type.
 #   make install  .venv with all that the others need; they call it themselves
-#   make demo     deploy the stacks to an embedded AWS, fine-tune a model there, show the result
+#   make demo     deploy the stacks to an emulator, fine-tune a model there, show the result
 #   make test     lint, then the whole test suite
 #   make contract  the code in the container against the packages of every release; RELEASE=1.23.0: of one
 #   make gaudi-image  images/gaudi and its children, built and tried on a stand-in for Habana's image: fetches gigabytes

@@ -1,1 +1,1 @@
-"""What platform engineers deploy: settings, stacks, and the embedded AWS that takes the same templates."""
+"""What platform engineers deploy: settings, stacks, and the emulator that takes the same templates."""

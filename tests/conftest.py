@@ -1,4 +1,4 @@
-"""What tests of several folders share: the embedded AWS, as a real process with its real HTTP API."""
+"""What tests of several folders share: the emulator, as a real process with its real HTTP API."""
 
 import gc
 import json
@@ -17,7 +17,7 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None
 
 from tests.support import service_models  # noqa: E402 - after that
 from tests.support.collector import seldom_collect  # noqa: E402
-from tests.support.embedded_aws import EmbeddedAws, deploy_stage, run_embedded_aws  # noqa: E402
+from tests.support.running_emulator import Emulator, deploy_stage, run_emulator  # noqa: E402
 
 pytest_plugins = ["tests.support.images.docker_engine"]
 
@@ -79,24 +79,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingSched
 
 
 @pytest.fixture(scope="session")
-def embedded_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     """One server for all tests. Any answer of 500 it ever gave fails the last of them."""
-    with run_embedded_aws(tmp_path_factory.mktemp("embedded-aws")) as aws:
+    with run_emulator(tmp_path_factory.mktemp("emulated-aws")) as aws:
         yield aws
         errors = aws.health()["server_errors"]
         if errors:
-            pytest.fail(f"the embedded AWS failed inside: {json.dumps(errors, indent=2)}\n{aws.log.read_text()}")
+            pytest.fail(f"the emulator failed inside: {json.dumps(errors, indent=2)}\n{aws.log.read_text()}")
 
 
 @pytest.fixture
-def fresh_aws(tmp_path: Path) -> Iterator[EmbeddedAws]:
+def fresh_aws(tmp_path: Path) -> Iterator[Emulator]:
     """A server for one test alone: one that breaks it, stops it or counts what is in it."""
-    with run_embedded_aws(tmp_path) as aws:
+    with run_emulator(tmp_path) as aws:
         yield aws
 
 
 @pytest.fixture(scope="session")
-def deployed_aws(embedded_aws: EmbeddedAws) -> EmbeddedAws:
+def deployed_aws(emulator: Emulator) -> Emulator:
     """The server with the project's stage `dev` deployed to it by the real CDK CLI."""
-    deploy_stage(embedded_aws)
-    return embedded_aws
+    deploy_stage(emulator)
+    return emulator

@@ -1,4 +1,4 @@
-"""The embedded AWS: the API of the services that the stacks need, on loopback, with jobs that really run.
+"""The emulator: the API of the services that the stacks need, on loopback, with jobs that really run.
 
 python -m infra.emulator serve      the server
 python -m infra.emulator deploy     the real CDK CLI against it

@@ -1,4 +1,4 @@
-"""The embedded AWS and the CDK CLI against it.
+"""The emulator and the CDK CLI against it.
 
 python -m infra.emulator serve --port 0 --state-file .trainyard/emulator.json [--executor docker --registry HOST:PORT]
 python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]    (credentials: as AWS_ACCESS_KEY_ID …)

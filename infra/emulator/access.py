@@ -1,4 +1,4 @@
-"""Who may talk to the embedded AWS: programs that have its credentials, and no web page whatever it has.
+"""Who may talk to the emulator: programs that have its credentials, and no web page whatever it has.
 
 Whoever may talk to it runs commands as the user who started it. Loopback keeps other machines out, but neither other
 users of this machine nor a page in one of its browsers. So a request must
@@ -53,9 +53,9 @@ class Gate:
         """Say why a request is refused; None where it may pass."""
         host = environ.get("HTTP_HOST", "")
         if not _HOST.fullmatch(host):
-            return Refusal("AccessDenied", f"the embedded AWS answers to localhost, not to {host!r}")
+            return Refusal("AccessDenied", f"the emulator answers to localhost, not to {host!r}")
         if _is_of_another_page(environ, host):
-            return Refusal("AccessDenied", "the embedded AWS does not answer web pages")
+            return Refusal("AccessDenied", "the emulator does not answer web pages")
         path = environ.get("PATH_INFO", "")
         if path == HEALTH_PATH:
             return None
@@ -63,7 +63,7 @@ class Gate:
             return None if self._has_token(environ) else Refusal("AccessDenied", f"{path} needs the server's token")
         if self._is_known(_access_key_id(environ)):
             return None
-        return Refusal("InvalidClientTokenId", f"the embedded AWS has credentials of its own: {NEXT_STEP}")
+        return Refusal("InvalidClientTokenId", f"the emulator has credentials of its own: {NEXT_STEP}")
 
     def _has_token(self, environ: Mapping[str, Any]) -> bool:
         given = environ.get("HTTP_AUTHORIZATION", "").encode()
@@ -77,7 +77,7 @@ class Gate:
 _temporary_key_ids: set[str] = set()
 """What AssumeRole gave to clients that were let in."""
 
-_USER_ID = "AIDATRAINYARDEMBEDDED"
+_USER_ID = "AIDATRAINYARDEMULATED"
 _moto_caller_identity = STSBackend.get_caller_identity
 
 

@@ -36,7 +36,7 @@ _CREDENTIAL_SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/")
 
 
 class Application:
-    """Answers every request of the embedded AWS."""
+    """Answers every request of the emulator."""
 
     def __init__(self, executor: str, credentials: Credentials) -> None:
         self._gate = Gate(credentials)
@@ -100,7 +100,7 @@ class Application:
             kept_objects.write_changes()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server answers and goes on
             server_errors.record_exception(path, operation, error)
-            message = f"the embedded AWS failed in {operation}: {type(error).__name__}: {error}"
+            message = f"the emulator failed in {operation}: {type(error).__name__}: {error}"
             failure = _failure("InternalFailure", message, environ, status=500)
             # moto may have begun an answer, of which nothing has been sent.
             return failure(environ, functools.partial(start_response, exc_info=sys.exc_info()))

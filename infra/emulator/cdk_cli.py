@@ -1,4 +1,4 @@
-"""The real CDK CLI as a child process: node and the CLI found wherever they are, aimed at the embedded AWS.
+"""The real CDK CLI as a child process: node and the CLI found wherever they are, aimed at the emulator.
 
 Nothing of the user's own is read or written: no profile, no credentials, no cache in the home directory.
 """
@@ -80,7 +80,7 @@ def environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> di
         "CDK_DISABLE_CLI_TELEMETRY": "true",
         "CDK_DISABLE_VERSION_CHECK": "1",
         # The library's own check of the templates takes half of a synthesis. `cdk synth` and `cdk deploy` make it; the
-        # embedded AWS refuses what is wrong by itself.
+        # emulator refuses what is wrong by itself.
         "CDK_VALIDATION": "false",
         # Unpacked once, kept between deployments: it is most of the time of a first synthesis.
         "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(ROOT / ".trainyard" / "cache" / "jsii"),

@@ -1,4 +1,4 @@
-"""boto3 for the embedded AWS, whatever the user's own environment says about AWS."""
+"""boto3 for the emulator, whatever the user's own environment says about AWS."""
 
 from typing import Any
 

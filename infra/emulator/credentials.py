@@ -1,4 +1,4 @@
-"""The credentials of one embedded AWS: made up by the server, handed on through its state file and environments."""
+"""The credentials of one emulator: made up by the server, handed on through its state file and environments."""
 
 import base64
 import os
@@ -32,7 +32,7 @@ class Credentials:
             return cls(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
         except KeyError as error:
             raise ConfigurationError(
-                f"the credentials of the embedded AWS are missing: {error.args[0]} is not set", next_step=NEXT_STEP
+                f"the credentials of the emulator are missing: {error.args[0]} is not set", next_step=NEXT_STEP
             ) from None
 
     @property

@@ -1,4 +1,4 @@
-"""Bootstrap and deploy one stage to a running embedded AWS, with the real CDK CLI and the project's own stacks.
+"""Bootstrap and deploy one stage to a running emulator, with the real CDK CLI and the project's own stacks.
 
 python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
 """
@@ -35,7 +35,7 @@ FAILURE_LINES = 30
 def deploy(*, endpoint: str, stage: str | None) -> int:
     """Bootstrap where that is still to do, then deploy; return the CLI's exit code. Progress goes to stderr.
 
-    Raises EmulatorError for a stage that settings.py does not have or whose row has mistakes, and where no embedded AWS
+    Raises EmulatorError for a stage that settings.py does not have or whose row has mistakes, and where no emulator
     answers or the CLI cannot be run.
     """
     stage = stage or DEFAULT_STAGE
@@ -82,7 +82,7 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     health = _health(endpoint)
     if len(health["server_errors"]) > errors_before:
         # The CLI tries again after a 500 and may then find nothing to do.
-        _say(f"the embedded AWS failed inside, so this deployment proves nothing: {health['server_errors'][-1]}")
+        _say(f"the emulator failed inside, so this deployment proves nothing: {health['server_errors'][-1]}")
         return 1
     if unproven := health["unproven"]:
         types = f"{counted(len(unproven), 'type')} of resources"
@@ -151,14 +151,14 @@ def _is_bootstrapped(endpoint: str, credentials: Credentials, parameter: str) ->
             return False
         if error.response["ResponseMetadata"]["HTTPStatusCode"] == HTTPStatus.FORBIDDEN:
             raise ConfigurationError(
-                f"the embedded AWS at {endpoint} does not know the credentials in this environment", next_step=NEXT_STEP
+                f"the emulator at {endpoint} does not know the credentials in this environment", next_step=NEXT_STEP
             ) from None
         raise
     return True
 
 
 def _health(endpoint: str) -> dict[str, Any]:
-    """Ask the server for its health. Raises ConfigurationError where no embedded AWS answers."""
+    """Ask the server for its health. Raises ConfigurationError where no emulator answers."""
     try:
         check_endpoint(endpoint, source="--endpoint")
     except TrainyardError as error:
@@ -168,4 +168,4 @@ def _health(endpoint: str) -> dict[str, Any]:
             health: dict[str, Any] = json.load(answer)
             return health
     except (OSError, ValueError, urllib.error.URLError):
-        raise ConfigurationError(f"no embedded AWS answers at {endpoint}", next_step="trainyard local up") from None
+        raise ConfigurationError(f"no emulator answers at {endpoint}", next_step="trainyard local up") from None

@@ -1,4 +1,4 @@
-"""The container registry that stands in for ECR's, where the embedded AWS is given one: `--registry HOST:PORT`.
+"""The container registry that stands in for ECR's, where the emulator is given one: `--registry HOST:PORT`.
 
 It is whatever speaks Docker's registry protocol there (docker-registry of Debian, the image registry:2): ECR's sign-in
 names it in place of AWS's own, and containers whose image lies in ECR are pulled from it. Without one, images are where

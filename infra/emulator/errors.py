@@ -1,4 +1,4 @@
-"""Errors that whoever starts the embedded AWS can act on: the program prints one and ends with its exit code."""
+"""Errors that whoever starts the emulator can act on: the program prints one and ends with its exit code."""
 
 
 class EmulatorError(Exception):

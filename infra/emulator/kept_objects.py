@@ -72,7 +72,7 @@ class KeptObjects:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
-                f"{folder} is used by another embedded AWS", next_step="stop that one, or name another folder"
+                f"{folder} is used by another emulator", next_step="stop that one, or name another folder"
             ) from None
         except OSError as error:
             raise ConfigurationError(

@@ -36,7 +36,7 @@ def _publish(subscription: Any, message: str, message_id: str, **more: Any) -> N
             )
         return
     if subscription.attributes.get("FilterPolicy") or more.get("message_structure"):
-        logger.warning("%s: the embedded AWS delivers to functions whole messages only", subscription.arn)
+        logger.warning("%s: the emulator delivers to functions whole messages only", subscription.arn)
         return
     function = functions.find(subscription.endpoint)
     if not service_may(

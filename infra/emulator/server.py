@@ -1,4 +1,4 @@
-"""The embedded AWS as a process: binds a port, says where in a state file, and leaves nothing behind at its end."""
+"""The emulator as a process: binds a port, says where in a state file, and leaves nothing behind at its end."""
 
 import errno
 import gc
@@ -121,7 +121,7 @@ def serve(
     try:
         _write_state(state_file, state)
         logger.info(
-            "embedded AWS at %s (jobs run as: %s; state is in memory and ends with this process%s)",
+            "emulator at %s (jobs run as: %s; state is in memory and ends with this process%s)",
             endpoint,
             executor,
             "" if keep is None else f", but for the objects of S3, which {keep} keeps",

@@ -79,7 +79,7 @@ class ImageBuild(Construct):
                 "trainyard:dirty-source",
                 f"images/ or jobs/ differ from the last commit (revision {revision}): CodeBuild would refuse to push "
                 f"what is built of them. Commit, and deploy '{stage.name}/image' before a build is started; all else "
-                "works as it is, and so does an embedded AWS.",
+                "works as it is, and so does an emulator.",
             )
         variables = {"ARGUMENTS": "", "TRAINYARD_STAGE": stage.name, REVISION_VARIABLE: revision}
         self.project = self._project(stage=stage, role=role, source=source, logs=logs, variables=variables, key=key)

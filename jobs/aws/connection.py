@@ -1,7 +1,7 @@
-"""The connection to AWS, or to the embedded one.
+"""The connection to AWS, or to the emulated one.
 
 Where it connects is boto3's own business: AWS_ENDPOINT_URL, AWS_PROFILE and the rest of its settings count as they do
-for the AWS CLI. A loopback endpoint is the embedded AWS. boto3 is imported when the first client is made.
+for the AWS CLI. A loopback endpoint is the emulator. boto3 is imported when the first client is made.
 """
 
 import os
@@ -119,14 +119,14 @@ class Aws:
         return self.batch.meta.endpoint_url
 
     @cached_property
-    def embedded(self) -> bool:
-        """Return whether the endpoint is the embedded AWS, which is the one on loopback."""
+    def emulated(self) -> bool:
+        """Return whether the endpoint is the emulator, which is the one on loopback."""
         return is_loopback(self.endpoint)
 
     @cached_property
     def runs_containers(self) -> bool:
-        """Return whether jobs run in containers of their image: on AWS, and on an embedded AWS with a Docker engine."""
-        if not self.embedded:
+        """Return whether jobs run in containers of their image: on AWS, and on an emulator with a Docker engine."""
+        if not self.emulated:
             return True
         import json
         from urllib.request import ProxyHandler, build_opener
@@ -138,8 +138,8 @@ class Aws:
         except (OSError, ValueError, KeyError):
             return False
 
-    def ask_embedded(self, path: str, body: object) -> dict[str, Any] | None:
-        """Return what the embedded AWS answers to a request of its own; None where it knows nothing at that path."""
+    def ask_emulator(self, path: str, body: object) -> dict[str, Any] | None:
+        """Return what the emulator answers to a request of its own; None where it knows nothing at that path."""
         import json
         from urllib.error import HTTPError
         from urllib.parse import quote

@@ -39,9 +39,7 @@ _UNKNOWN_KEY = frozenset(
     }
 )
 
-_EMBEDDED_NEXT = (
-    'for the embedded AWS, which needs none of yours: trainyard local up, then eval "$(trainyard local env)"'
-)
+_EMULATED_NEXT = 'for the emulator, which needs none of yours: trainyard local up, then eval "$(trainyard local env)"'
 
 
 def is_loopback(url: str) -> bool:
@@ -104,7 +102,7 @@ def explain(error: Exception) -> TrainyardError | None:
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
         return ConfigurationError(
             "no AWS credentials found" if isinstance(error, boto.NoCredentialsError) else _first_line(error),
-            next_step=f"aws configure, aws sso login, or --profile NAME; {_EMBEDDED_NEXT}",
+            next_step=f"aws configure, aws sso login, or --profile NAME; {_EMULATED_NEXT}",
         )
     if isinstance(
         error,
@@ -124,7 +122,7 @@ def explain(error: Exception) -> TrainyardError | None:
         )
     if isinstance(error, boto.NoRegionError):
         return ConfigurationError(
-            "no AWS region is set", next_step=f"--region NAME, or AWS_DEFAULT_REGION; {_EMBEDDED_NEXT}"
+            "no AWS region is set", next_step=f"--region NAME, or AWS_DEFAULT_REGION; {_EMULATED_NEXT}"
         )
     if isinstance(error, (boto.ConnectionError, boto.HTTPClientError)):
         return _explain_line(error)
@@ -169,7 +167,7 @@ def _explain_line(error: Exception) -> TrainyardError:
     endpoint = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
     if is_loopback(endpoint):
         base = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint))
-        return ConfigurationError(f"the embedded AWS at {base} does not answer", next_step="trainyard local up")
+        return ConfigurationError(f"the emulator at {base} does not answer", next_step="trainyard local up")
     return ConfigurationError(
         f"AWS does not answer: {_first_line(error)}", next_step="check the network, --region and AWS_ENDPOINT_URL"
     )

@@ -1,6 +1,6 @@
 """Files on S3: one client with retries, and whole folders moved by several threads.
 
-AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same code talks to the embedded AWS.
+AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same code talks to the emulator.
 """
 
 import contextlib

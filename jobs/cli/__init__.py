@@ -1,6 +1,6 @@
 """The command `trainyard`: what researchers type.
 
-trainyard submit SPEC      submit a spec and follow it        trainyard local up    the embedded AWS
+trainyard submit SPEC      submit a spec and follow it        trainyard local up    the emulator
 trainyard --help           the other commands
 
 Data goes to stdout, everything said about it to stderr. Exit codes are those of jobs/core/errors.py. Each command

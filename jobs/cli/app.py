@@ -307,7 +307,7 @@ def demo(
         typer.Option(help="What the job runs as: this machine's processes, or a container of the cpu image."),
     ] = "process",
 ) -> None:
-    """Deploy to an embedded AWS, fine-tune a real model there, show the result (what `make demo` runs).
+    """Deploy to an emulator, fine-tune a real model there, show the result (what `make demo` runs).
 
     With a Docker engine, --executor docker builds the cpu image first, unless `trainyard images build` has.
     """

@@ -30,7 +30,7 @@ def connect(aws: Aws, stage_name: str, text: str, *, port: int, output: str) -> 
     """
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
-    if not stage.embedded:
+    if not stage.emulated:
         port_forwarding.check_programs("aws", port_forwarding.PLUGIN)
     local_port = port or port_forwarding.free_port()
     was_there = False
@@ -45,7 +45,7 @@ def connect(aws: Aws, stage_name: str, text: str, *, port: int, output: str) -> 
                     return
                 _refuse_ended(run)
             job, server = found
-            if stage.embedded:  # it runs on this machine
+            if stage.emulated:  # it runs on this machine
                 _show(run, server, port=server.port, instance=None, output=output)
                 return
             try:

@@ -48,7 +48,7 @@ def show_costs(
         "estimated from the runs' own receipts, at the prices that each names, without storage and without the time in "
         "which an instance boots"
     )
-    if stage.embedded:
+    if stage.emulated:
         note += f"; {FREE_HERE}"
     if left_out := unknown_loss(receipt for receipt in receipts if costs([receipt], by="run", month=wanted)):
         note += f"; LOST is {left_out}"

@@ -1,4 +1,4 @@
-"""`trainyard demo`, which is `make demo`: the real stacks on an embedded AWS, a real model fine-tuned there.
+"""`trainyard demo`, which is `make demo`: the real stacks on an emulator, a real model fine-tuned there.
 
 Everything goes the way it goes in AWS: the CDK CLI deploys, the spec is submitted through the Batch API, and what the
 run wrote is fetched from S3. Only the AWS is one that this process starts, and stops again.
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.text import Text
 
 from jobs.aws.connection import Aws
-from jobs.cli import demo_data, embedded, tables
+from jobs.cli import demo_data, emulator, tables
 from jobs.cli.next_steps import commands
 from jobs.cli.options import RUNS_FOLDER
 from jobs.cli.plain import print_text
@@ -42,29 +42,29 @@ def demo(*, executor: str) -> None:
     started_at = time.monotonic()
     in_container = executor == "docker"
     steps = Steps(8 if in_container else 6)
-    for ending in embedded.INTERRUPTS:
+    for ending in emulator.INTERRUPTS:
         signal.signal(ending, _interrupt)
     try:
-        with _embedded_aws(steps, executor) as server:
+        with _emulator(steps, executor) as server:
             _deploy(steps, server)
             if in_container:
                 _build(steps, server)
             folder = _run(steps)
-            steps.say(f"stopping the embedded AWS; all in all {duration(time.monotonic() - started_at)}")
+            steps.say(f"stopping the emulator; all in all {duration(time.monotonic() - started_at)}")
         _say_next(folder)
     except (KeyboardInterrupt, Detached):
         raise Detached("interrupted; what the demo had started is stopped", next_step="make demo") from None
 
 
-def _deploy(steps: "Steps", server: embedded.Server) -> None:
+def _deploy(steps: "Steps", server: emulator.Server) -> None:
     with steps.step(f"deploy stage '{DEFAULT_STAGE}' to it with the CDK CLI"):
-        embedded.deploy(server, DEFAULT_STAGE)
+        emulator.deploy(server, DEFAULT_STAGE)
     os.environ.update(server.environment)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         os.environ.pop(name, None)
 
 
-def _build(steps: "Steps", server: embedded.Server) -> None:
+def _build(steps: "Steps", server: emulator.Server) -> None:
     from jobs.cli.images.push import push_images
     from jobs.images.stage_images import StageImages
 
@@ -73,7 +73,7 @@ def _build(steps: "Steps", server: embedded.Server) -> None:
         there = StageImages.read(aws, DEFAULT_STAGE, None)
         push_images(aws, there, ["cpu"])
     with steps.step("deploy again, which has jobs run in that image"):
-        embedded.deploy(server, DEFAULT_STAGE)
+        emulator.deploy(server, DEFAULT_STAGE)
 
 
 def _run(steps: "Steps") -> Path:
@@ -107,29 +107,29 @@ def _say_next(folder: Path) -> None:
     commands(
         [
             (f"{program} receipt {folder}", "what the run took and brought, read from its folder"),
-            (f"{program} local up", "start an embedded AWS that stays, for jobs of your own"),
+            (f"{program} local up", "start an emulator that stays, for jobs of your own"),
             (f'eval "$({program} local env)"', f"have this shell talk to it; then {program} submit SPEC"),
         ]
     )
 
 
 @contextmanager
-def _embedded_aws(steps: "Steps", executor: str) -> Iterator[embedded.Server]:
-    """An embedded AWS of the demo's own, which ends with this process however that ends."""
+def _emulator(steps: "Steps", executor: str) -> Iterator[emulator.Server]:
+    """An emulator of the demo's own, which ends with this process however that ends."""
     state_file = STATE_FOLDER / f"demo-{os.getpid()}.json"
     server = None
     try:
-        with steps.step("start an embedded AWS"):
+        with steps.step("start an emulator"):
             log_file = STATE_FOLDER / "demo.log"
-            server = embedded.start(state_file, log_file, executor=executor, exit_with_pid=os.getpid())
+            server = emulator.start(state_file, log_file, executor=executor, exit_with_pid=os.getpid())
             steps.say(f"it answers at {server.endpoint}; infra/emulator/README.md tells what it does not prove")
         yield server
     finally:
         # From here on a second Ctrl-C would only leave behind what the first one is about to stop.
-        for ending in embedded.INTERRUPTS:
+        for ending in emulator.INTERRUPTS:
             signal.signal(ending, signal.SIG_IGN)
         if server:
-            embedded.stop(server)
+            emulator.stop(server)
 
 
 def _interrupt(_signal_number: int, _frame: object) -> None:

@@ -93,7 +93,7 @@ def list_runs(
     if found:
         show_runs(found, on=tables.stdout())
     console = tables.stderr()
-    if stage.embedded and any(run.usd for run in found):
+    if stage.emulated and any(run.usd for run in found):
         console.print(FREE_HERE)
     if len(jobs) > limit:
         console.print(f"{len(jobs) - limit} more; see --limit")

@@ -43,14 +43,14 @@ class LiveView:
     """
 
     def __init__(
-        self, *, show_log: bool, embedded: bool = False, as_json: bool = False, log_to: TextIO | None = None
+        self, *, show_log: bool, emulated: bool = False, as_json: bool = False, log_to: TextIO | None = None
     ) -> None:
-        """`log_to`: where the log's lines go; stdout by default. `embedded`: nothing is paid for here."""
+        """`log_to`: where the log's lines go; stdout by default. `emulated`: nothing is paid for here."""
         self._show_log = show_log
         self._log = log_to or sys.stdout
         self._as_json = as_json
         self._console = stderr()
-        self._embedded = embedded
+        self._emulated = emulated
         self._bar: Progress | None = None
         self._live: Live | None = None
         self._task: TaskID | None = None
@@ -111,7 +111,7 @@ class LiveView:
         if self._receipt is None or self._receipt.state != "running":
             return []
         found = outlook(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
-        money = f"{f'{cost_label(embedded=True)} ' if self._embedded else ''}{money_text(found)}"
+        money = f"{f'{cost_label(emulated=True)} ' if self._emulated else ''}{money_text(found)}"
         told = self._progress is not None and self._progress.time_left  # our own kinds say it themselves
         money = "; ".join(filter(None, (money, "" if told else time_text(found))))
         return [text for text in (cards_text(self._receipt), money) if text]

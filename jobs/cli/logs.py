@@ -32,7 +32,7 @@ def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | Non
             logged = True
             print_line(line, as_json=output == "json")
     if following:
-        with detaching(job.run_id), LiveView(show_log=True, embedded=stage.embedded, as_json=output == "json") as view:
+        with detaching(job.run_id), LiveView(show_log=True, emulated=stage.emulated, as_json=output == "json") as view:
             follow_job(aws, stage, job.id, reader=reader, show=view.show)
     elif not logged:
         console.print(f"{job.run_id} ({job.state}) has logged nothing{f' since {since}' if since else ' yet'}")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from jobs.cli import embedded
+from jobs.cli import emulator
 from jobs.cli.plain import print_text
 from jobs.core.errors import TrainyardError
 
@@ -16,13 +16,13 @@ def show(stage_name: str, *, profile: str | None, region: str | None, state_file
     """Print some lines on the state of things, each next step as the command to type."""
     print_text("trainyard trains Hugging Face models on Gaudi in AWS, and on this machine.\n")
     try:
-        server = embedded.running(state_file)
+        server = emulator.running(state_file)
     except TrainyardError as error:
         print_text(str(error))
         return
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if server is not None and endpoint != server.endpoint:
-        print_text("The embedded AWS runs, and this shell does not talk to it yet.")
+        print_text("The emulator runs, and this shell does not talk to it yet.")
         commands([('eval "$(trainyard local env)"', "have every AWS tool of this shell talk to it")])
     elif server is not None or profile or any(name in os.environ for name in _AWS_SETTINGS):
         _of_the_newest_run(stage_name, profile, region, runs_folder)
@@ -31,7 +31,7 @@ def show(stage_name: str, *, profile: str | None, region: str | None, state_file
         commands(
             [
                 ("trainyard demo", "see all of it once, on this machine: two minutes"),
-                ("trainyard local up", "start an embedded AWS for jobs of your own"),
+                ("trainyard local up", "start an emulator for jobs of your own"),
                 ("export AWS_PROFILE=…", "or talk to an AWS account that a stage is deployed to"),
             ]
         )

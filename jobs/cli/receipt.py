@@ -51,7 +51,7 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
             location=str(run.location),
             ended_by=ended_by or "",
             code=_code_text(code) if code else "",
-            embedded=stage.embedded,
+            emulated=stage.emulated,
         )
         tables.show_result(table, read_classes(aws, run.location), on=tables.stdout())
 
@@ -75,8 +75,8 @@ def _fetched(folder: Path, *, output: str) -> None:
         location=recorded.location,
         ended_by=last.reason or "",
         code=_code_text(recorded.code) if recorded.code else "",
-        # Only an embedded AWS runs a job on other accelerators than its instances have.
-        embedded=instance_type(last.instance_type).accelerator != last.accelerator,
+        # Only an emulator runs a job on other accelerators than its instances have.
+        emulated=instance_type(last.instance_type).accelerator != last.accelerator,
     )
     tables.show_result(table, recorded.classes, on=tables.stdout())
 

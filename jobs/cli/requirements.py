@@ -68,7 +68,7 @@ def _check_packed(requirements: Requirements, pack: Pack) -> None:
 
 def _image_packages(stage: DeployedStage, spec: JobSpec) -> tuple[str, dict[str, str]]:
     """Return the image that the job will run in, and the versions of its packages; none where no lock file has them."""
-    root = "cpu" if stage.embedded else stage.instance_type.image
+    root = "cpu" if stage.emulated else stage.instance_type.image
     row = release(stage.release)
     image = child_name(root, spec.kind.image)
     path = ROOT / "images" / "locks" / row.name / f"{image}.txt"

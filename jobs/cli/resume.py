@@ -101,12 +101,12 @@ def resume(
     where_from = "runs the points that have not come to their end, each from its newest checkpoint"
     where_from = where_from if swept else _where_from(aws, run, planned.spec.job)
     planned = replace(planned, notes=(where_from, *_change_notes(changes), *planned.notes))
-    tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
+    tables.show(tables.plan_table(planned, emulated=stage.emulated), on=tables.stderr())
     if how is How.DRY_RUN:
         show_code([planned])
         tables.print_json(planned.request)
         return
-    if not yes and not stage.embedded:
+    if not yes and not stage.emulated:
         confirm([planned], verb="Resume")
     job_id = _send(aws, stage, planned, spec_before)
     if output == "table":

@@ -34,7 +34,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     is_running = job is not None and job.state == "RUNNING"
     progress = newest_progress(aws, stage.log_group, job.log_streams) if job is not None and is_running else None
     standing = _outlook(receipt, progress) if is_running and receipt else None
-    cost = cost_label(embedded=stage.embedded)
+    cost = cost_label(emulated=stage.emulated)
     now = read_now(aws, run, job) if job is None or job.points else None
     if output == "json":
         tables.print_json(

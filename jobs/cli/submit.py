@@ -82,13 +82,13 @@ def submit(
     stage = read_stage(aws, stage_name)
     plans = plan_runs(aws, stage, specs, look_inside=look_inside)
     several = len(plans) > 1
-    _show(plans, embedded=stage.embedded)
+    _show(plans, emulated=stage.emulated)
     if how is How.DRY_RUN:
         show_code(plans)
         requests = [planned.request for planned in plans]
         tables.print_json(requests if several else requests[0])
         return []
-    if not yes and not stage.embedded:
+    if not yes and not stage.emulated:
         confirm(plans)
     job_ids = send_all(aws, plans, say=output == "table")
     finish(aws, stage, plans, job_ids, how=how, output=output)
@@ -130,7 +130,7 @@ def finish(
         }
         results.append({**tables.plan_json(planned), **shown})
         if output == "table" and receipt:
-            table = tables.receipt_table(receipt, location=str(planned.run_location), embedded=stage.embedded)
+            table = tables.receipt_table(receipt, location=str(planned.run_location), emulated=stage.emulated)
             tables.show_result(table, classes, on=tables.stdout())
     if output == "json":
         tables.print_json(results if several else results[0])
@@ -143,11 +143,11 @@ def finish(
         raise_failure(job, cause=cause_of_failure(aws, stage, job), receipt=receipt)
 
 
-def _show(plans: Sequence[Plan], *, embedded: bool) -> None:
+def _show(plans: Sequence[Plan], *, emulated: bool) -> None:
     if len(plans) == 1:
-        tables.show(tables.plan_table(plans[0], embedded=embedded), on=tables.stderr())
+        tables.show(tables.plan_table(plans[0], emulated=emulated), on=tables.stderr())
         return
-    tables.show(tables.plans_table(plans, embedded=embedded), on=tables.stderr())
+    tables.show(tables.plans_table(plans, emulated=emulated), on=tables.stderr())
     for planned in plans:
         for note in planned.notes:
             tables.stderr().print(f"{planned.spec.name}: {note}")
@@ -310,7 +310,7 @@ def watch(
     aws: Aws, stage: DeployedStage, run_id: str, location: S3Location, job_id: str, *, show_log: bool, log_to: TextIO
 ) -> tuple[Job, Receipt | None]:
     """Follow a job to its end, and return it and the receipt it wrote. Raises Detached on Ctrl-C."""
-    with detaching(run_id), LiveView(show_log=show_log, embedded=stage.embedded, log_to=log_to) as view:
+    with detaching(run_id), LiveView(show_log=show_log, emulated=stage.emulated, log_to=log_to) as view:
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
     if job.state in UNSUCCESSFUL and not show_log:
         for line in view.tail:

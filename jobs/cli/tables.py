@@ -167,7 +167,7 @@ def state(job: Job) -> Text:
     return Text(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
 
 
-def plan_table(plan: Plan, *, embedded: bool) -> Pairs:
+def plan_table(plan: Plan, *, emulated: bool) -> Pairs:
     row = plan.instance_type
     ranks = counted(plan.nproc_per_node, "rank")
     nodes = f"{plan.nnodes} x {row.name}, {ranks}{' each' if plan.nnodes > 1 else ''}"
@@ -180,7 +180,7 @@ def plan_table(plan: Plan, *, embedded: bool) -> Pairs:
             ("queue", f"{plan.queue} ({plan.queue_reason})"),
             ("instances", nodes),
             ("accelerator", f"{plan.accelerator} ({plan.accelerator_reason})"),
-            ("price", _price(plan, embedded=embedded)),
+            ("price", _price(plan, emulated=emulated)),
             ("limits", _limits(plan)),
             ("code", code_text(plan.pack) if plan.pack else ""),
             ("budget", _budget(plan)),
@@ -217,13 +217,13 @@ def code_text(pack: Pack) -> str:
     return f"{counted(len(pack.files), 'file')}, {size(pack.bytes)} of {pack.folder}{commit}"
 
 
-def _price(plan: Plan, *, embedded: bool) -> str:
+def _price(plan: Plan, *, emulated: bool) -> str:
     """Return what an hour costs and who says so, of Spot too where that is what it runs on."""
     prices = plan.prices
     parts = [(f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand", prices.on_demand)]
     if plan.capacity == "spot":
         parts.append((f"{plan.spot_usd_per_hour:.2f} USD/h Spot", prices.spot))
-    first = "nothing here; in AWS " if embedded else ""
+    first = "nothing here; in AWS " if emulated else ""
     if len({(quote.date, quote.source) for _, quote in parts}) == 1:
         together = ", ".join(text for text, _ in parts)
         return f"{first}{together} (as of {parts[0][1].date}, from {parts[0][1].source})"
@@ -236,9 +236,9 @@ def _budget(plan: Plan) -> str:
     return f"{text} used until now; it saves and stops before the rest is" if text else ""
 
 
-def plans_table(plans: Sequence[Plan], *, embedded: bool) -> Table:
+def plans_table(plans: Sequence[Plan], *, emulated: bool) -> Table:
     """Return a table of runs that are submitted together, one a row."""
-    table = columns("RUN", "QUEUE", "INSTANCES", "USD/H" if not embedded else "USD/H IN AWS", "AT MOST")
+    table = columns("RUN", "QUEUE", "INSTANCES", "USD/H" if not emulated else "USD/H IN AWS", "AT MOST")
     table.add_column("WAITS FOR", overflow="fold")
     names = {plan.run_id: plan.spec.name for plan in plans}
     for plan in plans:
@@ -321,12 +321,12 @@ def receipt_table(
     state: str = "",
     ended_by: str = "",
     code: str = "",
-    embedded: bool = False,
+    emulated: bool = False,
 ) -> Pairs:
     """Return a table of what a run took and brought; its cost is an estimate and says so.
 
     `state`: where the command line knows better than the container, which takes a cancellation for a reclaim.
-    `embedded`: nothing is paid for here.
+    `emulated`: nothing is paid for here.
     """
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:
@@ -347,7 +347,7 @@ def receipt_table(
             ("code", code),
             ("attempts", str(len(receipt.attempts))),
             ("ran for", f"{duration(receipt.duration_seconds)}, without its wait for instances"),
-            (cost_label(embedded=embedded), f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
+            (cost_label(emulated=emulated), f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
             ("saved", savings(receipt)),
             ("of the cost", unproductive(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),

@@ -166,7 +166,7 @@ def scratch_folder(disks: Path, run: S3Location, *, node: int, on_instance: bool
     process of an earlier attempt still uses that folder is it another one. It is on the instance's own disks if the
     container has them at `disks`: they are larger and faster than its root volume.
     """
-    # The nodes of one run share a machine on the embedded AWS only: on instances all have the same path.
+    # The nodes of one run share a machine on the emulator only: on instances all have the same path.
     text = str(run) if on_instance or not node else f"{run}#{node}"
     name = f"trainyard-{hashlib.sha256(text.encode()).hexdigest()[:8]}"  # short: sockets below it have 107 bytes
     temporary = Path(tempfile.gettempdir())

@@ -99,7 +99,7 @@ class AcceptanceRecord(BaseModel):
     stage: str
     account: str
     region: str
-    embedded: bool
+    emulated: bool
     max_usd: float
     keep: bool = False
     """Whether the stage stays."""

@@ -16,7 +16,7 @@ def check_endpoints(environment: Mapping[str, str]) -> None:
     """Raise ConfigurationError if a variable of the environment names an endpoint that is no HTTP address."""
     for name, value in environment.items():
         if value and (name == _VARIABLE or name.startswith(f"{_VARIABLE}_")):
-            check_endpoint(value, source=name, otherwise=', or for the embedded AWS: eval "$(trainyard local env)"')
+            check_endpoint(value, source=name, otherwise=', or for the emulator: eval "$(trainyard local env)"')
 
 
 def check_endpoint(url: str, *, source: str, otherwise: str = "") -> None:

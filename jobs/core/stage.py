@@ -186,16 +186,16 @@ class DeployedStage:
     """Teams that have a secret for their Hugging Face token."""
     secret_variables: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Team to the variables that its jobs have from its secret."""
-    embedded_processes: int | None = None
-    """Ranks that this machine should run on the embedded AWS where a job asks for more. None on AWS."""
+    emulated_processes: int | None = None
+    """Ranks that this machine should run on the emulator where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "teams", tuple(sorted({team for team, _ in self.job_definitions})))
 
     @property
-    def embedded(self) -> bool:
-        return self.embedded_processes is not None
+    def emulated(self) -> bool:
+        return self.emulated_processes is not None
 
     @classmethod
     def from_parameters(
@@ -203,23 +203,23 @@ class DeployedStage:
         name: str,
         values: Mapping[str, str],
         *,
-        embedded_processes: int | None = None,
+        emulated_processes: int | None = None,
         runs_containers: bool = True,
     ) -> "DeployedStage":
         """Read a stage from the parameters below `parameter_path(name)`, keyed by the rest of their names.
 
-        `runs_containers`: False on an embedded AWS whose jobs are processes, so that images do not matter.
+        `runs_containers`: False on an emulator whose jobs are processes, so that images do not matter.
         Raises ConfigurationError where one is missing: the stage is not deployed, or by another release.
         """
         missing = [
             key for key in (DATA_BUCKET, RUN_BUCKET, LOG_GROUP, INSTANCE_TYPE, CPU_INSTANCE_TYPE) if key not in values
         ]
         if missing:
-            embedded = embedded_processes is not None
-            instead = "" if embedded else f" (or, without an account: {deploying(name, embedded=True)})"
+            emulated = emulated_processes is not None
+            instead = "" if emulated else f" (or, without an account: {deploying(name, emulated=True)})"
             raise ConfigurationError(
                 f"stage '{name}' is not deployed here: SSM has no {parameter_path(name)}{missing[0]}",
-                next_step=deploying(name, embedded=embedded) + instead,
+                next_step=deploying(name, emulated=emulated) + instead,
             )
         return cls(
             name=name,
@@ -244,7 +244,7 @@ class DeployedStage:
             job_images=({kind: value for (kind,), value in _below("job-image", values)} if runs_containers else {}),
             huggingface_teams=frozenset(team for (team,), _ in _below("huggingface-secret", values)),
             secret_variables={team: frozenset(value.split()) for (team,), value in _below("secret-variables", values)},
-            embedded_processes=embedded_processes,
+            emulated_processes=emulated_processes,
         )
 
     def row_of(self, *, accelerated: bool) -> InstanceType:
@@ -325,13 +325,13 @@ class DeployedStage:
             raise ConfigurationError(
                 f"stage '{self.name}' has no job definition of '{kind}'{nodes} for team '{team}': it was deployed "
                 "before that kind existed",
-                next_step=deploying(self.name, embedded=self.embedded),
+                next_step=deploying(self.name, emulated=self.emulated),
             ) from None
 
 
-def deploying(stage: str, stacks: str = "*", *, embedded: bool) -> str:
-    """Return the command that deploys a stage's stacks: the CDK, or what deploys all of them to the embedded AWS."""
-    return f"trainyard --stage {stage} local up" if embedded else f"cdk deploy '{stage}/{stacks}' -c stage={stage}"
+def deploying(stage: str, stacks: str = "*", *, emulated: bool) -> str:
+    """Return the command that deploys a stage's stacks: the CDK, or what deploys all of them to the emulator."""
+    return f"trainyard --stage {stage} local up" if emulated else f"cdk deploy '{stage}/{stacks}' -c stage={stage}"
 
 
 def _below(kind: str, values: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:

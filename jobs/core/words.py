@@ -92,12 +92,12 @@ def time_left(seconds: float) -> str:
 
 
 FREE_HERE = "this machine's runs cost nothing: the figures are what they would have cost in AWS"
-"""Said below the money of runs on an embedded AWS."""
+"""Said below the money of runs on an emulator."""
 
 
-def cost_label(*, embedded: bool) -> str:
+def cost_label(*, emulated: bool) -> str:
     """Return what stands before the money of a run."""
-    return "in AWS it would cost" if embedded else "estimated cost"
+    return "in AWS it would cost" if emulated else "estimated cost"
 
 
 def usd(amount: float) -> str:

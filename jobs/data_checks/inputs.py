@@ -51,9 +51,9 @@ def check_inputs(
         aws,
         arguments_in_s3(spec, stage),
         awaited={argument for run in awaited for argument in run.arguments},
-        embedded=stage.embedded,
-        # The embedded AWS runs jobs in this very environment, or in the image for CPUs.
-        pytorch=None if stage.embedded else pytorch_of(stage.row_of(accelerated=spec.kind.accelerated), stage.release),
+        emulated=stage.emulated,
+        # The emulator runs jobs in this very environment, or in the image for CPUs.
+        pytorch=None if stage.emulated else pytorch_of(stage.row_of(accelerated=spec.kind.accelerated), stage.release),
         look_inside=look_inside,
         note=note,
     )
@@ -64,7 +64,7 @@ def faults_of_inputs(
     arguments: Arguments,
     *,
     awaited: Collection[str] = (),
-    embedded: bool,
+    emulated: bool,
     pytorch: str | None = None,
     look_inside: bool = True,
     note: Callable[[str], None] = lambda _: None,
@@ -82,7 +82,7 @@ def faults_of_inputs(
             continue
         try:
             if not location.startswith(HUB):
-                _check_place(aws, arguments, argument, location, what, embedded=embedded)
+                _check_place(aws, arguments, argument, location, what, emulated=emulated)
         except TrainyardError as error:
             found.append(error)
             continue
@@ -128,7 +128,7 @@ def _inside(
         yield from table_samples.faults(aws, location, columns, note)
 
 
-def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, embedded: bool) -> None:
+def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, emulated: bool) -> None:
     """Raise NotFoundError where an input is missing, UsageError where the job's container could not reach it."""
     if location.startswith(S3):
         if what == TOKENIZER_FOLDER and object_store.exists(aws.s3, S3Location.parse(location) / model_files.TOKENIZER):
@@ -147,7 +147,7 @@ def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, w
             next_step="correct the path, which counts from the working directory, "
             "or begin it with hf://, s3:// or data:// where it lies elsewhere",
         )
-    if not embedded:
+    if not emulated:
         raise UsageError(
             f"arguments.{argument}: {location} lies on this machine, where the job's container cannot read it",
             next_step=f"trainyard data put {location} data://TEAM/{path.name}, and name that in the spec",

@@ -7,8 +7,8 @@ the first that was pushed counts: what a repository has under a tag is taken as 
 is built on it. Parameters are written after all pushes have succeeded, so that a stage names images that are there.
 
 The sign-in is ECR's token, which stays in this process: it is in no file of the docker command and in no process list.
-On the embedded AWS that token's registry is the one that it was started with; without any, an image is tagged in the
-engine, which is where the embedded AWS looks for it.
+On the emulator that token's registry is the one that it was started with; without any, an image is tagged in the
+engine, which is where the emulator looks for it.
 """
 
 import base64
@@ -60,9 +60,9 @@ class Registry:
         """Return the name by which the engine reaches a repository: on AWS, its URI."""
         return f"{self.host}/{uri.partition('/')[2]}"
 
-    def is_missing(self, uri: str, *, embedded: bool) -> bool:
-        """Return whether there is no registry: an embedded AWS without one names AWS's own, as its URIs do."""
-        return embedded and uri.partition("/")[0] == self.host
+    def is_missing(self, uri: str, *, emulated: bool) -> bool:
+        """Return whether there is no registry: an emulator without one names AWS's own, as its URIs do."""
+        return emulated and uri.partition("/")[0] == self.host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +153,14 @@ class Push:
         return [self._push(one, say) for one in chosen]
 
     def record(self, pushed: Iterable[Pushed]) -> dict[str, str]:
-        """Write the parameters; on the embedded AWS, those of the images that they stand in for too.
+        """Write the parameters; on the emulator, those of the images that they stand in for too.
 
         Returns image to URI, of those that changed.
         """
         wanted = {
             name: one.uri
             for one in pushed
-            for name in (one.image.name, *(self.stage.stand_ins(one.image) if self.aws.embedded else ()))
+            for name in (one.image.name, *(self.stage.stand_ins(one.image) if self.aws.emulated else ()))
         }
         changed = {name: uri for name, uri in wanted.items() if self.stage.recorded.get(name) != uri}
         for name, uri in changed.items():
@@ -173,7 +173,7 @@ class Push:
 
     def _push(self, one: Image, say: Callable[[str], None]) -> Pushed:
         uri = self.stage.repositories[one.name]
-        if self.registry.is_missing(uri, embedded=self.aws.embedded):
+        if self.registry.is_missing(uri, emulated=self.aws.emulated):
             self._tag(one, uri)
             done = Pushed(image=one, tag=self.tag, uri=f"{uri}:{self.tag}", was_there=False)
         elif digest := self._there(one):
@@ -226,7 +226,7 @@ class Push:
     def _there(self, one: Image) -> str | None:
         """Return the digest of what the registry has under the tag; None without one, or without a registry."""
         uri = self.stage.repositories[one.name]
-        if self.registry.is_missing(uri, embedded=self.aws.embedded):
+        if self.registry.is_missing(uri, emulated=self.aws.emulated):
             return None
         return self._digest(one, self.registry.repository(uri))
 
@@ -257,7 +257,7 @@ class Push:
         if "expired" in reason:
             return ConfigurationError(message, next_step="the same command again, which signs in anew")
         if _is_no_repository(reason):
-            deploy = deploying(self.stage.stage, "image", embedded=self.aws.embedded)
+            deploy = deploying(self.stage.stage, "image", emulated=self.aws.emulated)
             return ConfigurationError(message, next_step=f"{deploy}, which makes it")
         if _NO_NETWORK.search(reason):
             return TrainyardError(
@@ -289,9 +289,9 @@ class Push:
             self.client.images.remove(f"{repository}:{self.tag}", noprune=True)
 
 
-def check_clean(revision: str, *, embedded: bool, allow_dirty: bool) -> None:
+def check_clean(revision: str, *, emulated: bool, allow_dirty: bool) -> None:
     """Raise UsageError if images of sources that nobody else has would go to an AWS account."""
-    if not is_dirty(revision) or embedded or allow_dirty:
+    if not is_dirty(revision) or emulated or allow_dirty:
         return
     if os.environ.get(REVISION_VARIABLE) == revision:
         raise UsageError(

@@ -59,16 +59,16 @@ class StageImages:
             default=tuple(about.get(IMAGES, "").split()),
         )
 
-    def chosen(self, names: Sequence[str], *, embedded: bool) -> list[Image]:
-        """Return the images called `names`; without any, those of new jobs (on the embedded AWS, their CPU twins).
+    def chosen(self, names: Sequence[str], *, emulated: bool) -> list[Image]:
+        """Return the images called `names`; without any, those of new jobs (on the emulator, their CPU twins).
 
         Raises UsageError for an image that there is not, ConfigurationError for one that the stage has no place for.
         """
         if not names:
-            roots = dict.fromkeys(_twin(image(name), _CPU_ROOT) if embedded else name for name in self.default)
+            roots = dict.fromkeys(_twin(image(name), _CPU_ROOT) if emulated else name for name in self.default)
             names = list(roots)
         chosen = [image(name) for name in dict.fromkeys(names)]
-        deploy = deploying(self.stage, "image", embedded=embedded)
+        deploy = deploying(self.stage, "image", emulated=emulated)
         for one in chosen:
             if one.name not in self.repositories:
                 raise ConfigurationError(
@@ -96,7 +96,7 @@ def _about(aws: Aws, stage: str) -> dict[str, str]:
     if RELEASE not in about:
         raise ConfigurationError(
             f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
-            next_step=deploying(stage, "image", embedded=aws.embedded),
+            next_step=deploying(stage, "image", emulated=aws.emulated),
         )
     return about
 

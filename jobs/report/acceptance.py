@@ -12,14 +12,14 @@ def acceptance_page(record: AcceptanceRecord, *, now: datetime) -> str:
     """Return the page, in one file."""
     seen = claims_seen(record)
     counts = [Tile(outcome.capitalize(), str(sum(found == outcome for _, found, _ in seen))) for outcome in OUTCOMES]
-    where = "the embedded AWS of one machine" if record.embedded else f"account {record.account}, {record.region}"
+    where = "the emulator of one machine" if record.emulated else f"account {record.account}, {record.region}"
     return render(
         "acceptance.html",
         charts={},
         now=now,
         title=f"Acceptance of stage {record.stage}",
         where=where,
-        embedded=record.embedded,
+        emulated=record.emulated,
         tiles=[*counts, Tile("Estimated cost", usd(record.spent_usd), f"limit {usd(record.max_usd)}")],
         claims=[
             (

@@ -45,9 +45,9 @@ def read_stage(aws: Aws, name: str) -> DeployedStage:
     path = parameter_path(name)
     pages = aws.ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
     values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
-    embedded_processes = min(2, os.cpu_count() or 1) if aws.embedded else None
+    emulated_processes = min(2, os.cpu_count() or 1) if aws.emulated else None
     return DeployedStage.from_parameters(
-        name, values, embedded_processes=embedded_processes, runs_containers=aws.runs_containers
+        name, values, emulated_processes=emulated_processes, runs_containers=aws.runs_containers
     )
 
 

@@ -1,7 +1,7 @@
-"""A command in a container of a job that runs: through ECS Exec on AWS, and directly on the embedded AWS.
+"""A command in a container of a job that runs: through ECS Exec on AWS, and directly on the emulator.
 
 On AWS the Session Manager plugin carries the session, as a child process that gets what ExecuteCommand answers. The
-embedded AWS tells where the container is on this machine, and records who asked.
+emulator tells where the container is on this machine, and records who asked.
 """
 
 import json
@@ -70,7 +70,7 @@ def enter(aws: Aws, job: Job, task: Task, command: Sequence[str]) -> None:
     How the command ended is not told: ECS Exec does not know it. Raises ConfigurationError where a program is missing
     or the caller is not allowed in, TrainyardError where no session comes about.
     """
-    if aws.embedded:
+    if aws.emulated:
         _enter_here(aws, job, task, command)
     else:
         _enter_on_aws(aws, job, task, command)
@@ -119,7 +119,7 @@ def _explained(error: Exception, job: Job) -> TrainyardError | None:
 
 def _enter_here(aws: Aws, job: Job, task: Task, command: Sequence[str]) -> None:
     asked = {"user": aws.caller, "command": shlex.join(command)}
-    place = aws.ask_embedded(f"/trainyard/jobs/{task.job_id}/enter", asked)
+    place = aws.ask_emulator(f"/trainyard/jobs/{task.job_id}/enter", asked)
     if place is None:
         raise NotFoundError(f"{job.run_id} has just ended", next_step=f"trainyard status {job.run_id}")
     if "container" in place:

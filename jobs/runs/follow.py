@@ -21,9 +21,9 @@ from jobs.core.stage import DeployedStage
 POLL_SECONDS = 4.0
 """Pause between looks. DescribeJobs and GetLogEvents are throttled by account: many followers share them."""
 
-POLL_SECONDS_EMBEDDED = 0.5
+POLL_SECONDS_EMULATOR = 0.5
 
-FIRST_POLL_SECONDS_EMBEDDED = 0.2
+FIRST_POLL_SECONDS_EMULATOR = 0.2
 """The same until the job's first line: whoever has just submitted it waits for that."""
 
 PATIENCE_SECONDS = 600.0
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 600.0
 RECEIPT_SECONDS = 10.0
 """A run writes its receipt every half minute: it is read a little more often."""
 
-RECEIPT_SECONDS_EMBEDDED = 1.0
+RECEIPT_SECONDS_EMULATED = 1.0
 
 _QUIET_LOOKS = 3
 """Looks without a new line after which an ended job's log counts as complete: CloudWatch delivers late."""
@@ -54,7 +54,7 @@ def follow(
     Where the run goes on as another job, so does this. Raises NotFoundError where Batch forgets the job, and what the
     line itself raises once patience runs out.
     """
-    pause = POLL_SECONDS_EMBEDDED if aws.embedded else POLL_SECONDS
+    pause = POLL_SECONDS_EMULATOR if aws.emulated else POLL_SECONDS
     patient_until = time.monotonic() + PATIENCE_SECONDS
     successor_until: float | None = None
     shown: tuple[str, str, int, str] | None = None
@@ -68,8 +68,8 @@ def follow(
             goes_on = bool(found) and may_go_on(stage, found[0])
             run = find_job(aws, stage, found[0].run_id) if goes_on else None
         except Exception as error:
-            # A refused connection on loopback is an embedded AWS that was stopped, and every job with it.
-            gone = aws.embedded and is_refused_connection(error)
+            # A refused connection on loopback is an emulator that was stopped, and every job with it.
+            gone = aws.emulated and is_refused_connection(error)
             if gone or not is_transient(error) or time.monotonic() > patient_until:
                 raise
             time.sleep(pause)
@@ -87,11 +87,11 @@ def follow(
         quiet = 0 if lines else quiet + 1
         has_lines = has_lines or bool(lines)
         if job.state == "RUNNING" and time.monotonic() >= receipt_due:
-            receipt_due = time.monotonic() + (RECEIPT_SECONDS_EMBEDDED if aws.embedded else RECEIPT_SECONDS)
+            receipt_due = time.monotonic() + (RECEIPT_SECONDS_EMULATED if aws.emulated else RECEIPT_SECONDS)
             receipt = _receipt(aws, stage, job)
             if receipt is not None:
                 show(receipt)
-        if job.ended and quiet >= (1 if aws.embedded else _QUIET_LOOKS):
+        if job.ended and quiet >= (1 if aws.emulated else _QUIET_LOOKS):
             if run is not None and run.id != job.id:
                 job_id, quiet, successor_until = run.id, 0, None
                 continue
@@ -99,7 +99,7 @@ def follow(
             if not goes_on or time.monotonic() > successor_until:
                 show(job)
                 return job
-        time.sleep(pause if has_lines or not aws.embedded else FIRST_POLL_SECONDS_EMBEDDED)
+        time.sleep(pause if has_lines or not aws.emulated else FIRST_POLL_SECONDS_EMULATOR)
 
 
 def _receipt(aws: Aws, stage: DeployedStage, job: Job) -> Receipt | None:

@@ -82,8 +82,8 @@ def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
             ("EC2's offer", _offer),
             ("vCPU quota", _quota),
         ]
-        # The embedded AWS has no instances to offer, and no quota of them.
-        for about, ask in questions[: 1 if aws.embedded else None]:
+        # The emulator has no instances to offer, and no quota of them.
+        for about, ask in questions[: 1 if aws.emulated else None]:
             found += _asked(about, aws, facts, ask)
     if job.state == "SUBMITTED":
         found.append(
@@ -127,7 +127,7 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         row=next((row for row in rows if row.name in types), stage.instance_type),
         nnodes=nnodes,
         waiting_nodes=1 if job.points else job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
-        deploying=deploying(stage.name, embedded=aws.embedded),
+        deploying=deploying(stage.name, emulated=aws.emulated),
         is_shared=owner_of_queue(job.queue) is None,
         teams={share_identifier(team): team for team in stage.teams},
         never_joined={name: _reason(value) for name, value in stage.never_joined.items()},

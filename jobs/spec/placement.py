@@ -29,7 +29,7 @@ class Placement:
     """The fewest nodes that it may come to train on."""
     nproc_per_node: int
     nproc_per_node_on_aws: int
-    """The same number, unless the embedded AWS runs the job on a machine that is too small for it."""
+    """The same number, unless the emulator runs the job on a machine that is too small for it."""
 
     @property
     def world_sizes(self) -> list[int]:
@@ -46,10 +46,10 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
     nproc_per_node = nproc_per_node_on_aws = _ranks(spec, row)
     accelerator: str = row.accelerator
     accelerator_reason = f"{row.name} of stage '{stage.name}'"
-    if stage.embedded_processes is not None:
-        nproc_per_node = min(nproc_per_node, stage.embedded_processes)
+    if stage.emulated_processes is not None:
+        nproc_per_node = min(nproc_per_node, stage.emulated_processes)
         accelerator = "auto"
-        accelerator_reason = f"the embedded AWS runs jobs on this machine; on AWS: {row.accelerator} of {row.name}"
+        accelerator_reason = f"the emulator runs jobs on this machine; on AWS: {row.accelerator} of {row.name}"
     return Placement(
         instance_type=row,
         queue=queue,

@@ -299,7 +299,7 @@ def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
 
     That is the shared data, on the accelerator instances of a stage that mounts it there.
     """
-    if stage.shared_data_mount is None or stage.embedded or not spec.kind.accelerated:
+    if stage.shared_data_mount is None or stage.emulated or not spec.kind.accelerated:
         return {}
     return {f"s3://{stage.data_bucket}/{SHARED_PREFIX}/": f"{stage.shared_data_mount.rstrip('/')}/"}
 
@@ -311,8 +311,8 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
         return []
     name = child_name(row.image, kind.image)
     pushed = stage.images.get((name, stage.release or ""), deployed)
-    deploy = deploying(stage.name, "jobs", embedded=stage.embedded)
-    if stage.embedded:
+    deploy = deploying(stage.name, "jobs", emulated=stage.emulated)
+    if stage.emulated:
         name = child_name("cpu", kind.image)
     if deployed.endswith(f":{NOT_BUILT_TAG}"):
         push = f"trainyard --stage {stage.name} images push {name}, then " if pushed == deployed else ""

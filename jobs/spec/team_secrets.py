@@ -1,6 +1,6 @@
 """What a job sends elsewhere needs a key from its team's secret: asked for before anything is paid for.
 
-The embedded AWS hands no key of its own environment to jobs either.
+The emulator hands no key of its own environment to jobs either.
 """
 
 from jobs.core.errors import UsageError

@@ -1,4 +1,4 @@
-"""Hostile input at every door: specs, command lines, settings, requests to the embedded AWS.
+"""Hostile input at every door: specs, command lines, settings, requests to the emulator.
 
 python -m tests.benchmarks.fuzz                                all kinds, in about half an hour
 python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind of input, other draws, fewer of them
@@ -26,9 +26,9 @@ from tempfile import TemporaryDirectory
 
 from jobs.aws.connection import Aws
 from jobs.core.stage import DEFAULT_STAGE
-from tests.support.embedded_aws import EmbeddedAws, deploy_stage, environment_of, run_embedded_aws
 from tests.support.fuzz import commands, inputs, settings, specs, web
 from tests.support.fuzz.findings import Round
+from tests.support.running_emulator import Emulator, deploy_stage, environment_of, run_emulator
 
 COUNTS = {"specs": 5_000, "commands": 1_000, "inputs": 500, "settings": 500, "requests": 0}
 """How many of each; of settings, how many that pass. Of requests there are as many as AWS has operations."""
@@ -54,7 +54,7 @@ def main() -> int:
     return int(any(round_.findings for round_ in rounds))
 
 
-def look(kind: str, aws: EmbeddedAws, folder: Path, *, count: int, seed: int) -> Round:
+def look(kind: str, aws: Emulator, folder: Path, *, count: int, seed: int) -> Round:
     """Make the round of a kind, print what came of it, and return it."""
     round_, began = Round(kind, canary=folder / "canary"), time.monotonic()
     match kind:
@@ -73,9 +73,9 @@ def look(kind: str, aws: EmbeddedAws, folder: Path, *, count: int, seed: int) ->
 
 
 @contextmanager
-def deployed(folder: Path) -> Iterator[EmbeddedAws]:
-    """Yield an embedded AWS with a stage; this process talks to it, has an empty home, and works in `folder`."""
-    with run_embedded_aws(folder) as aws:
+def deployed(folder: Path) -> Iterator[Emulator]:
+    """Yield an emulator with a stage; this process talks to it, has an empty home, and works in `folder`."""
+    with run_emulator(folder) as aws:
         deploy_stage(aws)
         for variable in [name for name in os.environ if name.startswith(("AWS_", "TRAINYARD_"))]:
             del os.environ[variable]

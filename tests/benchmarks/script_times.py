@@ -4,7 +4,7 @@ python -m tests.benchmarks.script_times                    both; five submission
 python -m tests.benchmarks.script_times --only callback    one of them, or: first-line
 python -m tests.benchmarks.script_times --submissions 3 --steps 500     fewer
 
-First line: `trainyard submit` of a folder with a script that prints one line, on an embedded AWS of its own
+First line: `trainyard submit` of a folder with a script that prints one line, on an emulator of its own
 whose jobs are processes. The first submission uploads the folder; those after it are warm. The seconds run from the
 start of the command to the line on its output.
 

@@ -21,10 +21,10 @@ from jobs.core.revision import REVISION_VARIABLE
 from jobs.core.stage import image_parameter, image_repository_parameter, job_image_parameter
 from tests.images.conftest import Built
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
-from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
 from tests.support.images.registry import Registry, running_registry
 from tests.support.images.source_tree import ROOT, SourceTree, rows_of
 from tests.support.jobs.terminal import TRAINYARD
+from tests.support.running_emulator import DEPLOY_SECONDS, Emulator, run_emulator
 
 # Two deployments and, if no other test built it before, the cpu image.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
@@ -36,9 +36,9 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(frozen=True)
 class Laptop:
-    """An embedded AWS that runs containers, with stage `dev` deployed, and the command line that talks to it."""
+    """An emulator that runs containers, with stage `dev` deployed, and the command line that talks to it."""
 
-    aws: EmbeddedAws
+    aws: Emulator
     registry: Registry
     folder: Path
 
@@ -100,7 +100,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     folder = tmp_path_factory.mktemp("laptop")
     with (
         running_registry(folder) as registry,
-        run_embedded_aws(folder, "--executor", "docker", "--registry", registry.address) as aws,
+        run_emulator(folder, "--executor", "docker", "--registry", registry.address) as aws,
     ):
         made = Laptop(aws, registry, folder)
         made.deploy()

@@ -1,4 +1,4 @@
-"""The embedded AWS with the project's own stacks deployed to it, as the modules under test see it; and a browser."""
+"""The emulator with the project's own stacks deployed to it, as the modules under test see it; and a browser."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,6 @@ from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
 from jobs.spec.plan import Plan
-from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
 from tests.support.jobs.pages import OpenedPage
 from tests.support.jobs.submitting import (
@@ -27,6 +26,7 @@ from tests.support.jobs.submitting import (
     planned_to_run,
     wait_for,
 )
+from tests.support.running_emulator import Emulator, environment_of
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
@@ -51,13 +51,13 @@ def refusing_aws(refusing_service: FaultyProxy) -> Aws:
 
 
 @pytest.fixture
-def deployed_environment(deployed_aws: EmbeddedAws) -> Mapping[str, str]:
-    """What points a process at the embedded AWS that the stage `dev` is deployed to."""
+def deployed_environment(deployed_aws: Emulator) -> Mapping[str, str]:
+    """What points a process at the emulator that the stage `dev` is deployed to."""
     return environment_of(deployed_aws.endpoint)
 
 
 @pytest.fixture(scope="session")
-def connected(deployed_aws: EmbeddedAws) -> Aws:
+def connected(deployed_aws: Emulator) -> Aws:
     """One connection for all tests, its clients made: making them takes longer than most of what they are used for."""
     with pytest.MonkeyPatch.context() as patch:
         point_at(patch, deployed_aws.endpoint)
@@ -71,8 +71,8 @@ def connected(deployed_aws: EmbeddedAws) -> Aws:
 
 
 @pytest.fixture
-def embedded(connected: Aws, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """The embedded AWS with stage `dev` deployed; the environment points at it, and what the specs read is there."""
+def emulated(connected: Aws, deployed_aws: Emulator, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """The emulator with stage `dev` deployed; the environment points at it, and what the specs read is there."""
     point_at(monkeypatch, deployed_aws.endpoint)
     return connected
 
@@ -83,36 +83,36 @@ def stage(connected: Aws) -> DeployedStage:
 
 
 @pytest.fixture
-def faulty(connected: Aws, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy before the embedded AWS, to which the environment points; it does as its `faults` say."""
+def faulty(connected: Aws, deployed_aws: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before the emulator, to which the environment points; it does as its `faults` say."""
     with FaultyProxy(deployed_aws.endpoint) as proxy:
         point_at(monkeypatch, proxy.url)
         yield proxy
 
 
 @pytest.fixture
-def run_command(embedded: Aws, stage: DeployedStage) -> RunCommand:
+def run_command(emulated: Aws, stage: DeployedStage) -> RunCommand:
     def run(command: Sequence[str], *, name: str = "probe") -> Run:
-        plan = planned_to_run(embedded, stage, command, name=name)
-        return Run(plan, wait_for(embedded, stage, send(embedded, plan)))
+        plan = planned_to_run(emulated, stage, command, name=name)
+        return Run(plan, wait_for(emulated, stage, send(emulated, plan)))
 
     return run
 
 
 @pytest.fixture
-def begin(embedded: Aws, stage: DeployedStage) -> Iterator[Begin]:
+def begin(emulated: Aws, stage: DeployedStage) -> Iterator[Begin]:
     """Submits a plan, and returns its job once it is in `state`; the job ends when the test is over."""
     submitted: list[str] = []
 
     def submit(plan: Plan, *, state: str | None = "RUNNING") -> Job:
-        submitted.append(send(embedded, plan))
-        return wait_for(embedded, stage, submitted[-1], state=state)
+        submitted.append(send(emulated, plan))
+        return wait_for(emulated, stage, submitted[-1], state=state)
 
     yield submit
-    for job in batch.describe(embedded, stage, submitted[::-1]):
-        batch.terminate(embedded, job, reason="the test is over")
+    for job in batch.describe(emulated, stage, submitted[::-1]):
+        batch.terminate(emulated, job, reason="the test is over")
     for job_id in submitted:
-        wait_for(embedded, stage, job_id)
+        wait_for(emulated, stage, job_id)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""AWS Batch of the embedded AWS: moto's API with a job engine that follows AWS's documentation.
+"""AWS Batch of the emulator: moto's API with a job engine that follows AWS's documentation.
 
 The server calls `install` once before it starts, and `shutdown` once at its end; the README of infra/emulator says what
 behaves as on AWS and what is not proven.

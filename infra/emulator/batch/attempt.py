@@ -64,7 +64,7 @@ class Attempt(threading.Thread):
         """Why it was ended from outside: terminated, timed out, shut down. Batch never starts such a job again."""
         self.succeeded = False
         self.failed_inside = False
-        """Whether the embedded AWS itself failed."""
+        """Whether the emulator itself failed."""
         self._on_ended = on_ended
         self._lock = threading.Lock()
         self._tasks = {unit.id: Task(self, unit) for unit in job.nodes or [job]}
@@ -278,6 +278,6 @@ class Task(threading.Thread):
 
 
 def note_failure(what: str, error: Exception) -> str:
-    """Put an error of the embedded AWS on record; return what DescribeJobs shows of it."""
+    """Put an error of the emulator on record; return what DescribeJobs shows of it."""
     record_exception("Batch", f"running {what}", error)
-    return f"{type(error).__name__}: {error} (an error of the embedded AWS, see its log)"
+    return f"{type(error).__name__}: {error} (an error of the emulator, see its log)"

@@ -1,4 +1,4 @@
-"""The Batch service of the embedded AWS: moto's, with an engine that runs jobs as Batch documents it.
+"""The Batch service of the emulator: moto's, with an engine that runs jobs as Batch documents it.
 
 moto supplies routes, tags and scheduling policies. Compute environments, queues, job definitions and jobs are this
 package's. All state is in memory.

@@ -131,12 +131,12 @@ def _check_environment(properties: Mapping[str, Any]) -> None:
     check_name(properties.get("computeEnvironmentName"), "computeEnvironmentName")
     _check_state(properties)
     if properties.get("type") != "MANAGED" or properties.get("eksConfiguration"):
-        raise ClientException("the embedded AWS Batch knows MANAGED compute environments on ECS only")
+        raise ClientException("the emulator Batch knows MANAGED compute environments on ECS only")
     resources = properties.get("computeResources") or {}
     if resources.get("type") not in _TYPES:
-        raise ClientException(f"computeResources.type must be one of {' | '.join(_TYPES)} on the embedded AWS")
+        raise ClientException(f"computeResources.type must be one of {' | '.join(_TYPES)} on the emulator")
     if "desiredvCpus" in resources:
-        raise ClientException("computeResources.desiredvCpus: the embedded AWS starts no instances")
+        raise ClientException("computeResources.desiredvCpus: the emulator starts no instances")
     for name in ("subnets", "instanceRole"):
         if not resources.get(name):
             raise ClientException(f"computeResources.{name} must be given")

@@ -67,13 +67,13 @@ class JobDefinition:
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Raise ClientException if Batch refuses such a definition, or the embedded AWS does."""
+    """Raise ClientException if Batch refuses such a definition, or the emulator does."""
     check_name(request.get("jobDefinitionName"), "jobDefinitionName")
     size = len(json.dumps(request, separators=(",", ":"), ensure_ascii=False).encode())
     if size > MAX_JOB_DEFINITION_BYTES:
         raise ClientException(f"Job definition is {size} bytes long, the limit is {MAX_JOB_DEFINITION_BYTES} bytes")
     if unknown := sorted(request.keys() & {"containerProperties", "eksProperties", "parameters"}):
-        raise ClientException(f"{unknown[0]}: the embedded AWS Batch knows ecsProperties only")
+        raise ClientException(f"{unknown[0]}: the emulator Batch knows ecsProperties only")
     kind = request.get("type")
     if kind not in ("container", "multinode"):
         raise ClientException(f"Job definition type must be one of container, multinode, but was {kind}")
@@ -119,14 +119,14 @@ def _tasks(properties: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _check_nodes(nodes: Mapping[str, Any]) -> None:
     if nodes.get("numNodes", 0) < 1 or nodes.get("mainNode") != 0:
-        raise ClientException("nodeProperties: numNodes must be at least 1, and mainNode 0 on the embedded AWS")
+        raise ClientException("nodeProperties: numNodes must be at least 1, and mainNode 0 on the emulator")
     if [item.get("targetNodes") for item in nodes.get("nodeRangeProperties") or ()] != [ALL_NODES]:
-        raise ClientException(f"nodeRangeProperties: the embedded AWS knows one range, of targetNodes {ALL_NODES}")
+        raise ClientException(f"nodeRangeProperties: the emulator knows one range, of targetNodes {ALL_NODES}")
 
 
 def _check_tasks(tasks: list[dict[str, Any]]) -> None:
     if [len(task.get("containers") or ()) for task in tasks] != [1]:
-        raise ClientException("ecsProperties: the embedded AWS knows one task with one container")
+        raise ClientException("ecsProperties: the emulator knows one task with one container")
     [container] = tasks[0]["containers"]
     if not container.get("image"):
         raise ClientException("Container properties must contain image")

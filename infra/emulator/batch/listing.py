@@ -33,7 +33,7 @@ def select_jobs(jobs: Iterable[Job], request: Mapping[str, Any]) -> list[Job]:
         raise ClientException("Only one filter can be used at a time")
     [item] = filters
     if item.get("name") not in _FILTERS:
-        raise ClientException(f"the embedded AWS knows the filters {' and '.join(_FILTERS)}, not {item.get('name')}")
+        raise ClientException(f"the emulator knows the filters {' and '.join(_FILTERS)}, not {item.get('name')}")
     # Beside a filter, jobStatus counts for nothing.
     return [job for job in jobs if any(_matches(job, item["name"], value) for value in item.get("values") or ())]
 

@@ -123,7 +123,7 @@ class Scheduler:
             self._closed = True
             attempts = list(self._attempts.values())
             for attempt in attempts:
-                attempt.stop("The embedded AWS was stopped", grace_seconds=0)
+                attempt.stop("The emulator was stopped", grace_seconds=0)
         deadline = time.monotonic() + _SHUTDOWN_SECONDS
         for attempt in attempts:
             attempt.join(max(0, deadline - time.monotonic()))

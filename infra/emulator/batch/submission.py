@@ -29,7 +29,7 @@ class Submission:
     definition: JobDefinition
     queue: JobQueue
     endpoint: str
-    """Where the request came in, which is where the job finds the embedded AWS."""
+    """Where the request came in, which is where the job finds the emulator."""
     task: Mapping[str, Any]
     """What each node runs, in the shape of the API, overrides applied."""
     nodes: int | None
@@ -62,12 +62,10 @@ def parse_submission(
     endpoint: str,
     job_exists: Callable[[str], bool],
 ) -> Submission:
-    """Read a request of SubmitJob. Raises ClientException if Batch refuses it, or the embedded AWS does."""
+    """Read a request of SubmitJob. Raises ClientException if Batch refuses it, or the emulator does."""
     check_name(request.get("jobName"), "Job name")
     if unknown := sorted(request.keys() & _UNKNOWN):
-        raise ClientException(
-            f"{unknown[0]}: the embedded AWS Batch knows ecsPropertiesOverride and nodeOverrides only"
-        )
+        raise ClientException(f"{unknown[0]}: the emulator Batch knows ecsPropertiesOverride and nodeOverrides only")
     if not queue.enabled:
         raise ClientException(f"JobQueue {queue.name} is in DISABLED state, it must be ENABLED to accept jobs.")
     strategy = request.get("retryStrategy") or definition.retry_strategy
@@ -162,7 +160,7 @@ def _check_dependencies(depends_on: tuple[Mapping[str, str], ...], job_exists: C
         )
     for dependency in depends_on:
         if dependency.keys() != {"jobId"}:
-            raise ClientException("dependsOn: the embedded AWS knows jobId only")
+            raise ClientException("dependsOn: the emulator knows jobId only")
         if not job_exists(dependency["jobId"]):
             raise ClientException(f"Job {dependency['jobId']} in dependsOn does not exist.")
 

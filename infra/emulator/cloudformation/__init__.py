@@ -1,4 +1,4 @@
-"""CloudFormation of the embedded AWS: a stack engine that behaves like AWS's.
+"""CloudFormation of the emulator: a stack engine that behaves like AWS's.
 
 `template` resolves, `stack` makes, changes and rolls back, `changes` previews, `responses` is the API. `resources`
 makes one resource as its type's row in `*_types` says; `schemas` says which changes take another resource.

@@ -1,7 +1,7 @@
 """The API of a service, called with properties of a template.
 
 CloudFormation makes resources through the API of their service, and so does this package: the requests go to the
-embedded AWS itself, over HTTP, and a stack fails in the words with which the service refuses.
+emulator itself, over HTTP, and a stack fails in the words with which the service refuses.
 
 Templates capitalise names and may give numbers and booleans as text. The API's own model (botocore's) says what a
 request wants; maps of the user's (tags, log options) stay as they are.

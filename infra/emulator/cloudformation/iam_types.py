@@ -18,7 +18,7 @@ class Policy(Remade):
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
         if properties.get("Users") or properties.get("Groups"):
-            raise PropertyError("the embedded AWS attaches policies to roles only, not to users or groups")
+            raise PropertyError("the emulator attaches policies to roles only, not to users or groups")
         policy = {key: properties[key] for key in ("PolicyName", "PolicyDocument")}
         for role in properties["Roles"]:
             api("PutRolePolicy", RoleName=role, **policy)

@@ -111,7 +111,7 @@ def _rule(api: Api, operation: str, group_id: str, rule: Properties) -> dict[str
         if group in given:
             permission["UserIdGroupPairs"] = [{"GroupId": given.pop(group), **description}]
     if given:
-        raise PropertyError(f"the embedded AWS has no {', '.join(given)} of security group rules")
+        raise PropertyError(f"the emulator has no {', '.join(given)} of security group rules")
     return api(operation, GroupId=group_id, IpPermissions=[permission])
 
 

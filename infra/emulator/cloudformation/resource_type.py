@@ -249,7 +249,7 @@ TYPES: dict[str, ResourceType] = {}
 def refusal(names: Iterable[str]) -> PropertyError:
     """Return the error for properties that AWS would change in place, and this cannot."""
     return PropertyError(
-        f"the embedded AWS cannot change {', '.join(sorted(names))} in place, as AWS would: start it afresh "
+        f"the emulator cannot change {', '.join(sorted(names))} in place, as AWS would: start it afresh "
         "('trainyard local down', then 'up')"
     )
 

@@ -100,7 +100,7 @@ def _type(resource_type: str) -> ResourceType:
     if is_recorded(resource_type):
         return _Recorded(resource_type)
     if resource_type not in TYPES:
-        raise ResourceError(f"the embedded AWS has no {resource_type}")
+        raise ResourceError(f"the emulator has no {resource_type}")
     return TYPES[resource_type]
 
 
@@ -127,4 +127,4 @@ def _reasons(doing: str) -> Iterator[None]:
         raise ResourceError(str(error)) from error
     except Exception as error:
         record_exception("CloudFormation", doing, error)
-        raise ResourceError(f"{type(error).__name__}: {error} (an error of the embedded AWS, see its log)") from error
+        raise ResourceError(f"{type(error).__name__}: {error} (an error of the emulator, see its log)") from error

@@ -113,14 +113,14 @@ class StackResponse(CloudFormationResponse):
             return super().call_action()
 
     def _refuse(self) -> ActionResult:
-        raise ValidationError(message=f"The embedded AWS does not implement {self._get_action()}.")
+        raise ValidationError(message=f"The emulator does not implement {self._get_action()}.")
 
     # Stacks
 
     def create_stack(self) -> ActionResult:
         name = self._get_param("StackName")
         if self._get_param("OnFailure") == "DELETE":
-            raise ValidationError(message="The embedded AWS does not implement OnFailure DELETE.")
+            raise ValidationError(message="The emulator does not implement OnFailure DELETE.")
         if name in self.stacks.by_name:
             raise AlreadyExistsException(f"Stack [{name}] already exists")
         with self._new_stack(name) as stack:
@@ -185,7 +185,7 @@ class StackResponse(CloudFormationResponse):
     def create_change_set(self) -> ActionResult:
         name, kind = self._get_param("ChangeSetName"), self._get_param("ChangeSetType") or "UPDATE"
         if kind == "IMPORT":
-            raise ValidationError(message="The embedded AWS does not import resources into stacks.")
+            raise ValidationError(message="The emulator does not import resources into stacks.")
         stack = self.stacks.existing(self._get_param("StackName"))
         if kind == "UPDATE":
             stack = self._stack

@@ -45,7 +45,7 @@ class StackResource:
         if name not in self.made.attributes:
             raise TemplateError(
                 f"Template error: resource {self.logical_id} ({self.resource_type}) does not support attribute "
-                f"type {name} in Fn::GetAtt on the embedded AWS"
+                f"type {name} in Fn::GetAtt on the emulator"
             )
         return self.made.attributes[name]
 

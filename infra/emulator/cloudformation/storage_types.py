@@ -94,7 +94,7 @@ _CONFIGURED = frozenset(
 def _configure(s3: Any, bucket: Any, properties: Properties) -> None:
     """Bring a bucket to what its properties say; what they no longer say goes back to the default."""
     if unknown := sorted(properties.keys() - _CONFIGURED):
-        raise PropertyError(f"the embedded AWS has no {', '.join(unknown)} of buckets")
+        raise PropertyError(f"the emulator has no {', '.join(unknown)} of buckets")
     name = bucket.name
     if encryption := properties.get("BucketEncryption"):
         s3.put_bucket_encryption(name, cfn_to_api_encryption(encryption))
@@ -137,7 +137,7 @@ _RULE = frozenset(
 def _lifecycle_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rule of the template in the words of PutBucketLifecycleConfiguration."""
     if unknown := sorted(rule.keys() - _RULE):
-        raise PropertyError(f"the embedded AWS has no {', '.join(unknown)} of lifecycle rules")
+        raise PropertyError(f"the emulator has no {', '.join(unknown)} of lifecycle rules")
     tags = [{"Key": tag["Key"], "Value": tag["Value"]} for tag in rule.get("TagFilters", [])]
     known = {
         "ID": rule.get("Id"),

@@ -52,7 +52,7 @@ def parse_template(body: str) -> dict[str, Any]:
         raise TemplateError("Template format error: At least one Resources member must be defined.")
     transforms = template.get("Transform", [])
     if set([transforms] if isinstance(transforms, str) else transforms) - {"AWS::LanguageExtensions"}:
-        raise TemplateError(f"Template format error: the embedded AWS does not implement the transform {transforms}")
+        raise TemplateError(f"Template format error: the emulator does not implement the transform {transforms}")
     for logical_id, resource in template["Resources"].items():
         if not isinstance(resource, dict) or not isinstance(resource.get("Type"), str):
             raise TemplateError(f"Template format error: [/Resources/{logical_id}] Every resource needs a Type")
@@ -110,7 +110,7 @@ class Scope:
             if allowed is not None and str(value) not in [str(item) for item in allowed]:
                 raise TemplateError(f"Parameter {name} failed to satisfy constraint: one of {allowed}")
             if str(declaration.get("NoEcho")).lower() == "true":
-                raise TemplateError(f"Parameter {name}: the embedded AWS would show its value, although it is NoEcho")
+                raise TemplateError(f"Parameter {name}: the emulator would show its value, although it is NoEcho")
             kind = declaration.get("Type", "String")
             if kind.startswith("AWS::SSM::Parameter::Value<"):
                 value = self._ssm_parameter(str(value))
@@ -197,7 +197,7 @@ class Scope:
         if isinstance(value, list):
             return [item for item in map(self.resolve, value) if item is not NO_VALUE]
         if isinstance(value, str) and "{{resolve:" in value:
-            raise TemplateError(f"the embedded AWS does not implement dynamic references: {value}")
+            raise TemplateError(f"the emulator does not implement dynamic references: {value}")
         if not isinstance(value, dict):
             return value
         if len(value) == 1:
@@ -236,7 +236,7 @@ class Scope:
                 return [f"{self.resolve(operand) or self.region}{letter}" for letter in AVAILABILITY_ZONES]
             case "Fn::Base64":
                 return base64.b64encode(_text(self.resolve(operand)).encode()).decode()
-        raise TemplateError(f"Template error: the embedded AWS does not implement {function} (in {json.dumps(whole)})")
+        raise TemplateError(f"Template error: the emulator does not implement {function} (in {json.dumps(whole)})")
 
     def _ref(self, name: str) -> Any:
         if name in self.parameters:

@@ -1,4 +1,4 @@
-"""Containers in a Docker engine: the job's own image, on the host's network, so that it reaches the embedded AWS.
+"""Containers in a Docker engine: the job's own image, on the host's network, so that it reaches the emulator.
 
 Every container carries labels: `trainyard.job-id`, and `trainyard.server-pid` by which the next server removes what a
 server that was killed left behind.
@@ -88,7 +88,7 @@ class DockerExecutor:
         except ImageNotFound:
             if in_ecr and not self._registry:
                 raise CannotStartError(
-                    f"CannotPullContainerError: the Docker engine has no {image}, and this embedded AWS no registry: "
+                    f"CannotPullContainerError: the Docker engine has no {image}, and this emulator no registry: "
                     "push it with 'trainyard images push', then deploy again"
                 ) from None
             self._pull(image)
@@ -196,7 +196,7 @@ def _engine_host() -> str:
 
 
 def check_host_network(info: Mapping[str, Any]) -> None:
-    """Check that a container on the host's network finds the embedded AWS there; `info` is what `docker info` says.
+    """Check that a container on the host's network finds the emulator there; `info` is what `docker info` says.
 
     Raises ConfigurationError where that network is another one: jobs would wait for an AWS that never answers.
     """
@@ -208,7 +208,7 @@ def check_host_network(info: Mapping[str, Any]) -> None:
     if info.get("OperatingSystem") == "Docker Desktop":
         # Nothing that the engine tells says whether it is.
         logger.warning(
-            "Docker Desktop's containers reach the embedded AWS only where host networking is enabled: "
+            "Docker Desktop's containers reach the emulator only where host networking is enabled: "
             "Settings > Resources > Network"
         )
 

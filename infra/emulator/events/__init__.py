@@ -1,6 +1,6 @@
-"""EventBridge of the embedded AWS: moto's API in front of matching and delivery of this package.
+"""EventBridge of the emulator: moto's API in front of matching and delivery of this package.
 
-`emit` is what the other services of the embedded AWS call; clients call PutEvents, or POST /trainyard/events. Rules
+`emit` is what the other services of the emulator call; clients call PutEvents, or POST /trainyard/events. Rules
 with a schedule are kept and never run.
 """
 

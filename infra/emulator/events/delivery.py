@@ -161,7 +161,7 @@ def _deliver(rule: Any, target: Mapping[str, Any], event: Mapping[str, Any]) -> 
         _check_permission(rule, statements, "sqs:SendMessage")
         backend.send_message(queue_name=arn.resource_id, message_body=message)
     else:
-        raise _DeliveryError(f"the embedded AWS delivers no events to {arn.service}")
+        raise _DeliveryError(f"the emulator delivers no events to {arn.service}")
 
 
 def _check_permission(rule: Any, statements: list[Mapping[str, Any]], action: str) -> None:

@@ -29,10 +29,10 @@ def message_for(target: Mapping[str, Any], event: Mapping[str, Any]) -> str:
 def refusal(target: Mapping[str, Any]) -> str | None:
     """Say why such a target cannot be put; None if it can."""
     if unknown := sorted(target.keys() & {"Input", "InputPath", "RoleArn", "SqsParameters"}):
-        return f"the embedded AWS does not know {unknown[0]} of targets"
+        return f"the emulator does not know {unknown[0]} of targets"
     template = (target.get("InputTransformer") or {}).get("InputTemplate", '""')
     if len(re.sub(r"\\.", "", template).split('"')) != 3:
-        return "of input templates the embedded AWS knows one string in quotes only"
+        return "of input templates the emulator knows one string in quotes only"
     return None
 
 

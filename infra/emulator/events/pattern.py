@@ -18,7 +18,7 @@ def check_pattern(pattern: Any) -> None:
         raise PatternError("a pattern must be an object that is not empty")
     for name, rules in pattern.items():
         if name.startswith("$"):
-            raise PatternError(f"the embedded AWS does not know '{name}' in event patterns")
+            raise PatternError(f"the emulator does not know '{name}' in event patterns")
         if isinstance(rules, Mapping):
             check_pattern(rules)
         elif not isinstance(rules, list) or not rules:
@@ -50,4 +50,4 @@ def _check_rule(name: str, rule: Any) -> None:
     if isinstance(rule, list):
         raise PatternError(f"'{name}': match value must be String, number, true, false, or null")
     if isinstance(rule, Mapping) and (rule.keys() != {"prefix"} or not isinstance(rule["prefix"], str)):
-        raise PatternError(f"'{name}': of operators the embedded AWS knows prefix only, not {', '.join(rule)}")
+        raise PatternError(f"'{name}': of operators the emulator knows prefix only, not {', '.join(rule)}")

@@ -1,4 +1,4 @@
-"""Decide whether a resource's policy lets an AWS service use it: all that the embedded AWS checks of permissions.
+"""Decide whether a resource's policy lets an AWS service use it: all that the emulator checks of permissions.
 
 A target without it is the mistake that shows nowhere but in what never arrives. Roles and users are not looked at.
 """

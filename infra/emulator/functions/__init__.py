@@ -1,4 +1,4 @@
-"""Lambda of the embedded AWS: moto's API over functions that really run, as processes of this machine.
+"""Lambda of the emulator: moto's API over functions that really run, as processes of this machine.
 
 `function` is a function, `invocation` runs it, in a process of `host`; `service` holds the operations of the API.
 """

@@ -35,11 +35,11 @@ class Function(LambdaFunction):
     def why_it_cannot_run(self) -> str | None:
         """Say what stands in the way of running it here; None if nothing does."""
         if self.package_type != "Zip":
-            return "the embedded AWS runs functions from zip files only, not from container images"
+            return "the emulator runs functions from zip files only, not from container images"
         if not str(self.run_time).startswith("python"):
-            return f"the embedded AWS runs Python functions only, not {self.run_time}"
+            return f"the emulator runs Python functions only, not {self.run_time}"
         if self.layers:
-            return "the embedded AWS runs functions without layers only"
+            return "the emulator runs functions without layers only"
         return None
 
     @property

@@ -53,7 +53,7 @@ def find(arn: str) -> Function:
 def _put_event_invoke_config(backend: Any, function_name: str, config: dict[str, Any]) -> Any:
     """Put the one configuration that there is; moto adds another and continues with the first."""
     if config.get("DestinationConfig"):
-        raise InvalidParameterValueException("the embedded AWS sends no results to destinations")
+        raise InvalidParameterValueException("the emulator sends no results to destinations")
     function = backend.get_function(function_name)
     settings = {name: config[name] for name in ("MaximumRetryAttempts", "MaximumEventAgeInSeconds") if name in config}
     function.event_invoke_config[:] = [EventInvokeConfig(function.function_arn, function.last_modified, settings)]

@@ -14,7 +14,7 @@ from jobs.cli.acceptance.runner import Ending, LimitReachedError, State, Step, r
 from jobs.cli.acceptance.spend import Meter
 from jobs.cli.acceptance.watched import watched_step
 from jobs.cli.demo import STATE_FOLDER
-from jobs.cli.embedded import INTERRUPTS
+from jobs.cli.emulator import INTERRUPTS
 from jobs.cli.options import ask
 from jobs.cli.plain import print_text
 from jobs.cli.report import write
@@ -45,7 +45,7 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -
         stage=stage,
         account=aws.account,
         region=aws.region_name,
-        embedded=aws.embedded,
+        emulated=aws.emulated,
         max_usd=max_usd,
         keep=keep,
         started_at=datetime.now(timezone.utc),
@@ -111,7 +111,7 @@ def _prices(context: Context) -> Evidence:
     quotes = {f"{name} On-Demand": prices.on_demand for name, prices in rows.items()}
     quotes |= {f"{name} Spot": prices.spot for name, prices in rows.items()}
     today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
-    asked = not context.aws.embedded and all(quote.date == today for quote in quotes.values())
+    asked = not context.aws.emulated and all(quote.date == today for quote in quotes.values())
     text = "; ".join(f"{what} {quote.usd_per_hour:.4f} USD/h ({quote.date})" for what, quote in quotes.items())
     if not asked:
         text += ": recorded, since AWS did not report all of them"
@@ -128,13 +128,13 @@ def _show_plan(context: Context, record: AcceptanceRecord, *, worst_usd: float) 
     context.say(
         f"account {record.account}, {record.region}; at most {usd(worst_usd)}{spent}; limit {usd(record.max_usd)}"
     )
-    if context.aws.embedded:
-        context.say("this is the embedded AWS: nothing costs anything, and what it can't show is not called proven")
+    if context.aws.emulated:
+        context.say("this is the emulator: nothing costs anything, and what it can't show is not called proven")
 
 
 def _confirm(context: Context, *, yes: bool, worst_usd: float) -> None:
     """Ask once, before anything is made. Raises UsageError if nobody can be asked, typer.Abort on a no."""
-    if yes or context.aws.embedded:
+    if yes or context.aws.emulated:
         return
     what = "Run jobs on" if context.keep else "Deploy, use and destroy"
     unasked = UsageError(
@@ -151,7 +151,7 @@ def _run(context: Context, state: State, steps: list[Step], too_expensive: Limit
         state.save()
 
     def idle_usd_per_hour() -> float:
-        is_there = record.step(DEPLOY).undo_due and not context.aws.embedded
+        is_there = record.step(DEPLOY).undo_due and not context.aws.emulated
         return context.facts.usd_a_month / 730 if is_there else 0.0
 
     def check() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from jobs.aws.connection import Aws
-from jobs.cli.embedded import started
+from jobs.cli.emulator import started
 from jobs.core.errors import TrainyardError
 from jobs.core.instance_types import InstanceType, instance_type
 from jobs.money.aws_prices import current_prices
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 """The folder of cdk.json."""
 
 POLL_SECONDS = 10.0
-POLL_SECONDS_EMBEDDED = 0.5
+POLL_SECONDS_EMULATOR = 0.5
 
 
 class Facts(BaseModel):
@@ -76,7 +76,7 @@ class Context:
 
     @property
     def poll_seconds(self) -> float:
-        return POLL_SECONDS_EMBEDDED if self.aws.embedded else POLL_SECONDS
+        return POLL_SECONDS_EMULATOR if self.aws.emulated else POLL_SECONDS
 
     def wait(self) -> None:
         """Wait as long as AWS should be left alone. Raises LimitReachedError."""
@@ -143,7 +143,7 @@ def infra(module: str, *arguments: str, folder: Path, aws: Aws, codes: Sequence[
 
 def _environment(aws: Aws) -> dict[str, str]:
     target = {"AWS_PROFILE": aws.profile, "AWS_REGION": aws.region, "AWS_DEFAULT_REGION": aws.region}
-    loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1") if aws.embedded else {}
+    loopback = dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1") if aws.emulated else {}
     return {
         **os.environ,
         **{name: value for name, value in target.items() if value},

@@ -53,8 +53,8 @@ def _preflight(context: Context) -> Evidence:
     found = _findings(context)
     verdicts = [each["verdict"] for each in found]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("ok", "unknown", "problem"))
-    if context.aws.embedded:
-        text = f"the embedded AWS has no offers and no quotas of its own: its answers ({counts}) say nothing of AWS"
+    if context.aws.emulated:
+        text = f"the emulator has no offers and no quotas of its own: its answers ({counts}) say nothing of AWS"
         return Evidence(claim="account", outcome=NOT_PROVEN, text=text)
     problems = [each for each in found if each["verdict"] == "problem" and not _is_bootstrap(each)]
     if problems:
@@ -106,7 +106,7 @@ def _deploy(context: Context, ids: Ids) -> list[Evidence]:
         if _is_bootstrap(finding) and finding["verdict"] == "problem":
             context.say(f"  {finding['next_step']}")
             context.program(shlex.split(finding["next_step"]), log="bootstrap")
-    if not context.aws.embedded:
+    if not context.aws.emulated:
         context.cdk("deploy", f"{context.stage}/image", "--require-approval", "never")
         context.say(f"  trainyard --stage {context.stage} images push")
         program = (sys.executable, "-P", "-c", "from jobs.cli import main; main()")
@@ -118,7 +118,7 @@ def _deploy(context: Context, ids: Ids) -> list[Evidence]:
 
 
 def _images(context: Context, job_images: Mapping[str, str]) -> Evidence:
-    if context.aws.embedded:
+    if context.aws.emulated:
         text = "nothing is built: jobs are processes of this machine, and Image Builder is on record only"
         return Evidence(claim="images", outcome=NOT_PROVEN, text=text)
     of_stage: list[Any] = [{"Name": "tag:trainyard:stage", "Values": [context.stage]}]
@@ -143,7 +143,7 @@ def _destroy(context: Context) -> Evidence:
         return Evidence(claim="gone", outcome=NOT_PROVEN, text="--keep leaves the stage as it is")
     before = stacks(context)
     _take_down(context)
-    waited, patience = 0.0, 1.0 if context.aws.embedded else _GONE_SECONDS
+    waited, patience = 0.0, 1.0 if context.aws.emulated else _GONE_SECONDS
     while unwanted := [arn for arn in _tagged(context) if not any(part in arn for part in _STAYS)]:
         if waited >= patience:
             raise TrainyardError(

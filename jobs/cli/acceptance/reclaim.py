@@ -16,7 +16,7 @@ HOURS = 1.0
 
 _LONG_ENOUGH = ("arguments.epochs=40", "arguments.checkpoint_every_steps=100")
 """MRPC's 3,668 pairs take the published 22 s an epoch on a Gaudi: the notice alone takes two minutes."""
-_LONG_ENOUGH_EMBEDDED = ("arguments.epochs=4", "arguments.checkpoint_every_steps=6")
+_LONG_ENOUGH_EMULATED = ("arguments.epochs=4", "arguments.checkpoint_every_steps=6")
 
 _TAG_TRIES = 30
 
@@ -29,7 +29,7 @@ def reclaim_step(context: Context) -> Step:
 def _reclaim(context: Context, ids: Ids) -> list[Evidence]:
     """Take the instance away after the first checkpoint. Raises JobFailedError if the training does not continue."""
     stage = batch.read_stage(context.aws, context.stage)
-    longer = _LONG_ENOUGH_EMBEDDED if context.aws.embedded else _LONG_ENOUGH
+    longer = _LONG_ENOUGH_EMULATED if context.aws.emulated else _LONG_ENOUGH
     own = ["name=acceptance-reclaim", "resources.capacity=spot", *longer]
     own += runs.limits(context, stage.instance_type, HOURS)
     runs.start(context, stage, runs.training(context, stage, own), ids)
@@ -67,9 +67,9 @@ def _pause(first: Attempt, second: Attempt) -> str:
 
 
 def _take_back(context: Context, job: Job, ids: Ids) -> None:
-    if context.aws.embedded:
-        context.aws.ask_embedded(f"/trainyard/jobs/{job.id}/reclaim", {})
-        context.say(f"  {job.run_id}: the embedded AWS took its node away")
+    if context.aws.emulated:
+        context.aws.ask_emulator(f"/trainyard/jobs/{job.id}/reclaim", {})
+        context.say(f"  {job.run_id}: the emulator took its node away")
         return
     ids["instance"] = _spot_instance(context, job)
     region = context.aws.region_name
@@ -99,8 +99,8 @@ def _spot_instance(context: Context, job: Job) -> str:
 def _spot(context: Context, job: Job, ids: Ids) -> Evidence:
     """Return what Batch says of the first attempt's end."""
     reason = job.attempts[0].reason if job.attempts else ""
-    if context.aws.embedded:
-        text = f"no instance, no notice, no FIS: the embedded AWS ended the attempt as Batch words it ({reason})"
+    if context.aws.emulated:
+        text = f"no instance, no notice, no FIS: the emulator ended the attempt as Batch words it ({reason})"
         return Evidence(claim="spot", outcome=NOT_PROVEN, text=text)
     seen = {key: ids[key] for key in ("instance", "experiment") if key in ids}
     outcome = PROVEN if "experiment" in ids else NOT_PROVEN

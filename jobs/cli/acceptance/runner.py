@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from jobs.cli.embedded import INTERRUPTS
+from jobs.cli.emulator import INTERRUPTS
 from jobs.core.acceptance import (
     FAILED,
     NOT_REACHED,

@@ -46,7 +46,7 @@ CORPUS = "acceptance/corpus.txt"
 """Key, below a team's prefix of the data bucket, of the text that the CPU job reads: the pages of jobs/docs."""
 
 _SENTENCES = 128
-"""Training examples on the embedded AWS: enough for an end-to-end run in seconds, with short texts on one rank."""
+"""Training examples on the emulator: enough for an end-to-end run in seconds, with short texts on one rank."""
 _SMALL = ("resources.nproc_per_node=1", "arguments.max_length=24")
 
 _JOINED_TAGS = ("trainyard:joined", "trainyard:run")
@@ -121,7 +121,7 @@ def _corpus_spec(context: Context, stage: DeployedStage, *, name: str) -> JobSpe
 
 
 def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
-    """Fine-tune BERT-large on MRPC, on the embedded AWS a small model on a few film reviews."""
+    """Fine-tune BERT-large on MRPC, on the emulator a small model on a few film reviews."""
     stage = batch.read_stage(context.aws, context.stage)
     start(context, stage, training(context, stage, limits(context, stage.instance_type, _ACCELERATOR_HOURS)), ids)
     joined: list[Any] = []
@@ -136,7 +136,7 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
         raise JobFailedError(f"{job.run_id} reports no accuracy", next_step=f"trainyard receipt {job.run_id}")
     figures = {key: float(receipt.result[key]) for key in wanted if receipt.result.get(key) is not None}
     brought = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
-    if context.aws.embedded:
+    if context.aws.emulated:
         joins = Evidence(claim="joins", outcome=NOT_PROVEN, text=_ON_THIS_MACHINE)
     elif joined:
         seen = {"instance": joined[0]["InstanceId"], "AMI": joined[0]["ImageId"], **ids_of(job)}
@@ -151,7 +151,7 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
 def training(context: Context, stage: DeployedStage, overrides: Sequence[str]) -> JobSpec:
     """Return the spec of a fine-tuning, all of whose inputs are there."""
     own = [f"team={stage.default_team}", *overrides]
-    if not context.aws.embedded:
+    if not context.aws.emulated:
         return read_spec(READY_SPECS / "finetune-mrpc.yaml", own)
     spec = read_spec(SPEC, [*own, *_SMALL])
     for _ in demo_data.put(context.aws, spec, stage, STATE_FOLDER / "cache", at_most=_SENTENCES):
@@ -165,7 +165,7 @@ def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
     spot = not context.facts.several_nodes_on_demand
     overrides = [f"team={stage.default_team}", *(["resources.capacity=spot"] if spot else [])]
     overrides += limits(context, stage.instance_type, _FABRIC_HOURS, nodes=2, spot=spot)
-    if context.aws.embedded:
+    if context.aws.emulated:
         quick = ("largest_message_bytes=4096", "seconds_per_measurement=0.02")
         overrides += ["resources.nproc_per_node=1", *(f"arguments.{each}" for each in quick)]
     start(context, stage, read_spec(READY_SPECS / "fabric-check-multinode.yaml", overrides), ids)
@@ -176,10 +176,10 @@ def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
     text = f"{job.run_id}: {report['world_size']} ranks on 2 nodes, no wrong value; {_took(receipt)}"
     providers = sorted(set(report["providers"]))
     how = f"{report['backend']}, {'provider ' + ', '.join(providers) if providers else 'no provider of libfabric'}"
-    if context.aws.embedded:
+    if context.aws.emulated:
         how += f"; {_ON_THIS_MACHINE}, and both nodes are it"
     has_efa = stage.instance_type.network_cards > 0
-    fast = not context.aws.embedded and report["backend"] != "gloo" and (providers == ["efa"] or not has_efa)
+    fast = not context.aws.emulated and report["backend"] != "gloo" and (providers == ["efa"] or not has_efa)
     speed = f"{how}; {receipt.result.get('across_nodes_bus_gigabytes_per_second')} GB/s across nodes"
     fabric = Evidence(claim="fabric", outcome=PROVEN if fast else NOT_PROVEN, text=speed, ids=ids_of(job))
     return [_proven("collectives", text, job), fabric]
@@ -205,8 +205,8 @@ def _isolation(context: Context, ids: Ids) -> list[Evidence]:
     start(context, stage, _corpus_spec(context, stage, name="acceptance-trespass"), ids, change=trespass)
     job = wait(context, stage, ids)
     tried = f"{job.run_id}, of team {stage.default_team}, tried to read {place}"
-    if job.state == "SUCCEEDED" and context.aws.embedded:
-        text = f"{tried}, and could: the embedded AWS enforces no IAM"
+    if job.state == "SUCCEEDED" and context.aws.emulated:
+        text = f"{tried}, and could: the emulator enforces no IAM"
         return [Evidence(claim="iam", outcome=NOT_PROVEN, text=text, ids=ids_of(job))]
     if job.state == "SUCCEEDED":
         raise JobFailedError(f"{tried}, and could", next_step=f"trainyard logs {job.run_id}: teams are not kept apart")
@@ -305,7 +305,7 @@ def _took(receipt: Receipt) -> str:
 def _on_instance(context: Context, claim: str, receipt: Receipt, job: Job) -> Evidence:
     """Return what the run's last attempt reports of the machine that it ran on."""
     last = receipt.attempts[-1]
-    if context.aws.embedded:
+    if context.aws.emulated:
         return Evidence(claim=claim, outcome=NOT_PROVEN, text=f"{_ON_THIS_MACHINE}; it ran on {last.accelerator}")
     image = last.ran_with.get("image", "an unknown image")
     text = f"{last.world_size} x {last.accelerator} of {last.instance_type} in {last.zone}, {last.capacity}, in {image}"

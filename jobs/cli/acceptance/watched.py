@@ -24,7 +24,7 @@ BILL_LATE_DAYS = 1
 BILL_TOLERANCE = 0.25
 """The share of the bill that receipts may differ by: they leave out how an instance boots and idles until it goes."""
 
-_ON_RECORD = "the embedded AWS keeps these on record: nothing is measured, and nobody is told"
+_ON_RECORD = "the emulator keeps these on record: nothing is measured, and nobody is told"
 _UNTAGGED = "the bill has no run with its tag yet: tags have to be activated, and the bill is a day late"
 
 Bill = Mapping[str, float] | str
@@ -44,9 +44,9 @@ def _watched(context: Context) -> list[Evidence]:
         made.setdefault(resource["ResourceType"], []).append(resource.get("PhysicalResourceId", ""))
     now = datetime.now(timezone.utc)
     days = bill_days(now)
-    bill = "there is no bill" if context.aws.embedded else billed_by_run(context, days)
+    bill = "there is no bill" if context.aws.emulated else billed_by_run(context, days)
     receipts: list[Receipt] = []
-    if not context.aws.embedded:
+    if not context.aws.emulated:
         stage = batch.read_stage(context.aws, context.stage)
         receipts, _ = receipts_of(context.aws, storage.stored_runs(context.aws, stage))
     return [_alerts(context, made), _budgets(context, made, bill), compared(receipts, bill, days)]
@@ -70,11 +70,11 @@ def _alerts(context: Context, made: Mapping[str, list[str]]) -> Evidence:
     )
     ids = {f"alarm {number}": alarm["AlarmName"] for number, alarm in enumerate(alarms, start=1)}
     ids |= {f"dashboard {number}": name for number, name in enumerate(dashboards, start=1)}
-    if context.aws.embedded:
+    if context.aws.emulated:
         text += f"; {_ON_RECORD}"
     elif not listeners:
         text += ": name some in `alerts` of infra/settings.py"
-    proven = not context.aws.embedded and metrics and dashboards and listeners
+    proven = not context.aws.emulated and metrics and dashboards and listeners
     return Evidence(claim="alerts", outcome=PROVEN if proven else NOT_PROVEN, text=text, ids=ids)
 
 
@@ -101,7 +101,7 @@ def _budgets(context: Context, made: Mapping[str, list[str]], bill: Bill) -> Evi
     limits = ", ".join(f"{each['BudgetLimit']['Amount']} {each['BudgetLimit']['Unit']}" for each in budgets)
     what = bill if isinstance(bill, str) else f"the bill has {sum(bill.values()):.2f} USD for the stage's instances"
     text = f"budgets: {limits or 'the settings have none'}; {what}"
-    if context.aws.embedded:
+    if context.aws.emulated:
         text += f"; {_ON_RECORD}"
     ids = {f"budget {number}": each["BudgetName"] for number, each in enumerate(budgets, start=1)}
     proven = bool(budgets) and not isinstance(bill, str)

@@ -195,7 +195,7 @@ def images_push(
         )
     else:
         print_text("\n".join(one.uri for one in pushed))
-    _say(f"next: {deploying(stage, 'jobs', embedded=aws.embedded)}, which has jobs run in what was pushed")
+    _say(f"next: {deploying(stage, 'jobs', emulated=aws.emulated)}, which has jobs run in what was pushed")
 
 
 @images.command("list")

@@ -129,7 +129,7 @@ def _pushed(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
         return "not in this stage"
     lines = []
     if row["recorded"] and not any(one["is_recorded"] for one in row["pushed"]):
-        # On an embedded AWS, whose ECR does not see what the registry beside it has.
+        # On an emulator, whose ECR does not see what the registry beside it has.
         repository, _, digest = str(row["recorded"]).partition("@")
         lines = [f"{digest[:19] or repository.rpartition(':')[2]}, recorded"]
     shown = [one for place, one in enumerate(row["pushed"]) if place < _NEWEST or one["is_recorded"]]

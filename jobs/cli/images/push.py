@@ -32,13 +32,13 @@ def push_images(
     """
     arguments = parse_build_arguments(build_arguments)
     row = release(there.release)
-    chosen = there.chosen(names, embedded=aws.embedded)
+    chosen = there.chosen(names, emulated=aws.emulated)
     revision = source_revision()
-    check_clean(revision, embedded=aws.embedded, allow_dirty=allow_dirty)
+    check_clean(revision, emulated=aws.emulated, allow_dirty=allow_dirty)
     client = engine.connect(engine.TRANSFER_SECONDS)
     job = Push(client=client, aws=aws, stage=there, registry=Registry.sign_in(aws), tag=image_tag(row.name, revision))
     _say(f"stage '{there.stage}', release {row.name}, revision {revision}: {', '.join(one.name for one in chosen)}")
-    official_only = not (aws.embedded or allow_dirty)
+    official_only = not (aws.emulated or allow_dirty)
     if official_only and BASE_ARGUMENT in arguments:
         raise UsageError(
             f"a custom base is in no tag, so stage '{there.stage}' would take it for its release's",
@@ -58,8 +58,8 @@ def push_images(
     for one in pushed:
         if one.leaves_own:
             _say(f"note: {one.image.name}:{one.tag} was pushed before, and is taken; what was built here is not sent")
-        if stand_ins := [name for name in there.stand_ins(one.image) if aws.embedded]:
-            _say(f"the embedded AWS has no accelerator: {one.image.name} is {', '.join(stand_ins)} there too")
+        if stand_ins := [name for name in there.stand_ins(one.image) if aws.emulated]:
+            _say(f"the emulator has no accelerator: {one.image.name} is {', '.join(stand_ins)} there too")
     return pushed, recorded
 
 

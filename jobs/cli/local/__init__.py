@@ -1,1 +1,1 @@
-"""`trainyard local`: the embedded AWS of the current folder."""
+"""`trainyard local`: the emulator of the current folder."""

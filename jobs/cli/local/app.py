@@ -7,7 +7,7 @@ import typer
 
 from jobs.cli.options import Output, Yes, user_path
 
-local = typer.Typer(help="The embedded AWS of the current folder: no account, no Docker needed.")
+local = typer.Typer(help="The emulator of the current folder: no account, no Docker needed.")
 
 STATE_FILE = Path(".trainyard/emulator.json")
 
@@ -27,7 +27,7 @@ def local_up(
     ] = None,
     deploy: Annotated[bool, typer.Option(help="Deploy the stage's stacks with the CDK CLI.")] = True,
 ) -> None:
-    """Start the embedded AWS and deploy the stage to it."""
+    """Start the emulator and deploy the stage to it."""
     from jobs.cli.local import commands
 
     commands.up(ctx.obj.stage, STATE_FILE, port=port, executor=executor, keep=keep, deploy=deploy)
@@ -35,7 +35,7 @@ def local_up(
 
 @local.command("down")
 def local_down(ctx: typer.Context, yes: Yes = False) -> None:
-    """Stop the embedded AWS and every job in it; what was in memory is gone.
+    """Stop the emulator and every job in it; what was in memory is gone.
 
     Asks first where jobs run, or where runs have not been fetched.
     """
@@ -46,7 +46,7 @@ def local_down(ctx: typer.Context, yes: Yes = False) -> None:
 
 @local.command("status")
 def local_status(output: Output = "table") -> None:
-    """Show whether the embedded AWS runs, its jobs, and what it does not prove."""
+    """Show whether the emulator runs, its jobs, and what it does not prove."""
     from jobs.cli.local import commands
 
     commands.status(STATE_FILE, output=output)
@@ -54,7 +54,7 @@ def local_status(output: Output = "table") -> None:
 
 @local.command("env")
 def local_env() -> None:
-    """Print the shell lines that point AWS tools at the embedded AWS: eval "$(trainyard local env)"."""
+    """Print the shell lines that point AWS tools at the emulator: eval "$(trainyard local env)"."""
     from jobs.cli.local import commands
 
     commands.env(STATE_FILE)

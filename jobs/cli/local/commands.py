@@ -1,4 +1,4 @@
-"""`trainyard local up | down | status | env`: the embedded AWS as a service on this machine."""
+"""`trainyard local up | down | status | env`: the emulator as a service on this machine."""
 
 import os
 import shlex
@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from jobs.aws.connection import Aws
-from jobs.cli import embedded, tables
+from jobs.cli import emulator, tables
 from jobs.cli.options import RUNS_FOLDER, ask
 from jobs.cli.plain import print_text
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
@@ -18,7 +18,7 @@ _NAMED = 3
 """So many runs are named; of the others only the number is said."""
 
 _STALE = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN")
-"""Either would take precedence over, or be sent along with, the embedded AWS's credentials."""
+"""Either would take precedence over, or be sent along with, the emulator's credentials."""
 
 _ELSEWHERE = "go to the folder where you started it"
 
@@ -36,18 +36,18 @@ def up(
     console = tables.stderr()
     server = _running_as_asked(state_file, port=port, executor=executor, keep=keep)
     if deploy:
-        embedded.deploy(server, stage)
+        emulator.deploy(server, stage)
         console.print(f"stage '{stage}' is deployed")
     console.print('in this shell: eval "$(trainyard local env)", which sets')
     _print_exports(server)
 
 
-def _running_as_asked(state_file: Path, *, port: int, executor: str | None, keep: Path | None) -> embedded.Server:
+def _running_as_asked(state_file: Path, *, port: int, executor: str | None, keep: Path | None) -> emulator.Server:
     """Return the server that runs, or start one. Raises ConfigurationError if one runs with other options."""
     console = tables.stderr()
-    server = embedded.running(state_file)
+    server = emulator.running(state_file)
     if server:
-        console.print(f"the embedded AWS runs already at {server.endpoint} (process {server.pid})")
+        console.print(f"the emulator runs already at {server.endpoint} (process {server.pid})")
         differs = (port and port != server.port) or executor not in (None, server.executor)
         if differs or (keep and str(keep.absolute()) != server.keep):
             kept = f" --keep {server.keep}" if server.keep else ""
@@ -57,8 +57,8 @@ def _running_as_asked(state_file: Path, *, port: int, executor: str | None, keep
             )
     else:
         log_file = state_file.with_suffix(".log")
-        server = embedded.start(state_file, log_file, port=port, executor=executor or "process", keep=keep)
-        console.print(f"the embedded AWS answers at {server.endpoint} (process {server.pid}, log {log_file})")
+        server = emulator.start(state_file, log_file, port=port, executor=executor or "process", keep=keep)
+        console.print(f"the emulator answers at {server.endpoint} (process {server.pid}, log {log_file})")
         if server.keep:
             console.print(f"runs and data are kept in {server.keep}; jobs and logs are gone after trainyard local down")
         else:
@@ -72,7 +72,7 @@ def down(stage_name: str, state_file: Path, *, yes: bool) -> None:
     Raises ConfigurationError where one is there and does not answer, UsageError where something would be lost and there
     is nobody to ask.
     """
-    server = embedded.running(state_file)
+    server = emulator.running(state_file)
     if server is None:
         console = tables.stderr()
         console.print(_none_runs(state_file), soft_wrap=True)
@@ -80,11 +80,11 @@ def down(stage_name: str, state_file: Path, *, yes: bool) -> None:
         return
     if not yes and (lost := _would_be_lost(server, stage_name)):
         _confirm_loss(lost)
-    embedded.stop(server)
-    tables.stderr().print(f"stopped the embedded AWS at {server.endpoint} and all its jobs")
+    emulator.stop(server)
+    tables.stderr().print(f"stopped the emulator at {server.endpoint} and all its jobs")
 
 
-def _would_be_lost(server: embedded.Server, stage_name: str) -> list[str]:
+def _would_be_lost(server: emulator.Server, stage_name: str) -> list[str]:
     """Return sentences on the jobs that run and the runs that were not fetched; none where nothing is deployed."""
     for name in _STALE:
         os.environ.pop(name, None)
@@ -111,16 +111,16 @@ def _names(runs: Sequence[str]) -> str:
 
 def _confirm_loss(lost: Sequence[str]) -> None:
     unasked = UsageError(
-        f"the embedded AWS was not stopped, since all that is in it would be lost: {'; '.join(lost)}",
+        f"the emulator was not stopped, since all that is in it would be lost: {'; '.join(lost)}",
         next_step="trainyard fetch RUN, or add --yes",
     )
-    ask("\n".join([*lost, "Stop the embedded AWS and lose that?"]), unasked=unasked)
+    ask("\n".join([*lost, "Stop the emulator and lose that?"]), unasked=unasked)
 
 
 def status(state_file: Path, *, output: str) -> None:
     """Do `trainyard local status`. Raises ConfigurationError where none runs."""
     server = _expect(state_file)
-    health = embedded.health(server) or {}
+    health = emulator.health(server) or {}
     if output == "json":
         tables.print_json({"endpoint": server.endpoint, "port": server.port, **health})
         return
@@ -148,18 +148,18 @@ def env(state_file: Path) -> None:
     _print_exports(_expect(state_file))
 
 
-def _expect(state_file: Path) -> embedded.Server:
-    server = embedded.running(state_file)
+def _expect(state_file: Path) -> emulator.Server:
+    server = emulator.running(state_file)
     if server is None:
         raise ConfigurationError(_none_runs(state_file), next_step=f"trainyard local up, or {_ELSEWHERE}")
     return server
 
 
 def _none_runs(state_file: Path) -> str:
-    return f"no embedded AWS runs (looked for {state_file.absolute()})"
+    return f"no emulator runs (looked for {state_file.absolute()})"
 
 
-def _print_exports(server: embedded.Server) -> None:
+def _print_exports(server: emulator.Server) -> None:
     for name, value in server.environment.items():
         print_text(f"export {name}={shlex.quote(value)}")
     stale = [name for name in _STALE if name in os.environ]

@@ -52,7 +52,7 @@ class Node:
         if index and not address:
             raise ConfigurationError("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set on a child node")
         # All nodes know the job and the attempt, so they agree on a port without a word; jobs side by side on one
-        # machine (the embedded AWS) get different ones.
+        # machine (the emulator) get different ones.
         meeting = f"{job_id(environment) or ''}/{attempt_number(environment)}"
         port = 20_000 + zlib.crc32(meeting.encode()) % 10_000
         return cls(index=index, nnodes=nnodes, main_address=address or "", port=port)

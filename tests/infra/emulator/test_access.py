@@ -1,4 +1,4 @@
-"""Who the embedded AWS lets in: its user's programs by their credentials, no web page, nobody else of the machine."""
+"""Who the emulator lets in: its user's programs by their credentials, no web page, nobody else of the machine."""
 
 import getpass
 import http.client
@@ -18,22 +18,22 @@ from playwright.sync_api import Page
 from infra.emulator import client
 from infra.emulator.access import Gate
 from infra.emulator.credentials import Credentials
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.emulator.web_page import web_page
+from tests.support.running_emulator import Emulator, run_emulator
 
 STACK = {"Resources": {"Bucket": {"Type": "AWS::S3::Bucket", "Properties": {"BucketName": "of-a-page"}}}}
 
 
 @pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
-    with run_embedded_aws(tmp_path_factory.mktemp("access")) as server:
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    with run_emulator(tmp_path_factory.mktemp("access")) as server:
         server.client("s3").create_bucket(Bucket="there")
         server.client("s3").put_object(Bucket="there", Key="a/file", Body=b"content")
         yield server
         assert server.health()["server_errors"] == []
 
 
-def ask(aws: EmbeddedAws, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, Any, bytes]:
+def ask(aws: Emulator, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, Any, bytes]:
     """Send a request made by hand; return its status, headers and content. `sec_fetch_site` is Sec-Fetch-Site."""
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(aws.endpoint).port or 0, timeout=30)
     try:
@@ -45,7 +45,7 @@ def ask(aws: EmbeddedAws, path: str, *, method: str = "GET", body: str = "", **h
         connection.close()
 
 
-def buckets(aws: EmbeddedAws) -> list[str]:
+def buckets(aws: Emulator) -> list[str]:
     return [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]]
 
 
@@ -120,7 +120,7 @@ def test_requests_without_the_key_are_refused(key: str) -> None:
         assert refused(f"/bucket/key?{parameter}={KEY.access_key_id}%2F20261123", "") is None
 
 
-def test_the_server_refuses_as_its_gate_does_and_lets_browsers_run_nothing(aws: EmbeddedAws) -> None:
+def test_the_server_refuses_as_its_gate_does_and_lets_browsers_run_nothing(aws: Emulator) -> None:
     stranger = client.client("batch", aws.endpoint, KEY)
     with pytest.raises(ClientError, match="trainyard local env") as answer:
         stranger.describe_job_queues()
@@ -145,7 +145,7 @@ def test_the_server_refuses_as_its_gate_does_and_lets_browsers_run_nothing(aws: 
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws: EmbeddedAws, version: str) -> None:
+def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws: Emulator, version: str) -> None:
     s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=Config(signature_version=version))
     get = s3.generate_presigned_url("get_object", Params={"Bucket": "there", "Key": "a/file"})
     with urllib.request.urlopen(get, timeout=30) as answer:
@@ -154,7 +154,7 @@ def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws:
     assert ask(aws, f"{parts.path}?{parts.query}")[0] == 403
 
 
-def test_its_own_key_is_that_of_a_user_called_as_who_started_it(aws: EmbeddedAws) -> None:
+def test_its_own_key_is_that_of_a_user_called_as_who_started_it(aws: Emulator) -> None:
     # As the API reference of GetCallerIdentity shows the answer to a user's key: jobs are cancelled in this name.
     identity = aws.client("sts").get_caller_identity()
     assert identity["Arn"] == f"arn:aws:iam::123456789012:user/{getpass.getuser()}"
@@ -162,7 +162,7 @@ def test_its_own_key_is_that_of_a_user_called_as_who_started_it(aws: EmbeddedAws
     assert identity["Account"] == "123456789012"
 
 
-def test_roles_that_are_assumed_with_the_credentials_have_some_of_their_own(aws: EmbeddedAws) -> None:
+def test_roles_that_are_assumed_with_the_credentials_have_some_of_their_own(aws: Emulator) -> None:
     role = aws.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/any", RoleSessionName="deploys")
     keys = role["Credentials"]
     assert len(keys["AccessKeyId"]) > 48
@@ -214,7 +214,7 @@ def page() -> Iterator[Page]:
         yield page
 
 
-def test_no_page_in_a_browser_can_do_or_read_anything(aws: EmbeddedAws, page: Page) -> None:
+def test_no_page_in_a_browser_can_do_or_read_anything(aws: Emulator, page: Page) -> None:
     credentials = [aws.credentials.access_key_id, aws.credentials.secret_access_key]
     # WHEN a page of another origin tries everything, at the usual address and at another name of it
     for endpoint in (aws.endpoint, aws.endpoint.replace("localhost", "127.0.0.1")):

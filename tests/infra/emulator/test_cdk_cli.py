@@ -9,7 +9,7 @@ import pytest
 
 from infra.emulator import cdk_cli
 from infra.emulator.credentials import Credentials
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 
 APP = """
 import sys
@@ -44,7 +44,7 @@ def assemblies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_deploys_changes_fails_and_destroys(fresh_aws: EmbeddedAws, tmp_path: Path, assemblies: Path) -> None:
+def test_deploys_changes_fails_and_destroys(fresh_aws: Emulator, tmp_path: Path, assemblies: Path) -> None:
     ssm = fresh_aws.client("ssm")
 
     def cdk(*arguments: str, value: str) -> tuple[int, str]:

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.stack_requests import parameter, resources_of, stack_of, template
+from tests.support.running_emulator import Emulator
 
 
 class Stack:
     """A stack that is deployed once, and looked at with other templates from then on."""
 
-    def __init__(self, aws: EmbeddedAws, name: str) -> None:
+    def __init__(self, aws: Emulator, name: str) -> None:
         self.aws = aws
         self.name = name
         self.client = aws.client("cloudformation")
@@ -32,8 +32,8 @@ class Stack:
 
 
 @pytest.fixture
-def stack(embedded_aws: EmbeddedAws, request: pytest.FixtureRequest) -> Stack:
-    return Stack(embedded_aws, request.node.name.replace("_", "-")[:60])
+def stack(emulator: Emulator, request: pytest.FixtureRequest) -> Stack:
+    return Stack(emulator, request.node.name.replace("_", "-")[:60])
 
 
 def targets(change: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -14,23 +14,23 @@ from infra.emulator.cloudformation.resource_type import RECORDED, TYPES
 from infra.settings import STAGES
 from infra.stages import Alerts
 from jobs.core.stage import parameter_path
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
 from tests.support.infra.synthesis import synthesise_as_the_cli_does
 from tests.support.infra.variants import ALL
+from tests.support.running_emulator import Emulator
 
 pytestmark = pytest.mark.timeout(600)  # the first waits for the stage to be deployed
 
 DEPLOY = [sys.executable, "-m", "infra.emulator", "deploy"]
 
 
-def parameters(aws: EmbeddedAws) -> dict[str, str]:
+def parameters(aws: Emulator) -> dict[str, str]:
     path = parameter_path("dev")
     pages = aws.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
     return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
 
 
-def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
+def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Emulator, tmp_path: Path) -> None:
     before = parameters(deployed_aws)
     result = subprocess.run(
         [*DEPLOY, "--endpoint", deployed_aws.endpoint],
@@ -48,7 +48,7 @@ def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Embedd
     assert list(tmp_path.iterdir()) == []  # the home of the user is left alone
 
 
-def test_an_interrupted_deployment_leaves_no_folders_behind(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
+def test_an_interrupted_deployment_leaves_no_folders_behind(deployed_aws: Emulator, tmp_path: Path) -> None:
     temporary, log = tmp_path / "tmp", tmp_path / "log"
     temporary.mkdir()
     with log.open("wb") as output:
@@ -71,7 +71,7 @@ def test_an_interrupted_deployment_leaves_no_folders_behind(deployed_aws: Embedd
     ("arguments", "code", "message"),
     [
         (["--stage", "pord"], 2, "infra/settings.py has no stage 'pord'; did you mean 'prod'?"),
-        (["--stage", "dev"], 3, "no embedded AWS answers at http://localhost:9"),
+        (["--stage", "dev"], 3, "no emulator answers at http://localhost:9"),
     ],
 )
 def test_what_cannot_be_deployed_is_an_error_with_a_way_out(arguments: list[str], code: int, message: str) -> None:
@@ -97,7 +97,7 @@ def shown(said: str) -> list[str]:
     return [line for line in bare if line.startswith(("[~]", "[+]", "[-]"))]
 
 
-def test_one_changed_limit_is_all_that_is_shown(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
+def test_one_changed_limit_is_all_that_is_shown(deployed_aws: Emulator, tmp_path: Path) -> None:
     app = synthesise_as_the_cli_does(replace(STAGES["dev"], max_nodes=NODES), tmp_path / "assembly")
     arguments = ("--app", app, "--output", str(tmp_path / "cdk.out"))
     code, said = deployed_aws.cdk("diff", "dev/*", "--fail", *arguments, scratch=tmp_path, cwd=cdk_cli.ROOT)
@@ -118,7 +118,7 @@ def test_one_changed_limit_is_all_that_is_shown(deployed_aws: EmbeddedAws, tmp_p
     ]
 
 
-def test_a_stage_with_everything_is_deployed_changed_and_destroyed(deployed_aws: EmbeddedAws, tmp_path: Path) -> None:
+def test_a_stage_with_everything_is_deployed_changed_and_destroyed(deployed_aws: Emulator, tmp_path: Path) -> None:
     def cdk(*arguments: str, **changes: object) -> None:
         row = replace(ALL, termination_protection=False, **changes)  # type: ignore[arg-type]  # of any field
         app = synthesise_as_the_cli_does(row, tmp_path / f"assembly-{arguments[0]}-{len(changes)}")

@@ -8,26 +8,26 @@ from collections.abc import Iterator
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.emulator.batch_calls import Batch, main, prepare
 from tests.support.emulator.event_calls import inject, messages, policy, queue_of, rule
+from tests.support.running_emulator import Emulator, run_emulator
 
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
     settings = {"TRAINYARD_STOP_TIMEOUT_SECONDS": 1}
-    with run_embedded_aws(tmp_path_factory.mktemp("events"), environment=settings) as aws:
+    with run_emulator(tmp_path_factory.mktemp("events"), environment=settings) as aws:
         yield prepare(aws)
         health = aws.health()
         assert not health["server_errors"], f"{health['server_errors']}\n{aws.log.read_text()}"
 
 
 @pytest.fixture
-def aws(batch: Batch) -> EmbeddedAws:
+def aws(batch: Batch) -> Emulator:
     return batch.aws
 
 
-def test_each_change_of_a_jobs_state_is_an_event(batch: Batch, aws: EmbeddedAws) -> None:
+def test_each_change_of_a_jobs_state_is_an_event(batch: Batch, aws: Emulator) -> None:
     url, arn = queue_of(aws)
     pattern = {"source": ["aws.batch"], "detail-type": ["Batch Job State Change"], "detail": {"jobName": ["watched"]}}
     rule(aws, pattern, {"Arn": arn})
@@ -55,7 +55,7 @@ def test_each_change_of_a_jobs_state_is_an_event(batch: Batch, aws: EmbeddedAws)
     }
 
 
-def test_a_blocked_queue_is_an_event(batch: Batch, aws: EmbeddedAws) -> None:
+def test_a_blocked_queue_is_an_event(batch: Batch, aws: Emulator) -> None:
     url, arn = queue_of(aws)
     rule(aws, {"detail-type": ["Batch Job Queue Blocked"]}, {"Arn": arn})
     queue = batch.queue(batch.environment(max_vcpus=1))
@@ -68,7 +68,7 @@ def test_a_blocked_queue_is_an_event(batch: Batch, aws: EmbeddedAws) -> None:
     assert event["detail"]["status"] == "RUNNABLE"
 
 
-def test_what_clients_put_reaches_queue_and_topic(aws: EmbeddedAws) -> None:
+def test_what_clients_put_reaches_queue_and_topic(aws: Emulator) -> None:
     url, arn = queue_of(aws)
     from_topic, queue_arn = queue_of(aws, "sns.amazonaws.com")
     sns, client = aws.client("sns"), aws.client("events")
@@ -86,7 +86,7 @@ def test_what_clients_put_reaches_queue_and_topic(aws: EmbeddedAws) -> None:
     assert messages(aws, from_topic, 1)[0]["Message"] == '"Hello you"'
 
 
-def test_events_of_services_can_be_injected(aws: EmbeddedAws) -> None:
+def test_events_of_services_can_be_injected(aws: Emulator) -> None:
     (silent, silent_arn), (url, arn) = queue_of(aws), queue_of(aws)
     pattern = {"source": ["aws.ec2"], "detail": {"instance-action": ["terminate"]}}
     rule(aws, pattern, {"Arn": silent_arn}, State="DISABLED")
@@ -104,7 +104,7 @@ def test_events_of_services_can_be_injected(aws: EmbeddedAws) -> None:
         rule(aws, {"source": ["any"]}, {"Arn": arn, "InputPath": "$.detail"})
 
 
-def test_a_target_that_does_not_let_events_in_gets_none_and_says_so(aws: EmbeddedAws) -> None:
+def test_a_target_that_does_not_let_events_in_gets_none_and_says_so(aws: Emulator) -> None:
     dead, dead_arn = queue_of(aws)
     sns = aws.client("sns")
     closed = sns.create_topic(Name=f"topic-{uuid.uuid4().hex[:8]}")["TopicArn"]

@@ -15,21 +15,21 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.emulator.batch_calls import until
 from tests.support.emulator.event_calls import messages, queue_of
+from tests.support.running_emulator import Emulator, run_emulator
 
 
 @pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     settings = {"TRAINYARD_FUNCTION_RETRY_SECONDS": 0.05}
-    with run_embedded_aws(tmp_path_factory.mktemp("functions"), environment=settings) as server:
+    with run_emulator(tmp_path_factory.mktemp("functions"), environment=settings) as server:
         yield server
         health = server.health()
         assert not health["server_errors"], f"{health['server_errors']}\n{server.log.read_text()}"
 
 
-def function(aws: EmbeddedAws, source: str, *, files: dict[str, str] | None = None, **more: Any) -> str:
+def function(aws: Emulator, source: str, *, files: dict[str, str] | None = None, **more: Any) -> str:
     """Make a function; return its name."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:
@@ -42,17 +42,17 @@ def function(aws: EmbeddedAws, source: str, *, files: dict[str, str] | None = No
     return name
 
 
-def invoke(aws: EmbeddedAws, name: str, event: Any = None, **more: Any) -> tuple[Any, dict[str, Any]]:
+def invoke(aws: Emulator, name: str, event: Any = None, **more: Any) -> tuple[Any, dict[str, Any]]:
     """Invoke a function; return the result, and the rest of the answer."""
     answer = aws.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event), **more)
     return json.loads(answer.pop("Payload").read() or "null"), answer
 
 
-def log_lines(aws: EmbeddedAws, group: str) -> list[str]:
+def log_lines(aws: Emulator, group: str) -> list[str]:
     return [event["message"] for event in aws.client("logs").filter_log_events(logGroupName=group)["events"]]
 
 
-def test_a_function_gets_event_context_and_environment(aws: EmbeddedAws) -> None:
+def test_a_function_gets_event_context_and_environment(aws: Emulator) -> None:
     source = """
         import os
         import boto3
@@ -110,7 +110,7 @@ def test_a_function_gets_event_context_and_environment(aws: EmbeddedAws) -> None
         ),
     ],
 )
-def test_what_goes_wrong_is_the_answer_and_in_the_log(aws: EmbeddedAws, source: str, kind: str, words: str) -> None:
+def test_what_goes_wrong_is_the_answer_and_in_the_log(aws: Emulator, source: str, kind: str, words: str) -> None:
     name = function(aws, source, Timeout=1)
     result, answer = invoke(aws, name)
     assert answer["FunctionError"] == "Unhandled"
@@ -119,7 +119,7 @@ def test_what_goes_wrong_is_the_answer_and_in_the_log(aws: EmbeddedAws, source: 
     assert any(words in line for line in log_lines(aws, f"/aws/lambda/{name}"))
 
 
-def test_a_function_that_forgot_its_child_leaves_nothing(aws: EmbeddedAws, tmp_path: Path) -> None:
+def test_a_function_that_forgot_its_child_leaves_nothing(aws: Emulator, tmp_path: Path) -> None:
     note = tmp_path / "child"
     source = f"""
         import subprocess
@@ -134,7 +134,7 @@ def test_a_function_that_forgot_its_child_leaves_nothing(aws: EmbeddedAws, tmp_p
     assert not psutil.pid_exists(int(note.read_text()))
 
 
-def test_what_it_cannot_do_is_refused(aws: EmbeddedAws) -> None:
+def test_what_it_cannot_do_is_refused(aws: Emulator) -> None:
     result, answer = invoke(aws, function(aws, "", Runtime="nodejs22.x"))
     assert answer["FunctionError"] == "Unhandled"
     assert "runs Python functions only, not nodejs22.x" in result["errorMessage"]
@@ -149,7 +149,7 @@ def test_what_it_cannot_do_is_refused(aws: EmbeddedAws) -> None:
         )
 
 
-def test_an_asynchronous_invocation_is_tried_again_then_goes_to_the_dead_letters(aws: EmbeddedAws) -> None:
+def test_an_asynchronous_invocation_is_tried_again_then_goes_to_the_dead_letters(aws: Emulator) -> None:
     dead, arn = queue_of(aws)
     failing = "def handler(event, context): raise ValueError('again')"
     name = function(aws, failing, DeadLetterConfig={"TargetArn": arn})
@@ -164,7 +164,7 @@ def test_an_asynchronous_invocation_is_tried_again_then_goes_to_the_dead_letters
         aws.client("lambda").put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=1)
 
 
-def test_no_function_outlives_the_server(fresh_aws: EmbeddedAws, tmp_path: Path) -> None:
+def test_no_function_outlives_the_server(fresh_aws: Emulator, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     source = f"""
         import os, time
@@ -181,7 +181,7 @@ def test_no_function_outlives_the_server(fresh_aws: EmbeddedAws, tmp_path: Path)
     until(lambda: None if psutil.pid_exists(pid) else True, "the function is gone")
 
 
-def test_the_process_that_runs_functions_is_started_again(aws: EmbeddedAws) -> None:
+def test_the_process_that_runs_functions_is_started_again(aws: Emulator) -> None:
     name = function(aws, "import os, signal\ndef handler(event, context): os.kill(os.getppid(), signal.SIGKILL)")
     assert "exit status 137" in invoke(aws, name)[0]["errorMessage"]
     assert invoke(aws, function(aws, "def handler(event, context): return 1"))[0] == 1

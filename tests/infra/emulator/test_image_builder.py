@@ -34,26 +34,26 @@ def known(aws: Any, ami: str) -> bool:
     return bool(aws.client("ec2").describe_images(Filters=[{"Name": "image-id", "Values": [ami]}])["Images"])
 
 
-def test_another_recipe_makes_another_ami_and_a_recipe_cannot_change_under_its_version(embedded_aws: Any) -> None:
+def test_another_recipe_makes_another_ami_and_a_recipe_cannot_change_under_its_version(emulator: Any) -> None:
     # GIVEN a stack with an AMI that EC2 knows
-    cloudformation = embedded_aws.client("cloudformation")
+    cloudformation = emulator.client("cloudformation")
     policy = {"UpdateReplacePolicy": "Retain", "DeletionPolicy": "Delete"}
     cloudformation.create_stack(StackName="ami", TemplateBody=body("1.0.1", "/ami", **policy))
-    old = published(embedded_aws, "/ami")
-    (found,) = embedded_aws.client("ec2").describe_images(ImageIds=[old])["Images"]
+    old = published(emulator, "/ami")
+    (found,) = emulator.client("ec2").describe_images(ImageIds=[old])["Images"]
     assert {"Key": "trainyard:pool", "Value": "dl1"} in found["Tags"]
     # WHEN its recipe is edited under its version, THEN that is refused as on AWS, and the stack is as before
     edited = body("1.0.1", "/ami", **policy).replace("ami-1", "ami-2")
     cloudformation.update_stack(StackName="ami", TemplateBody=edited)
-    stack = stack_of(embedded_aws.client, "ami")
+    stack = stack_of(emulator.client, "ami")
     assert stack["StackStatus"] == "UPDATE_ROLLBACK_COMPLETE"
     assert "already exists" in stack["StackStatusReason"]
-    assert published(embedded_aws, "/ami") == old
+    assert published(emulator, "/ami") == old
     # WHEN its recipe gets a new version, THEN there is another AMI, and the old one is kept as the template says
     cloudformation.update_stack(StackName="ami", TemplateBody=body("1.0.2", "/ami", **policy))
-    new = published(embedded_aws, "/ami")
-    assert stack_of(embedded_aws.client, "ami")["StackStatus"] == "UPDATE_COMPLETE"
+    new = published(emulator, "/ami")
+    assert stack_of(emulator.client, "ami")["StackStatus"] == "UPDATE_COMPLETE"
     assert new != old
     # AND what the stack has goes with it
     cloudformation.delete_stack(StackName="ami")
-    assert [known(embedded_aws, ami) for ami in (old, new)] == [True, False]
+    assert [known(emulator, ami) for ami in (old, new)] == [True, False]

@@ -12,7 +12,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.running_emulator import Emulator, run_emulator
 
 TEMPLATE = json.dumps(
     {
@@ -28,7 +28,7 @@ TEMPLATE = json.dumps(
 MEBIBYTE = 2**20
 
 
-def deploy(aws: EmbeddedAws) -> str:
+def deploy(aws: Emulator) -> str:
     """Make the stack; returns the name of its bucket."""
     cloudformation = aws.client("cloudformation")
     cloudformation.create_stack(StackName="storage", TemplateBody=TEMPLATE)
@@ -54,7 +54,7 @@ def held(s3: Any, bucket: str) -> dict[str, Any]:
 
 def test_objects_outlive_a_killed_server(tmp_path: Path) -> None:
     keep = ("--keep", str(tmp_path / "kept"))
-    with run_embedded_aws(tmp_path, *keep) as aws:
+    with run_emulator(tmp_path, *keep) as aws:
         bucket, s3 = deploy(aws), aws.client("s3")
         s3.put_object(Bucket=bucket, Key="a/plain.txt", Body=b"one")
         s3.put_object(Bucket=bucket, Key="a/plain.txt", Body=b"two", ContentType="text/plain", Metadata={"who": "me"})
@@ -75,7 +75,7 @@ def test_objects_outlive_a_killed_server(tmp_path: Path) -> None:
         aws.process.send_signal(signal.SIGKILL)
         aws.process.wait(30)
     aws.state_file.unlink()  # of a killed server
-    with run_embedded_aws(tmp_path, *keep) as aws:
+    with run_emulator(tmp_path, *keep) as aws:
         assert deploy(aws) == bucket
         s3 = aws.client("s3")
         assert held(s3, bucket) == before
@@ -83,17 +83,17 @@ def test_objects_outlive_a_killed_server(tmp_path: Path) -> None:
         # And it goes on being kept.
         s3.put_object(Bucket=bucket, Key="a/plain.txt", Body=b"three")
         assert not aws.health()["server_errors"]
-    with run_embedded_aws(tmp_path, *keep) as aws:
+    with run_emulator(tmp_path, *keep) as aws:
         assert held(aws.client("s3"), deploy(aws))["a/plain.txt"]["body"] == b"three"
     bodies = [path for path in (tmp_path / "kept/buckets" / bucket).iterdir() if path.suffix != ".json"]
     assert len(bodies) == 5, "what was replaced or deleted takes no room"
 
 
 def test_a_client_is_told_where_the_disk_does_not_take_an_object(tmp_path: Path) -> None:
-    with run_embedded_aws(tmp_path, "--keep", str(tmp_path / "kept")) as aws:
+    with run_emulator(tmp_path, "--keep", str(tmp_path / "kept")) as aws:
         bucket = deploy(aws)
         (tmp_path / "kept/buckets" / bucket).write_text("in the way")
-        with pytest.raises(ClientError, match=f"the embedded AWS failed in s3:PUT: .*{bucket}"):
+        with pytest.raises(ClientError, match=f"the emulator failed in s3:PUT: .*{bucket}"):
             aws.client("s3").put_object(Bucket=bucket, Key="a", Body=b"x")
         (tmp_path / "kept/buckets" / bucket).unlink()
         aws.client("s3").put_object(Bucket=bucket, Key="a", Body=b"x")
@@ -114,5 +114,5 @@ def test_a_client_is_told_where_the_disk_does_not_take_an_object(tmp_path: Path)
             check=False,
         )
     assert refused.returncode == 3
-    assert f"{tmp_path}/kept is used by another embedded AWS" in refused.stderr
+    assert f"{tmp_path}/kept is used by another emulator" in refused.stderr
     assert "Next: stop that one" in refused.stderr

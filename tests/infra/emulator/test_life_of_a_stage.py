@@ -19,9 +19,9 @@ from jobs.core.stage import DeployedStage, queue_parameter
 from jobs.spec.catalog import CATALOG
 from jobs.spec.plan import plan
 from jobs.spec.spec import parse_spec
-from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import ENDED, until
 from tests.support.emulator.staged_account import KIND, Account, Seen
+from tests.support.running_emulator import run_emulator
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
 
@@ -46,7 +46,7 @@ def _a_new_kind() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     folder = tmp_path_factory.mktemp("life")
-    with run_embedded_aws(folder) as aws:
+    with run_emulator(folder) as aws:
         yield Account(aws, folder)
         health = aws.health()
         assert not health["server_errors"], f"{health['server_errors']}\n{aws.log.read_text()}"

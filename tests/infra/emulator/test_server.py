@@ -14,26 +14,26 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.running_emulator import Emulator, run_emulator
 
 SERVE = [sys.executable, "-m", "infra.emulator", "serve"]
 
 
 @pytest.fixture(scope="module")
-def untouched_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+def untouched_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     """A server that its tests only look at."""
-    with run_embedded_aws(tmp_path_factory.mktemp("untouched")) as aws:
+    with run_emulator(tmp_path_factory.mktemp("untouched")) as aws:
         yield aws
 
 
 @pytest.fixture(scope="module")
-def failing_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+def failing_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     """A server that its tests make fail inside."""
-    with run_embedded_aws(tmp_path_factory.mktemp("failing")) as aws:
+    with run_emulator(tmp_path_factory.mktemp("failing")) as aws:
         yield aws
 
 
-def test_state_file_says_where_it_is(untouched_aws: EmbeddedAws) -> None:
+def test_state_file_says_where_it_is(untouched_aws: Emulator) -> None:
     state = json.loads(untouched_aws.state_file.read_text())
 
     assert stat.S_IMODE(untouched_aws.state_file.stat().st_mode) == 0o600
@@ -62,7 +62,7 @@ def test_state_file_says_where_it_is(untouched_aws: EmbeddedAws) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_ends_on_a_signal(fresh_aws: EmbeddedAws, replaced: bool) -> None:
+def test_ends_on_a_signal(fresh_aws: Emulator, replaced: bool) -> None:
     if replaced:  # the state file of its successor stays
         fresh_aws.state_file.write_text(json.dumps({"pid": os.getpid()}))
     fresh_aws.process.send_signal(signal.SIGTERM)
@@ -78,7 +78,7 @@ def test_ends_with_the_process_it_was_given(tmp_path: Path) -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stderr is not None
-                assert "embedded AWS at http://localhost:" in server.stderr.readline()
+                assert "emulator at http://localhost:" in server.stderr.readline()
                 assert state_file.exists()
                 parent.kill()
                 parent.wait(30)
@@ -112,7 +112,7 @@ def test_what_keeps_it_from_starting_is_an_error_with_a_way_out(tmp_path: Path) 
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
 
-def test_what_moto_cannot_do_is_an_answer_and_on_record(failing_aws: EmbeddedAws) -> None:
+def test_what_moto_cannot_do_is_an_answer_and_on_record(failing_aws: Emulator) -> None:
     before = len(failing_aws.health()["server_errors"])
     with pytest.raises(ClientError) as failure:
         failing_aws.client("cloudformation").detect_stack_drift(StackName="any")

@@ -5,16 +5,16 @@ import random
 import psutil
 import pytest
 
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 
 SIZE_BYTES = 24 << 20
 """More than moto keeps in memory."""
 
 
 @pytest.fixture(scope="module")
-def content(embedded_aws: EmbeddedAws) -> bytes:
+def content(emulator: Emulator) -> bytes:
     content = random.Random(1).randbytes(SIZE_BYTES)
-    s3 = embedded_aws.client("s3")
+    s3 = emulator.client("s3")
     s3.create_bucket(Bucket="of-ranges")
     s3.put_object(Bucket="of-ranges", Key="weights", Body=content)
     return content
@@ -30,11 +30,11 @@ def content(embedded_aws: EmbeddedAws) -> bytes:
     ],
 )
 def test_a_range_is_what_it_names_and_nothing_else_is_read(
-    embedded_aws: EmbeddedAws, content: bytes, asked: str, part: slice
+    emulator: Emulator, content: bytes, asked: str, part: slice
 ) -> None:
-    server = psutil.Process(embedded_aws.process.pid)
+    server = psutil.Process(emulator.process.pid)
     before = server.io_counters().read_chars
-    answer = embedded_aws.client("s3").get_object(Bucket="of-ranges", Key="weights", Range=asked)
+    answer = emulator.client("s3").get_object(Bucket="of-ranges", Key="weights", Range=asked)
     wanted = content[part]
     first = part.indices(SIZE_BYTES)[0]
     assert answer["Body"].read() == wanted
@@ -45,8 +45,6 @@ def test_a_range_is_what_it_names_and_nothing_else_is_read(
 
 
 @pytest.mark.parametrize("asked", [None, "bytes=5-2", "bytes=0-1,4-5"])
-def test_what_is_no_single_range_gets_the_whole_object(
-    embedded_aws: EmbeddedAws, content: bytes, asked: str | None
-) -> None:
+def test_what_is_no_single_range_gets_the_whole_object(emulator: Emulator, content: bytes, asked: str | None) -> None:
     more = {"Range": asked} if asked else {}
-    assert embedded_aws.client("s3").get_object(Bucket="of-ranges", Key="weights", **more)["Body"].read() == content
+    assert emulator.client("s3").get_object(Bucket="of-ranges", Key="weights", **more)["Body"].read() == content

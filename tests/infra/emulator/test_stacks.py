@@ -7,9 +7,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from infra.emulator import ACCOUNT_ID, REGION
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.emulator.event_calls import messages, queue_of, rule
 from tests.support.emulator.stack_requests import stack_of, template
+from tests.support.running_emulator import Emulator, run_emulator
 
 
 def parameter(name: str, value: Any = "1", **more: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def bucket(name: str, **more: Any) -> dict[str, Any]:
 class Stack:
     """One stack, named after its test."""
 
-    def __init__(self, aws: EmbeddedAws, name: str) -> None:
+    def __init__(self, aws: Emulator, name: str) -> None:
         self.aws = aws
         self.name = name
         self.client = aws.client("cloudformation")
@@ -51,14 +51,14 @@ class Stack:
 
 
 @pytest.fixture
-def stack(embedded_aws: EmbeddedAws, request: pytest.FixtureRequest) -> Stack:
-    return Stack(embedded_aws, request.node.originalname.replace("_", "-")[:60])
+def stack(emulator: Emulator, request: pytest.FixtureRequest) -> Stack:
+    return Stack(emulator, request.node.originalname.replace("_", "-")[:60])
 
 
 @pytest.fixture(scope="module")
-def own_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+def own_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     """A server for the tests that look at its health."""
-    with run_embedded_aws(tmp_path_factory.mktemp("stacks")) as aws:
+    with run_emulator(tmp_path_factory.mktemp("stacks")) as aws:
         yield aws
 
 
@@ -86,7 +86,7 @@ def test_a_failed_stack_stays_as_it_is_where_no_rollback_is_asked_for(stack: Sta
 @pytest.mark.parametrize(
     ("resource", "reason"),
     [
-        ({"Type": "AWS::EC2::Instance"}, "the embedded AWS has no AWS::EC2::Instance"),
+        ({"Type": "AWS::EC2::Instance"}, "the emulator has no AWS::EC2::Instance"),
         (
             parameter("/a", {"Fn::GetAtt": ["A", "Colour"]}),
             "A (AWS::S3::Bucket) does not support attribute type Colour",
@@ -96,10 +96,10 @@ def test_a_failed_stack_stays_as_it_is_where_no_rollback_is_asked_for(stack: Sta
             "has no WebsiteConfiguration of buckets",
         ),
         ({"Type": "AWS::KMS::Key", "Properties": {"Colour": "red"}}, r"extraneous key [Colour] is not permitted"),
-        ({"Type": "AWS::SQS::QueuePolicy", "Properties": {}}, "an error of the embedded AWS"),
+        ({"Type": "AWS::SQS::QueuePolicy", "Properties": {}}, "an error of the emulator"),
     ],
 )
-def test_what_it_does_not_know_fails_the_stack(own_aws: EmbeddedAws, resource: dict[str, Any], reason: str) -> None:
+def test_what_it_does_not_know_fails_the_stack(own_aws: Emulator, resource: dict[str, Any], reason: str) -> None:
     stack = Stack(own_aws, "unknown")
     stack.create({"A": bucket("unknown"), "B": resource})
     assert stack.status == "ROLLBACK_COMPLETE"
@@ -242,7 +242,7 @@ def test_eventbridge_hears_how_changes_end(stack: Stack) -> None:
     ]
 
 
-def test_an_unproven_type_is_listed_as_long_as_it_is_there(own_aws: EmbeddedAws) -> None:
+def test_an_unproven_type_is_listed_as_long_as_it_is_there(own_aws: Emulator) -> None:
     stack = Stack(own_aws, "unproven")
     stack.create(
         {

@@ -10,7 +10,7 @@ from infra import settings
 from infra.preflight import capacity
 from infra.preflight.__main__ import main
 from tests.infra.preflight.conftest import stage_of
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.running_emulator import Emulator, run_emulator
 
 CHECKS = {
     *("instance types", "vCPU quotas", "Batch's quotas", "promised capacity", "VPC", "CDK bootstrap"),
@@ -19,15 +19,15 @@ CHECKS = {
 
 
 @pytest.fixture(scope="module")
-def empty_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
-    """An embedded AWS in which nobody has prepared anything."""
-    with run_embedded_aws(tmp_path_factory.mktemp("empty-aws")) as aws:
+def empty_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """An emulator in which nobody has prepared anything."""
+    with run_emulator(tmp_path_factory.mktemp("empty-aws")) as aws:
         yield aws
         assert aws.health()["server_errors"] == []
 
 
 @pytest.fixture
-def preflight(empty_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def preflight(empty_aws: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Run the command about a stage `test` with the given settings, in this process, against that AWS."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -41,7 +41,7 @@ def preflight(empty_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Callab
     return run
 
 
-def test_the_command_prints_a_table_and_what_to_do_next_and_fails(empty_aws: EmbeddedAws) -> None:
+def test_the_command_prints_a_table_and_what_to_do_next_and_fails(empty_aws: Emulator) -> None:
     # GIVEN an account that nobody has prepared, and a shell
     done = subprocess.run(
         [sys.executable, "-m", "infra.preflight"],
@@ -64,7 +64,7 @@ def test_the_command_prints_a_table_and_what_to_do_next_and_fails(empty_aws: Emb
 
 def test_scripts_read_json_and_an_account_that_is_ready_is_a_success(
     preflight: Callable[..., int],
-    empty_aws: EmbeddedAws,
+    empty_aws: Emulator,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -75,7 +75,7 @@ def test_scripts_read_json_and_an_account_that_is_ready_is_a_success(
     for row_ in rows:
         # Whatever is not ok says how to go on.
         assert bool(row_["next_step"]) == (row_["verdict"] != "ok"), row_
-    # WHEN it is bootstrapped, with Spot's role and quotas, which the embedded AWS has none of
+    # WHEN it is bootstrapped, with Spot's role and quotas, which the emulator has none of
     ssm = empty_aws.session.client("ssm", endpoint_url=empty_aws.endpoint, region_name="us-east-2")
     ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Type="String", Value="30")
     empty_aws.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")

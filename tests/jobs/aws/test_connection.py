@@ -78,7 +78,7 @@ def test_an_upload_that_fails_is_explained_by_its_cause(
     assert "denied" in str(explained)
 
 
-def test_a_closed_port_on_loopback_is_an_embedded_aws_that_is_down(
+def test_a_closed_port_on_loopback_is_an_emulator_that_is_down(
     monkeypatch: pytest.MonkeyPatch, refusing_service: FaultyProxy
 ) -> None:
     with refusing_service:
@@ -89,7 +89,7 @@ def test_a_closed_port_on_loopback_is_an_embedded_aws_that_is_down(
     assert is_refused_connection(raised.value)
     explained = explain(raised.value)
     assert explained is not None
-    assert explained.args[0] == f"the embedded AWS at {refusing_service.url} does not answer"
+    assert explained.args[0] == f"the emulator at {refusing_service.url} does not answer"
     assert explained.next_step == "trainyard local up"
     assert explain(ValueError("a defect")) is None
     assert not is_transient(ValueError("a defect"))
@@ -101,6 +101,6 @@ def test_the_region_of_the_other_sdks_counts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("AWS_REGION", "us-west-2")
     assert Aws().batch.meta.region_name == "us-west-2"
     assert Aws(region="us-east-1").batch.meta.region_name == "us-east-1"
-    assert not Aws().embedded
+    assert not Aws().emulated
     assert all(map(is_loopback, ("http://localhost:5000", "http://127.0.0.1:5000/", "http://[::1]:5000")))
     assert not is_loopback("http://localhost.example.com")

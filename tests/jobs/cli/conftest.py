@@ -41,15 +41,15 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
 
 @pytest.fixture
 def aws_environment(
-    embedded: Aws, clean_environment: dict[str, str], deployed_environment: Mapping[str, str]
+    emulated: Aws, clean_environment: dict[str, str], deployed_environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole environment of a program that is pointed at the embedded AWS."""
+    """The whole environment of a program that is pointed at the emulator."""
     return {**clean_environment, **deployed_environment}
 
 
 @pytest.fixture
 def aws_trainyard(trainyard: Trainyard, aws_environment: dict[str, str]) -> Trainyard:
-    """`trainyard`, pointed at the embedded AWS. With `expect`, the exit code is checked."""
+    """`trainyard`, pointed at the emulator. With `expect`, the exit code is checked."""
 
     def run(
         *arguments: str | Path, expect: int | None = None, environment: Mapping[str, str] | None = None, stdin: str = ""

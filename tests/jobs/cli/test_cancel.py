@@ -1,4 +1,4 @@
-"""`trainyard cancel`, on a job that the embedded AWS really runs."""
+"""`trainyard cancel`, on a job that the emulator really runs."""
 
 import json
 import signal
@@ -18,12 +18,12 @@ CTRL_C = "Ctrl-C"
 
 
 def test_cancel_asks_whether_latest_is_meant_and_stops_what_runs(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, aws_environment: dict[str, str], tmp_path: Path
+    aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage, aws_environment: dict[str, str], tmp_path: Path
 ) -> None:
     time.sleep(1 - time.time() % 1)  # of two runs in one second neither is the newest
-    plan = planned_to_run(embedded, stage, ["sleep", "60"], name="asked")
-    job_id = send(embedded, plan)
-    wait_for(embedded, stage, job_id, state="RUNNING")
+    plan = planned_to_run(emulated, stage, ["sleep", "60"], name="asked")
+    job_id = send(emulated, plan)
+    wait_for(emulated, stage, job_id, state="RUNNING")
     unasked = aws_trainyard("cancel", "latest", expect=2)
     assert f"'latest' is {plan.run_id}" in unasked.stderr
 
@@ -40,19 +40,19 @@ def test_cancel_asks_whether_latest_is_meant_and_stops_what_runs(
         # THEN the run continues
         assert "is being stopped" not in terminal.shown
         assert "Traceback" not in terminal.shown
-    assert batch.job_of(embedded, stage, plan.run_id).state == "RUNNING"
+    assert batch.job_of(emulated, stage, plan.run_id).state == "RUNNING"
 
     finished = aws_trainyard("cancel", plan.run_id, "--reason", "wrong data", expect=0)
     assert f"{plan.run_id} (RUNNING) is being stopped" in finished.stderr
-    job = wait_for(embedded, stage, job_id)
+    job = wait_for(emulated, stage, job_id)
     assert (job.state, len(job.attempts)) == ("CANCELLED", 1)
-    assert job.reason == f"cancelled by {embedded.caller}: wrong data"
+    assert job.reason == f"cancelled by {emulated.caller}: wrong data"
 
     # AND every command reports it
     place = plan.run_location / "receipt.json"
     bill = three_attempts(20, run_id=plan.run_id, end="running").receipt
     assert bill is not None
-    embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=bill.model_dump_json().encode())
+    emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=bill.model_dump_json().encode())
     assert "had ended before: CANCELLED" in aws_trainyard("cancel", "latest", "--yes", expect=0).stderr
     assert "CANCELLED, attempt 1 of 3" in aws_trainyard("status", plan.run_id).stdout
     assert f"has ended: {job.reason}" in aws_trainyard("why", plan.run_id).stderr

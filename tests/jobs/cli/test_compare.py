@@ -19,20 +19,20 @@ from tests.support.jobs.recorded_runs import files_of, sweep
 
 
 @pytest.fixture
-def runs(embedded: Aws, stage: DeployedStage) -> list[RecordedRun]:
+def runs(emulated: Aws, stage: DeployedStage) -> list[RecordedRun]:
     found = sweep()
     for run in found:
         for name, content in files_of(run).items():
-            embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run.run_id}/{name}", Body=content)
+            emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run.run_id}/{name}", Body=content)
     return found
 
 
 def test_two_runs_are_columns_and_seven_are_rows(
-    embedded: Aws, runs: list[RecordedRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    emulated: Aws, runs: list[RecordedRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = [run.run_id for run in runs]
     page = tmp_path / "pages" / "two.html"
-    compare(embedded, DEFAULT_STAGE, ids[2:4], html=page, output="table")
+    compare(emulated, DEFAULT_STAGE, ids[2:4], html=page, output="table")
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ids[2:4]
@@ -40,7 +40,7 @@ def test_two_runs_are_columns_and_seven_are_rows(
     assert ["learning_rate", "2e-05", "3e-05"] in lines
     assert str(page) in err
     assert "held against each other" in page.read_text()
-    compare(embedded, DEFAULT_STAGE, ids, html=None, output="table")
+    compare(emulated, DEFAULT_STAGE, ids, html=None, output="table")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:3] == ["RUN", "STATE", "ACCURACY"]
     assert [line[:3] for line in lines[1:]] == [
@@ -52,7 +52,7 @@ def test_two_runs_are_columns_and_seven_are_rows(
     assert [row["learning_rate"] for row in answer] == ["2e-05", "3e-05"]
     assert answer[1]["result"]["eval_accuracy"] == 0.88
     with pytest.raises(UsageError, match=rf"^there is one run to compare, {ids[-1]}"):
-        compare(embedded, DEFAULT_STAGE, [ids[-1], "massive"], html=None, output="table")
+        compare(emulated, DEFAULT_STAGE, [ids[-1], "massive"], html=None, output="table")
 
 
 def test_at_80_columns_no_id_and_no_value_is_cut(runs: list[RecordedRun]) -> None:

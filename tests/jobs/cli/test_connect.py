@@ -21,10 +21,10 @@ from jobs.cli.submit import plan_run, send
 from jobs.core.stage import DeployedStage
 from jobs.runs.job import Job
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
 from tests.support.jobs.submitting import Begin, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
+from tests.support.running_emulator import Emulator, environment_of
 from tests.support.waiting import wait_until
 
 DETACHED = 130
@@ -53,23 +53,23 @@ Submit = Callable[..., Job]
 
 
 @pytest.fixture
-def submit(embedded: Aws, stage: DeployedStage, begin: Begin) -> Submit:
+def submit(emulated: Aws, stage: DeployedStage, begin: Begin) -> Submit:
     """Submits a notebook, with `command` in its container, which answers in the attempt with that number."""
 
     def submit_one(*command: str, attempt: int = 1, state: str | None = "RUNNING") -> Job:
-        plan = plan_run(embedded, stage, read_spec(READY_SPECS / "notebook.yaml"))
+        plan = plan_run(emulated, stage, read_spec(READY_SPECS / "notebook.yaml"))
         [container] = plan.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
         container["command"] = [*command]
         job = begin(plan, state=state)
         answers = {"job_id": job.id, "attempt": attempt, "port": PORT, "token": "t0ken"}
         place = plan.run_location / "notebook.json"
-        embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=json.dumps(answers).encode())
+        emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=json.dumps(answers).encode())
         return job
 
     return submit_one
 
 
-def test_on_the_embedded_aws_it_prints_the_address_once_the_notebook_answers(
+def test_on_the_emulator_it_prints_the_address_once_the_notebook_answers(
     submit: Submit, aws_trainyard: Trainyard
 ) -> None:
     run_id = submit("sleep", "60").run_id
@@ -91,14 +91,14 @@ def test_what_is_no_notebook_that_runs_is_refused_and_an_earlier_attempts_addres
     *,
     submit: Submit,
     aws_trainyard: Trainyard,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
     aws_environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
     aws_trainyard("connect", "no-such-run", expect=4)
-    training = planned_to_run(embedded, stage, ["true"], name="no-notebook")
-    wait_for(embedded, stage, send(embedded, training))
+    training = planned_to_run(emulated, stage, ["true"], name="no-notebook")
+    wait_for(emulated, stage, send(emulated, training))
     refused = aws_trainyard("connect", training.run_id, expect=2).stderr
     assert f"error: {training.run_id} is a 'finetune-classification', no 'notebook'" in refused
     ended = submit("true", state=None)
@@ -119,7 +119,7 @@ def test_what_is_no_notebook_that_runs_is_refused_and_an_earlier_attempts_addres
 
 
 class InstanceProxy(FaultyProxy):
-    """Reports an instance that the test has started as that of a job: the embedded AWS starts none for jobs."""
+    """Reports an instance that the test has started as that of a job: the emulator starts none for jobs."""
 
     member: str = ""
     theirs: str = ""
@@ -130,7 +130,7 @@ class InstanceProxy(FaultyProxy):
         return status, {**headers, "Content-Length": str(len(content))}, content
 
 
-def start_instance(network: InstanceProxy, aws: EmbeddedAws, job: Job) -> str:
+def start_instance(network: InstanceProxy, aws: Emulator, job: Job) -> str:
     """Start an instance in a cluster, have Batch report it as that of the job, and return its id."""
     [detail] = aws.client("batch").describe_jobs(jobs=[job.id])["jobs"]
     ec2, ecs, cluster = aws.client("ec2"), aws.client("ecs"), f"AWSBatch-{uuid.uuid4().hex}"
@@ -147,7 +147,7 @@ def start_instance(network: InstanceProxy, aws: EmbeddedAws, job: Job) -> str:
 
 
 def test_on_aws_the_instances_port_is_forwarded_until_ctrl_c(
-    submit: Submit, deployed_aws: EmbeddedAws, clean_environment: dict[str, str], trainyard: Trainyard, tmp_path: Path
+    submit: Submit, deployed_aws: Emulator, clean_environment: dict[str, str], trainyard: Trainyard, tmp_path: Path
 ) -> None:
     # GIVEN a notebook that runs on an instance, behind an address that is not the usual loopback
     job = submit("sleep", "60")

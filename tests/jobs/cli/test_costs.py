@@ -20,15 +20,15 @@ from tests.support.jobs.recorded_runs import files_of, sweep
 
 
 def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
-    embedded: Aws, stage: DeployedStage, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    emulated: Aws, stage: DeployedStage, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     prefix = f"{stage.teams[0]}/"
     runs = sweep()[:2]
     for run in runs:
         key = f"{prefix}{run.run_id}/receipt.json"
-        embedded.s3.put_object(Bucket=stage.run_bucket, Key=key, Body=files_of(run)["receipt.json"])
+        emulated.s3.put_object(Bucket=stage.run_bucket, Key=key, Body=files_of(run)["receipt.json"])
     broken = f"{prefix}broken-20261101-120000-00ab/receipt.json"
-    embedded.s3.put_object(Bucket=stage.run_bucket, Key=broken, Body=b"{}")
+    emulated.s3.put_object(Bucket=stage.run_bucket, Key=broken, Body=b"{}")
 
     def printed(output: str, month: str = "2026-11") -> tuple[str, str]:
         arguments = ["costs", "--by", "run", "--month", month, "--team", stage.teams[0], "-o", output]
@@ -59,7 +59,7 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
         assert "no run of stage 'dev' took anything ever" in capsys.readouterr().err
         assert printed("json", "2020-01") == ("[]\n", printed("table", "2020-01")[1])
     finally:
-        embedded.s3.delete_object(Bucket=stage.run_bucket, Key=broken)
+        emulated.s3.delete_object(Bucket=stage.run_bucket, Key=broken)
 
 
 def test_at_80_columns_what_has_no_money_is_left_out_and_nothing_is_cut() -> None:

@@ -20,7 +20,7 @@ def trainyard(*arguments: str | Path) -> tuple[str, str]:
     return said.stdout, said.stderr
 
 
-@pytest.mark.usefixtures("embedded")
+@pytest.mark.usefixtures("emulated")
 def test_data_are_put_listed_shown_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: Aws, stage: DeployedStage
 ) -> None:

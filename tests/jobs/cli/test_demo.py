@@ -15,7 +15,7 @@ MARK = "TRAINYARD_TEST_DEMO"
 
 
 def started_by_demo(mark: str, endpoint: str) -> list[str]:
-    """Command lines of what runs by the demo: it inherited the mark, or it is a job of the demo's embedded AWS."""
+    """Command lines of what runs by the demo: it inherited the mark, or it is a job of the demo's emulator."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):

@@ -19,7 +19,7 @@ READY_SPECS = Path(__file__).parents[3] / "jobs/specs"
 
 
 def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, spec: Path
+    aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage, spec: Path
 ) -> None:
     unknown = yaml.safe_dump({**SPEC, "arguments": {**SPEC["arguments"], "max_length": 64}})  # type: ignore[dict-item]
     spec.with_name("unknown.yaml").write_text(unknown)
@@ -32,7 +32,7 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     files = {**files_of(run), "spec.yaml": yaml.safe_dump({**SPEC, "name": "past"}).encode()}
     place = S3Location(stage.run_bucket, run_prefix("research", run_id))
     for name in ("spec.yaml", "receipt.json"):
-        embedded.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=files[name])
+        emulated.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=files[name])
 
     answer = json.loads(aws_trainyard("estimate", spec, "-o", "json").stdout)
     assert answer["samples"] == 3 * 540, "three epochs of 600 rows, of which a tenth is held out"

@@ -16,10 +16,10 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import Begin, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal
+from tests.support.running_emulator import Emulator, environment_of
 from tests.support.waiting import wait_until
 
 Start = Callable[..., Job]
@@ -28,11 +28,11 @@ SLEEP = "echo of the job > marker; exec sleep 120"
 
 
 @pytest.fixture
-def start(embedded: Aws, stage: DeployedStage, begin: Begin) -> Start:
+def start(emulated: Aws, stage: DeployedStage, begin: Begin) -> Start:
     """Starts a job of a shell script and returns it once it is in `state`."""
 
     def start_one(script: str = SLEEP, *, state: str | None = "RUNNING", definition: str | None = None) -> Job:
-        plan = planned_to_run(embedded, stage, ["sh", "-c", script], name="entered")
+        plan = planned_to_run(emulated, stage, ["sh", "-c", script], name="entered")
         plan.request.update({"jobDefinition": definition} if definition else {})
         return begin(plan, state=state)
 
@@ -40,7 +40,7 @@ def start(embedded: Aws, stage: DeployedStage, begin: Begin) -> Start:
 
 
 def test_a_command_runs_with_the_environment_and_in_the_folder_of_the_job(
-    start: Start, aws_trainyard: Trainyard, deployed_aws: EmbeddedAws
+    start: Start, aws_trainyard: Trainyard, deployed_aws: Emulator
 ) -> None:
     job = start()
     asked = "cat marker; echo $AWS_BATCH_JOB_ID; echo $1; exit 3"
@@ -65,7 +65,7 @@ def test_a_command_runs_with_the_environment_and_in_the_folder_of_the_job(
 
 
 def test_a_shell_on_a_terminal_keeps_ctrl_c_to_itself_and_ends_with_the_job(
-    start: Start, embedded: Aws, aws_environment: dict[str, str], tmp_path: Path
+    start: Start, emulated: Aws, aws_environment: dict[str, str], tmp_path: Path
 ) -> None:
     job = start()
     environment = {**aws_environment, "PS1": "$ "}
@@ -84,22 +84,22 @@ def test_a_shell_on_a_terminal_keeps_ctrl_c_to_itself_and_ends_with_the_job(
         terminal.wait_until_shown("still 42")
         assert "of the job\r\n" in terminal.shown
         # WHEN the job ends, THEN nothing stays in its folder
-        batch.terminate(embedded, job, reason="the test")
+        batch.terminate(emulated, job, reason="the test")
         terminal.wait_until_shown(f"{job.run_id} has ended")
         assert terminal.wait() == 0
     assert "Traceback" not in terminal.shown
 
 
 def test_where_the_stage_has_it_switched_off_nobody_gets_in(
-    start: Start, aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
+    start: Start, aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
 ) -> None:
     # GIVEN a job of a definition as a stage with commands_in_jobs=False has it
     given = stage.job_definition("research", "finetune-classification")
-    [definition] = embedded.batch.describe_job_definitions(jobDefinitions=[given])["jobDefinitions"]
+    [definition] = emulated.batch.describe_job_definitions(jobDefinitions=[given])["jobDefinitions"]
     [task] = definition["ecsProperties"]["taskProperties"]
     assert task["enableExecuteCommand"] is True
     task["enableExecuteCommand"] = False
-    closed = embedded.batch.register_job_definition(
+    closed = emulated.batch.register_job_definition(
         jobDefinitionName="closed", type="container", ecsProperties={"taskProperties": [task]}
     )["jobDefinitionArn"]
     job = start(definition=closed)
@@ -107,15 +107,15 @@ def test_where_the_stage_has_it_switched_off_nobody_gets_in(
     assert f"error: nobody may run commands in {job.run_id}: stage 'dev' has that switched off" in finished.stderr
     assert "next: commands_in_jobs in infra/settings.py" in finished.stderr
     # AND not by asking the server itself either
-    assert embedded.ask_embedded(f"/trainyard/jobs/{job.id}/enter", {}) is None
-    assert embedded.ask_embedded(f"/trainyard/jobs/{start().id}/enter", {}) is not None
+    assert emulated.ask_emulator(f"/trainyard/jobs/{job.id}/enter", {}) is None
+    assert emulated.ask_emulator(f"/trainyard/jobs/{start().id}/enter", {}) is not None
 
 
 SESSION = {"sessionId": "ecs-execute-command-0f", "streamUrl": "wss://ssmmessages.example/", "tokenValue": "t0ken"}
 
 
 class EcsProxy(FaultyProxy):
-    """Answers ExecuteCommand as the API reference of Amazon ECS has it, which the embedded AWS has not."""
+    """Answers ExecuteCommand as the API reference of Amazon ECS has it, which the emulator has not."""
 
     asked: dict[str, object]
 
@@ -136,7 +136,7 @@ and is no terminal."""
 
 
 def test_on_aws_the_plugin_gets_the_session_that_ecs_opens_in_the_jobs_container(
-    start: Start, trainyard: Trainyard, deployed_aws: EmbeddedAws, tmp_path: Path
+    start: Start, trainyard: Trainyard, deployed_aws: Emulator, tmp_path: Path
 ) -> None:
     job = start()
     plugin = tmp_path / "bin/session-manager-plugin"

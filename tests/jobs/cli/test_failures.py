@@ -64,7 +64,7 @@ def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard
 @pytest.mark.parametrize(
     ("environment", "error", "next_step"),
     [
-        ({}, "no AWS region is set", "--region NAME, or AWS_DEFAULT_REGION; for the embedded AWS"),
+        ({}, "no AWS region is set", "--region NAME, or AWS_DEFAULT_REGION; for the emulator"),
         (REGION, "no AWS credentials found", "aws configure"),
         ({**REGION, "AWS_PROFILE": "nobody"}, "The config profile (nobody) could not be found", "aws configure list"),
         (
@@ -110,15 +110,15 @@ def test_a_profile_may_be_named_before_or_after_the_command(trainyard: Trainyard
         check(trainyard(*arguments, environment=REGION), exit_code=3, error="The config profile (nobody)")
 
 
-def test_an_embedded_aws_that_is_not_running(trainyard: Trainyard) -> None:
+def test_an_emulator_that_is_not_running(trainyard: Trainyard) -> None:
     endpoint = f"http://localhost:{free_port()}"
     environment = {**KEYS, **REGION, "AWS_ENDPOINT_URL": endpoint}
-    silent = f"the embedded AWS at {endpoint} does not answer"
+    silent = f"the emulator at {endpoint} does not answer"
     check(trainyard("list", environment=environment), exit_code=3, error=silent, next_step="trainyard local up")
     # Without a command it says so too, and what to do next.
     shown = trainyard(environment=environment)
     assert (shown.returncode, f"AWS cannot be asked for runs: {silent}" in shown.stdout) == (0, True)
-    check(trainyard("local", "env"), exit_code=3, error="no embedded AWS runs", next_step="trainyard local up")
+    check(trainyard("local", "env"), exit_code=3, error="no emulator runs", next_step="trainyard local up")
 
 
 def test_errors_are_json_where_the_output_is(trainyard: Trainyard) -> None:
@@ -155,4 +155,4 @@ def test_a_state_file_that_is_none(trainyard: Trainyard, tmp_path: Path) -> None
     for target in (tmp_path / "list.json", tmp_path, Path("/proc/self/mem"), Path("/dev/zero")):
         state_file.unlink(missing_ok=True)
         state_file.symlink_to(target)
-        check(trainyard("local", "status"), exit_code=3, error=f"{STATE_FILE} is not the state file of an embedded AWS")
+        check(trainyard("local", "status"), exit_code=3, error=f"{STATE_FILE} is not the state file of an emulator")

@@ -9,7 +9,7 @@ from tests.support.jobs.submitting import RunCommand
 
 
 def test_fetch_brings_everything_but_checkpoints(
-    aws_trainyard: Trainyard, embedded: Aws, run_command: RunCommand, tmp_path: Path
+    aws_trainyard: Trainyard, emulated: Aws, run_command: RunCommand, tmp_path: Path
 ) -> None:
     run = run_command(["true"])
     run_id, place = run.plan.run_id, run.plan.run_location
@@ -19,7 +19,7 @@ def test_fetch_brings_everything_but_checkpoints(
     kept = {"output/step-1": b"1", "output-listing.json": links}
     contents |= {odd: b"", "moves/job.json": b"{}", **kept}
     for name, content in contents.items():
-        embedded.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=content)
+        emulated.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=content)
     finished = aws_trainyard("fetch", run_id, expect=0)
     folder = Path("runs") / run_id
     expected = {str(folder / name) for name in ("metrics.jsonl", "model/config.json", "spec.yaml", *kept)}
@@ -33,6 +33,6 @@ def test_fetch_brings_everything_but_checkpoints(
     with_checkpoints = json.loads(aws_trainyard("fetch", run_id, "--checkpoints", "--to=~/all", "-o", "json").stdout)
     assert str(tmp_path / f"home/all/{run_id}/checkpoints/step-1/manifest.json") in with_checkpoints
 
-    embedded.s3.put_object(Bucket=place.bucket, Key=f"{place.key}../../escaped", Body=b"")
+    emulated.s3.put_object(Bucket=place.bucket, Key=f"{place.key}../../escaped", Body=b"")
     assert "would be written outside" in aws_trainyard("fetch", run_id, expect=2).stderr
     assert not (tmp_path / "escaped").exists()

@@ -20,7 +20,7 @@ def next_second() -> None:
 
 
 def test_a_run_is_found_by_id_by_prefix_by_name_and_as_its_teams_latest(
-    aws_trainyard: Trainyard, run_command: RunCommand, embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, run_command: RunCommand, emulated: Aws, stage: DeployedStage
 ) -> None:
     older = run_command(["true"], name="found-by").plan.run_id
     next_second()
@@ -30,7 +30,7 @@ def test_a_run_is_found_by_id_by_prefix_by_name_and_as_its_teams_latest(
     next_second()
     spec = {**SPEC, "name": "theirs", "team": "product"}
     theirs = plan(JobSpec.model_validate(spec), stage, run_id=new_run_id("theirs", now=datetime.now(timezone.utc)))
-    put_spec(embedded, theirs)
+    put_spec(emulated, theirs)
 
     def found(*arguments: str) -> str:
         return str(json.loads(aws_trainyard("status", *arguments, "-o", "json", expect=0).stdout)["run_id"])
@@ -57,12 +57,12 @@ def test_a_run_is_found_by_id_by_prefix_by_name_and_as_its_teams_latest(
 
 
 def test_a_run_that_batch_has_forgotten_is_still_there(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
 ) -> None:
     run_id = "forgotten-20200131-120000-beef"
     line = b'{"step": 8, "eval_accuracy": 0.75, "samples_per_second": 12.5}\n'
     for name, content in {"spec.yaml": b"name: forgotten\n", "metrics.jsonl": line}.items():
-        embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/{name}", Body=content)
+        emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/{name}", Body=content)
     status = aws_trainyard("status", "forgotten", expect=0).stdout
     assert "unknown to AWS Batch by now" in status
     assert "step 8, accuracy 0.75, samples/s 12.5" in status

@@ -90,23 +90,23 @@ def test_what_reads_or_sends_an_image_says_that_no_engine_answers(
 
 
 def test_with_a_stage_its_release_is_meant(
-    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws
+    trainyard: Trainyard, deployed_environment: Mapping[str, str], emulated: Aws
 ) -> None:
     name = f"{parameter_path(DEFAULT_STAGE)}release"
     environment = {**deployed_environment, **NO_ENGINE}
     stage = ("--stage", DEFAULT_STAGE)
     try:
-        embedded.ssm.put_parameter(Name=name, Value="1.23.0", Overwrite=True)
+        emulated.ssm.put_parameter(Name=name, Value="1.23.0", Overwrite=True)
         listed = trainyard("images", "list", "-o", "json", environment=environment)
         assert json.loads(listed.stdout)["release"] == "1.23.0", listed.stderr
         for command in ("build", "test"):
             done = trainyard(*stage, "images", command, "gaudi", environment=environment)
             assert "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1" in done.stderr
-        embedded.ssm.put_parameter(Name=name, Value="1.5.0", Overwrite=True)
+        emulated.ssm.put_parameter(Name=name, Value="1.5.0", Overwrite=True)
         done = trainyard("images", "sbom", "cpu", environment={**environment, "TRAINYARD_STAGE": DEFAULT_STAGE})
         assert "release '1.5.0' is history" in done.stderr
     finally:
-        embedded.ssm.put_parameter(Name=name, Value=RELEASE, Overwrite=True)
+        emulated.ssm.put_parameter(Name=name, Value=RELEASE, Overwrite=True)
     # Where a release is named, no stage is asked.
     done = trainyard("--stage", "nowhere", "images", "build", "cpu", "--release", RELEASE, environment=NO_ENGINE)
     assert "no Docker engine answers" in done.stderr
@@ -150,7 +150,7 @@ def test_a_list_where_no_revision_is_known_says_so(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["tag"] == f"{release().name}-0123456789ab"
 
 
-def _put(embedded: Aws, repository: str, tag: str) -> str:
+def _put(emulated: Aws, repository: str, tag: str) -> str:
     """Puts an image into ECR, and tells its digest."""
     digest = f"sha256:{hashlib.sha256(tag.encode()).hexdigest()}"
     layer = {"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": 1, "digest": digest}
@@ -160,12 +160,12 @@ def _put(embedded: Aws, repository: str, tag: str) -> str:
         "config": {**layer, "mediaType": "application/vnd.docker.container.image.v1+json"},
         "layers": [layer],
     }
-    image = embedded.ecr.put_image(repositoryName=repository, imageManifest=json.dumps(manifest), imageTag=tag)["image"]
+    image = emulated.ecr.put_image(repositoryName=repository, imageManifest=json.dumps(manifest), imageTag=tag)["image"]
     return image["imageId"]["imageDigest"]
 
 
 def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
-    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws
+    trainyard: Trainyard, deployed_environment: Mapping[str, str], emulated: Aws
 ) -> None:
     def row(name: str) -> dict[str, Any]:
         done = trainyard("images", "list", "-o", "json", environment={**deployed_environment, **NO_ENGINE})
@@ -182,8 +182,8 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
 
     path, version = parameter_path(DEFAULT_STAGE), release().name
     parameter = path + image_parameter("gaudi", version)
-    before = embedded.ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
-    uri = embedded.ssm.get_parameter(Name=path + image_repository_parameter("gaudi"))["Parameter"]["Value"]
+    before = emulated.ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
+    uri = emulated.ssm.get_parameter(Name=path + image_repository_parameter("gaudi"))["Parameter"]["Value"]
     repository = uri.partition("/")[2]
     assert {key: row("gaudi")[key] for key in ("in_stage", "recorded", "is_built", "pushed")} == {
         "in_stage": True,
@@ -195,11 +195,11 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
     assert row("cuda")["in_stage"] is False  # an image that no instance type of the stage runs
     # GIVEN what was pushed over time, of another release too, of which the oldest is the one that is recorded
     oldest = f"{version}-000000000000"
-    digest = _put(embedded, repository, oldest)
+    digest = _put(emulated, repository, oldest)
     tags = [oldest, *(f"{version}-{number:012d}" for number in range(1, 8))]
     for tag in (*tags[1:], "1.23.0-000000000000"):
-        _put(embedded, repository, tag)
-    embedded.ssm.put_parameter(Name=parameter, Value=f"{uri}@{digest}", Overwrite=True)
+        _put(emulated, repository, tag)
+    emulated.ssm.put_parameter(Name=parameter, Value=f"{uri}@{digest}", Overwrite=True)
     try:
         listed = row("gaudi")
         assert listed["recorded"] == f"{uri}@{digest}"
@@ -213,13 +213,13 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
         assert len(lines) == 7  # five, the recorded one, and that there are more
         assert re.fullmatch(rf"{oldest}, {moment}, recorded", lines[5])
         assert lines[6] == "and 2 older (-o json)"
-        # What was recorded need not be in ECR: an embedded AWS has a registry beside it.
+        # What was recorded need not be in ECR: an emulator has a registry beside it.
         elsewhere = f"{uri}@sha256:{'0123456789abcdef' * 4}"
-        embedded.ssm.put_parameter(Name=parameter, Value=elsewhere, Overwrite=True)
+        emulated.ssm.put_parameter(Name=parameter, Value=elsewhere, Overwrite=True)
         assert shown()[0] == "gaudi ? sha256:0123456789ab, recorded"
     finally:
-        embedded.ssm.put_parameter(Name=parameter, Value=before, Overwrite=True)
-        embedded.ecr.batch_delete_image(
+        emulated.ssm.put_parameter(Name=parameter, Value=before, Overwrite=True)
+        emulated.ecr.batch_delete_image(
             repositoryName=repository, imageIds=[{"imageTag": tag} for tag in (*tags, "1.23.0-000000000000")]
         )
 

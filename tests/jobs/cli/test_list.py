@@ -1,4 +1,4 @@
-"""`trainyard list`, on jobs that the embedded AWS really runs, and the --since of several commands."""
+"""`trainyard list`, on jobs that the emulator really runs, and the --since of several commands."""
 
 import json
 from datetime import datetime, timedelta, timezone
@@ -15,7 +15,7 @@ from tests.support.jobs.submitting import RunCommand
 
 
 def test_list_shows_results_and_costs_filters_by_state_and_kind_and_sorts(
-    aws_trainyard: Trainyard, run_command: RunCommand, embedded: Aws
+    aws_trainyard: Trainyard, run_command: RunCommand, emulated: Aws
 ) -> None:
     runs = [run_command(command).plan for command in (["true"], ["sh", "-c", "sleep 1.5"], ["false"])]
     ids = [planned.run_id for planned in runs]
@@ -23,7 +23,7 @@ def test_list_shows_results_and_costs_filters_by_state_and_kind_and_sorts(
         receipt = three_attempts(100, run_id=planned.run_id, accuracy=accuracy).receipt
         assert receipt is not None
         place = planned.run_location / "receipt.json"
-        embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=receipt.model_dump_json().encode())
+        emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=receipt.model_dump_json().encode())
 
     rows = [line.split() for line in aws_trainyard("list", "--limit", "3").stdout.splitlines()]
     states = ["STATE", "FAILED", "SUCCEEDED", "SUCCEEDED"]

@@ -1,4 +1,4 @@
-"""`trainyard local`: the embedded AWS as a process of its own. Nothing is deployed here; the demo's test does that."""
+"""`trainyard local`: the emulator as a process of its own. Nothing is deployed here; the demo's test does that."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli import embedded as embedded_server
+from jobs.cli import emulator as emulator_server
 from jobs.cli.local import commands as local
 from jobs.cli.local.app import STATE_FILE
 from jobs.cli.submit import send
@@ -23,8 +23,8 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.scripts import write_files
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
+from tests.support.running_emulator import Emulator
 
 # `up` leaves its server running on purpose, and here the process that it ran in goes on.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -94,10 +94,10 @@ def test_what_is_up_outlives_its_command_is_shown_and_not_started_twice_until_do
 
     stopped = trainyard("local", "down")
     assert stopped.returncode == 0
-    assert "stopped the embedded AWS" in stopped.stderr
+    assert "stopped the emulator" in stopped.stderr
     assert not is_alive(up["pid"])
     assert not (tmp_path / STATE_FILE).exists()
-    assert f"no embedded AWS runs (looked for {tmp_path}/{STATE_FILE})" in trainyard("local", "down").stderr
+    assert f"no emulator runs (looked for {tmp_path}/{STATE_FILE})" in trainyard("local", "down").stderr
     assert "  trainyard demo " in trainyard().stdout
 
 
@@ -109,7 +109,7 @@ def exported(lines: str) -> Mapping[str, str]:
 def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced_and_a_killed_one_is(
     trainyard: Trainyard, up: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded_server, "ANSWER_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(emulator_server, "ANSWER_TIMEOUT_SECONDS", 0.5)
     state_file, pid = tmp_path / STATE_FILE, int(str(up["pid"]))
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -170,19 +170,19 @@ def test_a_state_file_that_came_with_the_folder_is_believed_for_loopback_only(
 def test_down_does_not_stop_unasked_what_runs_or_was_not_fetched(
     *,
     run_command: RunCommand,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
-    deployed_aws: EmbeddedAws,
+    deployed_aws: Emulator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_command(["true"])
-    plan = planned_to_run(embedded, stage, ["sleep", "60"])
-    job_id = send(embedded, plan)
+    plan = planned_to_run(emulated, stage, ["sleep", "60"])
+    job_id = send(emulated, plan)
     monkeypatch.chdir(tmp_path)  # where no run was fetched to
     with pytest.raises(UsageError, match="was not stopped, since all that is in it would be lost") as refused:
         local.down("dev", deployed_aws.state_file, yes=False)
     assert f"not ended yet: {plan.run_id}" in str(refused.value)
     assert " not in ./runs: " in str(refused.value)
-    batch.terminate_id(embedded, job_id, reason="enough")
-    wait_for(embedded, stage, job_id)
+    batch.terminate_id(emulated, job_id, reason="enough")
+    wait_for(emulated, stage, job_id)

@@ -17,9 +17,9 @@ from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch, storage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
-from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws
 from tests.support.jobs.submitting import planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
+from tests.support.running_emulator import DEPLOY_SECONDS, Emulator
 
 STAGE = "prod"
 """A stage of infra/settings.py with On-Demand capacity, which moves a job after three reclaims."""
@@ -31,10 +31,10 @@ STEPS_IN_EPOCH = 32
 
 
 @pytest.fixture(scope="module")
-def deployed(connected: Aws, embedded_aws: EmbeddedAws) -> DeployedStage:
+def deployed(connected: Aws, emulator: Emulator) -> DeployedStage:
     deployment = subprocess.run(
-        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint, "--stage", STAGE],
-        env=dict(embedded_aws.environment),
+        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", emulator.endpoint, "--stage", STAGE],
+        env=dict(emulator.environment),
         capture_output=True,
         text=True,
         timeout=DEPLOY_SECONDS,
@@ -115,7 +115,7 @@ def check_curve(aws: Aws, stage: DeployedStage, run_id: str, *, epochs: int) -> 
 
 @pytest.mark.timeout(600)
 def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
-    *, follow: Follow, embedded: Aws, deployed: DeployedStage, embedded_aws: EmbeddedAws, aws_trainyard: Trainyard
+    *, follow: Follow, emulated: Aws, deployed: DeployedStage, emulator: Emulator, aws_trainyard: Trainyard
 ) -> None:
     with follow("arguments.epochs=6", stage=STAGE) as following:
         run_id = following.run_id
@@ -123,11 +123,11 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
             following.read_until(f"attempt {number} of s3")
             if number == 1:
                 following.read_until("checkpoint: step")
-            [job] = batch.find_jobs(embedded, deployed, run_id)
+            [job] = batch.find_jobs(emulated, deployed, run_id)
             assert job.queue == "spot@research"
-            embedded_aws.reclaim(job.id)
+            emulator.reclaim(job.id)
         assert following.wait() == 0, following.stderr + "".join(following.log)
-    spot, on_demand = batch.find_jobs(embedded, deployed, run_id)
+    spot, on_demand = batch.find_jobs(emulated, deployed, run_id)
     # If an instance is there at once, a fourth attempt has begun on Spot when the job is ended.
     assert (spot.state, spot.queue, len(spot.attempts) in (3, 4)) == ("FAILED", "spot@research", True)
     assert spot.reason.startswith("moved to On-Demand after 3 reclaims")
@@ -146,7 +146,7 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
     assert [each["number"] for each in attempts if each["job_id"] == on_demand.id] == [len(attempts)]
     assert attempts[-1]["resumed_from_step"] >= EVERY_STEPS
     assert attempts[-1]["last_step"] == 6 * STEPS_IN_EPOCH
-    check_curve(embedded, deployed, run_id, epochs=6)
+    check_curve(emulated, deployed, run_id, epochs=6)
 
     assert "[RUNNING] moved to On-Demand after 3 reclaims, attempt 1 of 5 there" in following.stderr
     assert "queue on-demand@research" in on_prod("status", run_id).stdout
@@ -159,25 +159,25 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
 
 @pytest.mark.timeout(600)
 def test_two_nodes_on_spot_come_one_after_the_other_and_both_again_when_one_is_taken_away(
-    *, follow: Follow, embedded: Aws, stage: DeployedStage, embedded_aws: EmbeddedAws
+    *, follow: Follow, emulated: Aws, stage: DeployedStage, emulator: Emulator
 ) -> None:
     # GIVEN one of the two instances that `dev` may have, in use
-    other = batch.submit(embedded, planned_to_run(embedded, stage, ["sleep", "600"]))
-    wait_for(embedded, stage, other, state="RUNNING")
+    other = batch.submit(emulated, planned_to_run(emulated, stage, ["sleep", "600"]))
+    wait_for(emulated, stage, other, state="RUNNING")
     with follow("resources.nnodes=2", "resources.capacity=spot", stage=DEFAULT_STAGE) as following:
         # WHEN there is room for both once one has waited for the other, and one is taken away after they saved
         following.read_until("[node 0] gang: this is node 0 of 2")
-        [job] = batch.find_jobs(embedded, stage, following.run_id)
+        [job] = batch.find_jobs(emulated, stage, following.run_id)
         assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot@research", {"RUNNABLE": 1, "RUNNING": 1})
-        batch.terminate_id(embedded, other, reason="the test goes on")
+        batch.terminate_id(emulated, other, reason="the test goes on")
         following.read_until("checkpoint: step ")
-        embedded_aws.reclaim(f"{job.id}:1")
+        emulator.reclaim(f"{job.id}:1")
         assert following.wait() == 0, following.stderr + "".join(following.log)
 
     # THEN the other one left with it, both came again, and trained to the end
-    [job] = batch.find_jobs(embedded, stage, following.run_id)
+    [job] = batch.find_jobs(emulated, stage, following.run_id)
     assert (job.state, job.nodes) == ("SUCCEEDED", {"SUCCEEDED": 2})
-    main, child = (embedded.batch.describe_jobs(jobs=[f"{job.id}:{node}"])["jobs"][0]["attempts"] for node in (0, 1))
+    main, child = (emulated.batch.describe_jobs(jobs=[f"{job.id}:{node}"])["jobs"][0]["attempts"] for node in (0, 1))
     assert main[0]["taskProperties"][0]["containers"][0]["exitCode"] == INTERRUPTED_EXIT_CODE
     assert child[0]["statusReason"].startswith("Host EC2")
     for meeting in (1, 2):
@@ -185,11 +185,11 @@ def test_two_nodes_on_spot_come_one_after_the_other_and_both_again_when_one_is_t
     assert "1 of 2 nodes (what keeps the others: trainyard why tiny-" in following.stderr
     # AND it is one run, whose second attempt began at a checkpoint of the first
     assert {(stream.attempt, stream.node) for stream in job.log_streams} == {(1, 0), (1, 1), (2, 0), (2, 1)}
-    receipt = storage.read_receipt(embedded, S3Location(stage.run_bucket, f"research/{following.run_id}/"))
+    receipt = storage.read_receipt(emulated, S3Location(stage.run_bucket, f"research/{following.run_id}/"))
     assert receipt is not None
     assert receipt.state == "succeeded"
     first, second = receipt.attempts
     kept = [(item.job_id, item.nnodes, item.world_size, item.capacity) for item in (first, second)]
     assert kept == [(job.id, 2, 2, "spot")] * 2
     assert first.last_step >= second.resumed_from_step >= EVERY_STEPS
-    check_curve(embedded, stage, following.run_id, epochs=3)
+    check_curve(emulated, stage, following.run_id, epochs=3)

@@ -41,23 +41,23 @@ _SECONDS = 450
 
 
 @pytest.fixture
-def documents(embedded: Aws, stage: DeployedStage) -> None:
+def documents(emulated: Aws, stage: DeployedStage) -> None:
     rows = [{"text": paragraph} for paragraph in paragraphs(400)]
     content = "".join(f"{json.dumps(row)}\n" for row in rows)
-    embedded.s3.put_object(Bucket=stage.data_bucket, Key=DOCUMENTS, Body=content.encode())
+    emulated.s3.put_object(Bucket=stage.data_bucket, Key=DOCUMENTS, Body=content.encode())
 
 
 @pytest.mark.timeout(2 * _SECONDS)
 @pytest.mark.usefixtures("documents")
-def test_four_runs_make_a_model_from_text(aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage) -> None:
+def test_four_runs_make_a_model_from_text(aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage) -> None:
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     finished = aws_trainyard("submit", SPEC, "-o", "json", *overrides, expect=0)
     run_ids = [result["run_id"] for result in json.loads(finished.stdout)]
-    jobs = [job for run_id in run_ids if (job := batch.find_job(embedded, stage, run_id))]
+    jobs = [job for run_id in run_ids if (job := batch.find_job(emulated, stage, run_id))]
     runs = [S3Location(stage.run_bucket, run_prefix("research", run_id)) for run_id in run_ids]
 
     def read(place: S3Location) -> bytes:
-        return embedded.s3.get_object(Bucket=place.bucket, Key=place.key)["Body"].read()
+        return emulated.s3.get_object(Bucket=place.bucket, Key=place.key)["Body"].read()
 
     # THEN each has run in its own queue, after those that it reads from
     assert [job.run_id.rsplit("-", 3)[0] for job in jobs] == list(NAMES)
@@ -79,6 +79,6 @@ def test_four_runs_make_a_model_from_text(aws_trainyard: Trainyard, embedded: Aw
     assert (len(losses), len(perplexities)) == (12, 6)
     assert losses[-1] < losses[0] - 0.5
     assert perplexities[-1] < 0.85 * perplexities[0]
-    receipt = read_receipt(embedded, runs[3])
+    receipt = read_receipt(emulated, runs[3])
     assert receipt is not None
     assert receipt.result["eval_perplexity"] == perplexities[-1]

@@ -1,4 +1,4 @@
-"""The specs of published trainings as they stand; one of them trains on the embedded AWS, with little data in place."""
+"""The specs of published trainings as they stand; one of them trains on the emulator, with little data in place."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ FINETUNING = {
 @pytest.mark.parametrize("name", FINETUNING)
 def test_a_published_training_can_be_planned_as_it_stands(name: str, stage: DeployedStage) -> None:
     spec = read_spec(READY_SPECS / f"{name}.yaml")
-    on_aws = replace(stage, embedded_processes=None)
+    on_aws = replace(stage, emulated_processes=None)
     planned = plan(spec, on_aws, run_id=new_run_id(name, now=datetime.now(timezone.utc)))
     tables = [location for argument, location, _ in planned.inputs if argument.startswith(("train", "eval"))]
     assert (planned.nproc_per_node, len(tables)) == FINETUNING[name]
@@ -37,15 +37,15 @@ def test_a_published_training_can_be_planned_as_it_stands(name: str, stage: Depl
 
 @pytest.mark.timeout(600)
 def test_a_published_training_learns_from_other_data(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, tmp_path: Path
+    aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage, tmp_path: Path
 ) -> None:
     for path in save_tiny_bert(tmp_path / "model").iterdir():
-        embedded.s3.upload_file(str(path), stage.data_bucket, f"ready/model/{path.name}")
+        emulated.s3.upload_file(str(path), stage.data_bucket, f"ready/model/{path.name}")
     for part, count in (("train", 384), ("eval", 64)):
         rows = reviews(count, seed=count, labels=("no", "yes"))
         pairs = [{"sentence1": row["text"], "sentence2": "the", "label": row["label"]} for row in rows]
         lines = "".join(json.dumps(row) + "\n" for row in pairs)
-        embedded.s3.put_object(Bucket=stage.data_bucket, Key=f"ready/{part}.jsonl", Body=lines.encode())
+        emulated.s3.put_object(Bucket=stage.data_bucket, Key=f"ready/{part}.jsonl", Body=lines.encode())
     given = {
         "model": "data://ready/model",
         "train_data": "data://ready/train.jsonl",

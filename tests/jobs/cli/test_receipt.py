@@ -23,7 +23,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(embedded: Aws, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Command:
+def command(emulated: Aws, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Command:
     """Runs a command in this process; its exit code, its output, and its warnings and errors."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -36,11 +36,11 @@ def command(embedded: Aws, capsys: pytest.CaptureFixture[str], caplog: pytest.Lo
 
 
 @pytest.fixture
-def place(embedded: Aws, stage: DeployedStage) -> S3Location:
+def place(emulated: Aws, stage: DeployedStage) -> S3Location:
     """The folder of a run, with all of its records."""
     found = S3Location(stage.run_bucket, f"research/billed-20261101-120000-{next(NUMBERS):04x}/")
     for name, content in files_of(RUN).items():
-        embedded.s3.put_object(Bucket=found.bucket, Key=(found / name).key, Body=content)
+        emulated.s3.put_object(Bucket=found.bucket, Key=(found / name).key, Body=content)
     return found
 
 
@@ -54,7 +54,7 @@ def put(aws: Aws, place: S3Location, **contents: bytes) -> None:
 
 
 def test_a_receipt_shows_the_result_its_estimated_cost_and_what_is_stored(
-    embedded: Aws, place: S3Location, command: Command
+    emulated: Aws, place: S3Location, command: Command
 ) -> None:
     code, out, err = command("receipt", run_of(place))
     assert (code, err) == (0, "")
@@ -65,13 +65,13 @@ def test_a_receipt_shows_the_result_its_estimated_cost_and_what_is_stored(
     before = Receipt.model_validate_json(command("receipt", run_of(place), "-o", "json")[1])
     assert before.model_copy(update={"stored": None}) == RECEIPT
     key = (place / "checkpoints/step-3/optimizer.pt").key
-    embedded.s3.put_object(Bucket=place.bucket, Key=key, Body=b"x" * 2_000_000)
+    emulated.s3.put_object(Bucket=place.bucket, Key=key, Body=b"x" * 2_000_000)
     kept = Receipt.model_validate_json(command("receipt", run_of(place), "-o", "json")[1]).stored
     assert kept is not None
     assert before.stored is not None
     assert kept.all_bytes == before.stored.all_bytes + 2_000_000
     assert kept.checkpoint_bytes == before.stored.checkpoint_bytes + 2_000_000
-    embedded.s3.delete_object(Bucket=place.bucket, Key=(place / "receipt.json").key)
+    emulated.s3.delete_object(Bucket=place.bucket, Key=(place / "receipt.json").key)
     code, _, err = command("receipt", run_of(place))
     assert code == 4
     assert err.startswith(f"error: {run_of(place)} has written no receipt")
@@ -79,11 +79,11 @@ def test_a_receipt_shows_the_result_its_estimated_cost_and_what_is_stored(
 
 @pytest.mark.parametrize("content", [b'{"run_id": "pro', b"\xff", b"[" * 100_000])
 def test_records_that_cannot_be_read_are_named_and_the_rest_is_shown(
-    embedded: Aws, place: S3Location, command: Command, content: bytes
+    emulated: Aws, place: S3Location, command: Command, content: bytes
 ) -> None:
     names = ("receipt_json", "classes_json", "data_json", "code_json", "spec_yaml")
     line = files_of(RUN)["metrics.jsonl"].splitlines()[0] + b"\n"
-    put(embedded, place, **dict.fromkeys(names, content), metrics_jsonl=line + content)
+    put(emulated, place, **dict.fromkeys(names, content), metrics_jsonl=line + content)
     code, _, err = command("report", run_of(place))
     assert code == 0, err
     for name in ("receipt.json", "classes.json", "data.json", "code.json"):
@@ -97,9 +97,9 @@ def test_records_that_cannot_be_read_are_named_and_the_rest_is_shown(
 
 
 def test_a_stored_spec_is_read_within_the_limits_of_a_spec_file(
-    embedded: Aws, place: S3Location, command: Command
+    emulated: Aws, place: S3Location, command: Command
 ) -> None:
-    put(embedded, place, spec_yaml=b"name: " + b"x" * 1_000_000)
+    put(emulated, place, spec_yaml=b"name: " + b"x" * 1_000_000)
     code, _, err = command("report", run_of(place))
     assert code == 0, err
     assert f"warning: {place}spec.yaml: it is larger than 1 MB, so it is no spec" in err

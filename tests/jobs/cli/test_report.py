@@ -33,17 +33,17 @@ def put(aws: Aws, stage: DeployedStage, run: RecordedRun) -> None:
 
 
 def test_a_runs_records_become_a_file(
-    embedded: Aws, stage: DeployedStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    emulated: Aws, stage: DeployedStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = Inputs(fingerprints={"s3://data/shared/more.csv": "77aa00"})
     run = replace(with_samples(three_attempts(100, run_id="told-20261101-120000-00ab")), inputs=inputs)
-    put(embedded, stage, run)
+    put(emulated, stage, run)
     path = tmp_path / "new" / "told.html"
     app(["report", "told", "--to", str(path)], standalone_mode=False)
     assert capsys.readouterr().out == f"{path}\n"
     assert "0.874" in path.read_text()
     # What was read is what was written, but for where it lies and when S3 took the checkpoints.
-    found = read_run(embedded, storage.find_run(embedded, stage, run.run_id))
+    found = read_run(emulated, storage.find_run(emulated, stage, run.run_id))
     assert [checkpoint.step for checkpoint in found.checkpoints] == [each.step for each in run.checkpoints]
     assert found.receipt is not None
     assert found.receipt.stored is not None
@@ -53,16 +53,16 @@ def test_a_runs_records_become_a_file(
 
 
 def test_ctrl_c_ends_the_serving_and_leaves_the_file(
-    embedded: Aws, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    emulated: Aws, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    put(embedded, stage, three_attempts(20, run_id="left-20261101-120000-00ab"))
+    put(emulated, stage, three_attempts(20, run_id="left-20261101-120000-00ab"))
     monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupted)
     path = tmp_path / "left.html"
     with pytest.raises(Detached, match=rf"^stopped; the report as of now is {path}"):
-        report(embedded, DEFAULT_STAGE, "left", to=path, follow=True, port=0)
+        report(emulated, DEFAULT_STAGE, "left", to=path, follow=True, port=0)
     assert "left-20261101" in path.read_text()
     assert 'id="live"' not in path.read_text()
 

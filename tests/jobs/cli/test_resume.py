@@ -17,10 +17,10 @@ from jobs.core.stage import DeployedStage
 from jobs.money.budget import Budget
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import SPEC, Run, RunCommand, no_instances, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
+from tests.support.running_emulator import environment_of
 
 Resume = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -66,7 +66,7 @@ def attempt_of(job_id: str, number: int, hours: float, **values: Any) -> Attempt
 
 
 def test_what_there_is_nothing_to_resume_of(
-    resume: Resume, run_command: RunCommand, failed: Run, embedded: Aws, stage: DeployedStage
+    resume: Resume, run_command: RunCommand, failed: Run, emulated: Aws, stage: DeployedStage
 ) -> None:
     done = run_command(["true"]).plan.run_id
     succeeded = resume(done, expect=2)
@@ -74,25 +74,25 @@ def test_what_there_is_nothing_to_resume_of(
     assert f"next: trainyard fetch {done}" in succeeded.stderr
 
     run_id = failed.plan.run_id
-    embedded.s3.delete_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/spec.yaml")
+    emulated.s3.delete_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/spec.yaml")
     # A run is known by its files, so it needs another one.
-    embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/metrics.jsonl", Body=b"")
+    emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/metrics.jsonl", Body=b"")
     without_spec = resume(run_id, expect=4)
     assert f"{run_id} has no spec.yaml" in without_spec.stderr
     assert "next: submit its spec as a new run" in without_spec.stderr
-    assert jobs_of(embedded, stage, run_id) == [failed.ended.id]
+    assert jobs_of(emulated, stage, run_id) == [failed.ended.id]
 
     # What Batch has forgotten is known by its last attempt's record.
     forgotten = "kept-20200131-120000-beef"
     records = {"spec.yaml": yaml.safe_dump({**SPEC, "name": "kept"})}
     records["attempts/1.json"] = attempt_of("1c", 1, 1.0, exit_code=0).model_dump_json()
     for name, content in records.items():
-        embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{forgotten}/{name}", Body=content.encode())
+        emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{forgotten}/{name}", Body=content.encode())
     assert f"{forgotten} has succeeded" in resume(forgotten, expect=2).stderr
 
 
 def test_a_change_that_decides_the_result_has_to_be_asked_for(
-    resume: Resume, failed: Run, embedded: Aws, stage: DeployedStage
+    resume: Resume, failed: Run, emulated: Aws, stage: DeployedStage
 ) -> None:
     run_id = failed.plan.run_id
     change = ("--set", "arguments.learning_rate=0.5", "--dry-run")
@@ -115,15 +115,15 @@ def test_a_change_that_decides_the_result_has_to_be_asked_for(
     assert (request["retryStrategy"]["attempts"], request["timeout"]["attemptDurationSeconds"]) == (7, 3600)
     another = resume(run_id, "--set", "team=product", expect=2)
     assert "is a run of team 'research', which it keeps" in another.stderr
-    assert jobs_of(embedded, stage, run_id) == [failed.ended.id]
+    assert jobs_of(emulated, stage, run_id) == [failed.ended.id]
 
 
 def test_a_resumed_run_is_the_same_run_from_its_newest_checkpoint(
-    aws_trainyard: Trainyard, resume: Resume, failed: Run, embedded: Aws
+    aws_trainyard: Trainyard, resume: Resume, failed: Run, emulated: Aws
 ) -> None:
     # GIVEN a run that has saved; its second job ends at a bad row of its data
     run_id, place = failed.plan.run_id, failed.plan.run_location / "checkpoints/step-20/manifest.json"
-    embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=b"{}")
+    emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=b"{}")
     resumed = resume(run_id, "-o", "json", expect=1)
     result = json.loads(resumed.stdout)
     assert (result["run_id"], result["job"]["resumed"]) == (run_id, failed.ended.id)
@@ -139,12 +139,12 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
     failed: Run,
     resume: Resume,
     aws_trainyard: Trainyard,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
     aws_environment: dict[str, str],
 ) -> None:
     run_id = failed.plan.run_id
-    with no_instances(embedded, stage, "spot@research"):
+    with no_instances(emulated, stage, "spot@research"):
         both = [
             subprocess.Popen(
                 [TRAINYARD, "resume", run_id, "--detach", "-o", "json"],
@@ -159,10 +159,10 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
         assert sorted(process.returncode for process in both) == [0, 2], answers
         [submitted] = [json.loads(out) for out, _ in answers if out]
         assert submitted["run_id"] == run_id
-        assert sorted(jobs_of(embedded, stage, run_id)) == sorted([failed.ended.id, submitted["job_id"]])
+        assert sorted(jobs_of(emulated, stage, run_id)) == sorted([failed.ended.id, submitted["job_id"]])
         assert run_id in resume(run_id, expect=2).stderr
 
-        found = batch.find_jobs(embedded, stage, run_id)
+        found = batch.find_jobs(emulated, stage, run_id)
         assert [(job.id, job.resumed) for job in found] == [
             (failed.ended.id, ""),
             (submitted["job_id"], failed.ended.id),
@@ -170,23 +170,23 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
         listed = json.loads(aws_trainyard("list", "-o", "json").stdout)
         assert [job["id"] for job in listed if job["run_id"] == run_id] == [submitted["job_id"]]
         aws_trainyard("cancel", run_id, expect=0)
-        assert wait_for(embedded, stage, submitted["job_id"]).state == "CANCELLED"
+        assert wait_for(emulated, stage, submitted["job_id"]).state == "CANCELLED"
 
     # What was cancelled is resumed again, after the job that it was by then.
     again = resume(run_id, "--detach", "-o", "json", expect=0)
-    newest = batch.find_job(embedded, stage, run_id)
+    newest = batch.find_job(emulated, stage, run_id)
     assert newest is not None
     assert (newest.id, newest.resumed) == (json.loads(again.stdout)["job_id"], submitted["job_id"])
-    stop(embedded, stage, run_id)
+    stop(emulated, stage, run_id)
 
 
 def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
-    resume: Resume, aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
+    resume: Resume, aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
 ) -> None:
     saves = "trap 'sleep 5; exit 75' TERM; sleep 600 & wait"
-    planned = planned_to_run(embedded, stage, ["sh", "-c", saves])
-    job_id = send(embedded, planned)
-    wait_for(embedded, stage, job_id, state="RUNNING")
+    planned = planned_to_run(emulated, stage, ["sh", "-c", saves])
+    job_id = send(emulated, planned)
+    wait_for(emulated, stage, job_id, state="RUNNING")
     running = resume(planned.run_id, expect=2)
     assert f"{planned.run_id} has not ended: it is RUNNING" in running.stderr
     assert f"or trainyard cancel {planned.run_id} and resume it then" in running.stderr
@@ -194,19 +194,19 @@ def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
     ending = resume(planned.run_id, expect=2)
     assert f"{planned.run_id} is being stopped, and is RUNNING until it has saved and ended" in ending.stderr
     assert "trainyard cancel" not in ending.stderr
-    assert wait_for(embedded, stage, job_id).state == "CANCELLED"
+    assert wait_for(emulated, stage, job_id).state == "CANCELLED"
     resume(planned.run_id, "--dry-run", expect=0)
 
 
 def test_where_batch_refuses_the_job_all_is_as_before(
-    *, trainyard: Trainyard, resume: Resume, failed: Run, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+    *, trainyard: Trainyard, resume: Resume, failed: Run, emulated: Aws, stage: DeployedStage, faulty: FaultyProxy
 ) -> None:
     run_id = failed.plan.run_id
 
     def files() -> dict[str, bytes]:
-        listed = embedded.s3.list_objects_v2(Bucket=stage.run_bucket, Prefix=f"research/{run_id}/")["Contents"]
+        listed = emulated.s3.list_objects_v2(Bucket=stage.run_bucket, Prefix=f"research/{run_id}/")["Contents"]
         return {
-            item["Key"]: embedded.s3.get_object(Bucket=stage.run_bucket, Key=item["Key"])["Body"].read()
+            item["Key"]: emulated.s3.get_object(Bucket=stage.run_bucket, Key=item["Key"])["Body"].read()
             for item in listed
         }
 
@@ -216,11 +216,11 @@ def test_where_batch_refuses_the_job_all_is_as_before(
     assert refused.returncode != 0
     assert files() == before
     assert resume(run_id, "--detach").returncode == 0
-    stop(embedded, stage, run_id)
+    stop(emulated, stage, run_id)
 
 
 def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
-    resume: Resume, aws_trainyard: Trainyard, failed: Run, embedded: Aws, stage: DeployedStage
+    resume: Resume, aws_trainyard: Trainyard, failed: Run, emulated: Aws, stage: DeployedStage
 ) -> None:
     run_id, location, row = failed.plan.run_id, failed.plan.run_location, stage.instance_type
     reason = "budget: max_usd 2.00 reached: 1.97 USD"
@@ -235,7 +235,7 @@ def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
         ("spec.yaml", yaml.safe_dump({**failed.plan.spec.model_dump(mode="json", exclude_none=True), "max_usd": 2})),
     ):
         place = location / name
-        embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode())
+        emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode())
 
     used = f"{row.spot_usd_per_hour / 2:.2f} of 2.00 USD"
     assert reason in aws_trainyard("why", run_id, expect=0).stderr
@@ -250,7 +250,7 @@ def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
 
 
 def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
-    resume: Resume, failed: Run, embedded: Aws
+    resume: Resume, failed: Run, emulated: Aws
 ) -> None:
     run_id, location = failed.plan.run_id, failed.plan.run_location
     attempts = [attempt_of(failed.ended.id, number, number) for number in (1, 2)]
@@ -262,7 +262,7 @@ def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
         "attempts/3.json": b'{"number": 3, "jo',
         "attempts/junk.json": b"[]",
     }.items():
-        embedded.s3.put_object(Bucket=location.bucket, Key=(location / name).key, Body=content)
+        emulated.s3.put_object(Bucket=location.bucket, Key=(location / name).key, Body=content)
 
     used_up = resume(run_id, "--dry-run", "--set", "max_hours=2.5", expect=2)
     assert "3.00 of 2.5 instance hours are used up" in used_up.stderr

@@ -18,11 +18,11 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.logs import LogLine
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.recorded_runs import BEGIN, job_of, three_attempts
 from tests.support.jobs.submitting import Begin, RunCommand, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal
+from tests.support.running_emulator import environment_of
 
 TWO_ATTEMPTS = ["sh", "-c", 'echo "hello from attempt $AWS_BATCH_JOB_ATTEMPT"; exit $((76 - AWS_BATCH_JOB_ATTEMPT))']
 BUSY = "HPUs 93 % busy (88 % on average), 61 % of their memory in use"
@@ -71,7 +71,7 @@ def test_status_and_logs_have_each_attempt(aws_trainyard: Trainyard, run_command
 def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_job_alone(
     *,
     aws_trainyard: Trainyard,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
     begin: Begin,
     aws_environment: dict[str, str],
@@ -79,7 +79,7 @@ def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_
 ) -> None:
     further = tmp_path / "further"
     steps = f"echo [progress] 900/1000 loss 0.5; {wait_for_file(further)}; echo [progress] 950/1000 loss 0.4; sleep 60"
-    plan = planned_to_run(embedded, stage, ["sh", "-c", steps])
+    plan = planned_to_run(emulated, stage, ["sh", "-c", steps])
     job_id = begin(plan).id
     place = plan.run_location / "receipt.json"
     body = running_receipt(plan.run_id).model_dump_json().encode()
@@ -88,7 +88,7 @@ def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_
     ) as terminal:
         terminal.wait_until_shown("900/1000")
         assert "busy" not in terminal.shown, "there is no receipt yet"
-        embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=body)
+        emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=body)
         terminal.wait_until_shown(BUSY)
         terminal.wait_until_shown("in AWS it would cost ")
         terminal.wait_until_shown(" USD so far; On-Demand ")
@@ -101,7 +101,7 @@ def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_
         assert terminal.wait() == 130
     assert f"detached from {plan.run_id}; it goes on" in terminal.shown
     assert f"next: trainyard logs {plan.run_id} --follow" in terminal.shown
-    [job] = batch.describe(embedded, stage, [job_id])
+    [job] = batch.describe(emulated, stage, [job_id])
     assert job.state == "RUNNING"
     rows = {line[:22].strip(): line[22:].strip() for line in status.splitlines()}
     assert rows["cards"] == BUSY
@@ -145,12 +145,12 @@ def test_of_a_sweep_workers_are_named_and_none_is_kept_by_anything_once_it_has_e
 
 
 def test_following_waits_out_throttling_and_loses_no_line(
-    trainyard: Trainyard, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy, tmp_path: Path
+    trainyard: Trainyard, emulated: Aws, stage: DeployedStage, faulty: FaultyProxy, tmp_path: Path
 ) -> None:
     over = tmp_path / "over"
     script = f"for i in 1 2 3; do echo line $i; done; {wait_for_file(over)}; for i in 4 5 6; do echo line $i; done"
-    plan = planned_to_run(embedded, stage, ["sh", "-c", script])
-    send(embedded, plan)
+    plan = planned_to_run(emulated, stage, ["sh", "-c", script])
+    send(emulated, plan)
     throttled = Fault("answer", status=429, code="TooManyRequestsException")
     # The first call finds the run; then more in a row fail than boto3 itself tries again.
     faulty.faults["describejobs"].extend([None, *[throttled] * 6])

@@ -16,30 +16,30 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
-from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
+from tests.support.running_emulator import Emulator, environment_of
 
 
 @pytest.fixture
-def network(embedded: Aws, deployed_aws: EmbeddedAws) -> Iterator[FaultyProxy]:
-    """The embedded AWS behind an address that is not this machine's usual loopback: there, money would be spent."""
+def network(emulated: Aws, deployed_aws: Emulator) -> Iterator[FaultyProxy]:
+    """The emulator behind an address that is not this machine's usual loopback: there, money would be spent."""
     with FaultyProxy(deployed_aws.endpoint, host="127.0.0.2") as proxy:
         yield proxy
 
 
 @pytest.fixture
-def pushed_images(embedded: Aws) -> Iterator[None]:
+def pushed_images(emulated: Aws) -> Iterator[None]:
     """What a submission finds if an image was pushed and deployed."""
     names = ["job-image/finetune-classification", f"image/gaudi/{release().name}"]
-    parameters = [embedded.ssm.get_parameter(Name=f"/trainyard/dev/{name}")["Parameter"] for name in names]
+    parameters = [emulated.ssm.get_parameter(Name=f"/trainyard/dev/{name}")["Parameter"] for name in names]
     for parameter in parameters:
         uri = parameter["Value"].replace(":not-built-yet", f"@sha256:{'ab' * 32}")
-        embedded.ssm.put_parameter(Name=parameter["Name"], Value=uri, Overwrite=True)
+        emulated.ssm.put_parameter(Name=parameter["Name"], Value=uri, Overwrite=True)
     yield
     for parameter in parameters:
-        embedded.ssm.put_parameter(Name=parameter["Name"], Value=parameter["Value"], Overwrite=True)
+        emulated.ssm.put_parameter(Name=parameter["Name"], Value=parameter["Value"], Overwrite=True)
 
 
 def runs_of(aws: Aws, stage: DeployedStage) -> list[str]:
@@ -59,9 +59,9 @@ def test_nothing_is_submitted_to_an_account_whose_image_was_never_pushed(
 
 
 def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
-    aws_trainyard: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, spec: Path, emulated: Aws, stage: DeployedStage
 ) -> None:
-    before = runs_of(embedded, stage)
+    before = runs_of(emulated, stage)
     asked = ("--dry-run", "--set", "arguments.epochs=2", "--set", "attempts=5")
     finished = aws_trainyard("submit", spec, *asked, expect=0)
     request: dict[str, Any] = json.loads(finished.stdout)
@@ -71,7 +71,7 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
     [container] = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
     assert f"--model=s3://{stage.data_bucket}/{MODEL_KEY}" in container["command"]
     assert "--epochs=2.0" in container["command"]
-    assert runs_of(embedded, stage) == before
+    assert runs_of(emulated, stage) == before
     piped = aws_trainyard("submit", "-", *asked, stdin=spec.read_text(), expect=0)
     [same] = json.loads(piped.stdout)["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
     assert same["command"] == container["command"]
@@ -80,9 +80,9 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
 
 
 def test_what_cannot_run_is_refused_with_all_that_is_wrong_before_anything_is_sent(
-    aws_trainyard: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, spec: Path, emulated: Aws, stage: DeployedStage
 ) -> None:
-    before = runs_of(embedded, stage)
+    before = runs_of(emulated, stage)
     for override, exit_code, error in (
         ("arguments.model=data://tests/none", 4, "arguments.model: a pretrained model's folder was expected at s3://"),
         ("arguments.model=s3://BAD BUCKET/x", 2, "arguments.model: s3://BAD BUCKET/x: 'BAD BUCKET' cannot be"),
@@ -101,11 +101,11 @@ def test_what_cannot_run_is_refused_with_all_that_is_wrong_before_anything_is_se
         finished = aws_trainyard(*arguments, expect=3)
         assert "error: stage 'nowhere' is not deployed here" in finished.stderr
     aws_trainyard("list", environment={"TRAINYARD_STAGE": "nowhere"}, expect=3)
-    assert runs_of(embedded, stage) == before
+    assert runs_of(emulated, stage) == before
 
 
 def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(
-    aws_trainyard: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, spec: Path, emulated: Aws, stage: DeployedStage
 ) -> None:
     finished = aws_trainyard("submit", spec, "-o", "json", expect=1)
     result = json.loads(finished.stdout)
@@ -117,7 +117,7 @@ def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(
     assert any("no column 'label'" in line for line in lines[:-1])
     assert json.loads(lines[-1])["exit_code"] == 1
     key = f"research/{result['run_id']}/spec.yaml"
-    resolved = embedded.s3.get_object(Bucket=stage.run_bucket, Key=key)["Body"].read()
+    resolved = emulated.s3.get_object(Bucket=stage.run_bucket, Key=key)["Body"].read()
     assert yaml.safe_load(resolved)["arguments"]["train_data"] == f"s3://{stage.data_bucket}/{DATA_KEY}"
 
 
@@ -126,19 +126,19 @@ def test_money_is_not_spent_unasked(
     *,
     trainyard: Trainyard,
     spec: Path,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
     clean_environment: dict[str, str],
     network: FaultyProxy,
 ) -> None:
-    before, on_aws = runs_of(embedded, stage), environment_of(network.url)
+    before, on_aws = runs_of(emulated, stage), environment_of(network.url)
     unasked = trainyard("submit", spec, "--detach", environment=on_aws)
     assert unasked.returncode == 2
     assert "there is no terminal to ask on" in unasked.stderr
     assert "next: add --yes" in unasked.stderr
     assert "nothing here" not in unasked.stderr
     for answer, exit_code in (("n\n", 1), ("y\n", 0)):
-        assert runs_of(embedded, stage) == before
+        assert runs_of(emulated, stage) == before
         with Terminal(
             [TRAINYARD, "submit", spec, "--detach"], environment={**clean_environment, **on_aws}, folder=spec.parent
         ) as terminal:
@@ -146,9 +146,9 @@ def test_money_is_not_spent_unasked(
             assert "13.11 USD/h On-Demand, 3.93 USD/h Spot" in terminal.shown
             terminal.type(answer)
             assert terminal.wait() == exit_code
-    job = batch.job_of(embedded, stage, next(word for word in reversed(terminal.shown.split()) if is_run_id(word)))
-    batch.terminate(embedded, job, reason="the test is over")
-    wait_for(embedded, stage, job.id)
+    job = batch.job_of(emulated, stage, next(word for word in reversed(terminal.shown.split()) if is_run_id(word)))
+    batch.terminate(emulated, job, reason="the test is over")
+    wait_for(emulated, stage, job.id)
 
 
 def test_a_training_is_followed_to_its_result_and_fetched(aws_trainyard: Trainyard, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.container.scripts import write_files
 
 
 def test_the_ready_spec_trains_and_gives_its_code_back(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage, tmp_path: Path
+    aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage, tmp_path: Path
 ) -> None:
     shutil.copytree(READY_SPECS / "my-script", tmp_path / "code", ignore=shutil.ignore_patterns("__pycache__"))
     write_files(tmp_path / "code", {"notes.txt": "mine", ".trainyardignore": "notes.*\n"})
@@ -56,13 +56,13 @@ def test_the_ready_spec_trains_and_gives_its_code_back(
     assert "on S3 before" in aws_trainyard("submit", "spec.yaml", "--detach", "--set", "name=again").stderr
     aws_trainyard("cancel", "again", expect=0)
 
-    record = embedded.s3.get_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/code.json")["Body"].read()
+    record = emulated.s3.get_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/code.json")["Body"].read()
     code = S3Location.parse(json.loads(record)["location"])
-    embedded.s3.put_object(Bucket=code.bucket, Key=code.key, Body=b"garbage")
+    emulated.s3.put_object(Bucket=code.bucket, Key=code.key, Body=b"garbage")
     refused = aws_trainyard("fetch", run_id, "--code", "--to", "elsewhere", expect=2)
     assert f"{code} is damaged" in refused.stderr
     assert not list((tmp_path / "elsewhere").rglob("*.py"))
-    embedded.s3.delete_object(Bucket=code.bucket, Key=code.key)  # others pack the same files
+    emulated.s3.delete_object(Bucket=code.bucket, Key=code.key)  # others pack the same files
 
 
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n"
@@ -150,11 +150,11 @@ def test_a_mistake_in_the_spec_is_told_in_its_place(arguments: dict[str, object]
     assert message in str(refused.value)
 
 
-def test_a_secret_in_a_spec_is_refused_before_it_is_kept(embedded: Aws, stage: DeployedStage) -> None:
+def test_a_secret_in_a_spec_is_refused_before_it_is_kept(emulated: Aws, stage: DeployedStage) -> None:
     given = {"code": "elsewhere", "command": "train.py", "parameters": {"index": "https://word@wheels.example/simple"}}
     spec = parse_spec({"name": "a", "job": "script", "arguments": given}, origin="a")
     with pytest.raises(UsageError) as refused:
-        plan_run(embedded, stage, spec)
+        plan_run(emulated, stage, spec)
     assert refused.value.args[0].startswith("arguments.parameters.index: it seems to hold a ")
     assert "word" not in str(refused.value)
 

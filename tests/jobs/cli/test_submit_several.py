@@ -11,9 +11,9 @@ from jobs.core.run import is_run_id
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, SPEC, wait_for
+from tests.support.running_emulator import environment_of
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def two(tmp_path: Path) -> Path:
 
 
 def test_a_dry_run_prints_all_requests_and_sends_none(
-    aws_trainyard: Trainyard, two: Path, embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, two: Path, emulated: Aws, stage: DeployedStage
 ) -> None:
     asked = ("--dry-run", "--set", "second.arguments.epochs=2", "--set", "attempts=2")
     finished = aws_trainyard("submit", two, *asked, expect=0)
@@ -38,7 +38,7 @@ def test_a_dry_run_prints_all_requests_and_sends_none(
     assert f"--model=s3://{stage.run_bucket}/research/{first['jobName']}/model" in container["command"]
     assert "--epochs=2.0" in container["command"]
     assert [request["retryStrategy"]["attempts"] for request in (first, second)] == [2, 2]
-    assert [batch.find_job(embedded, stage, request["jobName"]) for request in (first, second)] == [None, None]
+    assert [batch.find_job(emulated, stage, request["jobName"]) for request in (first, second)] == [None, None]
     [row] = [line for line in finished.stderr.splitlines() if line.startswith(second["jobName"])]
     assert row.endswith("first")
 
@@ -86,13 +86,13 @@ def test_a_run_whose_dependency_fails_never_starts_and_says_why(aws_trainyard: T
 
 
 def test_where_one_is_refused_in_the_middle_those_before_it_are_stopped(
-    trainyard: Trainyard, two: Path, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+    trainyard: Trainyard, two: Path, emulated: Aws, stage: DeployedStage, faulty: FaultyProxy
 ) -> None:
     faulty.faults["submitjob"].extend([None, Fault("answer", status=400, code="ClientException")])
     finished = trainyard("submit", two, "--detach", environment=environment_of(faulty.url))
     assert finished.returncode == 3, finished.stderr
     [first] = finished.stdout.splitlines()
     assert f"{first} was submitted before, and is being stopped" in finished.stderr
-    ended = wait_for(embedded, stage, batch.job_of(embedded, stage, first).id)
+    ended = wait_for(emulated, stage, batch.job_of(emulated, stage, first).id)
     assert ended.state == "CANCELLED"
     assert "submitted together with it, was not taken" in ended.reason

@@ -21,7 +21,7 @@ from jobs.spec.spec import JobSpec, parse_spec
 from jobs.spec.sweep import Claim, SweepRecord, claim_name
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.scripts import write_files
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 from tests.support.waiting import wait_until
 
 SCRIPT = """
@@ -75,9 +75,9 @@ def spec(tmp_path: Path) -> dict[str, Any]:
 def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_alone_again(
     *,
     aws_trainyard: Trainyard,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
-    deployed_aws: EmbeddedAws,
+    deployed_aws: Emulator,
     spec: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -95,26 +95,26 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     )
     assert "2 x dl1.24xlarge" in submitted.stderr
     run_id = submitted.stdout.strip()
-    run = storage.find_run(embedded, stage, spec["name"])
-    assert run.run_id == run_id == storage.find_run(embedded, stage, "latest").run_id
-    record = SweepRecord.model_validate_json(object_at(embedded, run.location / "sweep.json"))
+    run = storage.find_run(emulated, stage, spec["name"])
+    assert run.run_id == run_id == storage.find_run(emulated, stage, "latest").run_id
+    record = SweepRecord.model_validate_json(object_at(emulated, run.location / "sweep.json"))
     points = [S3Location(run.location.bucket, f"research/{point.run_id}/") for point in record.points]
-    [job] = batch.find_jobs(embedded, stage, run_id)
+    [job] = batch.find_jobs(emulated, stage, run_id)
     with pytest.raises(UsageError, match=r"which still runs: 0 of 4 points done"):
-        plan_run(embedded, stage, reading(spec["name"]))
+        plan_run(emulated, stage, reading(spec["name"]))
 
     # WHEN the worker of the first point is reclaimed after that has saved a step
-    wait_until(lambda: storage.newest_checkpoint(embedded, points[0]), lambda step: step is not None)
-    claim = Claim.model_validate_json(object_at(embedded, run.location / claim_name(job.id, 1)))
+    wait_until(lambda: storage.newest_checkpoint(emulated, points[0]), lambda step: step is not None)
+    claim = Claim.model_validate_json(object_at(emulated, run.location / claim_name(job.id, 1)))
     deployed_aws.reclaim(f"{job.id}:{claim.child}")
-    wait_until(lambda: storage.read_receipt(embedded, points[0]), lambda bill: bill and bill.state == "interrupted")
+    wait_until(lambda: storage.read_receipt(emulated, points[0]), lambda bill: bill and bill.state == "interrupted")
     (tmp_path / "go").touch()
-    ended = finished(embedded, stage, job.id)
+    ended = finished(emulated, stage, job.id)
 
     # THEN it went on with its own point, from that step, and of the others one has failed, and one that was behind
     # the first two has been stopped
     assert (ended.state, ended.points, ended.attempts, sum(ended.nodes.values())) == ("FAILED", 4, (), 2)
-    bills = [storage.read_receipt(embedded, point) for point in points]
+    bills = [storage.read_receipt(emulated, point) for point in points]
     reasons = [attempt.reason for bill in bills if bill for attempt in bill.attempts]
     assert [bill and (bill.state, len(bill.attempts)) for bill in bills] == [
         ("succeeded", 2),
@@ -127,7 +127,7 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     assert {attempt.job_id for bill in bills if bill for attempt in bill.attempts} == {job.id}
     assert bills[3] is not None
     assert bills[3].stopped_early
-    assert bills[3].attempts[0].last_step == storage.newest_checkpoint(embedded, points[3]) == 1
+    assert bills[3].attempts[0].last_step == storage.newest_checkpoint(emulated, points[3]) == 1
     status = say("status", run_id).stdout
     assert "2 of 4 points done, 1 failed, 1 stopped early" in status
     assert " of 500.00 USD used" in status
@@ -167,10 +167,10 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
         assert f"is a point of the sweep {run_id}" in said
         assert f"trainyard {command} {run_id}" in said
     # AND the best point's files are there for others to read
-    planned = plan_run(embedded, stage, reading(spec["name"]))
+    planned = plan_run(emulated, stage, reading(spec["name"]))
     assert planned.spec.arguments["inputs"]["rate"] == f"{points[0]}output/rate.txt"
     with pytest.raises(UsageError, match=f"is a sweep, .*run://{spec['name']}@best/"):
-        plan_run(embedded, stage, reading(spec["name"], best=""))
+        plan_run(emulated, stage, reading(spec["name"], best=""))
 
     # WHEN what failed is mended, and the sweep resumed
     assert "keeps its points" in say("resume", run_id, "--set", "sweep.seed=1", expect=2).stderr
@@ -190,7 +190,7 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     assert f"trainyard resume {run_id} {' '.join(without)} runs those to their end" in refused
     to_the_end = json.loads(say("resume", run_id, *without, "-o", "json").stdout)
     assert (to_the_end["sweep"]["progress"], to_the_end["job"]["points"]) == ("4 of 4 points done", 2)
-    bills = [storage.read_receipt(embedded, point) for point in points]
+    bills = [storage.read_receipt(emulated, point) for point in points]
     assert [len(bill.attempts) for bill in bills if bill] == [2, 1, 3, 2]
     assert [bill.attempts[-1].resumed_from_step for bill in bills if bill][2:] == [1, 1]
     usd = sum(bill.estimated_usd or 0 for bill in bills if bill)
@@ -199,7 +199,7 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
 
 
 def test_a_point_that_cannot_work_is_told_with_its_number_and_nothing_is_written(
-    embedded: Aws, stage: DeployedStage, spec: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    emulated: Aws, stage: DeployedStage, spec: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     base = {"name": "bad", "job": "finetune-classification", "arguments": {"model": "data://tests/model"}}
@@ -207,14 +207,14 @@ def test_a_point_that_cannot_work_is_told_with_its_number_and_nothing_is_written
     with pytest.raises(UsageError, match=r"sweep: 'arguments\.model\.x' leads into a value"):
         parse_spec({**base, "sweep": {"arguments.model.x": [1]}}, origin="a")
     with pytest.raises(Exception, match=r"none\.jsonl"):
-        plan_run(embedded, stage, parse_spec({**base, "sweep": swept}, origin="a"))
+        plan_run(emulated, stage, parse_spec({**base, "sweep": swept}, origin="a"))
     odd = {"arguments.train_data": ["data://tests/train.jsonl"], "arguments.global_batch_size": [32, 31]}
     with pytest.raises(UsageError, match="point 2 of 2: global_batch_size 31 does not divide"):
-        plan_run(embedded, stage, parse_spec({**base, "sweep": odd}, origin="a"))
-    [first, *_] = plan_runs(embedded, stage, [parse_spec(spec, origin="a")])
+        plan_run(emulated, stage, parse_spec({**base, "sweep": odd}, origin="a"))
+    [first, *_] = plan_runs(emulated, stage, [parse_spec(spec, origin="a")])
     with pytest.raises(UsageError, match="shows when the sweep has ended"):
-        plan_run(embedded, stage, reading(spec["name"]), earlier=[first])
-    assert storage.runs_of_team(embedded, stage, "research", prefix="bad-") == []
+        plan_run(emulated, stage, reading(spec["name"]), earlier=[first])
+    assert storage.runs_of_team(emulated, stage, "research", prefix="bad-") == []
 
 
 def reading(name: str, *, best: str = "@best") -> JobSpec:

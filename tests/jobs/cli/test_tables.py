@@ -41,7 +41,7 @@ def test_instances_and_ranks_are_counted_and_priced(
     capsys: pytest.CaptureFixture[str], resources: dict[str, Any], instances: str, price: str
 ) -> None:
     planned = plan(spec(resources=resources), LARGE, run_id=RUN_ID)
-    show(plan_table(planned, embedded=False), on=console())
+    show(plan_table(planned, emulated=False), on=console())
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert shown["instances"] == instances
     assert shown["price"].startswith(price)
@@ -53,7 +53,7 @@ def test_prices_of_today_are_said_with_their_sources(capsys: pytest.CaptureFixtu
         spot=Quote(usd_per_hour=4.25, date="2022-08-24", source="a row"),
     )
     planned = replace(plan(spec(), LARGE, run_id=RUN_ID), prices=prices)
-    show(plan_table(planned, embedded=False), on=console())
+    show(plan_table(planned, emulated=False), on=console())
     shown = " ".join(capsys.readouterr().out.split())
     assert "13.50 USD/h On-Demand (as of 2026-11-23, from AWS), 4.25 USD/h Spot (as of 2022-08-24, from a row)" in shown
     answer = plan_json(planned)

@@ -1,4 +1,4 @@
-"""`trainyard why`: why jobs wait, on an embedded Batch that really lets them wait."""
+"""`trainyard why`: why jobs wait, on an emulated Batch that really lets them wait."""
 
 import json
 from collections.abc import Callable
@@ -15,20 +15,20 @@ from jobs.runs.job import Job
 from jobs.runs.why import Finding, findings, is_waiting
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import Begin, no_instances, planned_to_run, wait_for
+from tests.support.running_emulator import Emulator
 
 Submit = Callable[..., Job]
 QUEUE = team_queue_name(SPOT, DEFAULT_TEAM)
 
 
 @pytest.fixture
-def submit(embedded: Aws, stage: DeployedStage, begin: Begin) -> Submit:
+def submit(emulated: Aws, stage: DeployedStage, begin: Begin) -> Submit:
     """Submits a job that runs until the test is over, and returns it once it is in `state`."""
 
     def submit_one(state: str, *, name: str = "waits", depends_on: Job | None = None, nodes: int = 1) -> Job:
-        plan = planned_to_run(embedded, stage, ["sleep", "300"], name=name)
+        plan = planned_to_run(emulated, stage, ["sleep", "300"], name=name)
         if depends_on is not None:
             plan.request["dependsOn"] = [{"jobId": depends_on.id}]
         if nodes > 1:
@@ -42,7 +42,7 @@ def causes(found: list[Finding]) -> dict[str, str]:
     return {finding.about: finding.text for finding in found if finding.verdict == "cause"}
 
 
-def test_a_job_waits_for_room_and_for_those_before_it(embedded: Aws, stage: DeployedStage, submit: Submit) -> None:
+def test_a_job_waits_for_room_and_for_those_before_it(emulated: Aws, stage: DeployedStage, submit: Submit) -> None:
     # GIVEN the two instances that `dev` may have, in use
     for _ in range(2):
         submit("RUNNING")
@@ -51,8 +51,8 @@ def test_a_job_waits_for_room_and_for_those_before_it(embedded: Aws, stage: Depl
     fourth = submit("RUNNABLE", name="fourth")
     # THEN each is told what it waits for
     full = "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"
-    assert causes(findings(embedded, stage, third)) == {"room": full}
-    found = findings(embedded, stage, fourth)
+    assert causes(findings(emulated, stage, third)) == {"room": full}
+    found = findings(emulated, stage, fourth)
     ahead = "1 job waits before it"
     assert causes(found) == {"room": full, "place in the queue": ahead}
     assert (
@@ -64,7 +64,7 @@ def test_a_job_waits_for_room_and_for_those_before_it(embedded: Aws, stage: Depl
 
 
 def test_a_job_whose_nodes_start_one_by_one_waits_for_those_that_lack(
-    embedded: Aws, stage: DeployedStage, submit: Submit
+    emulated: Aws, stage: DeployedStage, submit: Submit
 ) -> None:
     # GIVEN one of the two instances that `dev` may have, in use
     submit("RUNNING")
@@ -72,35 +72,35 @@ def test_a_job_whose_nodes_start_one_by_one_waits_for_those_that_lack(
     # THEN the other one runs a node of the next job, whose second one waits
     assert several.nodes == {"RUNNABLE": 1, "RUNNING": 1}
     assert is_waiting(several)
-    found = findings(embedded, stage, several)
+    found = findings(emulated, stage, several)
     assert causes(found) == {"room": "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"}
     more = submit("RUNNABLE", nodes=3)
     wants = "the job wants 3 instances of dl1.24xlarge; the stage may have 2"
-    assert causes(findings(embedded, stage, more))["room"] == wants
+    assert causes(findings(emulated, stage, more))["room"] == wants
 
 
 def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a_budget(
     *,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
     submit: Submit,
     faulty: FaultyProxy,
-    deployed_aws: EmbeddedAws,
+    deployed_aws: Emulator,
     aws_trainyard: Trainyard,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with no_instances(embedded, stage, QUEUE):
+    with no_instances(emulated, stage, QUEUE):
         job = submit("RUNNABLE")
 
         def instances(stage: DeployedStage) -> Finding:
-            [found] = [each for each in findings(embedded, stage, job) if each.about == "Spot instances"]
+            [found] = [each for each in findings(emulated, stage, job) if each.about == "Spot instances"]
             assert found.verdict == "cause"
             return found
 
         by_hand = instances(stage)
         assert by_hand.text.startswith("their compute environment was disabled by hand")
         assert "--state ENABLED" in by_hand.next_step
-        [queue] = embedded.batch.describe_job_queues(jobQueues=[stage.queue(QUEUE)])["jobQueues"]
+        [queue] = emulated.batch.describe_job_queues(jobQueues=[stage.queue(QUEUE)])["jobQueues"]
         name = queue["computeEnvironmentOrder"][0]["computeEnvironment"].rsplit("/", 1)[-1]
         record = {"since": "2026-11-21T12:00:00+00:00", "reason": "it has started 3 instances that never joined it"}
         never_joined = instances(replace(stage, never_joined={name: json.dumps(record)}))
@@ -123,10 +123,10 @@ def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a
         denied = "AWS would not say: GetJobQueueSnapshot was answered with AccessDeniedException"
         assert (place.verdict, place.text) == ("unknown", denied)
         assert "Spot instances" in causes(found)
-        # AND an AWS that is not the embedded one is asked for EC2's offer and the quota
+        # AND an AWS that is not the emulated one is asked for EC2's offer and the quota
         point_at(monkeypatch, deployed_aws.endpoint)
         real = Aws()
-        real.__dict__["embedded"] = False
+        real.__dict__["emulated"] = False
         found = findings(real, stage, job)
         assert causes(found)["EC2's offer"] == "EC2 does not offer dl1.24xlarge in this region"
         [quota] = [finding for finding in found if finding.about == "vCPU quota"]
@@ -135,7 +135,7 @@ def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a
 
 def test_a_job_waits_for_the_one_it_depends_on_and_one_that_runs_does_not_wait(
     *,
-    embedded: Aws,
+    emulated: Aws,
     stage: DeployedStage,
     submit: Submit,
     aws_trainyard: Trainyard,
@@ -145,16 +145,16 @@ def test_a_job_waits_for_the_one_it_depends_on_and_one_that_runs_does_not_wait(
     shown = aws_trainyard("why", first.run_id)
     assert (shown.returncode, shown.stdout) == (0, "")
     assert shown.stderr.startswith(f"{first.run_id} does not wait: it is RUNNING\n")
-    found = findings(embedded, stage, submit("PENDING", name="second", depends_on=first))
+    found = findings(emulated, stage, submit("PENDING", name="second", depends_on=first))
     assert causes(found) == {"dependency": f"it depends on {first.run_id}, which is RUNNING"}
 
 
 def test_a_job_whose_time_is_over_says_so_and_how_to_give_it_more(
-    aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
+    aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
 ) -> None:
-    plan = planned_to_run(embedded, stage, ["sleep", "300"], name="slow")
+    plan = planned_to_run(emulated, stage, ["sleep", "300"], name="slow")
     plan.request["timeout"] = {"attemptDurationSeconds": 1}
-    job = wait_for(embedded, stage, send(embedded, plan))
+    job = wait_for(emulated, stage, send(emulated, plan))
     assert (job.state, len(job.attempts)) == ("FAILED", 1), "Batch starts nothing again after a timeout"
     with pytest.raises(TimedOutError, match="exceeded timeout") as ended:
         raise_failure(job)

@@ -22,8 +22,8 @@ from tests.support.container.launching import NewRun, Run, environment_of
 from tests.support.container.places import BUCKET, Place
 from tests.support.container.recipes import Flags, finetuning, longer_finetuning, packed_sentences, pretraining
 from tests.support.container.reviews import save_tiny_bert
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.made_once import made_once
+from tests.support.running_emulator import Emulator
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -47,11 +47,11 @@ def put(s3: "S3Client") -> Callable[[Path, str], str]:
 
 
 @pytest.fixture(scope="session")
-def embedded_s3(embedded_aws: EmbeddedAws) -> "S3Client":
-    """The client that jobs use, connected to the embedded AWS, with a bucket for inputs."""
+def emulated_s3(emulator: Emulator) -> "S3Client":
+    """The client that jobs use, connected to the emulator, with a bucket for inputs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AWS_PROFILE", raising=False)
-        for name, value in {**embedded_aws.credentials.environment, "AWS_ENDPOINT_URL": embedded_aws.endpoint}.items():
+        for name, value in {**emulator.credentials.environment, "AWS_ENDPOINT_URL": emulator.endpoint}.items():
             patch.setenv(name, value)
         patch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials that it was made with
         client = object_store.connect()
@@ -89,8 +89,8 @@ def local(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def remote(tmp_path: Path, embedded_s3: "S3Client") -> Place:
-    return Place(tmp_path, tmp_path.name, embedded_s3)
+def remote(tmp_path: Path, emulated_s3: "S3Client") -> Place:
+    return Place(tmp_path, tmp_path.name, emulated_s3)
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -75,24 +75,24 @@ def test_a_run_goes_on_in_its_own_teams_on_demand_queue(stage: DeployedStage) ->
         assert may_go_on(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
 
 
-def test_the_newest_job_is_the_run_but_a_late_duplicate_never_is(embedded: Aws, stage: DeployedStage) -> None:
+def test_the_newest_job_is_the_run_but_a_late_duplicate_never_is(emulated: Aws, stage: DeployedStage) -> None:
     elsewhere = stage.queues["spot@product"]  # in place of an On-Demand queue, which `dev` has not
-    plan = planned_to_run(embedded, stage, ["sleep", "60"])
+    plan = planned_to_run(emulated, stage, ["sleep", "60"])
     tags = {**plan.request["tags"], MOVED_TAG: "after 3 reclaims"}
     moved = {**plan.request, "jobQueue": elsewhere, "shareIdentifier": "product", "tags": tags}
     # The second is a lost submission that arrived late.
-    ids = [embedded.batch.submit_job(**request)["jobId"] for request in (plan.request, plan.request, moved)]
+    ids = [emulated.batch.submit_job(**request)["jobId"] for request in (plan.request, plan.request, moved)]
     found = replace(stage, queues={"spot": stage.queues["spot@research"], "on-demand": elsewhere})
     try:
-        assert [job.id for job in batch.find_jobs(embedded, found, plan.run_id)] == [ids[0], ids[2]]
-        newest = batch.find_job(embedded, found, plan.run_id)
+        assert [job.id for job in batch.find_jobs(emulated, found, plan.run_id)] == [ids[0], ids[2]]
+        newest = batch.find_job(emulated, found, plan.run_id)
         assert newest is not None
         assert (newest.id, newest.queue, newest.moved) == (ids[2], "on-demand", "after 3 reclaims")
         since = datetime.now(timezone.utc) - timedelta(minutes=5)
-        listed = [job.id for job in batch.list_jobs(embedded, found, since=since) if job.run_id == plan.run_id]
+        listed = [job.id for job in batch.list_jobs(emulated, found, since=since) if job.run_id == plan.run_id]
         assert listed == [ids[2]]
     finally:
         for job_id in ids:
-            embedded.batch.terminate_job(jobId=job_id, reason="the test is over")
+            emulated.batch.terminate_job(jobId=job_id, reason="the test is over")
         for job_id in ids:
-            wait_for(embedded, found, job_id)
+            wait_for(emulated, found, job_id)

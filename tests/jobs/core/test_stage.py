@@ -56,8 +56,8 @@ def test_a_stage_is_what_its_parameters_say() -> None:
     assert stage.job_definition("research", "finetune-classification") == "arn:definition/research:3"
     assert not any((stage.images, stage.job_images, stage.huggingface_teams, stage.secret_variables))
     assert stage.teams_with_queues == frozenset()
-    assert not stage.embedded
-    assert DeployedStage.from_parameters("dev", PARAMETERS, embedded_processes=2).embedded
+    assert not stage.emulated
+    assert DeployedStage.from_parameters("dev", PARAMETERS, emulated_processes=2).emulated
     alone = {name: value for name, value in PARAMETERS.items() if "/research/" not in name}
     assert DeployedStage.from_parameters("dev", alone).default_team == "product"
 
@@ -112,12 +112,12 @@ def test_a_stage_that_lacks_a_parameter_is_not_deployed(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("embedded_processes", "next_step"),
+    ("emulated_processes", "next_step"),
     [(None, "cdk deploy 'dev/*' -c stage=dev"), (2, "trainyard --stage dev local up")],
-    ids=["AWS", "embedded"],
+    ids=["AWS", "emulated"],
 )
-def test_what_a_stage_lacks_is_told(embedded_processes: int | None, next_step: str) -> None:
-    stage = DeployedStage.from_parameters("dev", PARAMETERS, embedded_processes=embedded_processes)
+def test_what_a_stage_lacks_is_told(emulated_processes: int | None, next_step: str) -> None:
+    stage = DeployedStage.from_parameters("dev", PARAMETERS, emulated_processes=emulated_processes)
     with pytest.raises(ConfigurationError, match="no job definition of 'build-corpus' for team 'research'") as caught:
         stage.job_definition("research", "build-corpus")
     assert caught.value.next_step == next_step

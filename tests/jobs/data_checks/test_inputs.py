@@ -24,8 +24,8 @@ from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.prepare_corpus import PrepareCorpus
 from jobs.spec.spec import JobSpec
 from tests.jobs.conftest import point_at
-from tests.support.embedded_aws import EmbeddedAws
-from tests.support.jobs.planning import EMBEDDED, STAGE
+from tests.support.jobs.planning import EMULATED, STAGE
+from tests.support.running_emulator import Emulator
 
 BUCKET = "looked-at"
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
@@ -33,9 +33,9 @@ TABLE = b"text,label\ngood,1\nbad,0\n"
 
 
 @pytest.fixture(scope="module")
-def aws(embedded_aws: EmbeddedAws) -> Iterator[Aws]:
+def aws(emulator: Emulator) -> Iterator[Aws]:
     with pytest.MonkeyPatch.context() as patch:
-        point_at(patch, embedded_aws.endpoint)
+        point_at(patch, emulator.endpoint)
         connected = Aws()
         connected.s3.create_bucket(Bucket=BUCKET)
         yield connected
@@ -73,7 +73,7 @@ def put_model(put: Put, configuration: object = BERT, **files: object) -> str:
 
 
 def told(aws: Aws, arguments: Arguments, **options: Any) -> list[str]:
-    return [str(fault) for fault in faults_of_inputs(aws, arguments, embedded=True, **options)]
+    return [str(fault) for fault in faults_of_inputs(aws, arguments, emulated=True, **options)]
 
 
 def finetuning(put: Put, table: str, **arguments: Any) -> FinetuneClassification:
@@ -138,7 +138,7 @@ def test_rows_of_a_corpus_that_quotes_may_have_joined_are_noted(aws: Aws, put: P
     table = put("t.csv", b'text,source\n"so,web\nbad",books\n')
     notes: list[str] = []
     arguments = PrepareCorpus(data=[table])
-    assert faults_of_inputs(aws, arguments, embedded=True, note=notes.append) == []
+    assert faults_of_inputs(aws, arguments, emulated=True, note=notes.append) == []
     assert [note.partition("; ")[0] for note in notes] == [
         f"warning: {table}: quotes make lines 2 to 3 one row, and each would be one by itself"
     ]
@@ -240,9 +240,9 @@ def test_a_submission_knows_what_its_job_reads_pickles_with(aws: Aws) -> None:
     [fault] = check_inputs(aws, stage, spec)
     assert "its weights in pytorch_model.bin only, a pickle, and PyTorch 2.6.0 may run code" in str(fault)
     assert "\nNext: save the model once more" in str(fault)
-    # The other images bring PyTorch 2.13, and so does the environment in which the embedded AWS runs jobs
+    # The other images bring PyTorch 2.13, and so does the environment in which the emulator runs jobs
     assert check_inputs(aws, replace(stage, instance_type=instance_type("g5.4xlarge")), spec) == []
-    assert check_inputs(aws, replace(EMBEDDED, release="1.21.0"), spec) == []
+    assert check_inputs(aws, replace(EMULATED, release="1.21.0"), spec) == []
     aws.s3.put_object(Bucket=BUCKET, Key="pickled/model.safetensors", Body=b"")
     assert check_inputs(aws, stage, spec) == []
 

@@ -13,16 +13,16 @@ from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.stage import DeployedStage
 from jobs.data_checks import team_data
 from tests.jobs.conftest import point_at
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.planning import STAGE
+from tests.support.running_emulator import Emulator
 
 BUCKET = "team-data"
 
 
 @pytest.fixture(scope="module")
-def aws(embedded_aws: EmbeddedAws) -> Iterator[Aws]:
+def aws(emulator: Emulator) -> Iterator[Aws]:
     with pytest.MonkeyPatch.context() as patch:
-        point_at(patch, embedded_aws.endpoint)
+        point_at(patch, emulator.endpoint)
         connected = Aws()
         connected.s3.create_bucket(Bucket=BUCKET)
         yield connected

@@ -74,13 +74,13 @@ def make(
     engine: Engine,
     *,
     recorded: Mapping[str, str] | None = None,
-    embedded: bool = False,
+    emulated: bool = False,
     written: dict[str, str] | None = None,
 ) -> Push:
     """A push to a stage that has repositories of cpu and gaudi. What it records is `written`."""
     written = {} if written is None else written
     ssm = SimpleNamespace(put_parameter=lambda **given: written.update({given["Name"]: given["Value"]}))
-    aws: Any = SimpleNamespace(embedded=embedded, ssm=ssm)
+    aws: Any = SimpleNamespace(emulated=emulated, ssm=ssm)
     stage = StageImages(
         stage="dev",
         release=RELEASE,
@@ -116,7 +116,7 @@ def test_what_was_pushed_is_recorded_by_the_digest_that_the_registry_has() -> No
     assert push.missing([image("cpu"), image("gaudi")]) == ["gaudi"]
 
 
-def test_a_parent_is_fetched_and_the_embedded_aws_has_stand_ins() -> None:
+def test_a_parent_is_fetched_and_the_emulator_has_stand_ins() -> None:
     engine = Engine()
     engine.there[f"{HOST}/cpu:{TAG}"] = "sha256:of-cpu"
     push = make(engine)
@@ -128,8 +128,8 @@ def test_a_parent_is_fetched_and_the_embedded_aws_has_stand_ins() -> None:
     push = make(engine, recorded={"cpu": "older", "gaudi": uri})
     [pushed] = push.run([image("cpu")], print)
     assert push.record([pushed]) == {"cpu": uri}
-    embedded = make(engine, recorded={"cpu": "older", "gaudi": "older"}, embedded=True)
-    assert embedded.record([pushed]) == {"cpu": uri, "gaudi": uri}
+    emulated = make(engine, recorded={"cpu": "older", "gaudi": "older"}, emulated=True)
+    assert emulated.record([pushed]) == {"cpu": uri, "gaudi": uri}
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_an_account_gets_no_image_on_a_custom_base() -> None:
 
 def test_an_account_gets_no_image_of_sources_that_nobody_else_has(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=DIRTY) as no:
-        check_clean(DIRTY, embedded=False, allow_dirty=False)
+        check_clean(DIRTY, emulated=False, allow_dirty=False)
     assert "--allow-dirty" in str(no.value.next_step)
-    for revision, embedded, allow_dirty in ((DIRTY, False, True), (DIRTY, True, False), ("0123456789ab", False, False)):
-        check_clean(revision, embedded=embedded, allow_dirty=allow_dirty)
+    for revision, emulated, allow_dirty in ((DIRTY, False, True), (DIRTY, True, False), ("0123456789ab", False, False)):
+        check_clean(revision, emulated=emulated, allow_dirty=allow_dirty)
     # CodeBuild has sources without git, where nobody can commit.
     monkeypatch.setenv("TRAINYARD_REVISION", DIRTY)
     with pytest.raises(UsageError, match=DIRTY) as no:
-        check_clean(DIRTY, embedded=False, allow_dirty=False)
+        check_clean(DIRTY, emulated=False, allow_dirty=False)
     assert "deploy the image stack" in str(no.value.next_step)
 
 
@@ -210,6 +210,6 @@ def test_an_account_gets_no_image_of_sources_that_nobody_else_has(monkeypatch: p
 def test_what_the_stage_has_no_place_for_is_refused(names: list[str], error: type[TrainyardError], said: str) -> None:
     stage = make(Engine(), recorded={"cpu": "a", "gaudi": "b"}).stage
     with pytest.raises(error, match=said.replace("?", r"\?")):
-        stage.chosen(names, embedded=False)
-    assert [one.name for one in stage.chosen([], embedded=False)] == ["gaudi"]
-    assert [one.name for one in stage.chosen([], embedded=True)] == ["cpu"]
+        stage.chosen(names, emulated=False)
+    assert [one.name for one in stage.chosen([], emulated=False)] == ["gaudi"]
+    assert [one.name for one in stage.chosen([], emulated=True)] == ["cpu"]

@@ -1,4 +1,4 @@
-"""Submitting exactly once, and what is known of jobs afterwards, over the API of the embedded AWS."""
+"""Submitting exactly once, and what is known of jobs afterwards, over the API of the emulator."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,7 +138,7 @@ def test_reads_of_a_throttled_service_are_tried_again(faulty: FaultyProxy, stage
     assert batch.read_stage(Aws(), stage.name) == stage
 
 
-def test_a_job_is_described_attempt_by_attempt(embedded: Aws, stage: DeployedStage, run_command: RunCommand) -> None:
+def test_a_job_is_described_attempt_by_attempt(emulated: Aws, stage: DeployedStage, run_command: RunCommand) -> None:
     run = run_command(["sh", "-c", 'echo "attempt $AWS_BATCH_JOB_ATTEMPT"; exit $((76 - AWS_BATCH_JOB_ATTEMPT))'])
     job = run.ended
     assert (job.state, job.run_id, job.team, job.queue) == ("FAILED", run.plan.run_id, "research", "spot@research")
@@ -155,7 +155,7 @@ def test_a_job_is_described_attempt_by_attempt(embedded: Aws, stage: DeployedSta
     assert job.created_at <= job.stopped_at
 
 
-def test_nodes_that_start_one_by_one_are_described_as_one_job(embedded: Aws, stage: DeployedStage) -> None:
+def test_nodes_that_start_one_by_one_are_described_as_one_job(emulated: Aws, stage: DeployedStage) -> None:
     # GIVEN two nodes, of which both leave once, and one then fails by itself
     script = """
         echo "node $AWS_BATCH_JOB_ARRAY_INDEX"
@@ -163,47 +163,47 @@ def test_nodes_that_start_one_by_one_are_described_as_one_job(embedded: Aws, sta
         [ $AWS_BATCH_JOB_ARRAY_INDEX = 1 ] && exit 3
         sleep 60
     """
-    plan = planned_to_run(embedded, stage, ["sh", "-c", script])
+    plan = planned_to_run(emulated, stage, ["sh", "-c", script])
     plan.request["arrayProperties"] = {"size": 2}
-    job_id = batch.submit(embedded, plan)
+    job_id = batch.submit(emulated, plan)
     job = wait_until(
-        lambda: batch.describe(embedded, stage, [job_id])[0], lambda job: job.nodes == {"RUNNING": 1, "FAILED": 1}
+        lambda: batch.describe(emulated, stage, [job_id])[0], lambda job: job.nodes == {"RUNNING": 1, "FAILED": 1}
     )
     # THEN it runs as long as one of them does
     assert (job.state, job.nodes_text, job.attempt, job.ended) == ("RUNNING", "1 of 2 nodes", 2, False)
     assert [(attempt.exit_code, bool(attempt.stopped_at)) for attempt in job.attempts] == [(75, True), (None, False)]
     assert [(stream.attempt, stream.node) for stream in job.log_streams] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    lines = LogReader(embedded, stage.log_group).read(job.log_streams)
+    lines = LogReader(emulated, stage.log_group).read(job.log_streams)
     assert {(line.attempt, line.node, line.text) for line in lines} == {
         (attempt, node, f"node {node}") for attempt in (1, 2) for node in (0, 1)
     }
     assert job.run_id in [
-        listed.run_id for listed in batch.list_jobs(embedded, stage, since=job.created_at - timedelta(seconds=1))
+        listed.run_id for listed in batch.list_jobs(emulated, stage, since=job.created_at - timedelta(seconds=1))
     ]
     # AND its end ends all of them
-    batch.terminate(embedded, job, reason="enough")
-    ended = wait_for(embedded, stage, job_id)
+    batch.terminate(emulated, job, reason="enough")
+    ended = wait_for(emulated, stage, job_id)
     assert (ended.state, ended.reason, ended.nodes) == ("CANCELLED", "enough", {"FAILED": 2})
     # AND what failed by itself says why, not who had to leave with it
     assert [attempt.exit_code for attempt in ended.attempts] == [75, 3]
 
 
 def test_runs_are_listed_newest_first_by_time_and_team(
-    embedded: Aws, stage: DeployedStage, run_command: RunCommand
+    emulated: Aws, stage: DeployedStage, run_command: RunCommand
 ) -> None:
     start = datetime.now(timezone.utc)
     first, second = run_command(["true"]), run_command(["true"])
-    embedded.batch.submit_job(
+    emulated.batch.submit_job(
         jobName="not-a-run",
         jobQueue=stage.queues["spot@research"],
         jobDefinition=first.plan.request["jobDefinition"],
         shareIdentifier="research",
         ecsPropertiesOverride=second.plan.request["ecsPropertiesOverride"],
     )
-    runs = [job.run_id for job in batch.list_jobs(embedded, stage, since=start)]
+    runs = [job.run_id for job in batch.list_jobs(emulated, stage, since=start)]
     assert runs == [second.plan.run_id, first.plan.run_id]
-    assert batch.list_jobs(embedded, stage, since=start, team="product") == []
-    assert batch.list_jobs(embedded, stage, since=datetime.now(timezone.utc) + timedelta(minutes=1)) == []
+    assert batch.list_jobs(emulated, stage, since=start, team="product") == []
+    assert batch.list_jobs(emulated, stage, since=datetime.now(timezone.utc) + timedelta(minutes=1)) == []
 
 
 def jobs_of(aws: Aws, plan: Plan) -> list[str]:

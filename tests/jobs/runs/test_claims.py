@@ -15,8 +15,8 @@ RUN_ID = "probe-20261121-120005-00ab"
 
 
 @pytest.fixture
-def claim(embedded: Aws, stage: DeployedStage, request: pytest.FixtureRequest) -> Claim:
-    return Claim.of(embedded, RUN_ID, S3Location(stage.run_bucket, f"research/{RUN_ID}/"), request.node.name)
+def claim(emulated: Aws, stage: DeployedStage, request: pytest.FixtureRequest) -> Claim:
+    return Claim.of(emulated, RUN_ID, S3Location(stage.run_bucket, f"research/{RUN_ID}/"), request.node.name)
 
 
 def test_of_many_that_try_one_has_it(claim: Claim, caplog: pytest.LogCaptureFixture) -> None:

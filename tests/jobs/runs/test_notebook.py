@@ -23,7 +23,7 @@ from jobs.spec.plan import Plan
 from jobs.core.run import NOTEBOOK
 from jobs.core.stage import DeployedStage
 from jobs.container.kinds.notebook.entrypoint import _until_the_end
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 from tests.support.infra.synthesis import ROOT
 from tests.support.jobs.notebooks import Browser
 from tests.support.waiting import wait_until
@@ -107,18 +107,18 @@ EARLIER = f"research/earlier-20260101-120000-0a1b/{NOTEBOOK}"
 
 
 @pytest.fixture
-def notebook(embedded: Aws, stage: DeployedStage) -> Iterator[Submitted]:
+def notebook(emulated: Aws, stage: DeployedStage) -> Iterator[Submitted]:
     """The ready spec, submitted, to begin with the folder that another run has left."""
-    embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{EARLIER}deep/analysis.txt", Body=b"42")
-    submitted = Submitted(embedded, stage, f"arguments.files=s3://{stage.run_bucket}/{EARLIER}")
+    emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"{EARLIER}deep/analysis.txt", Body=b"42")
+    submitted = Submitted(emulated, stage, f"arguments.files=s3://{stage.run_bucket}/{EARLIER}")
     yield submitted
     if not submitted.job.ended:
-        batch.terminate(embedded, submitted.job, reason="the test is over")
+        batch.terminate(emulated, submitted.job, reason="the test is over")
         submitted.ended()
 
 
 def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
-    notebook: Submitted, embedded: Aws, deployed_aws: EmbeddedAws
+    notebook: Submitted, emulated: Aws, deployed_aws: Emulator
 ) -> None:
     server = notebook.server()
     browser = Browser.at(server.url())
@@ -180,11 +180,11 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     # THEN the job has succeeded, and left its files, a receipt and no token
     assert notebook.ended().state == "SUCCEEDED"
     assert set(notebook.saved()) == {"deep/analysis.txt", "last.txt", *event_files}
-    receipt = storage.read_receipt(embedded, notebook.location)
+    receipt = storage.read_receipt(emulated, notebook.location)
     assert receipt is not None
     assert receipt.state == "succeeded"
     assert [attempt.exit_code for attempt in receipt.attempts] == [INTERRUPTED_EXIT_CODE, 0], notebook.log
-    assert storage.read_notebook(embedded, notebook.location) is None
+    assert storage.read_notebook(emulated, notebook.location) is None
     assert list(notebook.processes()) == []
 
 

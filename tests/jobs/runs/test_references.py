@@ -27,22 +27,22 @@ def name() -> str:
 
 
 @pytest.fixture
-def start(embedded: Aws, stage: DeployedStage, name: str) -> Iterator[Start]:
+def start(emulated: Aws, stage: DeployedStage, name: str) -> Iterator[Start]:
     """A run that does what the test says, once it is in `state`; its one file is a table."""
     submitted: list[str] = []
 
     def start_one(*command: str, state: str) -> tuple[Plan, Job]:
-        plan = planned_to_run(embedded, stage, command, name=name)
+        plan = planned_to_run(emulated, stage, command, name=name)
         table = plan.run_location / "train.jsonl"
-        submitted.append(send(embedded, plan))
-        embedded.s3.put_object(Bucket=table.bucket, Key=table.key, Body=b'{"text": "good", "label": 1}\n')
-        return plan, wait_for(embedded, stage, submitted[-1], state=state)
+        submitted.append(send(emulated, plan))
+        emulated.s3.put_object(Bucket=table.bucket, Key=table.key, Body=b'{"text": "good", "label": 1}\n')
+        return plan, wait_for(emulated, stage, submitted[-1], state=state)
 
     yield start_one
-    for job in batch.describe(embedded, stage, submitted):
+    for job in batch.describe(emulated, stage, submitted):
         if not job.ended:
-            batch.terminate(embedded, job, reason="the test is over")
-            wait_for(embedded, stage, job.id)
+            batch.terminate(emulated, job, reason="the test is over")
+            wait_for(emulated, stage, job.id)
 
 
 def reading(location: str, **changed: Any) -> JobSpec:
@@ -52,43 +52,43 @@ def reading(location: str, **changed: Any) -> JobSpec:
 
 
 def test_a_name_stands_for_the_newest_run_that_has_not_failed(
-    embedded: Aws, stage: DeployedStage, name: str, start: Start
+    emulated: Aws, stage: DeployedStage, name: str, start: Start
 ) -> None:
     older, _ = start("true", state="SUCCEEDED")
     newer, _ = start("true", state="SUCCEEDED")
     for wanted, found in ((name, newer), (older.run_id, older), (newer.run_id, newer)):
-        planned = plan_run(embedded, stage, reading(f"run://{wanted}/train.jsonl"))
+        planned = plan_run(emulated, stage, reading(f"run://{wanted}/train.jsonl"))
         assert planned.spec.arguments["train_data"] == f"{found.run_location}train.jsonl"
         assert planned.awaited == ()
         assert "dependsOn" not in planned.request
     nothing = r"arguments\.train_data: a table of examples was expected at .*/other\.csv"
     with pytest.raises(NotFoundError, match=nothing):
-        plan_run(embedded, stage, reading(f"run://{name}/other.csv"))
+        plan_run(emulated, stage, reading(f"run://{name}/other.csv"))
     with pytest.raises(NotFoundError, match=f"has no run of that name or id; did you mean '{name}'"):
-        plan_run(embedded, stage, reading(f"run://{name[:-1]}/train.jsonl"))
+        plan_run(emulated, stage, reading(f"run://{name[:-1]}/train.jsonl"))
     # Another team's runs are none of this team's.
     with pytest.raises(NotFoundError, match="team 'product' has no run of that name or id"):
-        plan_run(embedded, stage, reading(f"run://{name}/train.jsonl", team="product"))
+        plan_run(emulated, stage, reading(f"run://{name}/train.jsonl", team="product"))
 
     # WHEN a newer one runs, THEN it is waited for, and what it will write is not looked for
     going, job = start("sleep", "60", state="RUNNING")
     model = {"model": f"run://{going.run_id}/model", "train_data": f"run://{name}/later.jsonl"}
-    planned = plan_run(embedded, stage, reading("", arguments=model))
+    planned = plan_run(emulated, stage, reading("", arguments=model))
     assert planned.request["dependsOn"] == [{"jobId": job.id}]
     [awaited] = planned.awaited
     assert (awaited.run_id, set(awaited.arguments)) == (going.run_id, {"model", "train_data"})
     with pytest.raises(NotFoundError, match=r"arguments\.model: a pretrained model's folder was expected"):
-        plan_run(embedded, stage, reading("", arguments={**model, "model": "data://tests/none"}))
+        plan_run(emulated, stage, reading("", arguments={**model, "model": "data://tests/none"}))
 
     # AND one that has failed is refused with its id
     failed, _ = start("false", state="FAILED")
     with pytest.raises(UsageError) as refused:
-        plan_run(embedded, stage, reading(f"run://{name}/train.jsonl"))
+        plan_run(emulated, stage, reading(f"run://{name}/train.jsonl"))
     assert f"arguments.train_data: run://{name}/train.jsonl is {failed.run_id}, which has failed" in str(refused.value)
     assert f"Next: trainyard logs {failed.run_id}" in str(refused.value)
 
 
-def test_runs_of_one_file_wait_for_each_other(embedded: Aws, stage: DeployedStage) -> None:
+def test_runs_of_one_file_wait_for_each_other(emulated: Aws, stage: DeployedStage) -> None:
     first = reading("data://tests/train.jsonl", name="first")
     second = reading("run://first/train.jsonl", name="second")
     third = reading(
@@ -96,7 +96,7 @@ def test_runs_of_one_file_wait_for_each_other(embedded: Aws, stage: DeployedStag
         name="third",
         arguments={"model": "run://first/model", "train_data": "run://second/train.jsonl"},
     )
-    plans = plan_runs(embedded, stage, [first, second, third])
+    plans = plan_runs(emulated, stage, [first, second, third])
     assert [[run.run_id for run in planned.awaited] for planned in plans] == [
         [],
         [plans[0].run_id],
@@ -114,14 +114,14 @@ def test_runs_of_one_file_wait_for_each_other(embedded: Aws, stage: DeployedStag
     ],
 )
 def test_what_one_of_a_file_cannot_read_of_another(
-    embedded: Aws, stage: DeployedStage, order: tuple[str, ...], team: str, message: str
+    emulated: Aws, stage: DeployedStage, order: tuple[str, ...], team: str, message: str
 ) -> None:
     specs = {
         "first": reading("data://tests/train.jsonl", name="first"),
         "second": reading("run://first/train.jsonl", name="second", team=team),
     }
     with pytest.raises(UsageError) as refused:
-        plan_runs(embedded, stage, [specs[name] for name in order])
+        plan_runs(emulated, stage, [specs[name] for name in order])
     assert message in str(refused.value)
 
 
@@ -140,23 +140,23 @@ CORPUS = job("corpus", "prepare-corpus", data=[f"data://{DATA_KEY}"])
     ],
 )
 def test_a_run_that_makes_something_else_is_refused(
-    embedded: Aws, stage: DeployedStage, tokenizer: str, message: str
+    emulated: Aws, stage: DeployedStage, tokenizer: str, message: str
 ) -> None:
     tokens = job("tokens", "tokenize", corpus="run://corpus", tokenizer=tokenizer)
     with pytest.raises(UsageError) as refused:
-        plan_runs(embedded, stage, [CORPUS, reading(f"data://{DATA_KEY}"), tokens])
+        plan_runs(emulated, stage, [CORPUS, reading(f"data://{DATA_KEY}"), tokens])
     assert f"tokens: arguments.tokenizer: {tokenizer} {message}" in str(refused.value)
 
 
-def test_an_artifact_is_looked_for_and_at_before_it_is_read(embedded: Aws, stage: DeployedStage, name: str) -> None:
+def test_an_artifact_is_looked_for_and_at_before_it_is_read(emulated: Aws, stage: DeployedStage, name: str) -> None:
     place = S3Location(stage.run_bucket, f"research/{name}")
     spec = job("tokens", "train-tokenizer", corpus=str(place))
     with pytest.raises(NotFoundError, match=r"arguments\.corpus: .* where there is neither artifact\.json nor manif"):
-        plan_run(embedded, stage, spec)
+        plan_run(emulated, stage, spec)
     pointer = {"kind": "tokenizer", "fingerprint": "0" * 64, "location": "s3://elsewhere/"}
-    embedded.s3.put_object(Bucket=place.bucket, Key=f"{place.key}/artifact.json", Body=json.dumps(pointer).encode())
+    emulated.s3.put_object(Bucket=place.bucket, Key=f"{place.key}/artifact.json", Body=json.dumps(pointer).encode())
     with pytest.raises(UsageError, match=rf"arguments\.corpus: {place} is a 'tokenizer', not a 'corpus'"):
-        plan_run(embedded, stage, spec)
+        plan_run(emulated, stage, spec)
     manifest = {"kind": "corpus"}
-    embedded.s3.put_object(Bucket=place.bucket, Key=f"{place.key}/manifest.json", Body=json.dumps(manifest).encode())
-    assert plan_run(embedded, stage, spec).inputs[0][1] == str(place)
+    emulated.s3.put_object(Bucket=place.bucket, Key=f"{place.key}/manifest.json", Body=json.dumps(manifest).encode())
+    assert plan_run(emulated, stage, spec).inputs[0][1] == str(place)

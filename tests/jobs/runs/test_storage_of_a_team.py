@@ -20,7 +20,7 @@ from jobs.core.stage import DeployedStage
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.container.launcher.request import parse
 from tests.jobs.conftest import point_at
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 from tests.support.jobs.limited_role import LimitedRole
 from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
 
@@ -29,24 +29,24 @@ OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-00
 
 @pytest.fixture
 def limited(
-    embedded: Aws, stage: DeployedStage, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+    emulated: Aws, stage: DeployedStage, deployed_aws: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Aws]:
     """Two teams' runs are there; this is the connection of one of them."""
     for team, run in (("research", OURS), ("product", THEIRS)):
-        embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{team}/{run}/spec.yaml", Body=b"{}")
+        emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"{team}/{run}/spec.yaml", Body=b"{}")
     with LimitedRole(deployed_aws.endpoint) as proxy:
         point_at(monkeypatch, proxy.url)
         yield Aws()
 
 
-def test_runs_are_those_of_the_teams_that_may_be_listed(limited: Aws, stage: DeployedStage, embedded: Aws) -> None:
+def test_runs_are_those_of_the_teams_that_may_be_listed(limited: Aws, stage: DeployedStage, emulated: Aws) -> None:
     assert {"research", "product"} <= set(stage.teams)
     assert [run.run_id for run in storage.stored_runs(limited, stage, prefix="team-files-")] == [OURS]
     assert storage.find_run(limited, stage, "team-files").run_id == OURS
 
 
 def test_arguments_too_long_for_a_command_line_reach_the_launcher(
-    limited: Aws, stage: DeployedStage, embedded: Aws
+    limited: Aws, stage: DeployedStage, emulated: Aws
 ) -> None:
     tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(200)]
     planned = plan(spec(arguments={**ARGUMENTS, "train_data": tables}), stage, run_id=RUN_ID)
@@ -55,13 +55,13 @@ def test_arguments_too_long_for_a_command_line_reach_the_launcher(
     assert isinstance(launch.arguments, FinetuneClassification)
     assert launch.arguments.train_data == [table.replace("data://", f"s3://{stage.data_bucket}/") for table in tables]
     # WHEN Batch refuses the job, THEN nothing stays of it, and a launcher would say so
-    storage.delete_spec(embedded, planned)
+    storage.delete_spec(emulated, planned)
     with pytest.raises(NotFoundError, match="which holds the job's arguments, is gone"):
         parse(command_of(planned)[3:], environment_of(planned))
 
 
 def test_of_two_submissions_with_one_run_id_the_first_has_it(
-    limited: Aws, stage: DeployedStage, embedded: Aws, monkeypatch: pytest.MonkeyPatch
+    limited: Aws, stage: DeployedStage, emulated: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = new_run_id("twice", now=datetime.now(timezone.utc))
     first, second = (plan(spec(arguments={**ARGUMENTS, "seed": seed}), stage, run_id=run_id) for seed in (1, 2))
@@ -74,12 +74,12 @@ def test_of_two_submissions_with_one_run_id_the_first_has_it(
     for planned in (second, first):
         with pytest.raises(TrainyardError, match=f"another run was submitted as {run_id} in the same second"):
             send(limited, planned)
-    text = storage.read_spec_text(embedded, first.run_location)
+    text = storage.read_spec_text(emulated, first.run_location)
     assert text is not None
     assert yaml.safe_load(text)["arguments"]["seed"] == 1
     # WHEN the run is resumed, THEN its spec is written over
     storage.put_spec(limited, replace(second, continued=Continued(job_ids=("a",), at=datetime.now(timezone.utc))))
-    text = storage.read_spec_text(embedded, first.run_location)
+    text = storage.read_spec_text(emulated, first.run_location)
     assert text is not None
     assert yaml.safe_load(text)["arguments"]["seed"] == 2
 

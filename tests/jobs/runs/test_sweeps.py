@@ -50,28 +50,28 @@ def test_those_that_halving_let_go_further_are_before_the_others_whatever_their_
 
 
 def test_why_a_sweep_ended_is_its_points_reason_or_the_budgets(
-    embedded: Aws, stage: DeployedStage, request: pytest.FixtureRequest
+    emulated: Aws, stage: DeployedStage, request: pytest.FixtureRequest
 ) -> None:
     detail = {"jobId": request.node.name, "jobName": "rates", "jobQueue": "q", "status": "FAILED", "createdAt": 1}
     exited = "Essential container in task exited"
     failed = job_from({**detail, "statusReason": exited}, [], queue_names={})
     run = S3Location(stage.run_bucket, f"research/{request.node.name}/")
     done, waits = standing(1, "succeeded", 0.5, rung=None), standing(2, "not run", 0.5, rung=None)
-    assert ended_by(embedded, run, [done, waits], failed) == exited, "nobody knows more"
+    assert ended_by(emulated, run, [done, waits], failed) == exited, "nobody knows more"
     # WHEN a worker has noted why it began no other point
     stop = Claim(child=0, ended="stopped", reason="point 2 is not begun: budget: …")
     place = run / stop_name(failed.id)
-    embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=stop.model_dump_json().encode())
-    assert ended_by(embedded, run, [done, waits], failed) == stop.reason
+    emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=stop.model_dump_json().encode())
+    assert ended_by(emulated, run, [done, waits], failed) == stop.reason
     # AND of points that were stopped or have failed, their reasons
     of_points = [
         replace(waits, state="stopped", reason="budget: …"),
         replace(done, state="failed", reason="exit code 1"),
     ]
-    assert ended_by(embedded, run, of_points, failed) == "budget: …; 1 of 2 points failed: point 1: exit code 1"
-    assert ended_by(embedded, run, of_points, replace(failed, state="RUNNING")) == ""
+    assert ended_by(emulated, run, of_points, failed) == "budget: …; 1 of 2 points failed: point 1: exit code 1"
+    assert ended_by(emulated, run, of_points, replace(failed, state="RUNNING")) == ""
     cancelled = replace(failed, state="CANCELLED", reason="cancelled by alice")
-    assert ended_by(embedded, run, of_points, cancelled) == "cancelled by alice"
+    assert ended_by(emulated, run, of_points, cancelled) == "cancelled by alice"
 
 
 def test_a_metric_that_no_point_reports_is_warned_of() -> None:

@@ -21,7 +21,7 @@ from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.launcher_options import LauncherOptions, Limits
 from jobs.spec.plan import plan
 from jobs.spec.spec import parse_spec
-from tests.support.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
+from tests.support.jobs.planning import ARGUMENTS, EMULATED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
 SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
 MAX_PAYLOAD_BYTES = 30 * 1024
@@ -126,10 +126,10 @@ def test_the_same_spec_runs_on_other_instances(name: str, accelerator: str, rank
     assert planned.notes == ()
 
 
-def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:
-    planned = plan(spec(), EMBEDDED, run_id=RUN_ID)
+def test_on_the_emulator_the_machine_decides_what_to_train_on() -> None:
+    planned = plan(spec(), EMULATED, run_id=RUN_ID)
     assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "auto"
-    assert planned.accelerator_reason == "the embedded AWS runs jobs on this machine; on AWS: hpu of dl1.24xlarge"
+    assert planned.accelerator_reason == "the emulator runs jobs on this machine; on AWS: hpu of dl1.24xlarge"
     assert "--nproc-per-node=2" in command_of(planned)
     assert planned.notes == ("runs 2 ranks on this machine instead of 8; the global batch size stays",)
     # Everything else is what AWS would get.
@@ -140,7 +140,7 @@ def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:
 def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         ready = parse_spec(document, origin=path.name)
-        for stage in (LARGE, replace(LARGE, embedded_processes=2)):
+        for stage in (LARGE, replace(LARGE, emulated_processes=2)):
             planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
             assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
 
@@ -163,7 +163,7 @@ def test_what_a_plan_waits_for_is_in_its_request() -> None:
 
 def test_what_a_job_sends_elsewhere_needs_its_teams_secret() -> None:
     pushing = spec(arguments={**ARGUMENTS, "push_to_hub": "acme/reviews"})
-    for stage in (replace(STAGE, huggingface_teams=frozenset({"nlp-core"})), EMBEDDED):
+    for stage in (replace(STAGE, huggingface_teams=frozenset({"nlp-core"})), EMULATED):
         with pytest.raises(UsageError, match=r"team 'research' has no secret for a Hugging Face token in stage 'dev'"):
             plan(pushing, stage, run_id=RUN_ID)
     its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
@@ -224,7 +224,7 @@ def test_shared_data_is_read_from_the_file_system_where_the_stage_mounts_it() ->
     # Whether it is there is looked up in S3, which the laptop can reach, and the kept spec names what lasts.
     assert planned.inputs[0][:2] == ("model", "s3://data-bucket/shared/m")
     assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
-    on_a_laptop = replace(EMBEDDED, shared_data_mount="/shared-data")
+    on_a_laptop = replace(EMULATED, shared_data_mount="/shared-data")
     assert "--model=s3://data-bucket/shared/m" in command_of(plan(spec(), on_a_laptop, run_id=RUN_ID))
     tokenizing = {"job": "tokenize", "arguments": {"corpus": "data://shared/c", "tokenizer": "data://shared/t"}}
     assert "--corpus=s3://data-bucket/shared/c" in command_of(plan(spec(**tokenizing), mounting, run_id=RUN_ID))
@@ -316,7 +316,7 @@ def test_a_notebook_is_one_process_with_all_cards_of_its_node() -> None:
     ]
     assert (planned.accelerator, planned.notes) == ("hpu", ())
     one = {"resources": {"nproc_per_node": 1}}
-    assert plan(spec(job="notebook", arguments={}, **one), EMBEDDED, run_id=RUN_ID).nproc_per_node == 1
+    assert plan(spec(job="notebook", arguments={}, **one), EMULATED, run_id=RUN_ID).nproc_per_node == 1
     names = {child_name(row.image, kind.image) for row in INSTANCE_TYPES.values() for kind in CATALOG.values()}
     assert "gaudi-notebook" in names <= images().keys()
 
@@ -388,9 +388,9 @@ def test_what_is_to_be_said_of_the_image_is_noted(stage: DeployedStage, notes: t
     [
         (STAGE, NEVER, "trainyard --stage dev images push gaudi, then cdk deploy 'dev/jobs' -c stage=dev"),
         (STAGE, NEW, "cdk deploy 'dev/jobs' -c stage=dev"),
-        (EMBEDDED, NEVER, "trainyard --stage dev images push cpu, then trainyard --stage dev local up"),
+        (EMULATED, NEVER, "trainyard --stage dev images push cpu, then trainyard --stage dev local up"),
     ],
-    ids=["never pushed", "not deployed since", "embedded"],
+    ids=["never pushed", "not deployed since", "emulated"],
 )
 def test_a_job_without_an_image_is_refused_before_money_is_spent(
     stage: DeployedStage, pushed: str, next_step: str
@@ -412,10 +412,10 @@ SCRIPT = {"job": "script", "arguments": {"code": f"s3://runs/research/code/{'0' 
     [
         ({"resources": {"nproc_per_node": 9}}, STAGE, "9 ranks do not fit a dl1.24xlarge, which has 8 HPUs"),
         # It divides over the two ranks that this machine would run.
-        ({"arguments": {**ARGUMENTS, "global_batch_size": 4}}, EMBEDDED, "4 does not divide over 8 ranks"),
+        ({"arguments": {**ARGUMENTS, "global_batch_size": 4}}, EMULATED, "4 does not divide over 8 ranks"),
         (
             {"arguments": {**ARGUMENTS, "global_batch_size": 9}, "resources": {"nproc_per_node": 3}},
-            EMBEDDED,
+            EMULATED,
             "9 does not divide over 2 ranks.*set it to 6 or 12$",
         ),
         ({"resources": FEWER}, STAGE, "32 does not divide over 24 ranks"),

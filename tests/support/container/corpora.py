@@ -25,7 +25,7 @@ from jobs.spec.kinds.prepare_corpus import PrepareCorpus
 from jobs.spec.kinds.tokenize import Tokenize
 from jobs.spec.kinds.train_tokenizer import TrainTokenizer
 from tests.support.container.reviews import write_jsonl
-from tests.support.embedded_aws import environment_of
+from tests.support.running_emulator import environment_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -45,7 +45,7 @@ signal.sigwait({signal.SIGTERM})
 def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[str]:
     """Its URL; it listens on `address` only. It ends with the block.
 
-    `is_fresh`: it is a new process, which needs moto's server and S3, but nothing of the embedded AWS's other services.
+    `is_fresh`: it is a new process, which needs moto's server and S3, but nothing of the emulator's other services.
     """
     command, environment = [sys.executable, "-c", _SERVER, address], {"PATH": os.environ["PATH"]}
     server: subprocess.Popen[str] | warm_launcher.WarmLauncher

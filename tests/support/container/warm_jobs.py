@@ -1,4 +1,4 @@
-"""The embedded AWS, whose jobs are forked from one process that has imported what they need.
+"""The emulator, whose jobs are forked from one process that has imported what they need.
 
     python -m tests.support.container.warm_jobs serve …        as python -m infra.emulator
 

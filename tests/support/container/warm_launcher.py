@@ -1,7 +1,7 @@
-"""Launchers, and embedded AWSs with their jobs, forked from one process that has imported what they import.
+"""Launchers, and emulators with their jobs, forked from one process that has imported what they import.
 
 Tests launch some hundreds of trainings of a second, and would import PyTorch and transformers hundreds of times: four
-seconds of CPU each. A launcher that was forked forks its ranks in the same way (warm_ranks.py), and an embedded AWS its
+seconds of CPU each. A launcher that was forked forks its ranks in the same way (warm_ranks.py), and an emulator its
 jobs (warm_jobs.py). Whatever a launch brings along that is read during an import makes it a fresh process instead, and
 so do other packages and interpreters. Ranks of a script are fresh processes, as those of users are, unless a test asks
 for others.
@@ -136,7 +136,7 @@ class WarmLauncher:
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a command needs nothing but what a warm process has.
 
-    It is a launcher, a program (`python -c`) that sets something of the launcher first, or an embedded AWS.
+    It is a launcher, a program (`python -c`) that sets something of the launcher first, or an emulator.
     """
     imported_with = _environment()
     is_known = list(command[1:3]) in (["-m", _LAUNCHER], ["-m", _SERVER]) or (
@@ -197,14 +197,14 @@ def _environment() -> dict[str, str]:
 
 
 _of_forked_server: list[socket.socket] = []
-"""In an embedded AWS that was forked: what it forks its jobs from."""
+"""In an emulator that was forked: what it forks its jobs from."""
 
 _is_warm = False
 """Whether this process has imported all of it, or was forked from one that has."""
 
 
 def fork_for_jobs() -> int | None:
-    """In an embedded AWS that was forked, before it has threads: fork what its jobs are to be forked from.
+    """In an emulator that was forked, before it has threads: fork what its jobs are to be forked from.
 
     Jobs are descendants of their server, which adopts what a killed one leaves. Returns the process id; None: this
     server is a fresh process, and so are its jobs.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 from tests.support.waiting import pause
 
 STOP_TIMEOUT_SECONDS = 1
@@ -22,7 +22,7 @@ FoundT = TypeVar("FoundT")
 class Batch:
     """Queues, job definitions and jobs, each test with its own."""
 
-    aws: EmbeddedAws
+    aws: Emulator
     client: Any
     subnet: str
     security_group: str
@@ -163,7 +163,7 @@ def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) 
     return found
 
 
-def prepare(aws: EmbeddedAws) -> Batch:
+def prepare(aws: Emulator) -> Batch:
     """A network and an instance profile, which compute environments need."""
     ec2, iam = aws.client("ec2"), aws.client("iam")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]

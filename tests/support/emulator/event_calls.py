@@ -4,13 +4,13 @@ import json
 import uuid
 from typing import Any
 
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
+from tests.support.running_emulator import Emulator
 
 Event = dict[str, Any]
 
 
-def queue_of(aws: EmbeddedAws, service: str = "events.amazonaws.com") -> tuple[str, str]:
+def queue_of(aws: Emulator, service: str = "events.amazonaws.com") -> tuple[str, str]:
     """Make a queue that a service may write to; return its URL and ARN."""
     sqs = aws.client("sqs")
     url = sqs.create_queue(QueueName=f"queue-{uuid.uuid4().hex[:8]}")["QueueUrl"]
@@ -24,7 +24,7 @@ def policy(service: str, action: str, resource: str) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
-def rule(aws: EmbeddedAws, pattern: Any, *targets: dict[str, Any], **more: Any) -> str:
+def rule(aws: Emulator, pattern: Any, *targets: dict[str, Any], **more: Any) -> str:
     name = f"rule-{uuid.uuid4().hex[:8]}"
     client = aws.client("events")
     client.put_rule(Name=name, EventPattern=json.dumps(pattern), **more)
@@ -32,7 +32,7 @@ def rule(aws: EmbeddedAws, pattern: Any, *targets: dict[str, Any], **more: Any) 
     return name
 
 
-def messages(aws: EmbeddedAws, url: str, count: int) -> list[Event]:
+def messages(aws: Emulator, url: str, count: int) -> list[Event]:
     """Receive as many messages as that, in the order of arrival."""
     found: list[Event] = []
 
@@ -44,5 +44,5 @@ def messages(aws: EmbeddedAws, url: str, count: int) -> list[Event]:
     return until(look, f"{count} messages in {url}")
 
 
-def inject(aws: EmbeddedAws, **event: Any) -> None:
+def inject(aws: Emulator, **event: Any) -> None:
     aws.post("/trainyard/events", event)

@@ -1,4 +1,4 @@
-"""An account of the embedded AWS into which the real CDK CLI deploys stages, and what is seen in it."""
+"""An account of the emulator into which the real CDK CLI deploys stages, and what is seen in it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,9 +16,9 @@ from jobs.core.stage import (
     share_identifier,
 )
 from jobs.spec.catalog import CATALOG
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
 from tests.support.infra.synthesis import synthesise_as_the_cli_does
+from tests.support.running_emulator import Emulator
 
 KIND = next(iter(CATALOG))
 
@@ -42,9 +42,9 @@ class Seen:
 
 @dataclass
 class Account:
-    """The embedded AWS and the CLI aimed at it."""
+    """The emulator and the CLI aimed at it."""
 
-    aws: EmbeddedAws
+    aws: Emulator
     folder: Path
     jobs: dict[str, str] = field(default_factory=dict)
     """Ids of jobs by what they are for."""
@@ -114,7 +114,7 @@ class Account:
 
     def stage(self, name: str = "dev") -> DeployedStage:
         """Return a stage as the command line sees it."""
-        return DeployedStage.from_parameters(name, self.parameters(name), embedded_processes=1, runs_containers=False)
+        return DeployedStage.from_parameters(name, self.parameters(name), emulated_processes=1, runs_containers=False)
 
     def submit(self, what_for: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
         """A job whose container runs a shell command; its id, kept under `what_for` too."""

@@ -1,4 +1,4 @@
-"""A page in a headless Chromium, of another origin on this machine than the embedded AWS."""
+"""A page in a headless Chromium, of another origin on this machine than the emulator."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""Requests to every operation of the embedded AWS from those who may not: web pages, other names, other users."""
+"""Requests to every operation of the emulator from those who may not: web pages, other names, other users."""
 
 import http.client
 import json
@@ -11,9 +11,9 @@ from urllib.parse import urlencode, urlsplit
 
 import botocore.session
 
-from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.web_page import web_page
 from tests.support.fuzz.findings import Nonsense, Round
+from tests.support.running_emulator import Emulator
 
 SERVICES = """
 autoscaling batch budgets cloudformation cloudwatch codebuild ec2 ecr ecs events fsx iam imagebuilder kms lambda logs s3
@@ -48,7 +48,7 @@ class Request:
     only_reads: bool = False
 
 
-def fuzz(round_: Round, aws: EmbeddedAws) -> None:
+def fuzz(round_: Round, aws: Emulator) -> None:
     """Send every operation by hand as each of the intruders, and from a page in a browser; then as their owner."""
     before = _state(aws)
     requests = [*_operations(), *_own_paths()]
@@ -97,7 +97,7 @@ def _own_paths() -> Iterator[Request]:
         yield Request("POST", path)
 
 
-def _intruders(aws: EmbeddedAws) -> dict[str, dict[str, str]]:
+def _intruders(aws: Emulator) -> dict[str, dict[str, str]]:
     """Return who sends, with the headers that tell: some have the credentials even so."""
     own = urlsplit(aws.endpoint).netloc
     known = _SIGNED.format(aws.credentials.access_key_id)
@@ -110,20 +110,20 @@ def _intruders(aws: EmbeddedAws) -> dict[str, dict[str, str]]:
     }
 
 
-def _headers_of_owner(aws: EmbeddedAws) -> dict[str, str]:
+def _headers_of_owner(aws: Emulator) -> dict[str, str]:
     return {
         "Host": urlsplit(aws.endpoint).netloc,
         "Authorization": _SIGNED.format(aws.credentials.access_key_id),
     }
 
 
-def _refused(aws: EmbeddedAws, request: Request, headers: Mapping[str, str]) -> bool:
+def _refused(aws: Emulator, request: Request, headers: Mapping[str, str]) -> bool:
     if (status := _status(aws, request, headers)) != 403:
         raise Nonsense(f"the answer was {status}")
     return False
 
 
-def _status(aws: EmbeddedAws, request: Request, headers: Mapping[str, str]) -> int:
+def _status(aws: Emulator, request: Request, headers: Mapping[str, str]) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(aws.endpoint).port or 0, timeout=30)
     try:
         sent = {name: value.replace("SERVICE", request.service) for name, value in headers.items()}
@@ -135,7 +135,7 @@ def _status(aws: EmbeddedAws, request: Request, headers: Mapping[str, str]) -> i
     return answer.status
 
 
-def _raw_requests(aws: EmbeddedAws) -> Iterator[bytes]:
+def _raw_requests(aws: Emulator) -> Iterator[bytes]:
     """Yield requests that no client library would send."""
     own = b"Host: " + urlsplit(aws.endpoint).netloc.encode()
     evil, end = b"Host: evil.example", b"\r\nConnection: close\r\n\r\n"
@@ -152,7 +152,7 @@ def _raw_requests(aws: EmbeddedAws) -> Iterator[bytes]:
     yield b"POST /?X-Amz-Credential=" + b"a" * 60_000 + b" HTTP/1.1\r\n" + own + end
 
 
-def _raw(aws: EmbeddedAws, raw: bytes) -> bool:
+def _raw(aws: Emulator, raw: bytes) -> bool:
     answer = b""
     try:
         with socket.create_connection(("127.0.0.1", urlsplit(aws.endpoint).port or 0), timeout=30) as connection:
@@ -168,7 +168,7 @@ def _raw(aws: EmbeddedAws, raw: bytes) -> bool:
     return False
 
 
-def _from_a_page(round_: Round, aws: EmbeddedAws, requests: list[Request]) -> None:
+def _from_a_page(round_: Round, aws: Emulator, requests: list[Request]) -> None:
     """Have a page try all of it: as a form would, which asks nobody first, and with the headers of a client."""
     key = _SIGNED.format(aws.credentials.access_key_id)
     tries = []
@@ -191,7 +191,7 @@ def _unreadable(answer: str) -> bool:
     raise Nonsense(f"a page could read the answer: {answer}")
 
 
-def _state(aws: EmbeddedAws) -> dict[str, Any]:
+def _state(aws: Emulator) -> dict[str, Any]:
     """Return what a request that came through would have changed."""
     health = aws.health()
     return {

@@ -1,4 +1,4 @@
-"""Proxies between a client and its server, and one in front of the embedded AWS that fails as services do."""
+"""Proxies between a client and its server, and one in front of the emulator that fails as services do."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
-from tests.support.embedded_aws import passes_on
+from tests.support.running_emulator import passes_on
 
 Message = tuple[str, str, dict[str, str], bytes]
 """Method, path, headers and body of a request."""
@@ -50,7 +50,7 @@ class Proxy:
         self._server = Server(("127.0.0.1" if host == "localhost" else host, 0), Handler)
         self.url = f"http://{host}:{self._server.server_address[1]}"
         self._hop_by_hop = {"connection", "expect"} | (set() if host == "localhost" else {"host"})
-        """Headers that are not passed on. The embedded AWS answers to no other name than localhost."""
+        """Headers that are not passed on. The emulator answers to no other name than localhost."""
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 

@@ -64,7 +64,7 @@ def terminal(run: RecordedRun) -> str:
         _environ={},  # the same picture from whatever terminal, or from none
     )
     console.print(Text(f"$ trainyard receipt runs/{run.run_id}", style="bold"))
-    tables.show_result(tables.receipt_table(run.receipt, location="", embedded=True), run.classes, on=console)
+    tables.show_result(tables.receipt_table(run.receipt, location="", emulated=True), run.classes, on=console)
     template = re.sub(r"(?s)@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT)
     return console.export_svg(title="trainyard", code_format=template).rstrip() + "\n"
 

@@ -25,7 +25,7 @@ STAGE = DeployedStage(
         ("nlp-core", "finetune-classification"): "arn:definition/nlp:1",
     },
 )
-EMBEDDED = replace(STAGE, embedded_processes=2)
+EMULATED = replace(STAGE, emulated_processes=2)
 LARGE = replace(
     STAGE,
     queues={**STAGE.queues, "on-demand": "arn:queue/on-demand", "multinode": "arn:queue/multinode"},

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import STOP_TIMEOUT_SECONDS, Batch, prepare
+from tests.support.running_emulator import run_emulator
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
         "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": 1,
         "TRAINYARD_SECRET_OF_THE_SERVER": "not for jobs",
     }
-    with run_embedded_aws(tmp_path_factory.mktemp("batch"), environment=settings) as aws:
+    with run_emulator(tmp_path_factory.mktemp("batch"), environment=settings) as aws:
         yield prepare(aws)
         errors = aws.health()["server_errors"]
         assert not errors, f"{errors}\n{aws.log.read_text()}"

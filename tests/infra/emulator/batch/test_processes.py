@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import Batch, main, overrides, prepare, until
+from tests.support.running_emulator import run_emulator
 
 DETACHED = """
 import os, signal, subprocess, sys, time
@@ -148,7 +148,7 @@ def test_many_jobs_at_once_take_a_bounded_number_of_threads(batch: Batch) -> Non
 
 
 def test_a_server_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
-    with run_embedded_aws(tmp_path) as aws:
+    with run_emulator(tmp_path) as aws:
         batch = prepare(aws)
         _, marker = submit_detached(batch, tmp_path / "gate")
         directory = Path(marked(marker)[0].cwd())

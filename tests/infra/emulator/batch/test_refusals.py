@@ -1,4 +1,4 @@
-"""What Batch refuses, or the embedded AWS does because no stack uses it: with the reason, before anything is made."""
+"""What Batch refuses, or the emulator does because no stack uses it: with the reason, before anything is made."""
 
 from typing import Any
 

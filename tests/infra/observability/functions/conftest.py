@@ -1,4 +1,4 @@
-"""Handlers as Lambda calls them, in this process, against the embedded AWS with queues and jobs of the tests' own."""
+"""Handlers as Lambda calls them, in this process, against the emulator with queues and jobs of the tests' own."""
 
 import json
 import uuid
@@ -13,7 +13,7 @@ from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.retries import EXITED_REASON, RECLAIM_REASON, RETRY_RULES
 from jobs.core.stage import queue_parameter
-from tests.support.embedded_aws import EmbeddedAws, environment_of
+from tests.support.running_emulator import Emulator, environment_of
 from tests.support.waiting import wait_until
 
 STAGE_TAGS = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
@@ -65,7 +65,7 @@ class Inbox:
 class World:
     """Two queues, published as a team's own, a bucket, and a job definition in the shape of the stacks'."""
 
-    aws: EmbeddedAws
+    aws: Emulator
     spot: str
     on_demand: str
     bucket: str
@@ -126,8 +126,8 @@ class World:
 
 
 @pytest.fixture(autouse=True)
-def _endpoint(embedded_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environment_of(embedded_aws.endpoint).items():
+def _endpoint(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment_of(emulator.endpoint).items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -135,8 +135,8 @@ def _endpoint(embedded_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(scope="session")
-def _network(embedded_aws: EmbeddedAws) -> dict[str, Any]:
-    iam, ec2 = embedded_aws.client("iam"), embedded_aws.client("ec2")
+def _network(emulator: Emulator) -> dict[str, Any]:
+    iam, ec2 = emulator.client("iam"), emulator.client("ec2")
     name = f"functions-{uuid.uuid4().hex[:8]}"
     iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")
     profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]
@@ -156,8 +156,8 @@ def _network(embedded_aws: EmbeddedAws) -> dict[str, Any]:
 
 
 @pytest.fixture
-def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World]:
-    batch, unique = embedded_aws.client("batch"), uuid.uuid4().hex[:8]
+def world(emulator: Emulator, _network: dict[str, Any]) -> Iterator[World]:
+    batch, unique = emulator.client("batch"), uuid.uuid4().hex[:8]
     policy = batch.create_scheduling_policy(name=f"shares-{unique}", fairsharePolicy={"shareDistribution": []})["arn"]
     queues = {}
     for name, kind in (("spot", "SPOT"), ("on-demand", "EC2")):
@@ -175,11 +175,11 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
             computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
             tags=STAGE_TAGS,
         )["jobQueueArn"]
-        embedded_aws.client("ssm").put_parameter(
+        emulator.client("ssm").put_parameter(
             Name=f"/trainyard/{unique}/{queue_parameter(name, team='research')}", Value=queues[name], Type="String"
         )
     bucket = f"runs-{unique}"
-    embedded_aws.client("s3").create_bucket(Bucket=bucket)
+    emulator.client("s3").create_bucket(Bucket=bucket)
     definition = batch.register_job_definition(
         jobDefinitionName=f"probe-{unique}",
         type="container",
@@ -187,7 +187,7 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
         ecsProperties={"taskProperties": [{"containers": [CONTAINER]}]},
     )["jobDefinitionArn"]
     world = World(
-        aws=embedded_aws,
+        aws=emulator,
         spot=queues["spot"],
         on_demand=queues["on-demand"],
         bucket=bucket,
@@ -208,8 +208,8 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
 
 
 @pytest.fixture
-def inbox(embedded_aws: EmbeddedAws) -> Inbox:
-    sns, sqs, name = embedded_aws.client("sns"), embedded_aws.client("sqs"), f"inbox-{uuid.uuid4().hex[:8]}"
+def inbox(emulator: Emulator) -> Inbox:
+    sns, sqs, name = emulator.client("sns"), emulator.client("sqs"), f"inbox-{uuid.uuid4().hex[:8]}"
     topic = sns.create_topic(Name=name)["TopicArn"]
     queue = sqs.create_queue(QueueName=name)["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]

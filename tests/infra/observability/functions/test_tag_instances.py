@@ -8,10 +8,10 @@ import pytest
 
 from infra.observability.functions.tag_instances import Tagger, container_instances, handler
 from tests.infra.observability.functions.conftest import CONTAINER, World
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 
 
-def start_instance(aws: EmbeddedAws, cluster: str) -> tuple[str, str]:
+def start_instance(aws: Emulator, cluster: str) -> tuple[str, str]:
     """Start an EC2 instance; return its id and the ARN of the container instance that it is in a cluster."""
     image = aws.client("ec2").describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     [instance] = aws.client("ec2").run_instances(ImageId=image, MinCount=1, MaxCount=1)["Instances"]
@@ -23,17 +23,17 @@ def start_instance(aws: EmbeddedAws, cluster: str) -> tuple[str, str]:
     return instance["InstanceId"], member["containerInstanceArn"]
 
 
-def test_instances_of_several_clusters_are_found_and_tagged(embedded_aws: EmbeddedAws) -> None:
+def test_instances_of_several_clusters_are_found_and_tagged(emulator: Emulator) -> None:
     names = [f"cluster-{uuid.uuid4().hex[:8]}" for _ in range(2)]
     for name in names:
-        embedded_aws.client("ecs").create_cluster(clusterName=name)
-    started = [start_instance(embedded_aws, name) for name in (*names, names[0])]
+        emulator.client("ecs").create_cluster(clusterName=name)
+    started = [start_instance(emulator, name) for name in (*names, names[0])]
     gone = started[0][1].rsplit("/", 1)[0] + "/" + uuid.uuid4().hex
     tagger, tags = Tagger(), {"trainyard:team": "research", "trainyard:run": "tiny-20260131-120000-0000"}
     instances = tagger.instances([*(member for _, member in started), gone])
     assert sorted(instances) == sorted(instance for instance, _ in started)
     tagger.tag(instances, tags)
-    found = embedded_aws.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": instances}])["Tags"]
+    found = emulator.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": instances}])["Tags"]
     assert sorted((tag["ResourceId"], tag["Key"], tag["Value"]) for tag in found) == sorted(
         (instance, key, value) for instance in instances for key, value in tags.items()
     )

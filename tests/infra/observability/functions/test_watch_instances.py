@@ -1,4 +1,4 @@
-"""Instances that boot and never join: judged by what EC2 says of them, and ended through the embedded AWS."""
+"""Instances that boot and never join: judged by what EC2 says of them, and ended through the emulator."""
 
 import json
 import uuid
@@ -21,7 +21,7 @@ from infra.observability.functions.watch_instances import (
 )
 from jobs.core import stage as contract
 from tests.infra.observability.functions.conftest import Inbox
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.running_emulator import Emulator
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 RULES = Rules(
@@ -95,7 +95,7 @@ def test_what_runs_is_counted_and_priced_with_a_job_or_without() -> None:
 
 
 @pytest.fixture
-def stage(embedded_aws: EmbeddedAws, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> str:
+def stage(emulator: Emulator, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> str:
     """A stage of its own, by its name."""
     name = f"watch-{uuid.uuid4().hex[:8]}"
     for variable, value in {
@@ -112,18 +112,18 @@ def stage(embedded_aws: EmbeddedAws, inbox: Inbox, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def environments(embedded_aws: EmbeddedAws, _network: dict[str, Any], stage: str) -> list[str]:
+def environments(emulator: Emulator, _network: dict[str, Any], stage: str) -> list[str]:
     """Two environments of the stage, as the compute stack makes them, by the names that their instances have too."""
     names = [f"environment-{uuid.uuid4().hex[:8]}" for _ in range(2)]
     for name in names:
         resources = {**_network, "type": "EC2", "tags": {"Name": name, "trainyard:stage": stage}}
-        embedded_aws.client("batch").create_compute_environment(
+        emulator.client("batch").create_compute_environment(
             computeEnvironmentName=name, type="MANAGED", computeResources=resources, tags={"trainyard:stage": stage}
         )
     return names
 
 
-def launched(aws: EmbeddedAws, **tags: str) -> str:
+def launched(aws: Emulator, **tags: str) -> str:
     ec2 = aws.client("ec2")
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     tag_list = [{"Key": key.replace("trainyard_", "trainyard:"), "Value": value} for key, value in tags.items()]
@@ -135,20 +135,20 @@ def launched(aws: EmbeddedAws, **tags: str) -> str:
     return instance_id
 
 
-def state_of(aws: EmbeddedAws, instance: str) -> str:
+def state_of(aws: Emulator, instance: str) -> str:
     [reservation] = aws.client("ec2").describe_instances(InstanceIds=[instance])["Reservations"]
     state: str = reservation["Instances"][0]["State"]["Name"]
     return state
 
 
 def test_one_that_joins_is_left_alone_and_one_that_never_does_ends_with_its_environment(
-    embedded_aws: EmbeddedAws,
+    emulator: Emulator,
     environments: list[str],
     stage: str,
     inbox: Inbox,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    aws = embedded_aws
+    aws = emulator
     well, sick = environments
     # GIVEN one that joins, by ECS's event, one that does not, and one that is nobody's
     member = launched(aws, Name=well, trainyard_stage=stage)

@@ -17,7 +17,7 @@ NEW = AcceptanceRecord(
     stage="dev",
     account="123456789012",
     region="us-east-1",
-    embedded=False,
+    emulated=False,
     max_usd=40,
     started_at=datetime(2026, 11, 25, 12, tzinfo=timezone.utc),
     steps=[],

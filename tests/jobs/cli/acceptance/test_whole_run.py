@@ -1,4 +1,4 @@
-"""The command, whole, on an embedded AWS of its own: deployed, used, reclaimed, destroyed, and reported as it was."""
+"""The command, whole, on an emulator of its own: deployed, used, reclaimed, destroyed, and reported as it was."""
 
 import json
 import re
@@ -11,25 +11,25 @@ from jobs.cli.acceptance import command, deployment
 from jobs.cli.acceptance.runs import CORPUS
 from jobs.core.acceptance import CLAIMS, STEPS
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.acceptance import context_of
+from tests.support.running_emulator import Emulator, environment_of
 
 CACHE = Path(__file__).parents[4] / ".trainyard/cache"
 """The demo's downloads, shared by the tests."""
 
 
 PROVEN_HERE = {"templates", "batch", "training", "collectives", "resumes", "gone"}
-"""What an embedded AWS can show."""
+"""What an emulator can show."""
 
 
-def stacks(aws: EmbeddedAws) -> list[str]:
+def stacks(aws: Emulator) -> list[str]:
     found = aws.client("cloudformation").describe_stacks()["Stacks"]
     return [stack["StackName"] for stack in found if stack["StackName"].startswith("trainyard-dev-")]
 
 
 @pytest.mark.timeout(600)
-def test_it_proves_what_the_embedded_aws_can_show_and_nothing_else(
-    trainyard: Trainyard, fresh_aws: EmbeddedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_it_proves_what_the_emulator_can_show_and_nothing_else(
+    trainyard: Trainyard, fresh_aws: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     (tmp_path / ".trainyard").mkdir()
@@ -61,7 +61,7 @@ def test_it_proves_what_the_embedded_aws_can_show_and_nothing_else(
         r"\d+ s passed between attempts 1 and 2, and \d+ s more until a step began$",
         evidence["resumes"],
     )
-    assert "could: the embedded AWS enforces no IAM" in evidence["iam"]
+    assert "could: the emulator enforces no IAM" in evidence["iam"]
     assert report["spent_usd"] == 0
 
     # Nothing is left but what is meant to stay, and that is named.

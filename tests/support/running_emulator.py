@@ -1,4 +1,4 @@
-"""The embedded AWS as a real process with its real HTTP API, as tests start it."""
+"""The emulator as a real process with its real HTTP API, as tests start it."""
 
 import functools
 import json
@@ -50,7 +50,7 @@ def passes_on(proxy: str, upstream: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddedAws:
+class Emulator:
     """A running server and ways to talk to it."""
 
     endpoint: str
@@ -112,9 +112,9 @@ class EmbeddedAws:
 
 
 @contextmanager
-def run_embedded_aws(
+def run_emulator(
     folder: Path, *arguments: str, environment: Mapping[str, object] = MappingProxyType({})
-) -> Iterator[EmbeddedAws]:
+) -> Iterator[Emulator]:
     """A server of its own that ends with the block, and with this process whatever happens to it.
 
     `environment`: its settings. They stay out of this process, where they would be those of later servers too.
@@ -142,12 +142,12 @@ def run_embedded_aws(
         until = time.monotonic() + START_SECONDS
         while not state_file.exists():
             if process.poll() is not None or time.monotonic() > until:
-                pytest.fail(f"the embedded AWS did not start:\n{log.read_text()}")
+                pytest.fail(f"the emulator did not start:\n{log.read_text()}")
             time.sleep(0.02)
         state = json.loads(state_file.read_text())
         credentials = Credentials(state["access_key_id"], state["secret_access_key"])
         _credentials[state["endpoint"]] = credentials
-        yield EmbeddedAws(
+        yield Emulator(
             endpoint=state["endpoint"], credentials=credentials, process=process, state_file=state_file, log=log
         )
     finally:
@@ -155,7 +155,7 @@ def run_embedded_aws(
         process.wait(STOP_TIMEOUT_SECONDS)
 
 
-def deploy_stage(aws: EmbeddedAws) -> None:
+def deploy_stage(aws: Emulator) -> None:
     """Deploy the project's stage `dev` to it by the real CDK CLI."""
     deployment = subprocess.run(
         [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", aws.endpoint],

@@ -1,4 +1,4 @@
-"""Starts, asks and stops the embedded AWS, which is a program of its own: `python -m infra.emulator`."""
+"""Starts, asks and stops the emulator, which is a program of its own: `python -m infra.emulator`."""
 
 import json
 import os
@@ -29,12 +29,12 @@ Process: TypeAlias = "subprocess.Popen[bytes]"
 _LOOK_AGAIN_SECONDS = 0.05
 
 _HOSTS = ("localhost", "127.0.0.1")
-"""Where an embedded AWS listens; it writes the first into its state file."""
+"""Where an emulator listens; it writes the first into its state file."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running embedded AWS, as its state file describes it."""
+    """A running emulator, as its state file describes it."""
 
     endpoint: str
     port: int
@@ -72,17 +72,17 @@ def running(state_file: Path) -> Server | None:
         return None
     except PermissionError:
         raise ConfigurationError(
-            f"{state_file} holds the credentials of another user's embedded AWS",
+            f"{state_file} holds the credentials of another user's emulator",
             next_step="use another folder",
         ) from None
     except (OSError, ValueError, TypeError):
         raise ConfigurationError(
-            f"{state_file} is not the state file of an embedded AWS", next_step="remove the file, or use another folder"
+            f"{state_file} is not the state file of an emulator", next_step="remove the file, or use another folder"
         ) from None
     if server.endpoint not in [f"http://{host}:{server.port}" for host in _HOSTS]:
         raise ConfigurationError(
-            f"{state_file} names {server.endpoint} as the embedded AWS; one listens at http://localhost:PORT only",
-            next_step="remove the file if no embedded AWS was started here",
+            f"{state_file} names {server.endpoint} as the emulator; one listens at http://localhost:PORT only",
+            next_step="remove the file if no emulator was started here",
         )
     try:
         answer = health(server)
@@ -90,7 +90,7 @@ def running(state_file: Path) -> Server | None:
         if not _is_running(server.pid):
             return None
         raise ConfigurationError(
-            f"the embedded AWS (process {server.pid}) does not answer within {ANSWER_TIMEOUT_SECONDS:.0f} s",
+            f"the emulator (process {server.pid}) does not answer within {ANSWER_TIMEOUT_SECONDS:.0f} s",
             next_step=f"kill {server.pid}, or kill -9 {server.pid} where that does not end it",
         ) from None
     return server if answer and answer.get("pid") == server.pid else None
@@ -161,12 +161,12 @@ def _wait_until_up(process: Process, state_file: Path, log_file: Path) -> Server
         if process.poll() is not None:
             error, next_step = _last_words(log_file)
             raise ConfigurationError(
-                error or f"the embedded AWS ended with exit code {process.returncode}",
+                error or f"the emulator ended with exit code {process.returncode}",
                 next_step=next_step or f"see {log_file}",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
     raise ConfigurationError(
-        f"the embedded AWS did not come up within {START_TIMEOUT_SECONDS:.0f} s", next_step=f"see {log_file}"
+        f"the emulator did not come up within {START_TIMEOUT_SECONDS:.0f} s", next_step=f"see {log_file}"
     )
 
 
@@ -181,12 +181,12 @@ def deploy(server: Server, stage: str) -> None:
         code = process.wait()
     if code == UsageError.exit_code:
         raise UsageError(
-            f"there is no stage '{stage}' to deploy, as said above; the embedded AWS runs without one",
+            f"there is no stage '{stage}' to deploy, as said above; the emulator runs without one",
             next_step="trainyard --stage NAME local up",
         )
     if code:
         raise ConfigurationError(
-            f"stage '{stage}' could not be deployed to the embedded AWS (exit code {code}), for the reason above",
+            f"stage '{stage}' could not be deployed to the emulator (exit code {code}), for the reason above",
             next_step='eval "$(trainyard local env)" && '
             f"python -m infra.emulator deploy --endpoint {server.endpoint} --stage {stage}",
         )
@@ -202,7 +202,7 @@ def stop(server: Server) -> None:
     while _is_running(server.pid):
         if time.monotonic() > give_up_at:
             raise TrainyardError(
-                f"the embedded AWS (process {server.pid}) did not stop within {STOP_TIMEOUT_SECONDS:.0f} s",
+                f"the emulator (process {server.pid}) did not stop within {STOP_TIMEOUT_SECONDS:.0f} s",
                 next_step=f"kill -9 {server.pid}",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
