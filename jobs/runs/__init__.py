@@ -1,0 +1,1 @@
+"""What one does with runs: submit, follow, read, resume, explain, sweep."""
