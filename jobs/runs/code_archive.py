@@ -15,6 +15,17 @@ from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
+from jobs.core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    TimedOutError,
+    UsageError,
+    did_you_mean,
+)
+from jobs.core.git import empty_repository, repository_of, run_git, said
+from jobs.core.locations import S3Location
+from jobs.core.record_reader import parse, read
+from jobs.core.stage import DeployedStage
 from jobs.runs.secrets import MAX_LOOKED_AT_BYTES, secret_content, secret_name
 from jobs.spec.code import (
     CODE_RECORD,
@@ -28,19 +39,8 @@ from jobs.spec.code import (
     read_archive,
     write_file,
 )
-from jobs.core.errors import (
-    ConfigurationError,
-    NotFoundError,
-    TimedOutError,
-    UsageError,
-    did_you_mean,
-)
-from jobs.core.git import empty_repository, repository_of, run_git, said
-from jobs.core.locations import S3Location
 from jobs.spec.plan import Plan
-from jobs.core.record_reader import parse, read
 from jobs.spec.spec import JobSpec
-from jobs.core.stage import DeployedStage
 
 if TYPE_CHECKING:
     from jobs.spec.kinds.script import Script

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_denied
+from jobs.core.errors import ConfigurationError, NotFoundError, TrainyardError, UsageError
 from jobs.runs.job import Job, part_ids
 from jobs.runs.port_forwarding import PLUGIN, check_programs
-from jobs.core.errors import ConfigurationError, NotFoundError, TrainyardError, UsageError
 
 SHELL = ("/bin/bash",)
 """What is run where no command is given; every image here has it."""

@@ -6,10 +6,6 @@ from datetime import datetime, timezone
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import is_refused_connection, is_transient
-from jobs.runs.batch import describe, find_job
-from jobs.runs.job import Job
-from jobs.runs.logs import LogLine, LogReader
-from jobs.runs.storage import read_receipt
 from jobs.core.errors import NotFoundError
 from jobs.core.locations import S3Location
 from jobs.core.queues import SPOT_WAITED_TOO_LONG, on_demand_successor
@@ -17,6 +13,10 @@ from jobs.core.records import Receipt
 from jobs.core.retries import MOVED_REASON, is_reclaim
 from jobs.core.run import run_prefix
 from jobs.core.stage import DeployedStage
+from jobs.runs.batch import describe, find_job
+from jobs.runs.job import Job
+from jobs.runs.logs import LogLine, LogReader
+from jobs.runs.storage import read_receipt
 
 POLL_SECONDS = 4.0
 """Pause between looks. DescribeJobs and GetLogEvents are throttled by account: many followers share them."""

@@ -5,18 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
-from jobs.money.estimate import Measured
-from jobs.runs.read_records import read_spec
-from jobs.runs.storage import StoredRun, read_receipt, stored_runs
-from jobs.money.throughputs import model_name
 from jobs.core.errors import TrainyardError
 from jobs.core.instance_types import INSTANCE_TYPES
-from jobs.money.phases import ended_at
-from jobs.spec.recipe import hpu_trainer
 from jobs.core.records import Attempt, Receipt
-from jobs.spec.spec import JobSpec
 from jobs.core.stage import DeployedStage
 from jobs.core.words import counted
+from jobs.money.estimate import Measured
+from jobs.money.phases import ended_at
+from jobs.money.throughputs import model_name
+from jobs.runs.read_records import read_spec
+from jobs.runs.storage import StoredRun, read_receipt, stored_runs
+from jobs.spec.recipe import hpu_trainer
+from jobs.spec.spec import JobSpec
 
 NEWEST_RUNS = 300
 """So many of the newest are looked at."""

@@ -5,16 +5,16 @@ from datetime import datetime
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
+from jobs.core.errors import TrainyardError, UsageError
+from jobs.core.locations import RUN, S3Location
+from jobs.core.run import SPEC
+from jobs.core.stage import DeployedStage
 from jobs.runs.references import resolve
 from jobs.runs.storage import spec_text
 from jobs.runs.sweeps import each_at_once
 from jobs.spec.code import CODE_RECORD
-from jobs.core.errors import TrainyardError, UsageError
-from jobs.core.locations import RUN, S3Location
 from jobs.spec.plan import Plan, plan
-from jobs.core.run import SPEC
 from jobs.spec.spec import JobSpec, PlannedPoint
-from jobs.core.stage import DeployedStage
 from jobs.spec.sweep import MEMBER_OF, SWEEP, MemberOf, PointRecord, SweepRecord, point_ids, points
 
 

@@ -17,8 +17,8 @@ from http.client import HTTPException
 from urllib.request import ProxyHandler, build_opener
 
 from jobs.aws.connection import Aws
-from jobs.runs.job import Job
 from jobs.core.errors import ConfigurationError, NotFoundError, TrainyardError
+from jobs.runs.job import Job
 
 DOCUMENT = "AWS-StartPortForwardingSession"
 """AWS's session document for a port of the instance itself; a team's people may use no other one."""

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from jobs.data_checks.classes import ClassReport
-from jobs.spec.code import CodeRecord
-from jobs.data_checks.data_summary import DataSummary
 from jobs.core.record_reader import is_step
 from jobs.core.records import Attempt, Inputs, Receipt
 from jobs.core.run import submitted_at
-from jobs.spec.spec import JobSpec
 from jobs.core.words import counted
+from jobs.data_checks.classes import ClassReport
+from jobs.data_checks.data_summary import DataSummary
+from jobs.spec.code import CodeRecord
+from jobs.spec.spec import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)

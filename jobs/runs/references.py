@@ -8,6 +8,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
+from jobs.core.dependencies import MAX_DEPENDENCIES, Awaited
+from jobs.core.errors import NotFoundError, UsageError, did_you_mean
+from jobs.core.locations import RUN, S3Location, run_parts
+from jobs.core.run import spec_name
+from jobs.core.stage import DeployedStage
 from jobs.runs.batch import find_job
 from jobs.runs.follow import may_go_on
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL
@@ -16,13 +21,8 @@ from jobs.runs.storage import StoredRun, readable_receipt, runs_of_team
 from jobs.runs.sweeps import best, progress_text, read_sweep, standings
 from jobs.spec.arguments import ARTIFACT_FOLDER, TOKENIZER_FOLDER
 from jobs.spec.catalog import CATALOG
-from jobs.core.dependencies import MAX_DEPENDENCIES, Awaited
-from jobs.core.errors import NotFoundError, UsageError, did_you_mean
-from jobs.core.locations import RUN, S3Location, run_parts
 from jobs.spec.plan import Plan
-from jobs.core.run import spec_name
 from jobs.spec.spec import JobSpec
-from jobs.core.stage import DeployedStage
 from jobs.spec.sweep import BEST
 
 

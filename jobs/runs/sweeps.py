@@ -13,14 +13,15 @@ from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
-from jobs.runs.storage import read_receipt
-from jobs.money.budget import NOTHING_SPENT, Spent, spent
 from jobs.core.errors import TrainyardError, did_you_mean
 from jobs.core.locations import S3Location
-from jobs.money.outlook import outlook
 from jobs.core.record_reader import parse
 from jobs.core.records import Receipt
+from jobs.core.words import counted
+from jobs.money.budget import NOTHING_SPENT, Spent, spent
+from jobs.money.outlook import outlook
+from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
+from jobs.runs.storage import read_receipt
 from jobs.spec.sweep import (
     MEMBER_OF,
     SWEEP,
@@ -34,7 +35,6 @@ from jobs.spec.sweep import (
     claimed,
     stop_name,
 )
-from jobs.core.words import counted
 
 _AT_ONCE = 16
 """Objects that are read or written at once."""

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain
-from jobs.runs.job import Job
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import owner_of_queue
 from jobs.core.stage import BudgetStop, DeployedStage, deploying, share_identifier
+from jobs.runs.job import Job
 
 Verdict = Literal["cause", "fine", "unknown"]
 

@@ -9,12 +9,12 @@ from botocore.exceptions import ClientError
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
-from jobs.runs import batch
-from jobs.runs.logs import LogReader
 from jobs.core.errors import MaybeSubmittedError, TrainyardError
 from jobs.core.locations import S3Location
-from jobs.spec.plan import Plan
 from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.logs import LogReader
+from jobs.spec.plan import Plan
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
 from tests.support.waiting import wait_until

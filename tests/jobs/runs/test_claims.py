@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.runs import claims
-from jobs.runs.claims import Claim
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
+from jobs.runs import claims
+from jobs.runs.claims import Claim
 
 RUN_ID = "probe-20261121-120005-00ab"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs.core.errors import ConfigurationError, UsageError
 from jobs.runs.code_archive import pack_folder, write_archive
 from jobs.spec.code import read_archive
-from jobs.core.errors import ConfigurationError, UsageError
 from tests.support.container.scripts import write_files
 
 FILES = ("out/keep.txt", "out/sub/y.txt", "src/build/o.txt", "#note.txt", "train.py", "sp ace.txt", "é.txt", ":(top)x")

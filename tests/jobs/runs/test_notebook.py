@@ -12,20 +12,19 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import read_spec
 from jobs.cli.submit import plan_run, send
-from jobs.runs import batch
-from jobs.runs import storage
-from jobs.runs.job import Job
-from jobs.runs.logs import LogReader
+from jobs.container.kinds.notebook.entrypoint import _until_the_end
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
 from jobs.core.notebook_server import NotebookServer
-from jobs.spec.plan import Plan
 from jobs.core.run import NOTEBOOK
 from jobs.core.stage import DeployedStage
-from jobs.container.kinds.notebook.entrypoint import _until_the_end
-from tests.support.running_emulator import Emulator
+from jobs.runs import batch, storage
+from jobs.runs.job import Job
+from jobs.runs.logs import LogReader
+from jobs.spec.plan import Plan
 from tests.support.infra.synthesis import ROOT
 from tests.support.jobs.notebooks import Browser
+from tests.support.running_emulator import Emulator
 from tests.support.waiting import wait_until
 
 SPEC = ROOT / "jobs/specs/notebook.yaml"

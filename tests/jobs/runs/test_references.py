@@ -9,13 +9,13 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import plan_run, plan_runs, send
-from jobs.runs import batch
-from jobs.runs.job import Job
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.locations import S3Location
+from jobs.core.stage import DeployedStage
+from jobs.runs import batch
+from jobs.runs.job import Job
 from jobs.spec.plan import Plan
 from jobs.spec.spec import JobSpec, parse_spec
-from jobs.core.stage import DeployedStage
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, planned_to_run, wait_for
 
 Start = Callable[..., tuple[Plan, Job]]

@@ -11,18 +11,18 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.cli.submit import send
-from jobs.runs import storage
+from jobs.container.launcher.request import parse
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location
-from jobs.spec.plan import Continued, plan
 from jobs.core.run import RECEIPT, new_run_id
 from jobs.core.stage import DeployedStage
+from jobs.runs import storage
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
-from jobs.container.launcher.request import parse
+from jobs.spec.plan import Continued, plan
 from tests.jobs.conftest import point_at
-from tests.support.running_emulator import Emulator
 from tests.support.jobs.limited_role import LimitedRole
 from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
+from tests.support.running_emulator import Emulator
 
 OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-0002"
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from jobs.aws.connection import Aws
+from jobs.core.locations import S3Location
+from jobs.core.records import Verdict
+from jobs.core.stage import DeployedStage
 from jobs.runs.job import job_from
 from jobs.runs.sweeps import Standing, best, done_text, ended_by, progress_text, ranked, without_metric
-from jobs.core.records import Verdict
-from jobs.core.locations import S3Location
-from jobs.core.stage import DeployedStage
 from jobs.spec.sweep import Claim, PointRecord, Sweep, stop_name
 from tests.support.jobs.recorded_runs import three_attempts
 
