@@ -12,7 +12,7 @@ from aws_cdk import aws_ec2 as ec2
 
 from infra.compute.instance_role import TEAM_TAG
 from jobs.core.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
-from jobs.spec.health import BAD_NODE_FILE
+from jobs.spec.launcher_options import BAD_NODE_FILE
 
 _AGENT_CONFIGURATION = {
     "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s

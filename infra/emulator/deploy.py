@@ -23,9 +23,9 @@ from infra.emulator.credentials import NEXT_STEP, Credentials
 from infra.emulator.errors import ConfigurationError, EmulatorError
 from infra.stages import loading
 from infra.stages.checks import check
-from jobs.core.endpoints import check_endpoint
 from jobs.core.errors import TrainyardError, UsageError, did_you_mean
 from jobs.core.stage import DEFAULT_STAGE
+from jobs.core.urls import check_endpoint
 from jobs.core.words import counted
 
 FAILURE_LINES = 30

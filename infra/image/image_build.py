@@ -28,8 +28,7 @@ from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import acknowledge
 from infra.stages import Stage
 from jobs.core.errors import ConfigurationError
-from jobs.core.git import repository_of, run_git
-from jobs.core.revision import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, source_revision
+from jobs.core.git import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, repository_of, run_git, source_revision
 from jobs.core.stage import (
     IMAGES,
     RELEASE,
@@ -45,7 +44,7 @@ _BUILD_SPEC = {
     "version": 0.2,
     "env": {"shell": "bash"},
     "phases": {
-        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.core.releases reads TOML, which came with 3.11
+        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.core.images reads TOML, which came with 3.11
         "build": {"on-failure": "ABORT", "commands": [Path(__file__).with_suffix(".sh").read_text()]},
     },
 }

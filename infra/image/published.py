@@ -7,11 +7,11 @@ from aws_cdk import aws_ecr as ecr
 
 from infra.constructs.stage_stack import StageStack
 from infra.stages import Pool, Stage
-from jobs.core.image_hierarchy import child_name, image
+from jobs.core.images import child_name, image
 from jobs.core.instance_types import InstanceType
 from jobs.core.stage import image_parameter, image_repository_parameter, parameter_path
+from jobs.spec.arguments import JobKind
 from jobs.spec.catalog import CATALOG
-from jobs.spec.job_kind import JobKind
 
 
 class PublishedImages:

@@ -18,7 +18,7 @@ from infra.image.image_build import ImageBuild
 from infra.image.published import images_of_new_jobs
 from infra.stages import Stage
 from infra.storage.stack import StorageStack
-from jobs.core.image_hierarchy import with_descendants
+from jobs.core.images import with_descendants
 from jobs.core.stage import (
     IMAGE_BUILD_PROJECT,
     IMAGES,

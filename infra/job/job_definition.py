@@ -16,7 +16,7 @@ from constructs import Construct
 from infra.constructs.log_group import RetainedLogGroup
 from jobs.core.instance_types import SCRATCH, InstanceType
 from jobs.core.retries import RETRY_RULES
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import JobKind
 from jobs.spec.spec import JobSpec
 from jobs.spec.submit_job import CONTAINER_NAME
 

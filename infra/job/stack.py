@@ -21,8 +21,8 @@ from jobs.core.stage import (
     job_image_parameter,
     member_role_parameter,
 )
+from jobs.spec.arguments import JobKind
 from jobs.spec.catalog import CATALOG
-from jobs.spec.job_kind import JobKind
 
 
 class JobStack(StageStack):

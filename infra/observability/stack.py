@@ -24,7 +24,7 @@ from infra.observability.dashboard import UTILIZATION, StageDashboard
 from infra.observability.event_functions import EventFunctions, StageQueue
 from infra.stages import Stage
 from infra.storage.stack import StorageStack
-from jobs.core.log_lines import UTILIZATION_KEY
+from jobs.core.output import UTILIZATION_KEY
 from jobs.core.queues import ON_DEMAND, QUEUES, SPOT, Queue
 from jobs.core.stage import LOG_GROUP, RUN_BUCKET, parameter_path, queue_parameter
 

@@ -11,8 +11,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.preflight.finding import Finding, unknown
 from infra.stages import Stage
-from jobs.core.endpoints import check_endpoints
 from jobs.core.errors import ConfigurationError
+from jobs.core.urls import check_endpoints
 
 _DENIED = ("AccessDenied", "AccessDeniedException", "AccessDeniedFault", "UnauthorizedOperation", "AuthorizationError")
 

@@ -9,9 +9,9 @@ from infra.stages.limits import MOST_QUEUES, OUT_OF_LIMITS
 from infra.stages.loading import load
 from infra.stages.model import Pool, Stage, Team
 from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group, zone_ids
-from jobs.core.display import printable
 from jobs.core.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.core.stage import SHARED_PREFIX, share_identifier
+from jobs.core.words import printable
 
 _ROW = TypeAdapter(Stage)
 

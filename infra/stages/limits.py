@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from jobs.core.display import printable
 from jobs.core.stage import TEAM_PATTERN
+from jobs.core.words import printable
 
 _PRIVATE = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
 """Addresses that no public network has (RFC 1918)."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pydantic import ConfigDict
 
 from infra.stages import limits
+from jobs.core.images import Release, release_for
 from jobs.core.instance_types import InstanceType, instance_type
-from jobs.core.releases import Release, release_for
 
 _CHECKED = ConfigDict(strict=True, revalidate_instances="always")
 """How infra/stages/checks.py looks at rows: no value is converted, and rows that exist already are looked into."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws.errors import is_loopback
-from jobs.core.endpoints import check_endpoints
+from jobs.core.urls import check_endpoints
 
 if TYPE_CHECKING:
     from boto3.session import Session

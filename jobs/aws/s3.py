@@ -4,17 +4,17 @@ AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same co
 """
 
 import contextlib
+import hashlib
 import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from jobs.aws.errors import error_code, explain, is_denied, is_loopback, is_refused_connection, is_transient
-from jobs.aws.hashing import HashingStream
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.locations import S3Location, stays_below
 
@@ -22,6 +22,36 @@ if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import ObjectTypeDef
+
+
+class HashingStream:
+    """A stream that is read on and never back, as boto3 sends one part by part: each byte is read once for both."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.bytes = 0
+        """How many were read."""
+        self._stream = stream
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._stream.read(size)
+        self._digest.update(block)
+        self.bytes += len(block)
+        return block
+
+
+def sha256(path: Path) -> str:
+    """Return the hash of a file."""
+    with path.open("rb") as stream:
+        hashing = HashingStream(stream)
+        while hashing.read(1 << 22):
+            pass
+    return hashing.sha256
+
 
 log = logging.getLogger("trainyard")
 

@@ -9,7 +9,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.plain import print_text
 from jobs.core.errors import Detached, TrainyardError, UsageError
-from jobs.core.notebook_server import NotebookServer
+from jobs.core.records import NotebookServer
 from jobs.core.run import NOTEBOOK
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch, port_forwarding, storage

@@ -14,9 +14,10 @@ from jobs.cli import tables
 from jobs.cli.report import write
 from jobs.core.errors import TrainyardError
 from jobs.core.records import Receipt
-from jobs.core.words import FREE_HERE, counted, unknown_loss
+from jobs.core.words import FREE_HERE, counted
 from jobs.money.costs import By, Cost, costs, month_of, spans, total
 from jobs.money.phases import UNPRODUCTIVE
+from jobs.money.receipt import unknown_loss
 from jobs.runs import batch, storage
 from jobs.runs.storage import StoredRun
 

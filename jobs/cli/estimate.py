@@ -18,8 +18,7 @@ from jobs.core.stage import DeployedStage
 from jobs.core.words import counted, duration, usd
 from jobs.data_checks.table_summary import summarize
 from jobs.money.aws_prices import current_prices
-from jobs.money.estimate import Estimate, Measured, Work, estimate, of_sweep
-from jobs.money.throughputs import model_name, throughputs
+from jobs.money.estimate import Estimate, Measured, Work, estimate, model_name, of_sweep, throughputs
 from jobs.runs.batch import read_stage, room_of
 from jobs.runs.past_runs import PastRun, measured, past_runs
 from jobs.spec.arguments import Columns

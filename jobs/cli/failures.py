@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobs.cli.plain import print_text
-from jobs.core.credentials import without_logins
-from jobs.core.display import json_text, shortened
 from jobs.core.errors import Detached, TrainyardError, UsageError
 from jobs.core.output import checked_output
+from jobs.core.urls import without_logins
+from jobs.core.words import json_text, shortened
 
 ABORTED_EXIT_CODE = 1
 

@@ -6,7 +6,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.plain import print_text
 from jobs.cli.sweep import refuse_sweep
-from jobs.core.display import printable_name
+from jobs.core.words import printable_name
 from jobs.runs import batch, storage
 from jobs.runs.code_archive import fetch_code
 

@@ -19,7 +19,7 @@ from jobs.core.records import Receipt
 from jobs.core.run import run_prefix
 from jobs.core.stage import DeployedStage
 from jobs.core.words import FREE_HERE, duration, figure, main_result, result_label
-from jobs.money.outlook import outlook
+from jobs.money.estimate import outlook
 from jobs.runs import batch
 from jobs.runs.job import STATES, Job
 from jobs.runs.storage import StoredRun, read_receipt

@@ -19,13 +19,13 @@ from rich.text import Text
 from jobs.cli import tables
 from jobs.cli.plain import print_text
 from jobs.cli.tables import stderr, stdout
-from jobs.core.display import json_text, log_text, printable
 from jobs.core.errors import Detached
-from jobs.core.log_lines import Progress as ProgressLine
+from jobs.core.output import Progress as ProgressLine
 from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON
-from jobs.core.words import cost_label, duration
-from jobs.money.outlook import cards_text, money_text, outlook, time_text
+from jobs.core.words import cost_label, duration, json_text, log_text, printable
+from jobs.money.estimate import money_text, outlook, time_text
+from jobs.money.receipt import cards_text
 from jobs.runs.job import Job
 from jobs.runs.logs import LogLine
 

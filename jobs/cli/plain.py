@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import TextIO
 
-from jobs.core.display import printable
+from jobs.core.words import printable
 
 
 def print_text(text: str, *, to: TextIO | None = None) -> None:

@@ -16,8 +16,8 @@ from jobs.cli.options import RUNS_FOLDER, folder_of
 from jobs.cli.plain import print_text
 from jobs.cli.spec_file import READY_SPECS, read_specs
 from jobs.cli.sweep import refuse_sweep
-from jobs.core.display import printable_name
 from jobs.core.errors import Detached, TrainyardError, UsageError
+from jobs.core.words import printable_name
 from jobs.runs import batch, storage
 from jobs.runs.read_records import read_fetched_run, read_run
 from jobs.runs.recorded_run import RecordedRun

@@ -3,9 +3,8 @@
 import re
 
 from jobs.core.errors import UsageError
-from jobs.core.image_hierarchy import child_name
-from jobs.core.releases import release
-from jobs.core.revision import ROOT
+from jobs.core.git import ROOT
+from jobs.core.images import child_name, release
 from jobs.core.stage import DeployedStage
 from jobs.runs.secrets import ENVIRONMENT_NEXT, secret_text
 from jobs.spec.code import Pack

@@ -11,11 +11,12 @@ from rich.text import Text
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.sweep import read_now, sweep_json
-from jobs.core.log_lines import LEFT, Progress
+from jobs.core.output import LEFT, Progress
 from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON
 from jobs.core.words import cost_label, duration, result_label, usd
-from jobs.money.outlook import Outlook, cards_text, money_text, outlook, seconds_per_step, time_text
+from jobs.money.estimate import Outlook, money_text, outlook, seconds_per_step, time_text
+from jobs.money.receipt import cards_text
 from jobs.runs import batch, storage
 from jobs.runs.logs import newest_progress
 from jobs.runs.sweeps import progress_text, spent_by, sweep_of

@@ -21,7 +21,6 @@ from jobs.cli.options import ask
 from jobs.cli.plain import print_text
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_specs, with_absolute_paths
-from jobs.core.display import log_text, printable_name
 from jobs.core.errors import (
     Detached,
     JobFailedError,
@@ -36,7 +35,7 @@ from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON, is_reclaim
 from jobs.core.run import new_run_id
 from jobs.core.stage import DeployedStage
-from jobs.core.words import counted
+from jobs.core.words import counted, log_text, printable_name
 from jobs.data_checks.inputs import check_inputs
 from jobs.money.aws_prices import current_prices
 from jobs.runs.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, room_of, terminate_id

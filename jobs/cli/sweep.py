@@ -8,11 +8,10 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.core.display import printable
 from jobs.core.errors import JobFailedError, TrainyardError, UsageError
 from jobs.core.locations import RUN
 from jobs.core.stage import DeployedStage
-from jobs.core.words import figure, result_label, usd
+from jobs.core.words import figure, printable, result_label, usd
 from jobs.runs import batch, storage
 from jobs.runs.job import Job
 from jobs.runs.read_records import read_spec

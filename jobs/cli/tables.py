@@ -14,22 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.cli.plain import print_text
-from jobs.core.display import json_text, printable
 from jobs.core.records import Receipt
-from jobs.core.words import (
-    cost_label,
-    counted,
-    duration,
-    result_rows,
-    savings,
-    size,
-    stored_text,
-    unproductive,
-    usd,
-    verdict,
-)
+from jobs.core.words import cost_label, counted, duration, json_text, printable, result_rows, size, usd, verdict
 from jobs.data_checks.classes import ClassReport
 from jobs.money.budget import NOTHING_SPENT
+from jobs.money.receipt import savings, stored_text, unproductive
 from jobs.runs.job import Job, JobAttempt
 from jobs.spec.code import Pack
 from jobs.spec.plan import Plan

@@ -8,8 +8,7 @@ from rich.text import Text
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.sweep import read_now, refuse_point
-from jobs.core.display import printable
-from jobs.core.words import duration
+from jobs.core.words import duration, printable
 from jobs.runs import batch, storage
 from jobs.runs.job import UNSUCCESSFUL
 from jobs.runs.why import findings, is_waiting

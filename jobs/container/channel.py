@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel
 
 from jobs.core.records import Verdict
-from jobs.spec.halving import Comparison
+from jobs.spec.sweep import Comparison
 
 STOPPED = "stopped"
 """The state of a process that does nothing until somebody lets it go on."""

@@ -10,7 +10,7 @@ from http.client import HTTPException
 from jobs.core.records import IMAGE_DIGEST
 
 IMAGE_VARIABLE = "TRAINYARD_IMAGE"
-"""Set in every image: name, release and revision of the code (jobs.core.revision); on a laptop there is none."""
+"""Set in every image: name, release and revision of the code (jobs.core.git); on a laptop there is none."""
 
 METADATA_VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
 """Set by ECS in each container: where its agent tells of it (developer guide, task metadata endpoint version 4)."""

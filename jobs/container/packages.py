@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
-from jobs.aws.hashing import sha256
+from jobs.aws.s3 import sha256
 from jobs.core.errors import TrainyardError, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.run import CACHE_TAG

@@ -31,9 +31,7 @@ from jobs.container.start_up import StartUp
 from jobs.container.store import connect_store
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.core.locations import S3Location
-from jobs.core.mistakes import in_words
-from jobs.spec.arguments import ArgumentsT
-from jobs.spec.flags import parse_flags
+from jobs.spec.arguments import ArgumentsT, in_words, parse_flags
 from jobs.spec.launcher_options import RUN_URI_VARIABLE
 
 if TYPE_CHECKING:

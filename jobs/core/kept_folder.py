@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from jobs.core.display import printable, shortened
 from jobs.core.locations import stays_below
+from jobs.core.words import printable, shortened
 
 
 class Listing(BaseModel):

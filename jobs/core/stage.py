@@ -72,7 +72,7 @@ def job_image_parameter(kind: str) -> str:
 def image_repository_parameter(image: str) -> str:
     """Return the name of the parameter that holds an image's repository.
 
-    `image` is a name of `jobs.core.image_hierarchy`.
+    `image` is a name of `jobs.core.images`.
     """
     return f"image-repository/{image}"
 

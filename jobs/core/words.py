@@ -1,9 +1,9 @@
 """Figures in the words that people use: durations, amounts, results. On a terminal and on a page they read alike."""
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Mapping
 from typing import Any
-
-from jobs.core.records import Receipt, Stored
 
 _RESULT_LABELS = {
     "eval_accuracy": "accuracy",
@@ -151,40 +151,39 @@ def verdict(result: Mapping[str, Any]) -> str:
     )
 
 
-def savings(receipt: Receipt) -> str:
-    """Return what Spot saved, in dollars and per cent; empty where it saved nothing, or the receipt does not say."""
-    if not receipt.saved_usd or receipt.saved_percent is None:
-        return ""
-    return f"{usd(receipt.saved_usd)}, {receipt.saved_percent:.0f} % of the On-Demand price"
+MAX_SHOWN_CHARACTERS = 1000
+"""A longer text is shown without its middle."""
+
+_UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but for tabs and line ends, separators of lines, those that turn the direction of writing, and
+halves of pairs."""
+
+_COLOUR = re.compile("\x1b\\[[0-9;:]*m")
+"""Sets colours and styles of a terminal (ECMA-48, "SGR"), as progress bars do."""
 
 
-def unknown_loss(receipts: Iterable[Receipt]) -> str:
-    """Return what the lost dollars leave out, since nobody knows it; empty if that is nothing."""
-    unknown = sum(attempt.may_repeat for receipt in receipts for attempt in receipt.attempts)
-    if not unknown:
-        return ""
-    whose = "an attempt" if unknown == 1 else f"{unknown} attempts"
-    return f"without what {whose} did again if the script did not read the checkpoint that was put back"
+def printable(text: str) -> str:
+    """Return the text with an escape, of letters and digits, for each character that no terminal should get."""
+    return _UNSHOWABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def unproductive(receipt: Receipt) -> str:
-    """Return what brought no step: `starting 0.10 USD, lost steps 0.05 USD`; empty if nothing did."""
-    parts = {
-        "waiting": receipt.waiting_usd,
-        "starting": receipt.starting_usd,
-        "compiling": receipt.compiling_usd,
-        "saving": receipt.saving_usd,
-        "lost steps": receipt.lost_usd,
-        "idle cards": receipt.idle_usd,
-    }
-    found = ", ".join(f"{name} {usd(amount)}" for name, amount in parts.items() if amount)
-    return "; ".join(filter(None, [found, unknown_loss([receipt])]))
+def printable_name(name: str) -> str:
+    """Return the name of a file, which may have line ends too, as one line."""
+    return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def stored_text(kept: Stored | None) -> str:
-    """Return what a run's files take and cost; empty where nobody has asked S3."""
-    if kept is None:
-        return ""
-    what = f"{size(kept.all_bytes)}, {size(kept.checkpoint_bytes)} of it checkpoints"
-    free = "old versions apart, and transfer within the region costs nothing"
-    return f"{what}: {usd(kept.usd_per_month)} a month at {kept.price}; {free}"
+def log_text(text: str) -> str:
+    """Return a line that a job has logged, without its colours and its line end."""
+    return printable(_COLOUR.sub("", text.rstrip("\r\n")))
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return the value as JSON that is fit for a terminal: the same characters are escapes of JSON's own."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return _UNSHOWABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def shortened(text: str) -> str:
+    """Return the text, without its middle where it is long."""
+    half = MAX_SHOWN_CHARACTERS // 2
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from urllib.parse import quote
 
-from jobs.core.endpoints import check_endpoint
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import hub_parts
+from jobs.core.urls import check_endpoint
 from jobs.data_checks.model_files import READ_BEFORE, faults
 
 TIMEOUT_SECONDS = 5.0

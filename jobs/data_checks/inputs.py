@@ -9,10 +9,9 @@ from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.core.artifact import POINTER
-from jobs.core.dependencies import Awaited
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
+from jobs.core.images import pytorch_of
 from jobs.core.locations import HUB, S3, S3Location, hub_suggestion
-from jobs.core.releases import pytorch_of
 from jobs.core.run import MANIFEST
 from jobs.core.stage import DeployedStage
 from jobs.data_checks import hub, model_files, table_samples
@@ -29,6 +28,7 @@ from jobs.spec.arguments import (
 )
 from jobs.spec.plan import arguments_in_s3
 from jobs.spec.spec import JobSpec
+from jobs.spec.submit_job import Awaited
 
 _FOLDERS = (MODEL_FOLDER, CONFIGURATION_FOLDER, FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER)
 _FILES = (TABLE, DOCUMENTS)

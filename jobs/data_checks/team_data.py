@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.aws.hashing import sha256
+from jobs.aws.s3 import sha256
 from jobs.core.artifact import content_fingerprint
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.core.locations import DATA, S3Location, stays_below

@@ -16,9 +16,8 @@ import docker
 from docker.errors import DockerException
 
 from jobs.core.errors import ConfigurationError
-from jobs.core.image_hierarchy import IMAGES_FOLDER, Image, image, images
+from jobs.core.images import IMAGES_FOLDER, Image, Release, image, images, release, releases
 from jobs.core.output import run_program
-from jobs.core.releases import Release, release, releases
 from jobs.images import engine
 
 BASE_ARGUMENT = "BASE_IMAGE"

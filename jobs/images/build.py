@@ -20,11 +20,8 @@ import docker
 from docker.errors import ImageNotFound
 from docker.models.images import Image as DockerImage
 
-from jobs.core.credentials import login_in
 from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
-from jobs.core.image_hierarchy import Image, image, with_descendants
-from jobs.core.releases import Release
-from jobs.core.revision import (
+from jobs.core.git import (
     NOT_SOURCES,
     ROOT,
     SOURCES,
@@ -34,6 +31,8 @@ from jobs.core.revision import (
     source_commit,
     source_revision,
 )
+from jobs.core.images import Image, Release, image, with_descendants
+from jobs.core.urls import login_in
 from jobs.core.words import duration
 from jobs.images import engine
 from jobs.images.bases import BASE_ARGUMENT, default_base

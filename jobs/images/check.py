@@ -23,10 +23,9 @@ from docker.models.images import Image as DockerImage
 from docker.types import DeviceRequest
 
 from jobs.core.errors import ConfigurationError, NotFoundError
-from jobs.core.image_hierarchy import IMAGES_FOLDER, Image, image
+from jobs.core.git import image_tag, local_name
+from jobs.core.images import IMAGES_FOLDER, Image, Release, image
 from jobs.core.instance_types import INSTANCE_TYPES, SCRATCH
-from jobs.core.releases import Release
-from jobs.core.revision import image_tag, local_name
 from jobs.images.build import BASE_LABEL, COMMIT_LABEL
 from jobs.images.lock import contents, locked
 from jobs.spec.catalog import CATALOG

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import docker
 
 from jobs.aws.connection import Aws
-from jobs.core.revision import image_tag, local_name
+from jobs.core.git import image_tag, local_name
 from jobs.core.stage import NOT_BUILT_TAG
 from jobs.images import engine
 from jobs.images.stage_images import StageImages

@@ -23,9 +23,8 @@ from pathlib import Path
 import tomllib
 
 from jobs.core.errors import ConfigurationError, TrainyardError
-from jobs.core.image_hierarchy import IMAGES_FOLDER, Image, image, images
+from jobs.core.images import IMAGES_FOLDER, Image, Release, image, images, release, releases
 from jobs.core.output import run_program
-from jobs.core.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,10 +25,9 @@ from docker.models.images import Image as DockerImage
 
 from jobs.aws.connection import Aws
 from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
-from jobs.core.image_hierarchy import Image
-from jobs.core.image_hierarchy import image as image_called
-from jobs.core.releases import release
-from jobs.core.revision import REVISION_VARIABLE, is_dirty, local_name
+from jobs.core.git import REVISION_VARIABLE, is_dirty, local_name
+from jobs.core.images import Image, release
+from jobs.core.images import image as image_called
 from jobs.core.stage import deploying, image_parameter, parameter_path
 from jobs.images import engine
 from jobs.images.bases import default_base

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from jobs.core.errors import ConfigurationError, TrainyardError
-from jobs.core.revision import ROOT
+from jobs.core.git import ROOT
 from jobs.images import engine
 
 SUFFIX = ".spdx.json"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
 from jobs.core.errors import ConfigurationError, did_you_mean
-from jobs.core.image_hierarchy import Image, child_name, image, images
+from jobs.core.images import Image, child_name, image, images
 from jobs.core.stage import (
     IMAGES,
     RELEASE,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from jobs.core.log_lines import MEMORY_KEY, UTILIZATION_KEY
+from jobs.core.output import MEMORY_KEY, UTILIZATION_KEY
 from jobs.core.records import Attempt
 from jobs.core.retries import is_reclaim
 from jobs.core.words import figure, result_label

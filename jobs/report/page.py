@@ -7,19 +7,10 @@ from typing import Any
 
 from jobs.core.labels import quoted_name
 from jobs.core.records import IMAGE_DIGEST, Attempt
-from jobs.core.words import (
-    counted,
-    duration,
-    figure,
-    result_rows,
-    savings,
-    stored_text,
-    usd,
-    verdict,
-)
+from jobs.core.words import counted, duration, figure, result_rows, usd, verdict
 from jobs.money.budget import duration_seconds, spent
-from jobs.money.outlook import cards_name
 from jobs.money.phases import PHASES, Phase, lost_steps, phases
+from jobs.money.receipt import cards_name, savings, stored_text
 from jobs.report import charts
 from jobs.report.curves import EVENTS, curves, events, time_axis
 from jobs.report.rendering import render

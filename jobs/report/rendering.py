@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jobs.core.display import printable
+from jobs.core.words import printable
 from jobs.report import vega
 from jobs.report.charts import template as chart_template
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import is_throttling, is_transient
-from jobs.core.dependencies import DEPENDENCY_FAILED
+from jobs.runs.job import UNSUCCESSFUL, Job, job_from, part_ids
+from jobs.spec.submit_job import DEPENDENCY_FAILED
 from jobs.core.errors import MaybeSubmittedError, NotFoundError, TrainyardError
 from jobs.core.retries import DUPLICATE_REASON
 from jobs.core.run import is_run_id

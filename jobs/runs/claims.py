@@ -15,7 +15,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
-from jobs.core.record_reader import read
+from jobs.core.records import read
 from jobs.core.retries import CLAIMS
 
 CLAIM_SECONDS = 120

@@ -40,6 +40,7 @@ from jobs.spec.code import (
     write_file,
 )
 from jobs.spec.plan import Plan
+from jobs.core.records import parse, read
 from jobs.spec.spec import JobSpec
 
 if TYPE_CHECKING:

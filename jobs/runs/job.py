@@ -14,7 +14,7 @@ from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.records import Receipt
 from jobs.core.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
-from jobs.money.sums import with_end
+from jobs.money.receipt import with_end
 from jobs.spec.sweep import NO_POINT_LEFT_REASON, SWEEP_TAG
 
 CANCELLED = "CANCELLED"

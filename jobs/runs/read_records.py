@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from jobs.aws.connection import Aws
-from jobs.core.display import printable
+from jobs.runs.run_files import FetchedFiles, Listed, RunFiles, StoredFiles
+from jobs.runs.storage import StoredRun, decoded_spec
+from jobs.data_checks.classes import ClassReport
+from jobs.spec.code import CODE_RECORD, CodeRecord
+from jobs.data_checks.data_summary import DataSummary
+from jobs.core.words import printable
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
-from jobs.core.record_reader import Record, read, read_lines, read_receipt
+from jobs.money.prices import stored
+from jobs.core.records import Record, read, read_lines, read_receipt
+from jobs.runs.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
 from jobs.core.records import Inputs
 from jobs.core.run import (
     CLASSES,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jobs.core.credentials import login_in
+from jobs.core.urls import login_in
 from jobs.core.errors import UsageError
 from jobs.spec.spec import JobSpec
 

@@ -10,12 +10,14 @@ from typing import Any
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_denied
-from jobs.core import record_reader
+from jobs.core import records as record_reader
+from jobs.spec.code import CODE_RECORD
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
 from jobs.core.kept_folder import Listing, make_links
 from jobs.core.locations import S3Location
-from jobs.core.notebook_server import NotebookServer
-from jobs.core.record_reader import read, read_attempt, read_lines
+from jobs.core.records import NotebookServer
+from jobs.spec.plan import Plan
+from jobs.core.records import read, read_attempt, read_lines
 from jobs.core.records import Attempt, Receipt
 from jobs.core.retries import CLAIMS
 from jobs.core.run import (

@@ -15,7 +15,8 @@ from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.core.errors import TrainyardError, did_you_mean
 from jobs.core.locations import S3Location
-from jobs.core.record_reader import parse
+from jobs.money.estimate import outlook
+from jobs.core.records import parse
 from jobs.core.records import Receipt
 from jobs.core.words import counted
 from jobs.money.budget import NOTHING_SPENT, Spent, spent

@@ -4,15 +4,18 @@ A spec's `arguments` are validated against the model before anything is submitte
 container gets arguments and environment only), and become the same model again inside. Nothing here needs torch.
 """
 
+import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from typing_extensions import Self
 
 from jobs.core.labels import class_name, label_kind
@@ -24,7 +27,80 @@ from jobs.core.locations import (
     model_location,
     table_location,
 )
-from jobs.spec.flags import to_flags
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Switch:
+    """Marks a field of truth whose flag has no value: `Annotated[bool, Switch()]`. Without the flag it is false."""
+
+
+def to_flags(model: BaseModel, *, exclude_defaults: bool = False) -> list[str]:
+    """Return `--key=value` for every field that is set."""
+    values = model.model_dump(mode="json", exclude_none=True, exclude_defaults=exclude_defaults)
+    flags = []
+    for name, value in values.items():
+        if not _is_switch(type(model).model_fields[name]):
+            flags.append(f"{_flag(name)}={value if isinstance(value, str) else json.dumps(value)}")
+        elif value:
+            flags.append(_flag(name))
+    return flags
+
+
+def parse_flags(model: type[ModelT], flags: Sequence[str], *, program: str) -> ModelT:
+    """Return the model that `flags` (from `to_flags`, or typed by hand) describe.
+
+    Exits with status 2 and argparse's message on an unknown flag; raises pydantic.ValidationError on a bad value.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=model.__doc__, allow_abbrev=False)
+    add_flags(parser, model)
+    return from_flags(model, vars(parser.parse_args(list(flags))))
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+    """Let `parser` take a flag for every field of the model; a field's docstring is its help."""
+    for name, field in model.model_fields.items():
+        options: dict[str, Any] = {"action": "store_true"} if _is_switch(field) else {"required": field.is_required()}
+        parser.add_argument(
+            _flag(name),
+            dest=name,
+            default=argparse.SUPPRESS,
+            help=(field.description or "").replace("%", "%%"),
+            **options,
+        )
+
+
+def from_flags(model: type[ModelT], given: Mapping[str, Any]) -> ModelT:
+    """Return the model whose fields are what a parser with `add_flags` found; what is not a field is left out."""
+    fields = model.model_fields
+    return model.model_validate({name: _from_text(fields[name], given[name]) for name in fields if name in given})
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _is_switch(field: FieldInfo) -> bool:
+    return any(isinstance(mark, Switch) for mark in field.metadata)
+
+
+def _from_text(field: FieldInfo, text: str | bool) -> Any:
+    """Return a flag's text as what the field holds: strings as they are, the rest as JSON where it is JSON."""
+    if isinstance(text, bool) or _is_text(field.annotation):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _is_text(annotation: Any) -> bool:
+    """Return whether only a string, or nothing, can be meant."""
+    if get_origin(annotation) is Annotated:
+        return _is_text(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return all(_is_text(part) or part is NoneType for part in get_args(annotation))
+    return annotation is str
 
 
 @dataclass(frozen=True)
@@ -289,3 +365,108 @@ def _inside(annotation: Any) -> Iterator[Any]:
     for part in getattr(annotation, "__args__", ()):
         yield from getattr(part, "__metadata__", ())
         yield from _inside(part)
+
+
+_WHOLE_NUMBER, _NUMBER, _TRUTH = "must be a whole number", "must be a number", "must be true or false"
+_TEXT, _LIST, _MAPPING = "must be text", "must be a list", "must hold keys and their values"
+
+
+def _number(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:.3g}"
+
+
+_IN_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
+    "int_type": _WHOLE_NUMBER,
+    "int_parsing": _WHOLE_NUMBER,
+    "int_parsing_size": _WHOLE_NUMBER,
+    "int_from_float": _WHOLE_NUMBER,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "must be a finite number",
+    "bool_type": _TRUTH,
+    "bool_parsing": _TRUTH,
+    "string_type": _TEXT,
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "greater_than": lambda context: f"must be more than {_number(context['gt'])}",
+    "greater_than_equal": lambda context: f"must be at least {_number(context['ge'])}",
+    "less_than": lambda context: f"must be less than {_number(context['lt'])}",
+    "less_than_equal": lambda context: f"must be at most {_number(context['le'])}",
+    "too_short": lambda context: f"must have at least {context['min_length']}",
+    "too_long": lambda context: f"must have at most {context['max_length']}",
+    "string_too_short": lambda context: (
+        "must not be empty" if context["min_length"] == 1 else f"must have at least {context['min_length']} characters"
+    ),
+    "string_too_long": lambda context: f"must have at most {context['max_length']} characters",
+    "literal_error": lambda context: f"must be {context['expected']}",
+}
+"""By pydantic's type of error (https://docs.pydantic.dev/latest/errors/validation_errors/): what must be."""
+
+
+def in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> str:
+    """Return what is wrong with one value, without its place.
+
+    `model`: what the value belongs to, whose docstrings say what a text may look like.
+    """
+    if item["type"] == "value_error":
+        return item["msg"].removeprefix("Value error, ")
+    words = _IN_WORDS.get(item["type"], item["msg"])
+    if callable(words):
+        words = words(item["ctx"])
+    if item["type"] == "string_pattern_mismatch":
+        described = _first_sentence(_description(model, item["loc"])) if model is not None else ""
+        return f"{item['input']!r} does not fit{f': {described}' if described else ''}"
+    if item["type"] == "float_parsing" and str(item["loc"][-1]).endswith("hours") and ":" in item["input"]:
+        return f"{words}, not {item['input']!r}; write hours as a number: 1.5"
+    return words if item["input"] == "" else f"{words}, not {item['input']!r}"
+
+
+def _description(model: type[BaseModel], path: tuple[int | str, ...]) -> str | None:
+    """Return the description of the field at the end of a path; None where there is none on it."""
+    for number, part in enumerate(path, start=1):
+        field = model.model_fields.get(str(part))
+        if field is None:
+            return None
+        if number == len(path):
+            return field.description
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return None
+        model = field.annotation
+    return None
+
+
+def _first_sentence(description: str | None) -> str:
+    sentence = " ".join((description or "").split()).partition(". ")[0].partition("; ")[0].rstrip(".")
+    return sentence[:1].lower() + sentence[1:]
+
+
+STOP_IF_IDLE_MINUTES = 30.0
+"""A run whose cards have done nothing for so long ends, unless its spec says otherwise: what a rank prepares before the
+first step, and what it saves after the last, keeps cards waiting for some minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKind:
+    """One kind of job: what runs, with which arguments, on what."""
+
+    name: str
+    summary: str
+    entrypoint: str
+    """Module that `python -m` runs in every rank."""
+    arguments: type[Arguments]
+    accelerated: bool
+    """True: runs on the stage's accelerator instances. False: on its CPU instances."""
+    timeout_hours: float
+    """Wall-clock limit of one attempt where the spec gives none."""
+    stop_if_idle_minutes: float = STOP_IF_IDLE_MINUTES
+    """A run whose cards do nothing for so long ends, where its spec says nothing of it; 0: never. It holds for what is
+    accelerated."""
+    one_process: bool = False
+    """True: one process on one node, to which all its cards belong. False: one rank a card."""
+    image: str | None = None
+    """Child under images/ of the instance type's image that it runs in; None: that image itself."""
+    makes: str | None = None
+    """Kind of the artifact that it leaves for other runs; None: it leaves none."""

@@ -10,7 +10,7 @@ import pkgutil
 
 from jobs.core.errors import UsageError, did_you_mean
 from jobs.spec import kinds
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import JobKind
 
 _ROWS: list[JobKind] = [
     importlib.import_module(f"{kinds.__name__}.{module.name}").KIND for module in pkgutil.iter_modules(kinds.__path__)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from jobs.core.dependencies import Awaited
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError, raise_all
-from jobs.core.image_hierarchy import child_name
+from jobs.core.images import child_name
 from jobs.core.instance_types import InstanceType
 from jobs.core.locations import DATA, S3Location
 from jobs.core.queues import MARKET, Capacity
@@ -18,15 +17,42 @@ from jobs.core.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deployi
 from jobs.core.words import counted
 from jobs.money.budget import LEAST_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
 from jobs.money.prices import Prices, recorded
-from jobs.spec.arguments import Arguments
+from jobs.spec.arguments import Arguments, JobKind
 from jobs.spec.code import Pack
-from jobs.spec.job_kind import JobKind
 from jobs.spec.launcher_options import GANG_WAIT_SECONDS, LauncherOptions
 from jobs.spec.placement import Placement, place
+from jobs.spec.recipe import TRACKER_VARIABLES, Recipe
 from jobs.spec.spec import JobSpec, PlannedPoint
-from jobs.spec.submit_job import is_too_long, submit_job_request
+from jobs.spec.submit_job import Awaited, is_too_long, submit_job_request
 from jobs.spec.sweep import SweepSize, points
-from jobs.spec.team_secrets import check_push, check_trackers
+
+
+def check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
+    """Raise UsageError where the arguments push to the Hugging Face Hub and the team has no secret for a token."""
+    repository = arguments.hub_repository
+    if repository is not None and team not in stage.huggingface_teams:
+        raise UsageError(
+            f"arguments.push_to_hub: team '{team}' has no secret for a Hugging Face token in stage '{stage.name}', so "
+            f"nothing can be pushed to {repository}",
+            next_step="set the team's huggingface_token in infra/settings.py, deploy, and put a token into the secret; "
+            "or leave push_to_hub out",
+        )
+
+
+def check_trackers(arguments: Arguments, team: str, stage: DeployedStage) -> None:
+    """Raise UsageError where the arguments name a tracker and the team's secret has no key or address for it."""
+    missing = [
+        f"{tracker} ({TRACKER_VARIABLES[tracker]})"
+        for tracker in ((isinstance(arguments, Recipe) and arguments.report_to) or ())
+        if TRACKER_VARIABLES[tracker] not in stage.secret_variables.get(team, ())
+    ]
+    if missing:
+        raise UsageError(
+            f"arguments.report_to: team '{team}' has no secret in stage '{stage.name}' with what it takes for "
+            f"{' and '.join(missing)}",
+            next_step="name it in the team's secret_variables in infra/settings.py, deploy, and put its value into the "
+            "secret; or leave report_to out",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,16 +20,14 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
-from jobs.core.display import shortened
 from jobs.core.errors import UsageError, did_you_mean
 from jobs.core.locations import S3Location
-from jobs.core.mistakes import in_words
 from jobs.core.queues import Capacity
 from jobs.core.run import LATEST
 from jobs.core.stage import DEFAULT_TEAM, TEAM_PATTERN
-from jobs.spec.arguments import Arguments, Strict
+from jobs.core.words import shortened
+from jobs.spec.arguments import Arguments, JobKind, Strict, in_words
 from jobs.spec.catalog import CATALOG, job_kind
-from jobs.spec.job_kind import JobKind
 from jobs.spec.launcher_options import Limits
 from jobs.spec.sweep import PointRecord, Sweep, check_name, point_name, points, values_text, with_values
 

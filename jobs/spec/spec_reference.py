@@ -14,11 +14,10 @@ from pydantic.fields import FieldInfo
 
 from jobs.core.output import run_program
 from jobs.spec.catalog import CATALOG
-from jobs.spec.halving import Halving
-from jobs.spec.health import Health
+from jobs.spec.launcher_options import Health
 from jobs.spec.recipe import Recipe
 from jobs.spec.spec import JobSpec, Resources
-from jobs.spec.sweep import Sweep
+from jobs.spec.sweep import Halving, Sweep
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 

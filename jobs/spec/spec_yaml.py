@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from jobs.core.display import shortened
 from jobs.core.errors import UsageError
+from jobs.core.words import shortened
 
 MAX_SPEC_BYTES = 1_000_000
 """A spec has some hundred bytes; what is larger is something else."""

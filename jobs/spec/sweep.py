@@ -9,7 +9,7 @@ point is a run of its own, with a folder of its own. In the sweep's folder lie, 
     sweep.json                the points: one `SweepRecord`
     claims/JOB/N.json         of the Batch job JOB: which worker took point N, and how that ended, one `Claim`
     claims/JOB/stop.json      a `Claim` with the reason why no further point began: the budget
-    halving/                  how the points stood at the rungs of successive halving (jobs.spec.halving)
+    halving/                  how the points stood at the rungs of successive halving (jobs.spec.sweep)
 
 and in each point's folder `member-of.json`, which names the sweep.
 """
@@ -18,7 +18,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -27,11 +27,81 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from typing_extensions import Self
 
 from jobs.core.errors import UsageError, did_you_mean
+from jobs.core.records import Verdict
 from jobs.core.run import new_run_id
 from jobs.core.words import main_result
 from jobs.spec.arguments import Arguments, Strict
-from jobs.spec.halving import Comparison, Halving
 from jobs.spec.recipe import SMALLER_IS_BETTER, Recipe
+
+_FOLDER = "halving"
+
+
+class Halving(Strict):
+    """When the worst points of a sweep are stopped."""
+
+    from_step: int = Field(ge=1)
+    """First step at which points are compared."""
+    factor: int = Field(default=3, ge=2, le=100)
+    """One of this many points goes on, and the next comparison is at this many times the step."""
+
+    def rung(self, step: int) -> int | None:
+        """Return the last rung up to a step; None before the first one."""
+        if step < self.from_step:
+            return None
+        rung = self.from_step
+        while rung * self.factor <= step:
+            rung *= self.factor
+        return rung
+
+
+class Comparison(Halving):
+    """How a point of a sweep compares itself with the others."""
+
+    metric: str
+    smaller_is_better: bool
+
+    def verdict(self, own: "RungValue", others: Iterable["RungValue"], *, rung: int) -> Verdict:
+        """Return whether a point goes on. `others`: those that have reached the rung, without it.
+
+        Equals share the better rank. A value that is no number is the worst, and does not go on even where it is alone.
+        """
+        values = [other.value for other in others]
+        rank = 1 + sum(self._is_better(value, own.value) for value in values)
+        of = 1 + len(values)
+        stops = own.value is None or rank > max(1, of // self.factor)
+        return Verdict(rung=rung, step=own.step, metric=self.metric, value=own.value, rank=rank, of=of, stops=stops)
+
+    def _is_better(self, value: float | None, than: float | None) -> bool:
+        if value is None or than is None:
+            return value is not None
+        return value < than if self.smaller_is_better else value > than
+
+
+class RungValue(BaseModel):
+    """What a point was evaluated to when it reached a rung."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int
+    value: float | None
+    """None: it was no number."""
+
+    @classmethod
+    def of(cls, step: int, value: float | None) -> "RungValue":
+        return cls(step=step, value=float(value) if value is not None and math.isfinite(value) else None)
+
+
+def values_folder(rung: int) -> str:
+    return f"{_FOLDER}/{rung}/values"
+
+
+def value_name(rung: int, number: int) -> str:
+    return f"{values_folder(rung)}/{number}.json"
+
+
+def verdict_name(rung: int, number: int) -> str:
+    return f"{_FOLDER}/{rung}/verdicts/{number}.json"
+
 
 SWEEP = "sweep.json"
 MEMBER_OF = "member-of.json"

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
+from jobs.core.images import image, release
 from jobs.images.lock import locked
 from tests.support.images.efa_stand_in import efa_mirror
 from tests.support.images.source_tree import SourceTree

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.core.image_hierarchy import image, images
+from jobs.core.git import NOT_SOURCES, SOURCES
+from jobs.core.images import image, images, release, releases
 from jobs.core.instance_types import INSTANCE_TYPES, SCRATCH
-from jobs.core.releases import release, releases
-from jobs.core.revision import NOT_SOURCES, SOURCES
 from jobs.images.check import ACCELERATORS
 from jobs.images.lock import lock_file, locked
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from docker.errors import ContainerError
 
-from jobs.core.image_hierarchy import image
+from jobs.core.images import image
 from jobs.images.lock import locked
 from tests.support.images import habana_stand_in
 from tests.support.images.docker_engine import pinned_torch

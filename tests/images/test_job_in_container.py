@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from infra.image.image_build import PROGRAM
-from jobs.core.releases import release
-from jobs.core.revision import REVISION_VARIABLE
+from jobs.core.git import REVISION_VARIABLE
+from jobs.core.images import release
 from jobs.core.stage import image_parameter, image_repository_parameter, job_image_parameter
 from tests.images.conftest import Built
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl

@@ -13,7 +13,7 @@ import pytest
 from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Stage, Team
 from jobs.core.artifact import artifact_prefix
-from jobs.core.image_hierarchy import images
+from jobs.core.images import images
 from jobs.core.stage import IMAGE_BUILD_PROJECT, IMAGES, RELEASE, image_parameter, image_repository_parameter
 from jobs.runs.port_forwarding import DOCUMENT
 from jobs.spec.submit_job import JOB_TAGS

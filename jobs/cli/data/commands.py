@@ -15,10 +15,9 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.options import ask
 from jobs.cli.plain import print_text
-from jobs.core.display import printable, printable_name
 from jobs.core.errors import StoppedError, UsageError
 from jobs.core.locations import DATA, DELIMITERS, table_location, table_suffix
-from jobs.core.words import counted
+from jobs.core.words import counted, printable, printable_name
 from jobs.data_checks import team_data
 from jobs.data_checks.table_rows import delimiter_fault
 from jobs.data_checks.table_summary import Model, summarize

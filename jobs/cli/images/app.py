@@ -10,7 +10,7 @@ import typer
 from jobs.cli.options import BuildArguments, Network, Output, user_path
 
 if TYPE_CHECKING:
-    from jobs.core.releases import Release
+    from jobs.core.images import Release
 
 images = typer.Typer(help="The images that jobs run in: build them here, test them, push them to a stage.")
 
@@ -45,7 +45,7 @@ def images_build(
     the tag. An image gets its name when all its steps have passed.
     """
     from jobs.cli import tables
-    from jobs.core.revision import source_revision
+    from jobs.core.git import source_revision
     from jobs.images import engine
     from jobs.images.build import Build, parse_build_arguments
 
@@ -103,8 +103,8 @@ def images_test(
     """
     from jobs.cli.plain import print_text
     from jobs.core.errors import StoppedError, TrainyardError, UsageError
-    from jobs.core.image_hierarchy import image, with_descendants
-    from jobs.core.revision import image_tag, source_revision
+    from jobs.core.git import image_tag, source_revision
+    from jobs.core.images import image, with_descendants
     from jobs.images import engine
     from jobs.images.build import Build, parse_build_arguments
     from jobs.images.check import check
@@ -168,7 +168,7 @@ def images_push(
     from jobs.cli import tables
     from jobs.cli.images.push import push_images
     from jobs.cli.plain import print_text
-    from jobs.core.releases import release
+    from jobs.core.images import release
     from jobs.core.stage import deploying
     from jobs.images.stage_images import StageImages
 
@@ -226,10 +226,10 @@ def images_sbom(
     from importlib.metadata import version
 
     from jobs.cli.plain import print_text
-    from jobs.core import releases
+    from jobs.core import images as releases
     from jobs.core.errors import NotFoundError
-    from jobs.core.image_hierarchy import image
-    from jobs.core.revision import image_tag, local_name, source_revision
+    from jobs.core.git import image_tag, local_name, source_revision
+    from jobs.core.images import image
     from jobs.images import engine
     from jobs.images.sbom import LAPTOP, syft, write
 
@@ -257,8 +257,7 @@ def _release(ctx: typer.Context, names: Sequence[str], given: str | None) -> "Re
 
     Raises UsageError for an unknown image or release, ConfigurationError for a release that does not fit.
     """
-    from jobs.core.image_hierarchy import image
-    from jobs.core.releases import check_image, release
+    from jobs.core.images import check_image, image, release
 
     chosen = [image(name) for name in names]
     row = release(_release_name(ctx, given))

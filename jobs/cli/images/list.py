@@ -10,10 +10,10 @@ from rich.text import Text
 from jobs.aws.connection import Aws
 from jobs.aws.errors import explain
 from jobs.cli import tables
-from jobs.core import image_hierarchy as hierarchy
+from jobs.core import images as hierarchy
 from jobs.core.errors import TrainyardError
-from jobs.core.releases import release
-from jobs.core.revision import image_tag, source_revision
+from jobs.core.git import image_tag, source_revision
+from jobs.core.images import release
 from jobs.core.words import duration
 from jobs.images import engine
 from jobs.images.inventory import LocalImage, RemoteImage, local_images, recorded_images, remote_images

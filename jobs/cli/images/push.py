@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from jobs.aws.connection import Aws
 from jobs.cli.plain import print_text
 from jobs.core.errors import UsageError
-from jobs.core.releases import release
-from jobs.core.revision import image_tag, source_revision
+from jobs.core.git import image_tag, source_revision
+from jobs.core.images import release
 from jobs.images import engine
 from jobs.images.bases import BASE_ARGUMENT
 from jobs.images.build import Build, parse_build_arguments

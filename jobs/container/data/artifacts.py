@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
-from jobs.aws.hashing import sha256
+from jobs.aws.s3 import sha256
 from jobs.container.data.sources import hub_folder, is_on_hub
 from jobs.core.artifact import (
     DONE,

@@ -14,8 +14,8 @@ from jobs.aws import s3 as object_store
 from jobs.container.channel import RankStatus
 from jobs.container.rank import Rank
 from jobs.container.saving.stored_checkpoints import check_newest
-from jobs.core.log_lines import Progress
-from jobs.core.record_reader import read_lines, with_step
+from jobs.core.output import Progress
+from jobs.core.records import read_lines, with_step
 from jobs.core.run import METRICS
 from jobs.core.words import result_label
 

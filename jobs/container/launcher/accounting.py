@@ -30,11 +30,10 @@ from jobs.container.saving.stored_checkpoints import complete, listing
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.core.instance_types import InstanceType, instance_type
 from jobs.core.locations import S3Location
-from jobs.core.record_reader import read_attempt
-from jobs.core.records import Attempt, Receipt
+from jobs.core.records import Attempt, Receipt, read_attempt
 from jobs.core.run import ATTEMPTS, CHECKPOINTS, RECEIPT, UTILIZATION, recorded_number
 from jobs.money.budget import SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
-from jobs.money.sums import sums
+from jobs.money.receipt import sums
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from jobs.aws import s3 as object_store
 from jobs.core.locations import S3Location
 from jobs.core.queues import Capacity
-from jobs.core.record_reader import read
+from jobs.core.records import read
 from jobs.core.run import GANG
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from jobs.container.launcher.outcome import End, of_node, retried
 from jobs.container.launcher.request import Launch, Node
 from jobs.container.rank import LAUNCHER_PID_VARIABLE
 from jobs.container.store import LOOPBACK, loopback_sockets, serve_store
-from jobs.spec.health import BAD_NODE_FILE, MATMUL_FLOOR, Health
+from jobs.spec.launcher_options import BAD_NODE_FILE, MATMUL_FLOOR, Health
 
 log = logging.getLogger("trainyard")
 

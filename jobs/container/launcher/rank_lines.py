@@ -34,7 +34,7 @@ _ONE_LINE_IN = 1000
 """Of what comes after that."""
 
 _PROGRESS = b"[progress] "
-"""Begins the lines that the command line draws its bar from (jobs.core.log_lines)."""
+"""Begins the lines that the command line draws its bar from (jobs.core.output)."""
 
 _BAR_SECONDS = 10.0
 """The time between two states of a bar in the log."""

@@ -16,10 +16,8 @@ from jobs.core.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, NotFound
 from jobs.core.instance_types import STOP_TIMEOUT_SECONDS, InstanceType, instance_type
 from jobs.core.locations import S3Location
 from jobs.core.queues import Capacity
-from jobs.spec.arguments import Arguments
+from jobs.spec.arguments import Arguments, JobKind, add_flags, from_flags, parse_flags
 from jobs.spec.catalog import CATALOG
-from jobs.spec.flags import add_flags, from_flags, parse_flags
-from jobs.spec.job_kind import JobKind
 from jobs.spec.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, LauncherOptions
 
 

@@ -25,11 +25,10 @@ from jobs.container.instance import capacity_paid
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE, NotFoundError, TrainyardError
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
-from jobs.core.record_reader import parse
-from jobs.core.records import Receipt, Verdict
+from jobs.core.records import Receipt, Verdict, parse
 from jobs.core.run import RECEIPT
 from jobs.money.budget import LEAST_SECONDS, SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import JobKind
 from jobs.spec.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, LauncherOptions
 from jobs.spec.sweep import (
     SWEEP,

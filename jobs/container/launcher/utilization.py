@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from jobs.container.instance import cpus
-from jobs.core.log_lines import MEMORY_KEY, UTILIZATION_KEY
+from jobs.core.output import MEMORY_KEY, UTILIZATION_KEY
 from jobs.core.records import CardUse
 
 log = logging.getLogger("trainyard")

@@ -20,8 +20,8 @@ from jobs.container.rank import one_line
 from jobs.container.saving.stored_checkpoints import SupersededError, Throughput, check_newest
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
-from jobs.core.log_lines import LEFT, Progress
-from jobs.core.record_reader import read_lines, with_step
+from jobs.core.output import LEFT, Progress
+from jobs.core.records import read_lines, with_step
 from jobs.core.run import METRICS, TENSORBOARD
 from jobs.core.words import result_label, time_left
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import BaseModel, ValidationError
 
 from jobs.aws import s3 as object_store
-from jobs.aws.hashing import sha256
+from jobs.aws.s3 import sha256
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.kept_folder import Listing
 from jobs.core.locations import S3Location

@@ -30,8 +30,7 @@ from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINTS
 from jobs.core.words import counted
-from jobs.spec.kinds.script import Script
-from jobs.spec.script_environment import (
+from jobs.spec.code import (
     CHECKPOINTS_VARIABLE,
     MAIN_ADDRESS_VARIABLE,
     NNODES_VARIABLE,
@@ -41,6 +40,7 @@ from jobs.spec.script_environment import (
     input_variable,
     parameter_variable,
 )
+from jobs.spec.kinds.script import Script
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

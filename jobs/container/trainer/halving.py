@@ -1,4 +1,4 @@
-"""A point of a sweep at the rungs of successive halving (jobs.spec.halving): compared with the others, or stopped.
+"""A point of a sweep at the rungs of successive halving (jobs.spec.sweep): compared with the others, or stopped.
 
 Rank 0 asks S3, and all ranks get its answer. A point that has put its value there reads the others', so of two that
 come at the same time one at least knows of both.
@@ -13,10 +13,8 @@ from jobs.container.channel import asked_comparison, tell_verdict
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location
-from jobs.core.record_reader import parse
-from jobs.core.records import Verdict
-from jobs.spec.halving import Comparison, RungValue, value_name, values_folder, verdict_name
-from jobs.spec.sweep import MEMBER_OF, MemberOf
+from jobs.core.records import Verdict, parse
+from jobs.spec.sweep import MEMBER_OF, Comparison, MemberOf, RungValue, value_name, values_folder, verdict_name
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -29,7 +29,7 @@ from jobs.container.saving.resume import Resume, newest_complete
 from jobs.container.saving.stored_checkpoints import IncompleteError, fetch
 from jobs.core.errors import ConfigurationError, UsageError
 from jobs.core.run import CHECKPOINTS
-from jobs.spec.script_environment import SCRIPT_VARIABLE
+from jobs.spec.code import SCRIPT_VARIABLE
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.spec.arguments import Arguments, ClassName, Columns, Model, Tables
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import Arguments, ClassName, Columns, JobKind, Model, Tables
 from jobs.spec.recipe import MAX_BATCH_SIZE, HpuTrainer, LengthBuckets
 
 COLUMNS_NEXT = "name the columns with text_column, text_pair_column and label_column, or set predict_only"

@@ -3,8 +3,7 @@
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.spec.arguments import Arguments
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import Arguments, JobKind
 
 
 class FabricCheck(Arguments):

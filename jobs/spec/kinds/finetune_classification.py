@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.spec.arguments import ClassName, Columns, Model, Tables
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import ClassName, Columns, JobKind, Model, Tables
 from jobs.spec.recipe import LengthBuckets, Recipe
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"]

@@ -4,8 +4,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from jobs.spec.arguments import Arguments, Folder
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import Arguments, Folder, JobKind
 
 
 class Notebook(Arguments):

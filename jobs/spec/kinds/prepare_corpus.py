@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from jobs.core.locations import HUB, TEXT, table_suffix
-from jobs.spec.arguments import Arguments, Columns, Documents, HubRepository
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import Arguments, Columns, Documents, HubRepository, JobKind
 
 COLUMNS_NEXT = "name each input's column in text_columns"
 

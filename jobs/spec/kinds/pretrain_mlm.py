@@ -5,8 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.spec.arguments import Artifact, Configuration, Model, OfKind
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import Artifact, Configuration, JobKind, Model, OfKind
 from jobs.spec.recipe import MAX_BATCH_SIZE, EvaluateEverySteps, Recipe
 
 _SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")

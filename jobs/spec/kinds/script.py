@@ -11,9 +11,8 @@ from typing_extensions import Self
 
 from jobs.core.errors import did_you_mean
 from jobs.core.locations import HUB, stays_below
-from jobs.spec.arguments import Arguments, Folder, Input
+from jobs.spec.arguments import Arguments, Folder, Input, JobKind
 from jobs.spec.code import is_packed
-from jobs.spec.job_kind import JobKind
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 """What is written so in a command, JSON's braces for instance not."""

@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from jobs.spec.arguments import Arguments, Artifact, HubRepository, OfKind, Tokenizer
-from jobs.spec.job_kind import JobKind
+from jobs.spec.arguments import Arguments, Artifact, HubRepository, JobKind, OfKind, Tokenizer
 
 
 class Tokenize(Arguments):

@@ -12,9 +12,8 @@ from infra.app import build
 from infra.image.image_build import PROGRAM, _revision
 from infra.stages import Pool, Stage, Team
 from jobs.core.errors import ConfigurationError
-from jobs.core.image_hierarchy import with_descendants
-from jobs.core.releases import release
-from jobs.core.revision import SOURCES
+from jobs.core.git import SOURCES
+from jobs.core.images import release, with_descendants
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, up_to
 

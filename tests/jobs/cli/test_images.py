@@ -14,8 +14,7 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
-from jobs.core.image_hierarchy import images
-from jobs.core.releases import release
+from jobs.core.images import images, release
 from jobs.core.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.images.source_tree import SourceTree

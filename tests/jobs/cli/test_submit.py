@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.core.releases import release
+from jobs.core.images import release
 from jobs.core.run import is_run_id
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch

@@ -21,7 +21,7 @@ from jobs.cli.live import LiveView, print_line
 from jobs.cli.plain import PrintableFormatter
 from jobs.cli.tables import Pairs, plan_json, plan_table, print_json, show
 from jobs.cli.tables import stdout as console
-from jobs.core.display import printable_name
+from jobs.core.words import printable_name
 from jobs.money.prices import Prices, Quote
 from jobs.runs.logs import LogLine
 from jobs.spec.plan import plan

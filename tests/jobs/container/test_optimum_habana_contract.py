@@ -17,7 +17,7 @@ import pytest
 
 from jobs.container.channel import RequestFiles
 from jobs.container.trainer import gaudi_config
-from jobs.core.releases import release
+from jobs.core.images import release
 from tests.support.container import image_environment, optimum_habana_on_cpu
 from tests.support.container.hpu_ranks import REPOSITORY, described, run_python, train
 from tests.support.container.language_models import instructions, save_tiny_llama, write_lines

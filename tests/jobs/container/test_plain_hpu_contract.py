@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.core.releases import release
+from jobs.core.images import release
 from tests.support.container import image_environment, transformers_on_hpu
 from tests.support.container.hpu_ranks import described, train
 from tests.support.container.launching import Run

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from jobs.core.output import Progress
+
 PROGRAM = """
 import sys
 from jobs.core.output import run_program
@@ -41,3 +43,15 @@ def test_an_output_that_takes_nothing_is_one_sentence_and_a_reader_that_has_gone
     for finished in (closed, full):
         assert (finished.returncode, len(finished.stderr.splitlines())) == (1, 2)
     assert gone.stderr in ("said", "")
+
+
+def test_progress_is_read_back_out_of_a_line_of_the_log() -> None:
+    progress = Progress(25, 100, "loss 0.41")
+    assert str(progress) == "[progress] 25/100 loss 0.41"
+    assert Progress.parse(f"2026-11-21 12:00:05 {progress}") == progress
+    assert Progress.parse(str(Progress(0, 100))) == Progress(0, 100)
+
+
+@pytest.mark.parametrize("line", ["", "25/100", "[progress] of the war", "[progress] a/100", "progress 25/100"])
+def test_other_lines_are_no_progress(line: str) -> None:
+    assert Progress.parse(line) is None

@@ -3,7 +3,9 @@ from datetime import datetime, timezone
 
 import pytest
 
-from jobs.core.record_reader import (
+from jobs.core.records import (
+    CardUse,
+    Receipt,
     UnreadableError,
     parse,
     read,
@@ -11,7 +13,6 @@ from jobs.core.record_reader import (
     read_lines,
     with_step,
 )
-from jobs.core.records import CardUse, Receipt
 
 NOON = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from docker.errors import NotFound
 
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
-from jobs.core.revision import ROOT
+from jobs.core.git import ROOT
+from jobs.core.images import image, release
 from jobs.images import bases
 from jobs.images.build import Build
 

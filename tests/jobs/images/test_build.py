@@ -9,9 +9,8 @@ import pytest
 from docker.errors import ImageNotFound
 
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
-from jobs.core.revision import ROOT
+from jobs.core.git import ROOT
+from jobs.core.images import image, release
 from jobs.images import build, engine
 from jobs.images.build import Build, parse_build_arguments
 

@@ -14,8 +14,7 @@ from images.checks.test_configuration import PASSWORD_IN_URL, SECRET
 from images.checks.test_files import is_secret
 from images.checks.test_packages import fits
 from jobs.core.errors import ConfigurationError, NotFoundError
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
+from jobs.core.images import image, release
 from jobs.images import check
 
 ROW = release()

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.core.errors import TrainyardError
-from jobs.core.image_hierarchy import image, images
-from jobs.core.releases import Release, release, releases
+from jobs.core.images import Release, image, images, release, releases
 from jobs.images import lock
 from jobs.images.lock import IMAGES, lock_file
 

@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.core.releases import release
+from jobs.core.images import release
 from tests.support.images.source_tree import ROOT, SourceTree
 
 ROW = release()
 
 LOOK = """\
 import json, sys
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
+from jobs.core.images import image
+from jobs.core.images import release
 from jobs.images.check import expected_versions, tests_of
 
 one = image(sys.argv[1])

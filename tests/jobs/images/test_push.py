@@ -8,8 +8,7 @@ import pytest
 from docker.errors import DockerException, ImageNotFound, NotFound
 
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
+from jobs.core.images import image, release
 from jobs.images.bases import default_base
 from jobs.images.push import Push, Registry, check_clean
 from jobs.images.stage_images import StageImages

@@ -2,14 +2,28 @@
 
 import math
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
 from jobs.core.instance_types import INSTANCE_TYPES
-from jobs.money.estimate import Measured, Work, estimate, of_sweep
+from jobs.core.output import Progress
+from jobs.core.records import Attempt
+from jobs.money.estimate import (
+    UNSEEN_SECONDS,
+    Measured,
+    Work,
+    estimate,
+    model_name,
+    money_text,
+    of_sweep,
+    outlook,
+    seconds_per_step,
+    throughputs,
+    time_text,
+)
 from jobs.money.prices import recorded
-from jobs.money.throughputs import model_name, throughputs
 from jobs.spec.catalog import CATALOG
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
@@ -77,3 +91,49 @@ def test_models_are_known_by_the_last_part_of_their_name_and_new_ones_by_their_s
 
     assert named("hf://FacebookAI/xlm-roberta-large") == named("data://models/xlm-roberta-large") == "xlm-roberta-large"
     assert model_name(PretrainMlm.model_validate({"data": "s3://tokens/packed/"})) == "hidden 768, layers 12"
+
+
+BEGIN = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+
+
+def attempt(minutes: float, **changed: Any) -> Attempt:
+    fields = {
+        "number": 1,
+        "started_at": BEGIN,
+        "last_seen_at": BEGIN + timedelta(minutes=minutes),
+        "training_started_at": BEGIN + timedelta(minutes=6),
+        "instance_type": ROW.name,
+        "capacity": "spot",
+        "accelerator": "hpu",
+        "nnodes": 2,
+        "world_size": 16,
+        **changed,
+    }
+    return Attempt.model_validate(fields)
+
+
+def test_money_at_the_end_is_what_it_has_cost_and_the_steps_that_are_left_at_the_pace_until_now() -> None:
+    now = BEGIN + timedelta(minutes=60)
+    running, progress = attempt(59.5, resumed_from_step=100), Progress(400, 1000)
+    pace = seconds_per_step(running, progress, at=now)
+    assert pace == pytest.approx(54 * 60 / 300)
+    found = outlook([running], progress, pace, now=now)
+    assert found.seconds_left == pytest.approx(108 * 60)
+    assert found.usd == pytest.approx(2 * ROW.spot_usd_per_hour)
+    assert found.usd_at_end == pytest.approx(2 * ROW.spot_usd_per_hour * (1 + 1.8))
+    assert found.on_demand_usd_at_end == pytest.approx(2 * ROW.on_demand_usd_per_hour * 2.8)
+    assert money_text(found) == "7.86 USD so far, 22.01 USD at the end; On-Demand 26.22 and 73.41 USD"
+    assert time_text(found) == "1:48 h to the last step"
+
+
+def test_where_nothing_is_known_of_the_end_none_is_told_and_a_silent_attempt_counts_no_further() -> None:
+    lost, late = attempt(30), BEGIN + timedelta(minutes=30, seconds=UNSEEN_SECONDS + 1)
+    assert seconds_per_step(lost, Progress(0, 10), at=late) is None
+    found = outlook([lost], Progress(0, 10), None, now=late)
+    assert found.usd == pytest.approx(ROW.spot_usd_per_hour)
+    assert (found.usd_at_end, found.seconds_left) == (None, None)
+    assert money_text(found) == "3.93 USD so far; On-Demand 13.11 USD"
+    ended = attempt(30, finished_at=BEGIN + timedelta(minutes=30), capacity="on-demand")
+    assert money_text(outlook([ended], None, None, now=late)) == "13.11 USD so far"
+    assert money_text(outlook([ended], None, None, now=late), ended=True) == "13.11 USD"
+    assert money_text(found, ended=True) == "3.93 USD; On-Demand 13.11 USD"

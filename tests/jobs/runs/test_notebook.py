@@ -15,7 +15,8 @@ from jobs.cli.submit import plan_run, send
 from jobs.container.kinds.notebook.entrypoint import _until_the_end
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
-from jobs.core.notebook_server import NotebookServer
+from jobs.core.records import NotebookServer
+from jobs.spec.plan import Plan
 from jobs.core.run import NOTEBOOK
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch, storage

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 from jobs.core.errors import UsageError
-from jobs.spec.arguments import Arguments, Artifact, Model, OfKind, Table, Tables
+from jobs.spec.arguments import Arguments, Artifact, Model, OfKind, Table, Tables, parse_flags
 from jobs.spec.catalog import CATALOG
-from jobs.spec.flags import parse_flags
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 
 

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from jobs.spec.flags import parse_flags
+from jobs.spec.arguments import parse_flags
 from jobs.spec.launcher_options import LauncherOptions
 
 LEAST = {"instance_type": "dl1.24xlarge", "nproc_per_node": 8}

@@ -10,17 +10,17 @@ import yaml
 from botocore.session import get_session
 from botocore.validate import ParamValidator
 
-from jobs.core.dependencies import Awaited
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.core.image_hierarchy import child_name, images
+from jobs.core.images import child_name, images
 from jobs.core.instance_types import INSTANCE_TYPES, instance_type
 from jobs.core.stage import DeployedStage
+from jobs.spec.arguments import parse_flags
 from jobs.spec.catalog import CATALOG
-from jobs.spec.flags import parse_flags
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.launcher_options import LauncherOptions, Limits
 from jobs.spec.plan import plan
 from jobs.spec.spec import parse_spec
+from jobs.spec.submit_job import Awaited
 from tests.support.jobs.planning import ARGUMENTS, EMULATED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
 SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))

@@ -17,9 +17,9 @@ from jobs.container.saving.metrics import RunMetrics
 from jobs.container.saving.stored_checkpoints import Retention, Throughput
 from jobs.container.trainer.training import Task, train
 from jobs.core.locations import S3Location
-from jobs.spec.halving import Comparison
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
+from jobs.spec.sweep import Comparison
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from jobs.core.errors import TrainyardError
-from jobs.core.releases import release, releases
+from jobs.core.images import release, releases
 from jobs.images.lock import ROOT
 from tests.support.container.image_environment import RELEASE_VARIABLE, python_of
 

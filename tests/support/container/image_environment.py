@@ -18,8 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from jobs.core.errors import TrainyardError
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
+from jobs.core.images import image, release
 from jobs.images.lock import IMAGES, ROOT, locked
 
 RELEASE_VARIABLE = "TRAINYARD_TEST_RELEASE"

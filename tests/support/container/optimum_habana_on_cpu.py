@@ -27,7 +27,7 @@ from unittest import mock
 from jobs.container.accelerator import Accelerator
 from jobs.container.kinds import finetune_classification, pretrain_mlm
 from jobs.container.rank import run
-from jobs.core.releases import releases
+from jobs.core.images import releases
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 

@@ -13,8 +13,8 @@ from hypothesis.strategies import DrawFn
 from infra.stages import Alerts, CapacityReservation, GitHub, Stage, Team
 from infra.stages.checks import check
 from jobs.core.errors import ConfigurationError
+from jobs.core.images import releases
 from jobs.core.instance_types import INSTANCE_TYPES
-from jobs.core.releases import releases
 from tests.support.fuzz import hostile
 from tests.support.fuzz.findings import Nonsense, Round, collected, draw_each
 from tests.support.infra.synthesis import synthesise

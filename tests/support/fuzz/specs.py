@@ -22,8 +22,8 @@ from jobs.cli import submit as submitting
 from jobs.cli.failures import run_reporting
 from jobs.cli.submit import How, plan_runs, submit
 from jobs.container.launcher.request import parse
-from jobs.core.display import printable
 from jobs.core.run import MANIFEST
+from jobs.core.words import printable
 from jobs.runs.batch import read_stage
 from jobs.runs.storage import delete_spec, put_spec
 from jobs.spec.arguments import (

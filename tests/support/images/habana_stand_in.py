@@ -17,8 +17,7 @@ from pathlib import Path
 
 import docker
 
-from jobs.core.image_hierarchy import image
-from jobs.core.releases import release
+from jobs.core.images import image, release
 from jobs.images import engine
 from jobs.images.lock import lock, lock_file
 from tests.support.images.docker_engine import ROOT, pinned_torch, pip_environment

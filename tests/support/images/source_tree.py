@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.core.image_hierarchy import child_name
-from jobs.core.releases import release
-from jobs.core.revision import SOURCES, source_revision
+from jobs.core.git import SOURCES, source_revision
+from jobs.core.images import child_name, release
 
 ROOT = Path(__file__).parents[3]
 

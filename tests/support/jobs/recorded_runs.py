@@ -13,7 +13,7 @@ import yaml
 from jobs.container.launcher.accounting import receipt
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
-from jobs.core.log_lines import MEMORY_KEY, UTILIZATION_KEY
+from jobs.core.output import MEMORY_KEY, UTILIZATION_KEY
 from jobs.core.records import IMAGE_DIGEST, Attempt
 from jobs.core.run import INPUTS
 from jobs.data_checks.classes import ClassReport, ClassScore, Mistake

@@ -28,7 +28,7 @@ from jobs.container.kinds.fabric_check.report import (
     size,
 )
 from jobs.container.rank import Rank, run
-from jobs.core.log_lines import Progress
+from jobs.core.output import Progress
 from jobs.core.words import counted
 from jobs.spec.kinds.fabric_check import FabricCheck
 

@@ -24,7 +24,7 @@ from jobs.container.saving.saved_folder import SavedFolder
 from jobs.container.saving.stored_checkpoints import SupersededError, check_newest
 from jobs.container.store import LOOPBACK
 from jobs.core.errors import TrainyardError
-from jobs.core.notebook_server import NotebookServer
+from jobs.core.records import NotebookServer
 from jobs.core.run import NOTEBOOK, NOTEBOOK_SERVER
 from jobs.core.words import counted
 from jobs.spec.kinds.notebook import Notebook

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from jobs.core.errors import UsageError
-from jobs.core.log_lines import Progress
+from jobs.core.output import Progress
 from jobs.data_checks.classes import ClassReport
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from tests.support.container.launching import Run

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.container.data.artifacts import open_artifact
 from jobs.core.artifact import Pointer
-from jobs.core.log_lines import Progress
+from jobs.core.output import Progress
 from tests.support.container.corpora import paragraphs, put_jsonl
 from tests.support.container.hub_server import TOKEN, Hub
 from tests.support.container.launching import Run

@@ -19,7 +19,7 @@ from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.queues import Capacity
 from jobs.core.records import Attempt, Receipt
-from jobs.core.words import savings
+from jobs.money.receipt import savings
 from tests.support.container.launching import environment_of
 
 if TYPE_CHECKING:

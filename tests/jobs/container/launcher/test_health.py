@@ -11,7 +11,7 @@ from jobs.container.accelerator import choose
 from jobs.container.launcher import health
 from jobs.container.launcher.health import Measured, driver_fault, measured_faults, summary
 from jobs.core.instance_types import instance_type
-from jobs.spec.health import BAD_NODE_FILE, Health
+from jobs.spec.launcher_options import BAD_NODE_FILE, Health
 from tests.support.container.launching import Run, two_nodes
 from tests.support.container.metadata_service import MetadataService
 

@@ -11,7 +11,7 @@ from jobs.container import instance
 from jobs.container.instance import scratch_folder
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
-from jobs.spec.flags import parse_flags
+from jobs.spec.arguments import parse_flags
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from tests.support.container.launching import Run
 

@@ -14,7 +14,7 @@ import pytest
 
 from jobs.container.launcher import utilization
 from jobs.container.launcher.utilization import Cpus, NodeUse, Utilization
-from jobs.core.log_lines import is_utilization
+from jobs.core.output import is_utilization
 from tests.support.waiting import wait_until
 
 SOON_SECONDS = 0.01

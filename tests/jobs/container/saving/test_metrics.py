@@ -23,7 +23,7 @@ from jobs.container.trainer import heartbeat
 from jobs.container.trainer.arguments import training_arguments
 from jobs.container.trainer.trainer import Options, trainer_class
 from jobs.core.locations import S3Location
-from jobs.core.log_lines import Progress
+from jobs.core.output import Progress
 from jobs.core.run import METRICS, TENSORBOARD
 from jobs.core.words import time_left
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.spec.halving import Comparison, RungValue
-from jobs.spec.sweep import MemberOf
+from jobs.spec.sweep import Comparison, MemberOf, RungValue
 from tests.support.container.launching import Run
 from tests.support.container.scripts import script_flags, write_files
 

@@ -12,8 +12,7 @@ from jobs.container.trainer.halving import Rungs
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
-from jobs.spec.halving import Comparison, RungValue, value_name
-from jobs.spec.sweep import MemberOf
+from jobs.spec.sweep import Comparison, MemberOf, RungValue, value_name
 from tests.support.container.attempts import Attempts
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 import tomllib
 
 from jobs.core.errors import ConfigurationError, UsageError
+from jobs.core.images import MINIMUM_PYTHON, Release, history, release, release_for, releases, table
 from jobs.core.instance_types import INSTANCE_TYPES
-from jobs.core.releases import MINIMUM_PYTHON, Release, history, release, release_for, releases, table
 
 DL1 = INSTANCE_TYPES["dl1.24xlarge"]
 ROOT = Path(__file__).parents[3]
@@ -116,14 +116,14 @@ def test_a_release_without_a_row_is_refused_with_the_closest_one() -> None:
 @pytest.mark.parametrize("page", ["images/README.md"])
 def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "jobs.core.releases", "--table"],
+        [sys.executable, "-m", "jobs.core.images", "--table"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     held = (ROOT / page).read_text().partition("<!-- releases -->")[2].partition("<!-- /releases -->")[0]
-    assert held.strip() == printed.strip(), f"python -m jobs.core.releases --table, into {page}"
+    assert held.strip() == printed.strip(), f"python -m jobs.core.images --table, into {page}"
     assert printed.count("\n| ") + 1 == 2 + len(releases()), "a line a row"
 
 

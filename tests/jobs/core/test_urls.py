@@ -1,7 +1,7 @@
 import pytest
 
-from jobs.core.endpoints import check_endpoints
 from jobs.core.errors import ConfigurationError
+from jobs.core.urls import check_endpoints, login_in, without_logins
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,18 @@ def test_any_other_is_refused_by_the_name_of_its_variable(address: str) -> None:
         check_endpoints({"AWS_ENDPOINT_URL_S3": address})
     assert f"AWS_ENDPOINT_URL_S3={address} is not an HTTP address" in str(error.value)
     assert error.value.next_step is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("see https://me:word@a.example/x", "https://…@a.example"),
+        ("git+https://word@a.example/x", "git+https://…@a.example"),
+        ("mysql://me:word@a.example", "mysql://…@a.example"),
+        ("https://a.example/x@v1 hf://org/name@main me@a.example ssh://git@a.example git+ssh://git@a.example/x", None),
+        ("https://${TOKEN}@a.example https://me:${TOKEN}@a.example db://me:{parameters.word}@a.example", None),
+    ],
+)
+def test_a_login_is_a_password_or_a_token_in_an_address(text: str, address: str | None) -> None:
+    assert login_in(text) == address
+    assert "word@" not in without_logins(text)

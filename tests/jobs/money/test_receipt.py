@@ -8,7 +8,7 @@ from jobs.container.launcher.accounting import receipt
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.records import Attempt
-from jobs.money.sums import with_end
+from jobs.money.receipt import with_end
 
 STARTED = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
