@@ -209,7 +209,7 @@ class RankStatus(BaseModel):
 
     training_started_at: datetime | None = None
     resumed_from_step: int = 0
-    put_back_step: int | None = None
+    restored_step: int | None = None
     repeats_from_step: int | None = None
     saved_at: datetime | None = None
     begins_anew: bool = False

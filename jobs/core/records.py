@@ -74,7 +74,7 @@ class Attempt(BaseModel):
     resumed_from_step: int = 0
     """The step of the checkpoint that the training has loaded; 0: it began at its beginning, or is a script that reads
     its checkpoints itself."""
-    put_back_step: int | None = None
+    restored_step: int | None = None
     """Of a script that reads its checkpoints itself: the newest one that was put back, 0 if there was none. Nobody sees
     whether the script has read it. None: no such script."""
     repeats_from_step: int | None = None
@@ -92,16 +92,16 @@ class Attempt(BaseModel):
     """Arguments that are not those of the checkpoint it resumed, since that was asked for: theirs, and its own."""
 
     @property
-    def began_at_step(self) -> int:
+    def start_step(self) -> int:
         """The step that it began at, as far as that is known: a script is taken to have read what was put back."""
         if self.repeats_from_step is not None:
             return self.repeats_from_step
-        return self.put_back_step or self.resumed_from_step
+        return self.restored_step or self.resumed_from_step
 
     @property
     def may_repeat(self) -> bool:
         """Whether nobody knows if it did steps again: a checkpoint was put back for a script that reads it itself."""
-        return bool(self.put_back_step) and self.repeats_from_step is None
+        return bool(self.restored_step) and self.repeats_from_step is None
 
 
 class Inputs(BaseModel):

@@ -216,10 +216,10 @@ class DeployedStage:
         ]
         if missing:
             emulated = emulated_processes is not None
-            instead = "" if emulated else f" (or, without an account: {deploying(name, emulated=True)})"
+            instead = "" if emulated else f" (or, without an account: {deploy_command(name, emulated=True)})"
             raise ConfigurationError(
                 f"stage '{name}' is not deployed here: SSM has no {parameter_path(name)}{missing[0]}",
-                next_step=deploying(name, emulated=emulated) + instead,
+                next_step=deploy_command(name, emulated=emulated) + instead,
             )
         return cls(
             name=name,
@@ -325,11 +325,11 @@ class DeployedStage:
             raise ConfigurationError(
                 f"stage '{self.name}' has no job definition of '{kind}'{nodes} for team '{team}': it was deployed "
                 "before that kind existed",
-                next_step=deploying(self.name, emulated=self.emulated),
+                next_step=deploy_command(self.name, emulated=self.emulated),
             ) from None
 
 
-def deploying(stage: str, stacks: str = "*", *, emulated: bool) -> str:
+def deploy_command(stage: str, stacks: str = "*", *, emulated: bool) -> str:
     """Return the command that deploys a stage's stacks: the CDK, or what deploys all of them to the emulator."""
     return f"trainyard --stage {stage} local up" if emulated else f"cdk deploy '{stage}/{stacks}' -c stage={stage}"
 

@@ -28,7 +28,7 @@ from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, U
 from jobs.core.git import REVISION_VARIABLE, is_dirty, local_name
 from jobs.core.images import Image, release
 from jobs.core.images import image as image_called
-from jobs.core.stage import deploying, image_parameter, parameter_path
+from jobs.core.stage import deploy_command, image_parameter, parameter_path
 from jobs.images import engine
 from jobs.images.bases import default_base
 from jobs.images.build import BASE_LABEL
@@ -256,7 +256,7 @@ class Push:
         if "expired" in reason:
             return ConfigurationError(message, next_step="the same command again, which signs in anew")
         if _is_no_repository(reason):
-            deploy = deploying(self.stage.stage, "image", emulated=self.aws.emulated)
+            deploy = deploy_command(self.stage.stage, "image", emulated=self.aws.emulated)
             return ConfigurationError(message, next_step=f"{deploy}, which makes it")
         if _NO_NETWORK.search(reason):
             return TrainyardError(

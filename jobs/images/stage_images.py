@@ -9,7 +9,7 @@ from jobs.core.images import Image, child_name, image, images
 from jobs.core.stage import (
     IMAGES,
     RELEASE,
-    deploying,
+    deploy_command,
     image_parameter,
     image_repository_parameter,
     parameter_path,
@@ -68,7 +68,7 @@ class StageImages:
             roots = dict.fromkeys(_twin(image(name), _CPU_ROOT) if emulated else name for name in self.default)
             names = list(roots)
         chosen = [image(name) for name in dict.fromkeys(names)]
-        deploy = deploying(self.stage, "image", emulated=emulated)
+        deploy = deploy_command(self.stage, "image", emulated=emulated)
         for one in chosen:
             if one.name not in self.repositories:
                 raise ConfigurationError(
@@ -96,7 +96,7 @@ def _about(aws: Aws, stage: str) -> dict[str, str]:
     if RELEASE not in about:
         raise ConfigurationError(
             f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
-            next_step=deploying(stage, "image", emulated=aws.emulated),
+            next_step=deploy_command(stage, "image", emulated=aws.emulated),
         )
     return about
 

@@ -16,7 +16,7 @@ from jobs.core.words import counted
 SAVE_SECONDS = 120.0
 """So long before its budget ends a run is asked to save and stop: as long as a Spot notice gives."""
 
-LEAST_SECONDS = 300.0
+MIN_SECONDS = 300.0
 """A budget has to pay for at least so much of a run: its start, some training, and `SAVE_SECONDS`."""
 
 
@@ -139,6 +139,6 @@ def _rest(left: Left, points: int, *, of_new_point: bool) -> str:
         return "nothing is left"
     if of_new_point:
         beside = f" beside the {counted(points, 'point')} that {'runs' if points == 1 else 'run'}" if points else ""
-        return f"the rest does not pay for {LEAST_SECONDS / 60:g} minutes of another point{beside}"
+        return f"the rest does not pay for {MIN_SECONDS / 60:g} minutes of another point{beside}"
     of_each = f" for each of the {points} points that run" if points > 1 else ""
     return f"the rest is kept for saving, {SAVE_SECONDS / 60:g} minutes{of_each}"

@@ -211,7 +211,7 @@ class Outlook:
 
 def seconds_per_step(attempt: Attempt, progress: Progress, *, at: datetime) -> float | None:
     """Return the pace of an attempt that was at a step then; None before it has made one."""
-    steps = progress.step - attempt.began_at_step
+    steps = progress.step - attempt.start_step
     if attempt.training_started_at is None or steps < 1:
         return None
     return max(0.0, (at - attempt.training_started_at).total_seconds()) / steps

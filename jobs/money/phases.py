@@ -44,8 +44,8 @@ def ended_at(attempt: Attempt) -> datetime:
 
 def lost_steps(attempt: Attempt, later: Sequence[Attempt]) -> int:
     """Return how many steps of the attempt any of the `later` ones had to make again, as far as that is known."""
-    began = min((each.began_at_step for each in later), default=attempt.last_step)
-    return max(0, attempt.last_step - max(began, attempt.began_at_step))
+    began = min((each.start_step for each in later), default=attempt.last_step)
+    return max(0, attempt.last_step - max(began, attempt.start_step))
 
 
 def phases(attempts: Sequence[Attempt]) -> list[Phase]:
@@ -67,12 +67,12 @@ def usd_by_phase(attempts: Sequence[Attempt]) -> dict[PhaseName, float]:
 
 def _lost_seconds(attempt: Attempt, later: Sequence[Attempt], worked: float) -> float:
     """Return how much of the time that an attempt worked was in vain."""
-    if attempt.put_back_step is not None and later:  # what a script did after its last save, nobody has kept
+    if attempt.restored_step is not None and later:  # what a script did after its last save, nobody has kept
         kept = (attempt.saved_at - attempt.started_at).total_seconds() if attempt.saved_at else 0.0
     else:
         kept = worked
     kept = min(worked, max(0.0, kept))
-    made = attempt.last_step - attempt.began_at_step
+    made = attempt.last_step - attempt.start_step
     again = kept * lost_steps(attempt, later) / made if made > 0 else 0.0
     return worked - kept + again
 

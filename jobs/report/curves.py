@@ -129,9 +129,9 @@ def points(run: RecordedRun) -> Iterator[Point]:
 def began(attempt: Attempt) -> str:
     """Return how an attempt began, after an earlier one had saved, and never more than is known."""
     if attempt.repeats_from_step is not None:
-        return f"started over: it saved steps again that it had got back up to step {attempt.put_back_step}"
-    if attempt.put_back_step:
-        return f"got checkpoint step-{attempt.put_back_step} back; whether the script read it is unknown"
+        return f"started over: it saved steps again that it had got back up to step {attempt.restored_step}"
+    if attempt.restored_step:
+        return f"got checkpoint step-{attempt.restored_step} back; whether the script read it is unknown"
     return f"resumed from step {attempt.resumed_from_step}"
 
 
@@ -140,7 +140,7 @@ def events(run: RecordedRun) -> list[Event]:
     found = []
     for number, attempt in enumerate(run.attempts):
         found.append(Event(at=attempt.started_at, kind="attempt", text=f"attempt {attempt.number} starts"))
-        if attempt.resumed_from_step or attempt.put_back_step:
+        if attempt.resumed_from_step or attempt.restored_step:
             at = attempt.training_started_at or attempt.started_at
             text = f"attempt {attempt.number} {began(attempt)}"
             found.append(Event(at=at, kind="resume", text=text))

@@ -72,7 +72,7 @@ def measured(runs: Sequence[PastRun], spec: JobSpec, place: str | None) -> Itera
             or (last.accelerator == "hpu" and hpu_trainer(theirs) != hpu_trainer(arguments))
         ):
             continue
-        steps = last.last_step - last.began_at_step
+        steps = last.last_step - last.start_step
         trained_seconds = steps * getattr(theirs, "global_batch_size", 1) / speed
         worked_seconds = (ended_at(last) - last.training_started_at).total_seconds()
         yield Measured(

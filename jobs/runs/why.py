@@ -16,8 +16,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import owner_of_queue
-from jobs.core.stage import BudgetStop, DeployedStage, deploying, share_identifier
-from jobs.runs.job import Job
+from jobs.core.stage import BudgetStop, DeployedStage, deploy_command, share_identifier
 
 Verdict = Literal["cause", "fine", "unknown"]
 
@@ -52,7 +51,7 @@ class Facts:
     nnodes: int
     waiting_nodes: int
     """Jobs among them that have no instance yet."""
-    deploying: str
+    deploy_command: str
     """The command that deploys a change of the stage's settings."""
     is_shared: bool
     """Whether jobs of several teams are in the queue."""
@@ -127,7 +126,7 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         row=next((row for row in rows if row.name in types), stage.instance_type),
         nnodes=nnodes,
         waiting_nodes=1 if job.points else job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
-        deploying=deploying(stage.name, emulated=aws.emulated),
+        deploy_command=deploy_command(stage.name, emulated=aws.emulated),
         is_shared=owner_of_queue(job.queue) is None,
         teams={share_identifier(team): team for team in stage.teams},
         never_joined={name: _reason(value) for name, value in stage.never_joined.items()},
@@ -174,7 +173,7 @@ def _said_by_batch(facts: Facts) -> Iterator[Finding]:
         return
     # The codes that Batch puts before its reason: user guide, "Jobs stuck in a RUNNABLE status".
     if reason.startswith("MISCONFIGURATION"):
-        next_step = f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploying}"
+        next_step = f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploy_command}"
     elif reason.startswith("CAPACITY"):
         next_step = "wait, or submit with resources.capacity: on-demand"
     else:
@@ -243,7 +242,7 @@ def _room(facts: Facts) -> Iterator[Finding]:
     else:
         text = f"{counted}{f' (jobs: {by_team})' if by_team else ''}"
     limit = "raise the limit in infra/settings.py (max_nodes and its kin)"
-    next_step = f"wait for one to end, or {limit}, then {facts.deploying}"
+    next_step = f"wait for one to end, or {limit}, then {facts.deploy_command}"
     yield Finding(verdict="cause", about="room", text=text, next_step=next_step)
 
 

@@ -13,9 +13,9 @@ from jobs.core.instance_types import InstanceType
 from jobs.core.locations import DATA, S3Location
 from jobs.core.queues import MARKET, Capacity
 from jobs.core.run import ARGUMENTS, run_prefix, submitted_at
-from jobs.core.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deploying
+from jobs.core.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deploy_command
 from jobs.core.words import counted
-from jobs.money.budget import LEAST_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
+from jobs.money.budget import MIN_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
 from jobs.money.prices import Prices, recorded
 from jobs.spec.arguments import Arguments, JobKind
 from jobs.spec.code import Pack
@@ -337,7 +337,7 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
         return []
     name = child_name(row.image, kind.image)
     pushed = stage.images.get((name, stage.release or ""), deployed)
-    deploy = deploying(stage.name, "jobs", emulated=stage.emulated)
+    deploy = deploy_command(stage.name, "jobs", emulated=stage.emulated)
     if stage.emulated:
         name = child_name("cpu", kind.image)
     if deployed.endswith(f":{NOT_BUILT_TAG}"):
@@ -392,18 +392,18 @@ def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued 
     so_far = continued.spent if continued else NOTHING_SPENT
     price = usd_per_hour(row, capacity, spot_usd_per_hour=prices.spot.usd_per_hour)
     left = spec.budget.left(so_far, usd_per_hour=price, nnodes=nnodes)
-    if left is None or left.seconds >= LEAST_SECONDS:
+    if left is None or left.seconds >= MIN_SECONDS:
         return
-    needed = price * nnodes * LEAST_SECONDS / 3600
+    needed = price * nnodes * MIN_SECONDS / 3600
     least = (
         f"{needed + so_far.usd:.2f}"
         if left.key == "max_usd"
-        else f"{nnodes * LEAST_SECONDS / 3600 + so_far.instance_hours:.2f}"
+        else f"{nnodes * MIN_SECONDS / 3600 + so_far.instance_hours:.2f}"
     )
     used = f"; {spec.budget.text(so_far)} are used up" if continued else ""
     raise UsageError(
         f"{left.key}: {left.limit:g} leaves {max(0.0, left.seconds) / 60:.1f} minutes of {nnodes} x {row.name} "
-        f"({MARKET[capacity]}){used}; a run needs at least {LEAST_SECONDS / 60:g} to start, train and save",
+        f"({MARKET[capacity]}){used}; a run needs at least {MIN_SECONDS / 60:g} to start, train and save",
         next_step=f"set {left.key} to more than {least}",
     )
 

@@ -169,7 +169,7 @@ def images_push(
     from jobs.cli.images.push import push_images
     from jobs.cli.plain import print_text
     from jobs.core.images import release
-    from jobs.core.stage import deploying
+    from jobs.core.stage import deploy_command
     from jobs.images.stage_images import StageImages
 
     if release_name:
@@ -195,7 +195,7 @@ def images_push(
         )
     else:
         print_text("\n".join(one.uri for one in pushed))
-    _say(f"next: {deploying(stage, 'jobs', emulated=aws.emulated)}, which has jobs run in what was pushed")
+    _say(f"next: {deploy_command(stage, 'jobs', emulated=aws.emulated)}, which has jobs run in what was pushed")
 
 
 @images.command("list")

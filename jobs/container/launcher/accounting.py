@@ -127,7 +127,7 @@ class AttemptRecord:
         if status.begins_anew:
             where = "starts over: it does not load its checkpoint"
         elif complete(listing(self._s3, self._launch.run / CHECKPOINTS)):
-            reads_itself = status.put_back_step is not None
+            reads_itself = status.restored_step is not None
             where = (
                 "finds its newest checkpoint in its folder" if reads_itself else "resumes from the newest checkpoint"
             )
@@ -168,7 +168,7 @@ class AttemptRecord:
                 "last_seen_at": self._clock.now(),
                 "training_started_at": status.training_started_at,
                 "resumed_from_step": status.resumed_from_step,
-                "put_back_step": status.put_back_step,
+                "restored_step": status.restored_step,
                 "repeats_from_step": status.repeats_from_step,
                 "saved_at": status.saved_at,
                 "last_step": status.last_step,

@@ -27,7 +27,7 @@ from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.records import Receipt, Verdict, parse
 from jobs.core.run import RECEIPT
-from jobs.money.budget import LEAST_SECONDS, SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
+from jobs.money.budget import MIN_SECONDS, SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
 from jobs.spec.arguments import JobKind
 from jobs.spec.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, LauncherOptions
 from jobs.spec.sweep import (
@@ -227,7 +227,7 @@ class Worker:
     def _over(self, *, of_new_point: bool = False) -> str | None:
         """Return why no point may go on, or with `of_new_point` none may begin; None where it may."""
         left = self._left(of_new_point=of_new_point)
-        if left is None or left.seconds > (LEAST_SECONDS if of_new_point else SAVE_SECONDS):
+        if left is None or left.seconds > (MIN_SECONDS if of_new_point else SAVE_SECONDS):
             return None
         so_far, running = self._spending.now()
         return reached(

@@ -24,12 +24,12 @@ class Began:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._put_back: dict[Path, int] = {}
-        self._status = RankStatus(put_back_step=0)
+        self._status = RankStatus(restored_step=0)
 
     def put_back(self, checkpoints: Mapping[Path, int]) -> None:
         """Take the checkpoints that the script finds, with their steps."""
         self._put_back = dict(checkpoints)
-        self._status.put_back_step = self._status.last_step = max(checkpoints.values(), default=0)
+        self._status.restored_step = self._status.last_step = max(checkpoints.values(), default=0)
         self._status.write(self._scratch)
 
     def saved(self, path: Path, step: int) -> None:

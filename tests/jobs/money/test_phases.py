@@ -70,8 +70,8 @@ def test_steps_that_a_third_attempt_makes_again_are_lost_by_both_before_it() -> 
 
 def test_a_script_that_reads_its_checkpoints_itself_has_lost_what_came_after_its_last_one() -> None:
     saved_at = START + timedelta(hours=1, minutes=40)
-    first = attempt(1, minutes=60, steps=(0, 4), training_after=None, put_back_step=0, saved_at=saved_at)
-    second = attempt(2, minutes=60, steps=(0, 8), training_after=None, put_back_step=4)
+    first = attempt(1, minutes=60, steps=(0, 4), training_after=None, restored_step=0, saved_at=saved_at)
+    second = attempt(2, minutes=60, steps=(0, 8), training_after=None, restored_step=4)
     assert second.may_repeat
     assert minutes_of(first, second) == [(1, "working", 40), (1, "lost", 20), (2, "working", 60)]
     # It saves step 2 again: it had not read step 4, and what the first attempt did is done again
@@ -79,9 +79,9 @@ def test_a_script_that_reads_its_checkpoints_itself_has_lost_what_came_after_its
     assert not again.may_repeat
     assert minutes_of(first, again) == [(1, "working", 10), (1, "lost", 50), (2, "working", 60)]
     # Of an attempt that saved nothing all is lost, once another one begins
-    nothing = attempt(1, minutes=60, training_after=None, put_back_step=0)
+    nothing = attempt(1, minutes=60, training_after=None, restored_step=0)
     assert minutes_of(nothing) == [(1, "working", 60)]
-    assert minutes_of(nothing, second.model_copy(update={"put_back_step": 0}))[0] == (1, "lost", 60)
+    assert minutes_of(nothing, second.model_copy(update={"restored_step": 0}))[0] == (1, "lost", 60)
 
 
 def test_nodes_that_wait_for_each_other_are_paid_before_the_attempt() -> None:

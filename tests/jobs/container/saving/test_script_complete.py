@@ -198,12 +198,12 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
     assert not script.take("lives"), "nothing has changed"
     status = RankStatus.read(tmp_path)
     assert status.last_step >= 40
-    assert (status.put_back_step, status.repeats_from_step, status.saved_at is None) == (0, None, False)
+    assert (status.restored_step, status.repeats_from_step, status.saved_at is None) == (0, None, False)
 
     again = one(s3, tmp_path / "again", run)
     again.restore(allow_changes=False)
     status = RankStatus.read(tmp_path / "again")
-    assert status.put_back_step == status.last_step >= 40
+    assert status.restored_step == status.last_step >= 40
     assert (status.resumed_from_step, status.repeats_from_step, status.saved_at) == (0, None, None)
     restored = tmp_path / "again"
     assert sorted(path.name for path in (restored / "checkpoints").iterdir()) == ["best", "last"]

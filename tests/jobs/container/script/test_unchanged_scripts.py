@@ -90,9 +90,9 @@ def test_it_runs_as_it_is_and_goes_on_from_what_it_had_completed(run: Run, s3: "
     assert run.receipt().state == "succeeded"
     # Nobody has seen it read the checkpoint
     before, last = run.receipt().attempts
-    assert before.put_back_step == last.resumed_from_step == 0
+    assert before.restored_step == last.resumed_from_step == 0
     assert before.saved_at is not None
-    assert last.put_back_step == 4
+    assert last.restored_step == 4
     assert last.may_repeat
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
