@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.spec.spec import JobSpec, parse_spec
-from jobs.spec.spec_yaml import MAX_SPEC_BYTES, Document, documents_of
+from jobs.spec.spec_yaml import MAX_SPEC_BYTES, Document, parse_documents
 from jobs.spec.sweep import set_path
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
@@ -48,7 +48,7 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
         ) from None
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror or error}") from None
-    documents = documents_of(text, origin=name) or [Document(1, None)]
+    documents = parse_documents(text, origin=name) or [Document(1, None)]
     for override in overrides:
         _override([document.data for document in documents], override)
     specs: dict[str, JobSpec] = {}
@@ -86,7 +86,7 @@ def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple
     """The one spec in `text`, which lies at `origin`, without `overrides` and with them. Raises UsageError."""
     specs = []
     for replaced in ((), overrides):
-        data = [document.data for document in documents_of(text, origin=origin)] or [None]
+        data = [document.data for document in parse_documents(text, origin=origin)] or [None]
         for override in replaced:
             _override(data, override)
         specs.append(with_absolute_paths(parse_spec(data[0], origin=origin)))
@@ -110,7 +110,7 @@ def _override(documents: Sequence[Any], override: str) -> None:
                 next_step="begin it with the name of a document, or with a key that every document has",
             )
     for data in documents:
-        values = documents_of(text, origin=f"--set {path}")
+        values = parse_documents(text, origin=f"--set {path}")
         if len(values) > 1:
             raise UsageError(f"--set {override}: it holds several values")
         set_path(data, keys, values[0].data if values else None, what=f"--set {override}: '{path}'")

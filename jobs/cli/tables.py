@@ -15,7 +15,17 @@ from rich.text import Text
 
 from jobs.cli.plain import print_text
 from jobs.core.records import Receipt
-from jobs.core.words import cost_label, counted, duration, json_text, printable, result_rows, size, usd, verdict
+from jobs.core.words import (
+    baseline_warning,
+    cost_label,
+    counted,
+    duration,
+    json_text,
+    printable,
+    result_rows,
+    size,
+    usd,
+)
 from jobs.data_checks.classes import ClassReport
 from jobs.money.budget import NOTHING_SPENT
 from jobs.money.receipt import savings, stored_text, unproductive
@@ -332,7 +342,7 @@ def receipt_table(
             ("ended by", ended_by),
             ("halving", receipt.halving.text if receipt.halving else ""),
             *result_rows(receipt.result),
-            ("warning", verdict(receipt.result)),
+            ("warning", baseline_warning(receipt.result)),
             ("code", code),
             ("attempts", str(len(receipt.attempts))),
             ("ran for", f"{duration(receipt.duration_seconds)}, without its wait for instances"),

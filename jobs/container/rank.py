@@ -31,7 +31,7 @@ from jobs.container.start_up import StartUp
 from jobs.container.store import connect_store
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.core.locations import S3Location
-from jobs.spec.arguments import ArgumentsT, in_words, parse_flags
+from jobs.spec.arguments import ArgumentsT, error_in_words, parse_flags
 from jobs.spec.launcher_options import RUN_URI_VARIABLE
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def one_line(error: Exception) -> str:
     """Write an error as the one line that a log shows: what is wrong, where, and what next."""
     if isinstance(error, ValidationError):
         return "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or error.title}: {in_words(item)}"
+            f"{'.'.join(str(part) for part in item['loc']) or error.title}: {error_in_words(item)}"
             for item in error.errors(include_url=False)
         )
     return str(error).replace("\nNext: ", ". Next: ").replace("\n", "; ")

@@ -63,7 +63,7 @@ def run_git(
     return run(command, stdin=stdin, accepted=accepted)
 
 
-def said(error: OSError | subprocess.SubprocessError) -> str:
+def git_error(error: OSError | subprocess.SubprocessError) -> str:
     """Return git's own words for what `run_git` raised, on one line."""
     if isinstance(error, FileNotFoundError):
         return "git is not installed"
@@ -164,7 +164,7 @@ def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.envir
     try:
         return _revision_in_git(root)
     except (OSError, subprocess.CalledProcessError) as error:
-        reason = said(error)
+        reason = git_error(error)
     except subprocess.TimeoutExpired as error:
         raise TrainyardError(
             f"git did not answer within {error.timeout:.0f} s what differs in {root} from its last commit",

@@ -24,7 +24,7 @@ _NAME_WIDTH = 40
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """JSON can spell one; it cannot be encoded, so no tokenizer takes it."""
 
-NO_CLASS_NEXT = "write each class as a name or as a whole number"
+INVALID_CLASS_NEXT = "write each class as a name or as a whole number"
 MIXED_NEXT = "write all labels as numbers, or all as names"
 
 
@@ -57,13 +57,13 @@ def class_name(value: Any) -> str:
     return str(value)
 
 
-def in_order(names: Iterable[str]) -> list[str]:
+def sorted_classes(names: Iterable[str]) -> list[str]:
     """Return the distinct names of classes in a fixed order: by value if all are numbers, otherwise by name."""
     distinct = set(names)
     return sorted(distinct, key=int if all(label_kind(name) == "number" for name in distinct) else None)
 
 
-def label_faults(column: str, values: Sequence[Any], place: Callable[[int], str]) -> Iterator[tuple[int, str, str]]:
+def label_errors(column: str, values: Sequence[Any], place: Callable[[int], str]) -> Iterator[tuple[int, str, str]]:
     """Yield the labels of a column that cannot be used: the row, what is wrong with it, and what to do next.
 
     Numbers and names are not mixed, unless there is a code: it makes the column one of names. `place` names a row.
@@ -73,7 +73,7 @@ def label_faults(column: str, values: Sequence[Any], place: Callable[[int], str]
     may_mix = "code" in kinds
     for row, kind in enumerate(kinds):
         if kind is None:
-            yield row, f"'{column}' is {values[row]!r}, which is no class", NO_CLASS_NEXT
+            yield row, f"'{column}' is {values[row]!r}, which is no class", INVALID_CLASS_NEXT
         elif not may_mix and kind != kinds[first]:
             other = f"the {kinds[first]} {values[first]!r} in {place(first)}"
             yield row, f"'{column}' is the {kind} {values[row]!r}, but {other}", MIXED_NEXT
@@ -96,7 +96,7 @@ def names_in_parquet(schema: Any, column: str) -> list[str] | None:
     return names if names and is_whole and len({*names}) == len(names) else None
 
 
-def text_fault(value: Any) -> str | None:
+def text_error(value: Any) -> str | None:
     """Return why a value is no text that can be classified, as the end of a sentence about its column; None: it is."""
     if not isinstance(value, str):
         return f"is not text but {value!r}"
@@ -114,7 +114,7 @@ def shown_name(name: str) -> str:
     return text if len(text) <= _NAME_WIDTH else text[: _NAME_WIDTH - 1] + "…"
 
 
-def alike(names: Iterable[str]) -> list[list[str]]:
+def similar_names(names: Iterable[str]) -> list[list[str]]:
     """Return the groups of names that differ by blanks or case only: `games`, `games ` and `Games`."""
     groups = defaultdict(list)
     for name in names:

@@ -140,7 +140,7 @@ def figure(value: Any) -> str:
     return str(value)
 
 
-def verdict(result: Mapping[str, Any]) -> str:
+def baseline_warning(result: Mapping[str, Any]) -> str:
     """Return the warning that a classifier is no better than its largest class; empty where it is, or for all else."""
     accuracy, baseline = result.get("eval_accuracy"), result.get("eval_majority_accuracy")
     if accuracy is None or baseline is None or accuracy > baseline:

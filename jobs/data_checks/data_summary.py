@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import BaseModel
 
-from jobs.core.labels import alike, shown_name
+from jobs.core.labels import shown_name, similar_names
 from jobs.core.words import counted
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
@@ -99,7 +99,7 @@ class DataSummary(BaseModel):
     def warnings(self) -> Iterator[str]:
         """Yield what is likely to be a mistake."""
         yield from self.table_warnings
-        for group in alike(item.name for item in self.classes):
+        for group in similar_names(item.name for item in self.classes):
             yield f"{' and '.join(map(repr, group))} differ by blanks or case only, and are {len(group)} classes"
         for count, words in _FEW.items():
             if few := [item.name for item in self.classes if item.training + item.held_out == count]:

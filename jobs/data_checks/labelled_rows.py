@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jobs.core.errors import UsageError
-from jobs.core.labels import label_faults, text_fault
+from jobs.core.labels import label_errors, text_error
 from jobs.data_checks.table_rows import Broken, TableRows
 
 
@@ -23,7 +23,7 @@ def labelled_rows(
             lines.append(line)
     labels = [value for _, value in found]
     swallowed = table.refuse_joined(labels, lines)
-    of_labels = label_faults(label, labels, lambda number: f"{table.unit} {lines[number]}")
+    of_labels = label_errors(label, labels, lambda number: f"{table.unit} {lines[number]}")
     faults = {number: (reason, next_step) for number, reason, next_step in of_labels}
     usable = []
     for number, row in enumerate(found):
@@ -40,6 +40,6 @@ def labelled_rows(
 
 def _text_fault(columns: Sequence[str], texts: Sequence[Any]) -> str | None:
     faults = (
-        f"'{column}' {reason}" for column, text in zip(columns, texts, strict=True) if (reason := text_fault(text))
+        f"'{column}' {reason}" for column, text in zip(columns, texts, strict=True) if (reason := text_error(text))
     )
     return next(faults, None)

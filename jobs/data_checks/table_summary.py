@@ -10,7 +10,7 @@ from typing import Any
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.core.errors import ConfigurationError, NotFoundError, UsageError
-from jobs.core.labels import class_name, in_order, names_in_parquet
+from jobs.core.labels import class_name, names_in_parquet, sorted_classes
 from jobs.core.locations import S3, S3Location, table_suffix
 from jobs.data_checks.bad_rows import BadRows
 from jobs.data_checks.data_summary import Cut, DataSummary, lengths_at_shares, summary
@@ -64,7 +64,7 @@ def summarize(
             "\n".join([f"{training[0]} holds no examples", *bad.named(training[0])]),
             next_step=bad.next_step(training[0]) or "check the file",
         )
-    names = in_order(label for part in parts for label in part.labels)
+    names = sorted_classes(label for part in parts for label in part.labels)
     numbers = {name: number for number, name in enumerate(names)}
     found = summary(names, *((part.texts, [numbers[label] for label in part.labels]) for part in parts))
     texts = [" ".join(text) for part in parts for text in part.texts]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.core.labels import quoted_name
 from jobs.core.records import IMAGE_DIGEST, Attempt
-from jobs.core.words import counted, duration, figure, result_rows, usd, verdict
+from jobs.core.words import baseline_warning, counted, duration, figure, result_rows, usd
 from jobs.money.budget import duration_seconds, spent
 from jobs.money.phases import PHASES, Phase, lost_steps, phases
 from jobs.money.receipt import cards_name, savings, stored_text
@@ -60,7 +60,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         run=run,
         head=_head(run),
         sections=sections,
-        verdict=verdict(run.result),
+        verdict=baseline_warning(run.result),
         tiles=_tiles(run),
         result=result_rows(run.result),
         curves=measured,

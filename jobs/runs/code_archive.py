@@ -39,6 +39,15 @@ from jobs.spec.code import (
     read_archive,
     write_file,
 )
+from jobs.core.errors import (
+    ConfigurationError,
+    NotFoundError,
+    TimedOutError,
+    UsageError,
+    did_you_mean,
+)
+from jobs.core.git import empty_repository, repository_of, run_git, git_error
+from jobs.core.locations import S3Location
 from jobs.spec.plan import Plan
 from jobs.core.records import parse, read
 from jobs.spec.spec import JobSpec
@@ -308,16 +317,16 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except subprocess.TimeoutExpired as error:
         raise TimedOutError(
-            f"arguments.code: {said(error)} about {folder}",
+            f"arguments.code: {git_error(error)} about {folder}",
             next_step=f"see what 'git -C {folder} status' waits for, or write simpler patterns: *.csv, data/",
         ) from None
     except OSError as error:
         raise ConfigurationError(
-            f"arguments.code: only git can tell which files of {folder} are ignored, and {said(error)}",
+            f"arguments.code: only git can tell which files of {folder} are ignored, and {git_error(error)}",
             next_step="install git, or correct PATH",
         ) from None
     except subprocess.CalledProcessError as error:
-        words = said(error)
+        words = git_error(error)
         trusted = f"git config --global --add safe.directory {shlex.quote(str(repository_of(folder)))}"
         raise ConfigurationError(
             f"arguments.code: git refuses to read {folder}: {words}",

@@ -126,10 +126,10 @@ def _spec_text(files: RunFiles) -> str:
 
 
 def _spec(text: str, *, origin: str) -> JobSpec | None:
-    from jobs.spec.spec_yaml import documents_of
+    from jobs.spec.spec_yaml import parse_documents
 
     try:
-        documents = documents_of(text, origin=origin)
+        documents = parse_documents(text, origin=origin)
         return parse_spec(documents[0].data, origin=origin) if documents else None
     except UsageError as error:
         log.warning("warning: %s; it is left out", printable(str(error.args[0]).splitlines()[0]))

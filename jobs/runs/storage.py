@@ -78,9 +78,9 @@ def decoded_spec(content: bytes, *, place: str) -> str:
 
 def spec_text(spec: JobSpec) -> str:
     """Return a resolved spec as its file holds it."""
-    from jobs.spec.spec_yaml import text_of
+    from jobs.spec.spec_yaml import dump_spec
 
-    return text_of(spec.model_dump(mode="json", exclude_none=True))
+    return dump_spec(spec.model_dump(mode="json", exclude_none=True))
 
 
 def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:

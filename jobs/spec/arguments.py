@@ -406,7 +406,7 @@ _IN_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
 """By pydantic's type of error (https://docs.pydantic.dev/latest/errors/validation_errors/): what must be."""
 
 
-def in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> str:
+def error_in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> str:
     """Return what is wrong with one value, without its place.
 
     `model`: what the value belongs to, whose docstrings say what a text may look like.

@@ -26,7 +26,7 @@ from jobs.core.queues import Capacity
 from jobs.core.run import LATEST
 from jobs.core.stage import DEFAULT_TEAM, TEAM_PATTERN
 from jobs.core.words import shortened
-from jobs.spec.arguments import Arguments, JobKind, Strict, in_words
+from jobs.spec.arguments import Arguments, JobKind, Strict, error_in_words
 from jobs.spec.catalog import CATALOG, job_kind
 from jobs.spec.launcher_options import Limits
 from jobs.spec.sweep import PointRecord, Sweep, check_name, point_name, points, values_text, with_values
@@ -251,7 +251,7 @@ def _mistakes(error: ValidationError, origin: str, prefix: tuple[str, ...], mode
         elif item["type"] == "missing":
             message = "missing; it has no default"
         else:
-            message = in_words(item, model)
+            message = error_in_words(item, model)
         lines.append(f"{origin}: {shortened(path)}: {shortened(message)}")
     if len(items) > MAX_TOLD_MISTAKES:
         lines.append(f"{origin}: {len(items) - MAX_TOLD_MISTAKES} mistakes more")

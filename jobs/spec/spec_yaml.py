@@ -41,7 +41,7 @@ class Document:
     data: Any
 
 
-def documents_of(text: str, *, origin: str) -> list[Document]:
+def parse_documents(text: str, *, origin: str) -> list[Document]:
     """Return the documents of a text that lies at `origin`. Raises UsageError, with the line, where it is no YAML."""
     loader = None
     documents = []
@@ -68,7 +68,7 @@ def documents_of(text: str, *, origin: str) -> list[Document]:
     return documents
 
 
-def text_of(data: Any) -> str:
+def dump_spec(data: Any) -> str:
     """Write a spec so that every reader of YAML, of 1.1 or 1.2, reads the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jobs.container.data.tables import TableReader
 from jobs.core.errors import UsageError, did_you_mean
-from jobs.core.labels import class_name, in_order, label_faults, label_kind, text_fault
+from jobs.core.labels import class_name, label_errors, label_kind, sorted_classes, text_error
 from jobs.core.words import counted
 from jobs.data_checks.bad_rows import BadRows
 from jobs.spec.kinds.evaluate import Evaluate
@@ -239,12 +239,12 @@ def class_names(table: Table, column: str) -> list[str]:
     Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
     """
     values = table.columns[column]
-    for row, reason, next_step in label_faults(column, values, table.place_in_part):
+    for row, reason, next_step in label_errors(column, values, table.place_in_part):
         table.refuse(row, reason, next_step=next_step)
     if table.class_names is not None:
         return list(table.class_names)
     usable = [value for row, value in enumerate(values) if row not in table.unusable]
-    names = in_order(map(class_name, usable))
+    names = sorted_classes(map(class_name, usable))
     if len(names) < 2:
         table.bad.refuse()
         shown = f"is {usable[0]!r}" if usable else "is no class"
@@ -273,7 +273,7 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
     columns = [source.text, *([source.text_pair] if source.text_pair else [])]
     for column in columns:
         for row, text in enumerate(table.columns[column]):
-            if (reason := text_fault(text)) and row not in table.unusable:
+            if (reason := text_error(text)) and row not in table.unusable:
                 table.refuse(row, f"'{column}' {reason}")
         if not table.unusable and not any(text.strip() for text in table.columns[column]):
             raise UsageError(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-MIN_SECONDS = 60.0
+LEAST_SECONDS = 60.0
 MOST_SECONDS = 1800.0
 LEAST_STALLS = 10
 """Saves take at most a tenth of the time, however often instances are taken away."""
@@ -40,7 +40,7 @@ def interval_seconds(
     `complete_seconds` is how long a save takes until it is complete: the next one would wait for it.
     """
     young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / WITHOUT_NOTICE)
-    return max(min(max(young, MIN_SECONDS), MOST_SECONDS), LEAST_STALLS * stall_seconds, complete_seconds)
+    return max(min(max(young, LEAST_SECONDS), MOST_SECONDS), LEAST_STALLS * stall_seconds, complete_seconds)
 
 
 class RegularSaves(Callback):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
 from jobs.core.errors import NotFoundError, UsageError
-from jobs.spec.spec_yaml import documents_of, text_of
+from jobs.spec.spec_yaml import dump_spec, parse_documents
 
 GOOD = """\
 name: reviews
@@ -121,7 +121,7 @@ def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text
     ],
 )
 def test_plain_values_are_those_of_yaml_1_2(plain: str, value: object) -> None:
-    [document] = documents_of(f"{plain}: [{plain}]" if plain else "a: ", origin="here")
+    [document] = parse_documents(f"{plain}: [{plain}]" if plain else "a: ", origin="here")
     [(key, found)] = document.data.items()
     assert found == ([value] if plain else value)
     assert type(key) is type(value) if plain else key == "a"
@@ -137,8 +137,8 @@ PLAIN = st.one_of(
 @settings(deadline=None, max_examples=50)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
 def test_what_is_written_is_read_alike_by_every_reader(value: object) -> None:
-    text = text_of({"value": value})
-    assert documents_of(text, origin="here")[0].data == yaml.safe_load(text) == {"value": value}
+    text = dump_spec({"value": value})
+    assert parse_documents(text, origin="here")[0].data == yaml.safe_load(text) == {"value": value}
 
 
 def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_are_refused(tmp_path: Path) -> None:

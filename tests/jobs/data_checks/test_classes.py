@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.core.words import verdict
+from jobs.core.words import baseline_warning
 from jobs.data_checks.classes import ClassReport, ClassScore, Confused
 
 
@@ -43,7 +43,7 @@ def test_of_many_classes_those_are_shown_that_are_found_worst() -> None:
     ],
 )
 def test_a_model_no_better_than_its_largest_class_is_warned_of(result: dict[str, float], warns: bool) -> None:
-    text = verdict(result)
+    text = baseline_warning(result)
     assert bool(text) == warns
     if warns:
         assert "0.500, the model one of 0." in text
