@@ -19,7 +19,7 @@ from jobs.core.records import Receipt
 from jobs.core.run import run_prefix
 from jobs.core.stage import DeployedStage
 from jobs.core.words import FREE_HERE, duration, figure, main_result, result_label
-from jobs.money.estimate import outlook
+from jobs.money.estimate import forecast
 from jobs.runs import batch
 from jobs.runs.job import STATES, Job
 from jobs.runs.storage import StoredRun, read_receipt
@@ -49,7 +49,7 @@ class ListedRun:
             return spent_by(self.sweep.points).usd
         if self.receipt is None:
             return None
-        return outlook(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
+        return forecast(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
 
     @property
     def metric(self) -> tuple[str, float] | None:

@@ -24,7 +24,7 @@ from jobs.core.output import Progress as ProgressLine
 from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON
 from jobs.core.words import cost_label, duration, json_text, log_text, printable
-from jobs.money.estimate import money_text, outlook, time_text
+from jobs.money.estimate import forecast, money_text, time_text
 from jobs.money.receipt import cards_text
 from jobs.runs.job import Job
 from jobs.runs.logs import LogLine
@@ -110,7 +110,7 @@ class LiveView:
         """Return how busy the cards are, what it costs, and how long it still takes; what is known of that."""
         if self._receipt is None or self._receipt.state != "running":
             return []
-        found = outlook(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
+        found = forecast(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
         money = f"{f'{cost_label(emulated=True)} ' if self._emulated else ''}{money_text(found)}"
         told = self._progress is not None and self._progress.time_left  # our own kinds say it themselves
         money = "; ".join(filter(None, (money, "" if told else time_text(found))))

@@ -36,7 +36,7 @@ from jobs.runs.secrets import check_spec
 from jobs.runs.storage import StoredRun
 from jobs.runs.sweeps import DONE, STOPPED_EARLY, spent_by
 from jobs.spec.arguments import changed
-from jobs.spec.plan import Continued, Plan, plan
+from jobs.spec.plan import Plan, ResumedRun, plan
 from jobs.spec.spec import JobSpec
 
 _FIXED = ("name", "job", "team")
@@ -79,7 +79,7 @@ def resume(
     if overrides:
         check_spec(spec)
     so_far = spent_by(swept.points) if swept else spent(attempts)
-    continued = Continued(job_ids=job_ids, at=datetime.now(timezone.utc), spent=so_far, allow_changes=allow_changes)
+    resumed = ResumedRun(job_ids=job_ids, at=datetime.now(timezone.utc), spent=so_far, allow_changes=allow_changes)
     points_left = _points_left(swept, before, spec) if swept else None
     with_code, pack = packed(spec, stage)
     check_requirements(stage, spec, pack)
@@ -88,7 +88,7 @@ def resume(
         with_code,
         stage,
         run_id=run.run_id,
-        continued=continued,
+        resumed=resumed,
         prices_of=prices_of,
         room_of=partial(batch.room_of, aws, stage),
         points_left=points_left,
@@ -225,8 +225,8 @@ def _change_notes(changes: dict[str, tuple[Any, Any]]) -> list[str]:
 
 def _send(aws: Aws, stage: DeployedStage, planned: Plan, spec_before: str) -> str:
     """Submit the job and return its id: one more than before, however many resume the run at the same time."""
-    assert planned.continued is not None  # noqa: S101 - `resume` made it so
-    earlier = planned.continued.job_ids
+    assert planned.resumed is not None  # noqa: S101 - `resume` made it so
+    earlier = planned.resumed.job_ids
     claim = Claim.of(aws, planned.run_id, planned.run_location, earlier[-1])
     if claim.take():
         # Whoever held it may have submitted the job and not come to say so.

@@ -15,7 +15,7 @@ from jobs.core.output import LEFT, Progress
 from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON
 from jobs.core.words import cost_label, duration, result_label, usd
-from jobs.money.estimate import Outlook, money_text, outlook, seconds_per_step, time_text
+from jobs.money.estimate import Forecast, forecast, money_text, seconds_per_step, time_text
 from jobs.money.receipt import cards_text
 from jobs.runs import batch, storage
 from jobs.runs.logs import newest_progress
@@ -34,7 +34,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         receipt = job.with_end(receipt)
     is_running = job is not None and job.state == "RUNNING"
     progress = newest_progress(aws, stage.log_group, job.log_streams) if job is not None and is_running else None
-    standing = _outlook(receipt, progress) if is_running and receipt else None
+    standing = _forecast(receipt, progress) if is_running and receipt else None
     cost = cost_label(emulated=stage.emulated)
     now = read_now(aws, run, job) if job is None or job.points else None
     if output == "json":
@@ -46,7 +46,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
                 "job": tables.job_json(job) if job else None,
                 "earlier_jobs": [tables.job_json(earlier) for earlier in jobs[:-1]],
                 "progress": dataclasses.asdict(progress) if progress else None,
-                "outlook": dataclasses.asdict(standing) if standing else None,
+                "forecast": dataclasses.asdict(standing) if standing else None,
                 "last_metrics": metrics[-1] if metrics else None,
                 "receipt": receipt.model_dump(mode="json") if receipt else None,
             }
@@ -109,18 +109,18 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         tables.show(tables.attempts_table(numbered), on=console)
 
 
-def _outlook(receipt: Receipt, progress: Progress | None) -> Outlook:
+def _forecast(receipt: Receipt, progress: Progress | None) -> Forecast:
     now = datetime.now(timezone.utc)
     pace = seconds_per_step(receipt.attempts[-1], progress, at=now) if progress else None
-    return outlook(receipt.attempts, progress, pace, now=now)
+    return forecast(receipt.attempts, progress, pace, now=now)
 
 
 def _whole_cost(receipt: Receipt | None) -> str:
     """Return what a run that has ended has cost; empty where it has written no receipt."""
-    return "" if receipt is None else money_text(_outlook(receipt, None), ended=True)
+    return "" if receipt is None else money_text(_forecast(receipt, None), ended=True)
 
 
-def _standing(receipt: Receipt, found: Outlook, progress: Progress | None, *, cost: str) -> list[tuple[str, str]]:
+def _standing(receipt: Receipt, found: Forecast, progress: Progress | None, *, cost: str) -> list[tuple[str, str]]:
     """Return how busy the cards of a run that goes on are, how long it still takes, and what it costs."""
     return [
         ("cards", cards_text(receipt)),

@@ -212,23 +212,25 @@ def plan_run(
     check_spec(spec)
     with_code, pack = packed(spec, stage)
     check_requirements(stage, spec, pack)
-    resolved, awaited = resolve(aws, stage, with_code, earlier=earlier, later=later)
+    resolved, dependencies = resolve(aws, stage, with_code, earlier=earlier, later=later)
     errors: list[TrainyardError] = []
     notes: list[str] = []
     try:
         prices_of = partial(current_prices, aws)
         room = partial(room_of, aws, stage)
-        planned = plan(resolved, stage, run_id=run_id, awaited=awaited, prices_of=prices_of, room_of=room)
+        planned = plan(resolved, stage, run_id=run_id, dependencies=dependencies, prices_of=prices_of, room_of=room)
         planned = replace(planned, pack=pack)
     except UsageError as error:
         errors.append(error)
-    errors += check_inputs(aws, stage, resolved, awaited=awaited, look_inside=look_inside, note=notes.append)
+    errors += check_inputs(aws, stage, resolved, dependencies=dependencies, look_inside=look_inside, note=notes.append)
     raise_all(errors)
     if spec.sweep is not None:
         of_points = [with_absolute_paths(point) for point in resolved.point_specs()]
         planned = replace(planned, points=plan_points(aws, stage, planned, of_points, now=now))
         for point in new_sources(planned):
-            errors += check_inputs(aws, stage, point, awaited=awaited, look_inside=look_inside, note=notes.append)
+            errors += check_inputs(
+                aws, stage, point, dependencies=dependencies, look_inside=look_inside, note=notes.append
+            )
         raise_all(errors)
     return replace(planned, notes=(*planned.notes, *dict.fromkeys(notes)))
 

@@ -183,7 +183,7 @@ def plan_table(plan: Plan, *, emulated: bool) -> Pairs:
             ("limits", _limits(plan)),
             ("code", code_text(plan.pack) if plan.pack else ""),
             ("budget", _budget(plan)),
-            ("waits for", ", ".join(run.run_id for run in plan.awaited)),
+            ("waits for", ", ".join(run.run_id for run in plan.dependencies)),
             ("files", str(plan.run_location)),
             *(("note", note) for note in plan.notes),
         ]
@@ -230,7 +230,7 @@ def _price(plan: Plan, *, emulated: bool) -> str:
 
 
 def _budget(plan: Plan) -> str:
-    so_far = plan.continued.spent if plan.continued else NOTHING_SPENT
+    so_far = plan.resumed.spent if plan.resumed else NOTHING_SPENT
     text = plan.spec.budget.text(so_far)
     return f"{text} used until now; it saves and stops before the rest is" if text else ""
 
@@ -249,7 +249,7 @@ def plans_table(plans: Sequence[Plan], *, emulated: bool) -> Table:
             f"{plan.instances} x {plan.instance_type.name}, {counted(plan.nproc_per_node, 'rank')}",
             f"{plan.usd_per_hour:.2f}{spot}",
             f"{plan.request['retryStrategy']['attempts']} x {limit}",
-            ", ".join(names.get(run.run_id, run.run_id) for run in plan.awaited),
+            ", ".join(names.get(run.run_id, run.run_id) for run in plan.dependencies),
         )
     return table
 
@@ -268,7 +268,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "usd_per_hour": plan.usd_per_hour,
         "price_date": plan.prices.of(plan.capacity).date,
         "price_source": plan.prices.of(plan.capacity).source,
-        "waits_for": [run.run_id for run in plan.awaited],
+        "waits_for": [run.run_id for run in plan.dependencies],
         "points": [point.record.run_id for point in plan.points],
     }
 

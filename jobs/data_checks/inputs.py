@@ -28,7 +28,7 @@ from jobs.spec.arguments import (
 )
 from jobs.spec.plan import arguments_in_s3
 from jobs.spec.spec import JobSpec
-from jobs.spec.submit_job import Awaited
+from jobs.spec.submit_job import Dependency
 
 _FOLDERS = (MODEL_FOLDER, CONFIGURATION_FOLDER, FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER)
 _FILES = (TABLE, DOCUMENTS)
@@ -42,7 +42,7 @@ def check_inputs(
     stage: DeployedStage,
     spec: JobSpec,
     *,
-    awaited: Sequence[Awaited] = (),
+    dependencies: Sequence[Dependency] = (),
     look_inside: bool = True,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[TrainyardError]:
@@ -50,7 +50,7 @@ def check_inputs(
     return faults_of_inputs(
         aws,
         arguments_in_s3(spec, stage),
-        awaited={argument for run in awaited for argument in run.arguments},
+        pending={argument for run in dependencies for argument in run.arguments},
         emulated=stage.emulated,
         # The emulator runs jobs in this very environment, or in the image for CPUs.
         pytorch=None if stage.emulated else pytorch_of(stage.row_of(accelerated=spec.kind.accelerated), stage.release),
@@ -63,7 +63,7 @@ def faults_of_inputs(
     aws: Aws,
     arguments: Arguments,
     *,
-    awaited: Collection[str] = (),
+    pending: Collection[str] = (),
     emulated: bool,
     pytorch: str | None = None,
     look_inside: bool = True,
@@ -71,14 +71,14 @@ def faults_of_inputs(
 ) -> list[TrainyardError]:
     """Return all that is wrong with what a job will read, whose locations are resolved.
 
-    What a run writes that has not ended (`awaited`, the names of such arguments) is not looked for. A file is told by
+    What a run writes that has not ended (`pending`, the names of such arguments) is not looked for. A file is told by
     its first rows, a model by its files' names and its configuration, what is on the hub by what the hub answers.
     `pytorch`: the version that the job runs with; None: nobody knows. `look_inside`: False looks only whether it is
     there. `note` is told what could not be looked at, and why.
     """
     found: list[TrainyardError] = []
     for argument, location, what in arguments.sources():
-        if argument in awaited:
+        if argument in pending:
             continue
         try:
             if not location.startswith(HUB):

@@ -197,7 +197,7 @@ UNSEEN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class Forecast:
     """The figures of a run that goes on; dollars are instance hours times recorded prices: an estimate."""
 
     seconds_left: float | None
@@ -217,7 +217,7 @@ def seconds_per_step(attempt: Attempt, progress: Progress, *, at: datetime) -> f
     return max(0.0, (at - attempt.training_started_at).total_seconds()) / steps
 
 
-def outlook(attempts: Sequence[Attempt], progress: Progress | None, pace: float | None, *, now: datetime) -> Outlook:
+def forecast(attempts: Sequence[Attempt], progress: Progress | None, pace: float | None, *, now: datetime) -> Forecast:
     """Return the figures of a run that is at `progress`. `pace`: its seconds for a step, where they are known."""
     *before, last = attempts
     unseen = (now - last.last_seen_at).total_seconds()
@@ -229,7 +229,7 @@ def outlook(attempts: Sequence[Attempt], progress: Progress | None, pace: float 
         left = pace * max(0, progress.total_steps - progress.step)
     hours = (left or 0.0) / 3600 * last.nnodes
     on_demand_usd_per_hour = attempt_usd_per_hour(last, on="on-demand")
-    return Outlook(
+    return Forecast(
         seconds_left=left,
         usd=so_far.usd,
         on_demand_usd=on_demand.usd,
@@ -238,7 +238,7 @@ def outlook(attempts: Sequence[Attempt], progress: Progress | None, pace: float 
     )
 
 
-def money_text(found: Outlook, *, ended: bool = False) -> str:
+def money_text(found: Forecast, *, ended: bool = False) -> str:
     """Return what it costs: `0.12 USD so far, 0.40 USD at the end; On-Demand 0.41 and 1.33 USD`."""
     parts = [usd(found.usd) if ended else f"{usd(found.usd)} so far"]
     if found.usd_at_end is not None:
@@ -252,6 +252,6 @@ def money_text(found: Outlook, *, ended: bool = False) -> str:
     return f"{text}; On-Demand {dearer}"
 
 
-def time_text(found: Outlook) -> str:
+def time_text(found: Forecast) -> str:
     """Return the time until the last step; empty where nobody knows it."""
     return "" if found.seconds_left is None else f"{time_left(found.seconds_left)} to the last step"

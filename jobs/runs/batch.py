@@ -102,7 +102,7 @@ def _jobs_named(aws: Aws, plan: Plan) -> list[str]:
 
     Those that the run went through before it was resumed are none of them.
     """
-    before = plan.continued.job_ids if plan.continued else ()
+    before = plan.resumed.job_ids if plan.resumed else ()
     return [
         job["jobId"]
         for job in sorted(

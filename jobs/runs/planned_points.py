@@ -33,10 +33,10 @@ def plan_points(
         try:
             resolved = spec
             if any(location.startswith(RUN) for _, location, _ in spec.entrypoint_arguments().sources()):
-                resolved, awaited = resolve(aws, stage, spec)
-                if awaited:
+                resolved, dependencies = resolve(aws, stage, spec)
+                if dependencies:
                     raise UsageError(
-                        f"{awaited[0].run_id}, which it reads, has not ended",
+                        f"{dependencies[0].run_id}, which it reads, has not ended",
                         next_step="submit the sweep when it has; a sweep waits for what all of its points read",
                     )
             of_point = plan(resolved, stage, run_id=run_id, prices_of=lambda _: planned.prices)

@@ -21,7 +21,7 @@ from jobs.runs.storage import StoredRun, readable_receipt, runs_of_team
 from jobs.runs.sweeps import best, progress_text, read_sweep, standings
 from jobs.spec.arguments import ARTIFACT_FOLDER, TOKENIZER_FOLDER
 from jobs.spec.catalog import CATALOG
-from jobs.spec.submit_job import MAX_DEPENDENCIES, Awaited
+from jobs.spec.submit_job import MAX_DEPENDENCIES, Dependency
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.core.locations import RUN, S3Location, run_parts
 from jobs.spec.plan import Plan
@@ -44,7 +44,7 @@ class _Found:
 
 def resolve(
     aws: Aws, stage: DeployedStage, spec: JobSpec, *, earlier: Sequence[Plan] = (), later: Collection[str] = ()
-) -> tuple[JobSpec, tuple[Awaited, ...]]:
+) -> tuple[JobSpec, tuple[Dependency, ...]]:
     """Return the spec with places on S3 for all references, and the runs that have to end before they are filled.
 
     `earlier` are submitted together with it and before it; `later` names those that come after it.
@@ -70,19 +70,19 @@ def resolve(
     if not places:
         return spec, ()
     resolved = arguments.with_sources(**places).model_dump(mode="json", exclude_none=True)
-    awaited: dict[str, Awaited] = {}
+    dependencies: dict[str, Dependency] = {}
     for name, of_run in needed.items():
         run = found[name]
-        known = awaited[run.run_id].arguments if run.run_id in awaited else ()
-        awaited[run.run_id] = Awaited(
+        known = dependencies[run.run_id].arguments if run.run_id in dependencies else ()
+        dependencies[run.run_id] = Dependency(
             run_id=run.run_id, job_id=run.job_id, queue=run.queue, arguments=(*known, *of_run)
         )
-    if len(awaited) > MAX_DEPENDENCIES:
+    if len(dependencies) > MAX_DEPENDENCIES:
         raise UsageError(
-            f"{spec.name} waits for {len(awaited)} runs; AWS Batch takes at most {MAX_DEPENDENCIES}",
+            f"{spec.name} waits for {len(dependencies)} runs; AWS Batch takes at most {MAX_DEPENDENCIES}",
             next_step="let some of them end first",
         )
-    return spec.model_copy(update={"arguments": resolved}), tuple(awaited.values())
+    return spec.model_copy(update={"arguments": resolved}), tuple(dependencies.values())
 
 
 def _find(

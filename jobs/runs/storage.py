@@ -94,7 +94,7 @@ def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:
         aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=plan.arguments_file.content)
     place = plan.run_location / SPEC
     content = (spec_text(plan.spec) if text is None else text).encode()
-    if text is not None or plan.continued is not None:
+    if text is not None or plan.resumed is not None:
         aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=content, ContentType="application/yaml")
     elif not _create(aws, place, content):
         raise TrainyardError(

@@ -15,7 +15,7 @@ from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.core.errors import TrainyardError, did_you_mean
 from jobs.core.locations import S3Location
-from jobs.money.estimate import outlook
+from jobs.money.estimate import forecast
 from jobs.core.records import parse
 from jobs.core.records import Receipt
 from jobs.core.words import counted
@@ -99,7 +99,7 @@ class Standing:
         """Return what it has cost by now; None: it has written no receipt."""
         if self.receipt is None:
             return None
-        return outlook(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
+        return forecast(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
 
 
 def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -> list[Standing]:

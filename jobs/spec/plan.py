@@ -23,7 +23,7 @@ from jobs.spec.launcher_options import GANG_WAIT_SECONDS, LauncherOptions
 from jobs.spec.placement import Placement, place
 from jobs.spec.recipe import TRACKER_VARIABLES, Recipe
 from jobs.spec.spec import JobSpec, PlannedPoint
-from jobs.spec.submit_job import Awaited, is_too_long, submit_job_request
+from jobs.spec.submit_job import Dependency, is_too_long, submit_job_request
 from jobs.spec.sweep import SweepSize, points
 
 
@@ -56,7 +56,7 @@ def check_trackers(arguments: Arguments, team: str, stage: DeployedStage) -> Non
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continued:
+class ResumedRun:
     """A run whose jobs have ended, and with which a plan goes on."""
 
     job_ids: tuple[str, ...]
@@ -104,9 +104,9 @@ class Plan:
     """What an hour of one instance costs: AWS's word of today, or the recorded prices."""
     notes: tuple[str, ...]
     """Sentences that the submitter should read before paying."""
-    awaited: tuple[Awaited, ...] = ()
+    dependencies: tuple[Dependency, ...] = ()
     """The runs that have to end before this one starts."""
-    continued: Continued | None = None
+    resumed: ResumedRun | None = None
     """The run that this one goes on with; None: it is a new one."""
     pack: Pack | None = None
     """The code that has to lie on S3 before it starts; None: it has none of its own, or that lies there already."""
@@ -147,7 +147,7 @@ class Plan:
 
         `job_ids`: run id to job id.
         """
-        depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.awaited]
+        depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.dependencies]
         return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
 
 
@@ -156,8 +156,8 @@ def plan(
     stage: DeployedStage,
     *,
     run_id: str,
-    awaited: tuple[Awaited, ...] = (),
-    continued: Continued | None = None,
+    dependencies: tuple[Dependency, ...] = (),
+    resumed: ResumedRun | None = None,
     prices_of: Callable[[InstanceType], Prices] = recorded,
     room_of: Callable[[Placement], int] | None = None,
     points_left: int | None = None,
@@ -171,21 +171,21 @@ def plan(
     than that. None: unknown.
 
     `points_left`: of a sweep that is resumed, the points that are left; None: all.
-    References to runs are resolved before (jobs.runs.references), to the runs in `awaited` too.
+    References to runs are resolved before (jobs.runs.references), to the runs in `dependencies` too.
     Raises UsageError where the spec asks for what the stage can't give or a budget is used up, ConfigurationError
     where the stage lacks what the kind needs.
     """
-    now = continued.at if continued else submitted_at(run_id)
+    now = resumed.at if resumed else submitted_at(run_id)
     placement = place(spec, stage)
     prices = prices_of(placement.instance_type)
-    notes = _notes(spec, stage, placement, awaited, at=now)
+    notes = _notes(spec, stage, placement, dependencies, at=now)
     arguments = spec.entrypoint_arguments()
     in_s3 = arguments_in_s3(spec, stage)
     in_container = _with_locations(in_s3, _mounts(spec, stage))
     raise_all(
         [
             *_refusal(lambda: _check_team_budget(spec.team, stage, at=now)),
-            *_refusal(lambda: _check_run_budget(spec, placement, continued, prices)),
+            *_refusal(lambda: _check_run_budget(spec, placement, resumed, prices)),
             *_refusal(lambda: check_push(arguments, spec.team, stage)),
             *_refusal(lambda: check_trackers(arguments, spec.team, stage)),
             *_refusal(lambda: _check_ranks(spec, arguments, placement)),
@@ -198,9 +198,7 @@ def plan(
     if spec.sweep is not None:
         room = room_of(placement) if room_of else None
         sweep = SweepSize.of(spec.sweep, points_left or len(points(spec.sweep)), room=room)
-    options = _launcher_options(
-        spec, placement, prices, allow_changes=continued is not None and continued.allow_changes
-    )
+    options = _launcher_options(spec, placement, prices, allow_changes=resumed is not None and resumed.allow_changes)
     request_with = functools.partial(
         submit_job_request,
         spec,
@@ -208,8 +206,8 @@ def plan(
         placement,
         run_id=run_id,
         run_location=run_location,
-        awaited=awaited,
-        resumed_job_id=continued.job_ids[-1] if continued else None,
+        dependencies=dependencies,
+        resumed_job_id=resumed.job_ids[-1] if resumed else None,
         sweep=sweep,
     )
     # The arguments of a sweep's points lie on S3.
@@ -235,8 +233,8 @@ def plan(
         nproc_per_node=placement.nproc_per_node,
         prices=prices,
         notes=tuple(notes),
-        awaited=awaited,
-        continued=continued,
+        dependencies=dependencies,
+        resumed=resumed,
         arguments_file=arguments_file,
         in_container=in_container,
         sweep=sweep,
@@ -274,7 +272,7 @@ def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, al
 
 
 def _notes(
-    spec: JobSpec, stage: DeployedStage, placement: Placement, awaited: Sequence[Awaited], *, at: datetime
+    spec: JobSpec, stage: DeployedStage, placement: Placement, dependencies: Sequence[Dependency], *, at: datetime
 ) -> list[str]:
     """Return what the submitter should know before paying."""
     row = placement.instance_type
@@ -292,7 +290,7 @@ def _notes(
         )
     if spec.resources.is_gang:
         notes.append(_gang_note(spec))
-    notes += [note for run in awaited if (note := run.note(stage))]
+    notes += [note for run in dependencies if (note := run.note(stage))]
     if there < wanted:
         notes.append(f"runs {counted(there, 'rank')} on this machine instead of {wanted}; the global batch size stays")
     return notes
@@ -387,9 +385,9 @@ def _check_team_budget(team: str, stage: DeployedStage, *, at: datetime) -> None
         )
 
 
-def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued | None, prices: Prices) -> None:
+def _check_run_budget(spec: JobSpec, placement: Placement, resumed: ResumedRun | None, prices: Prices) -> None:
     row, capacity, nnodes = placement.instance_type, placement.queue.capacity, placement.nnodes
-    so_far = continued.spent if continued else NOTHING_SPENT
+    so_far = resumed.spent if resumed else NOTHING_SPENT
     price = usd_per_hour(row, capacity, spot_usd_per_hour=prices.spot.usd_per_hour)
     left = spec.budget.left(so_far, usd_per_hour=price, nnodes=nnodes)
     if left is None or left.seconds >= MIN_SECONDS:
@@ -400,7 +398,7 @@ def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued 
         if left.key == "max_usd"
         else f"{nnodes * MIN_SECONDS / 3600 + so_far.instance_hours:.2f}"
     )
-    used = f"; {spec.budget.text(so_far)} are used up" if continued else ""
+    used = f"; {spec.budget.text(so_far)} are used up" if resumed else ""
     raise UsageError(
         f"{left.key}: {left.limit:g} leaves {max(0.0, left.seconds) / 60:.1f} minutes of {nnodes} x {row.name} "
         f"({MARKET[capacity]}){used}; a run needs at least {MIN_SECONDS / 60:g} to start, train and save",

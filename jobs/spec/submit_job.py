@@ -22,7 +22,7 @@ DEPENDENCY_FAILED = "Dependent Job failed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Awaited:
+class Dependency:
     """One run that a job waits for."""
 
     run_id: str
@@ -71,7 +71,7 @@ def submit_job_request(
     run_id: str,
     run_location: S3Location,
     flags: Sequence[str],
-    awaited: Sequence[Awaited],
+    dependencies: Sequence[Dependency],
     resumed_job_id: str | None,
     sweep: SweepSize | None = None,
 ) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def submit_job_request(
             **({RESUMED_TAG: resumed_job_id} if resumed_job_id else {}),
         },
         "propagateTags": True,
-        **({"dependsOn": [run.depends_on() for run in awaited]} if awaited else {}),
+        **({"dependsOn": [run.depends_on() for run in dependencies]} if dependencies else {}),
     }
 
 

@@ -49,7 +49,7 @@ def _reclaim(context: Context, ids: Ids) -> list[Evidence]:
             next_step=f"trainyard logs {ended.run_id}",
         )
     text = (
-        f"{ended.run_id}: attempt 1 came to step {first.last_step}, attempt {later[-1].number} continued from step "
+        f"{ended.run_id}: attempt 1 came to step {first.last_step}, attempt {later[-1].number} resumed from step "
         f"{later[-1].resumed_from_step} to {later[-1].last_step}{_pause(first, later[0])}"
     )
     resumed = Evidence(claim="resumes", outcome=PROVEN, text=text, ids=runs.ids_of(ended))

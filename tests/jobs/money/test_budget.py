@@ -11,7 +11,7 @@ from jobs.core.instance_types import instance_type
 from jobs.core.records import Attempt
 from jobs.money.budget import Budget, Spent, reached, spent
 from jobs.money.prices import Prices, Quote, recorded
-from jobs.spec.plan import Continued, plan
+from jobs.spec.plan import ResumedRun, plan
 from tests.support.jobs.planning import RUN_ID, STAGE, command_of, spec
 
 DL1, P4D = instance_type("dl1.24xlarge"), instance_type("p4d.24xlarge")
@@ -82,13 +82,13 @@ def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:
         plan(spec(max_usd=0.3), STAGE, run_id=RUN_ID)
     assert no.value.next_step == "set max_usd to more than 0.33"
     # It would have been enough for a run that has taken nothing yet.
-    continued = Continued(job_ids=("a",), at=STARTED, spent=Spent(instance_hours=7.99, usd=3))
+    resumed = ResumedRun(job_ids=("a",), at=STARTED, spent=Spent(instance_hours=7.99, usd=3))
     for limits, message, least in (
         ({"max_hours": 8}, r"max_hours: 8 leaves 0.6 minutes .*; 7.99 of 8 instance hours are used up", "max_hours"),
         ({"max_usd": 3.1}, r"max_usd: 3.1 leaves 1.5 minutes .*; 3.00 of 3.10 USD are used up", "max_usd"),
     ):
         with pytest.raises(UsageError, match=message) as no:
-            plan(spec(**limits), STAGE, run_id=RUN_ID, continued=continued)
+            plan(spec(**limits), STAGE, run_id=RUN_ID, resumed=resumed)
         more = {"max_hours": "8.07", "max_usd": "3.33"}[least]
         assert no.value.next_step == f"set {least} to more than {more}"
     # A budget that the row's dearer price would use up within minutes is enough at EC2's, which the job is told.

@@ -15,10 +15,10 @@ from jobs.money.estimate import (
     Measured,
     Work,
     estimate,
+    forecast,
     model_name,
     money_text,
     of_sweep,
-    outlook,
     seconds_per_step,
     throughputs,
     time_text,
@@ -117,7 +117,7 @@ def test_money_at_the_end_is_what_it_has_cost_and_the_steps_that_are_left_at_the
     running, progress = attempt(59.5, resumed_from_step=100), Progress(400, 1000)
     pace = seconds_per_step(running, progress, at=now)
     assert pace == pytest.approx(54 * 60 / 300)
-    found = outlook([running], progress, pace, now=now)
+    found = forecast([running], progress, pace, now=now)
     assert found.seconds_left == pytest.approx(108 * 60)
     assert found.usd == pytest.approx(2 * ROW.spot_usd_per_hour)
     assert found.usd_at_end == pytest.approx(2 * ROW.spot_usd_per_hour * (1 + 1.8))
@@ -129,11 +129,11 @@ def test_money_at_the_end_is_what_it_has_cost_and_the_steps_that_are_left_at_the
 def test_where_nothing_is_known_of_the_end_none_is_told_and_a_silent_attempt_counts_no_further() -> None:
     lost, late = attempt(30), BEGIN + timedelta(minutes=30, seconds=UNSEEN_SECONDS + 1)
     assert seconds_per_step(lost, Progress(0, 10), at=late) is None
-    found = outlook([lost], Progress(0, 10), None, now=late)
+    found = forecast([lost], Progress(0, 10), None, now=late)
     assert found.usd == pytest.approx(ROW.spot_usd_per_hour)
     assert (found.usd_at_end, found.seconds_left) == (None, None)
     assert money_text(found) == "3.93 USD so far; On-Demand 13.11 USD"
     ended = attempt(30, finished_at=BEGIN + timedelta(minutes=30), capacity="on-demand")
-    assert money_text(outlook([ended], None, None, now=late)) == "13.11 USD so far"
-    assert money_text(outlook([ended], None, None, now=late), ended=True) == "13.11 USD"
+    assert money_text(forecast([ended], None, None, now=late)) == "13.11 USD so far"
+    assert money_text(forecast([ended], None, None, now=late), ended=True) == "13.11 USD"
     assert money_text(found, ended=True) == "3.93 USD; On-Demand 13.11 USD"

@@ -59,7 +59,7 @@ def test_a_name_stands_for_the_newest_run_that_has_not_failed(
     for wanted, found in ((name, newer), (older.run_id, older), (newer.run_id, newer)):
         planned = plan_run(emulated, stage, reading(f"run://{wanted}/train.jsonl"))
         assert planned.spec.arguments["train_data"] == f"{found.run_location}train.jsonl"
-        assert planned.awaited == ()
+        assert planned.dependencies == ()
         assert "dependsOn" not in planned.request
     nothing = r"arguments\.train_data: a table of examples was expected at .*/other\.csv"
     with pytest.raises(NotFoundError, match=nothing):
@@ -75,8 +75,8 @@ def test_a_name_stands_for_the_newest_run_that_has_not_failed(
     model = {"model": f"run://{going.run_id}/model", "train_data": f"run://{name}/later.jsonl"}
     planned = plan_run(emulated, stage, reading("", arguments=model))
     assert planned.request["dependsOn"] == [{"jobId": job.id}]
-    [awaited] = planned.awaited
-    assert (awaited.run_id, set(awaited.arguments)) == (going.run_id, {"model", "train_data"})
+    [dependencies] = planned.dependencies
+    assert (dependencies.run_id, set(dependencies.arguments)) == (going.run_id, {"model", "train_data"})
     with pytest.raises(NotFoundError, match=r"arguments\.model: a pretrained model's folder was expected"):
         plan_run(emulated, stage, reading("", arguments={**model, "model": "data://tests/none"}))
 
@@ -97,7 +97,7 @@ def test_runs_of_one_file_wait_for_each_other(emulated: Aws, stage: DeployedStag
         arguments={"model": "run://first/model", "train_data": "run://second/train.jsonl"},
     )
     plans = plan_runs(emulated, stage, [first, second, third])
-    assert [[run.run_id for run in planned.awaited] for planned in plans] == [
+    assert [[run.run_id for run in planned.dependencies] for planned in plans] == [
         [],
         [plans[0].run_id],
         [plans[0].run_id, plans[1].run_id],

@@ -14,6 +14,7 @@ from jobs.cli.submit import send
 from jobs.container.launcher.request import parse
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location
+from jobs.spec.plan import ResumedRun, plan
 from jobs.core.run import RECEIPT, new_run_id
 from jobs.core.stage import DeployedStage
 from jobs.runs import storage
@@ -78,7 +79,7 @@ def test_of_two_submissions_with_one_run_id_the_first_has_it(
     assert text is not None
     assert yaml.safe_load(text)["arguments"]["seed"] == 1
     # WHEN the run is resumed, THEN its spec is written over
-    storage.put_spec(limited, replace(second, continued=Continued(job_ids=("a",), at=datetime.now(timezone.utc))))
+    storage.put_spec(limited, replace(second, resumed=ResumedRun(job_ids=("a",), at=datetime.now(timezone.utc))))
     text = storage.read_spec_text(emulated, first.run_location)
     assert text is not None
     assert yaml.safe_load(text)["arguments"]["seed"] == 2

@@ -20,7 +20,7 @@ from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.launcher_options import LauncherOptions, Limits
 from jobs.spec.plan import plan
 from jobs.spec.spec import parse_spec
-from jobs.spec.submit_job import Awaited
+from jobs.spec.submit_job import Dependency
 from tests.support.jobs.planning import ARGUMENTS, EMULATED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
 SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
@@ -146,15 +146,17 @@ def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path) -> None
 
 
 def test_what_a_plan_waits_for_is_in_its_request() -> None:
-    earlier = Awaited(run_id="clean-20261121-120005-00ab", job_id="5f3a", queue="cpu-spot", arguments=("train_data",))
-    together = Awaited(run_id="bert-20261121-120005-00ac", job_id=None, queue="spot", arguments=("model",))
-    planned = plan(spec(), LARGE, run_id=RUN_ID, awaited=(earlier, together))
+    earlier = Dependency(
+        run_id="clean-20261121-120005-00ab", job_id="5f3a", queue="cpu-spot", arguments=("train_data",)
+    )
+    together = Dependency(run_id="bert-20261121-120005-00ac", job_id=None, queue="spot", arguments=("model",))
+    planned = plan(spec(), LARGE, run_id=RUN_ID, dependencies=(earlier, together))
     assert planned.request["dependsOn"] == [{"jobId": "5f3a"}, {"jobId": "<job id of bert-20261121-120005-00ac>"}]
     submitted = planned.with_job_ids({"bert-20261121-120005-00ac": "77b0"})
     assert submitted.request == {**planned.request, "dependsOn": [{"jobId": "5f3a"}, {"jobId": "77b0"}]}
     # Only a run on Spot can be moved, and only where there is an On-Demand queue.
     assert [note for note in planned.notes if "moved to On-Demand" in note] == [together.note(LARGE)]
-    assert plan(spec(), STAGE, run_id=RUN_ID, awaited=(earlier, together)).notes == ()
+    assert plan(spec(), STAGE, run_id=RUN_ID, dependencies=(earlier, together)).notes == ()
     # A team's may be moved to its own On-Demand queue, not to one that others share.
     own = replace(together, queue="spot@research")
     assert own.note(LARGE) is None

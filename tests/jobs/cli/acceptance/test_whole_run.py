@@ -57,7 +57,7 @@ def test_it_proves_what_the_emulator_can_show_and_nothing_else(
     ]
     evidence = {claim["claim"]: claim["evidence"] for claim in report["claims"]}
     assert re.search(
-        r"attempt 2 continued from step \d+ to 16; "
+        r"attempt 2 resumed from step \d+ to 16; "
         r"\d+ s passed between attempts 1 and 2, and \d+ s more until a step began$",
         evidence["resumes"],
     )
