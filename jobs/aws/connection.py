@@ -138,7 +138,7 @@ class Aws:
         except (OSError, ValueError, KeyError):
             return False
 
-    def ask_emulator(self, path: str, body: object) -> dict[str, Any] | None:
+    def post_to_emulator(self, path: str, body: object) -> dict[str, Any] | None:
         """Return what the emulator answers to a request of its own; None where it knows nothing at that path."""
         import json
         from urllib.error import HTTPError

@@ -72,7 +72,7 @@ RETRIES = 10
 requests of a client share some dozens of further tries, which the parts of large files use up within a second or two
 when S3 fails altogether."""
 
-PATIENCE_SECONDS = 600.0
+RETRY_SECONDS = 600.0
 """How long an operation is started over after all its tries have failed: an S3 outage of minutes ends no job."""
 
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -122,13 +122,13 @@ def explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def patiently(what: str, work: Callable[[], Result]) -> Result:
-    """Return the result of `work`, which is begun again where S3 or the line to it fails, for PATIENCE_SECONDS, and
+def with_retries(what: str, work: Callable[[], Result]) -> Result:
+    """Return the result of `work`, which is begun again where S3 or the line to it fails, for RETRY_SECONDS, and
     where S3 denies it, DENIED_TRIES times in all.
 
     An error that stays is `explained`.
     """
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + RETRY_SECONDS
     pause = 1.0
     denials = 0
     while True:
@@ -150,7 +150,7 @@ def patiently(what: str, work: Callable[[], Result]) -> Result:
 
 def read(s3: "S3Client", location: S3Location) -> bytes | None:
     """Return the object, or None where there is none."""
-    return patiently(f"read {location}", lambda: read_once(s3, location))
+    return with_retries(f"read {location}", lambda: read_once(s3, location))
 
 
 def read_once(s3: "S3Client", location: S3Location) -> bytes | None:
@@ -189,7 +189,7 @@ def is_missing(s3: "S3Client", location: S3Location, error: Exception) -> bool:
 
 
 def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> None:
-    patiently(
+    with_retries(
         f"write {location}",
         lambda: s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, **_tagging(tag)),
     )
@@ -211,7 +211,7 @@ def create(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | N
             return read_once(s3, location) == content  # it is: a first try whose answer was lost
         return True
 
-    return patiently(f"write {location}", work)
+    return with_retries(f"write {location}", work)
 
 
 def size(s3: "S3Client", location: S3Location) -> int:
@@ -225,7 +225,7 @@ def size(s3: "S3Client", location: S3Location) -> int:
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
-    return patiently(f"read {location}", work)
+    return with_retries(f"read {location}", work)
 
 
 def exists(s3: "S3Client", location: S3Location) -> bool:
@@ -255,7 +255,7 @@ def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTy
             item for page in pages.paginate(Bucket=place.bucket, Prefix=prefix) for item in page.get("Contents", [])
         ]
 
-    return patiently(f"list {place}", work)
+    return with_retries(f"list {place}", work)
 
 
 def identity(s3: "S3Client", place: S3Location) -> dict[str, Any]:
@@ -281,23 +281,23 @@ def identity(s3: "S3Client", place: S3Location) -> dict[str, Any]:
 
 
 def download(
-    s3: "S3Client", location: S3Location, target: Path, *, arrived: Callable[[int], None] | None = None
+    s3: "S3Client", location: S3Location, target: Path, *, on_bytes: Callable[[int], None] | None = None
 ) -> None:
     """Download one object into a file. Raises NotFoundError where there is none.
 
-    `arrived` is told the bytes of each part, in whatever thread it comes.
+    `on_bytes` is told the bytes of each part, in whatever thread it comes.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def work() -> None:
         try:
-            s3.download_file(location.bucket, location.key, str(target), Config=_transfer(), Callback=arrived)
+            s3.download_file(location.bucket, location.key, str(target), Config=_transfer(), Callback=on_bytes)
         except s3.exceptions.ClientError as error:
             if is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
-    patiently(f"read {location}", work)
+    with_retries(f"read {location}", work)
 
 
 def download_below(s3: "S3Client", folder: S3Location, name: str, target: Path) -> Path:
@@ -316,14 +316,14 @@ def download_all(
     names: Iterable[str],
     target: Path,
     *,
-    arrived: Callable[[int], None] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Download the named objects below the S3 folder into a local one.
 
     Raises UsageError, before anything is written, where a name leads out of the local folder.
     """
     paths = {name: path_below(target, folder, name) for name in names}
-    in_threads(lambda name: download(s3, folder / name, paths[name], arrived=arrived), paths)
+    in_threads(lambda name: download(s3, folder / name, paths[name], on_bytes=on_bytes), paths)
 
 
 def path_below(target: Path, folder: S3Location, name: str) -> Path:
@@ -336,7 +336,7 @@ def path_below(target: Path, folder: S3Location, name: str) -> Path:
     return target / name
 
 
-def refusal_of_name(location: S3Location) -> str | None:
+def invalid_name_reason(location: S3Location) -> str | None:
     """Return why no object is written under this name; None if one can be."""
     try:
         key = location.key.encode()
@@ -364,7 +364,7 @@ def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | Non
             s3.upload_fileobj(hashing, location.bucket, location.key, ExtraArgs=_tagging(tag), Config=config)
         return Sent(hashing.bytes, hashing.sha256)
 
-    return patiently(f"write {location}", work)
+    return with_retries(f"write {location}", work)
 
 
 def upload_all(
@@ -392,7 +392,7 @@ def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None
     """Delete the named objects below the folder; one that is not there is no error."""
 
     def delete(name: str) -> None:
-        patiently(
+        with_retries(
             f"remove objects below {folder}",
             lambda: s3.delete_object(Bucket=folder.bucket, Key=(folder / name).key),
         )

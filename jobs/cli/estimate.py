@@ -18,14 +18,14 @@ from jobs.core.stage import DeployedStage
 from jobs.core.words import counted, duration, usd
 from jobs.data_checks.table_summary import summarize
 from jobs.money.aws_prices import current_prices
-from jobs.money.estimate import Estimate, Measured, Work, estimate, model_name, of_sweep, throughputs
+from jobs.money.estimate import Estimate, Measurement, Work, estimate, model_name, sweep_estimate, throughputs
 from jobs.runs.batch import read_stage, room_of
 from jobs.runs.past_runs import PastRun, measured, past_runs
 from jobs.spec.arguments import Columns
 from jobs.spec.kinds.finetune_classification import GLUE_TRAINING_EXAMPLES, FinetuneClassification
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 from jobs.spec.placement import place
-from jobs.spec.plan import arguments_in_s3
+from jobs.spec.plan import with_s3_locations
 from jobs.spec.recipe import hpu_trainer
 from jobs.spec.spec import JobSpec
 from jobs.spec.sweep import SweepSize
@@ -110,7 +110,7 @@ def _examples(aws: Aws, stage: DeployedStage, spec: JobSpec, arguments: Finetune
     """Return how many training examples there are, and who says so. Raises UsageError where nobody can be asked."""
     if arguments.train_data is None and arguments.glue_task in GLUE_TRAINING_EXAMPLES:
         return GLUE_TRAINING_EXAMPLES[arguments.glue_task], f"GLUE's {arguments.glue_task}"
-    there = arguments_in_s3(spec, stage)
+    there = with_s3_locations(spec, stage)
     assert isinstance(there, FinetuneClassification)  # noqa: S101 - the same kind
     inputs = there.inputs()
     if any(location.startswith(("hf://", "run://")) for location in [*inputs.train, *inputs.evaluation]):
@@ -118,7 +118,7 @@ def _examples(aws: Aws, stage: DeployedStage, spec: JobSpec, arguments: Finetune
             f"{spec.name}: the examples of {', '.join(inputs.train)} are not counted before the job runs",
             next_step="say how many there are: --examples 11514",
         )
-    columns = Columns(texts=tuple(inputs.columns[:-1]), label=inputs.label, named_by="correct the spec")
+    columns = Columns(texts=tuple(inputs.columns[:-1]), label=inputs.label, missing_next="correct the spec")
     found = summarize(lambda: aws, inputs.train, [], columns)
     if inputs.evaluation:
         return found.training, "counted"
@@ -137,7 +137,7 @@ def _estimates(
     rows = [row for row in INSTANCE_TYPES.values() if bool(row.accelerators) == points[0].kind.accelerated]
     found, unknown = [], []
     for row in [*rows, None]:
-        known: dict[tuple[str, int | None], list[Measured]] = {}
+        known: dict[tuple[str, int | None], list[Measurement]] = {}
         prices = None
         of_points = []
         for point, work in zip(points, works, strict=True):
@@ -150,13 +150,13 @@ def _estimates(
             prices = prices or (current_prices(aws, row) if row else None)
             of_points.append(estimate(work, known[case], row, prices))
         if len(of_points) == len(points):
-            found.append(of_points[0] if workers is None else of_sweep(of_points, workers))
+            found.append(of_points[0] if workers is None else sweep_estimate(of_points, workers))
         elif row is not None:
             unknown.append(row)
     return sorted(found, key=lambda each: (each.usd, each.seconds)), unknown
 
 
-def _known(runs: Sequence[PastRun], spec: JobSpec, row: InstanceType) -> Iterator[Measured]:
+def _known(runs: Sequence[PastRun], spec: JobSpec, row: InstanceType) -> Iterator[Measurement]:
     """Yield what the organisation's own runs measured on a type; where there is none, what others have published."""
     own = list(measured(runs, spec, row.name))
     yield from own
@@ -171,7 +171,7 @@ def _known(runs: Sequence[PastRun], spec: JobSpec, row: InstanceType) -> Iterato
             continue
         other = arguments.longest_sequence
         length = f", at {each.length} tokens, here at most {other}" if other and other != each.length else ""
-        yield Measured(
+        yield Measurement(
             name="published",
             samples_per_second=each.samples_per_second,
             start_seconds=each.start_seconds,

@@ -94,7 +94,9 @@ def resume(
         points_left=points_left,
     )
     planned = replace(planned, pack=pack)
-    changes = changed(before.entrypoint_arguments().decisive(), planned.spec.entrypoint_arguments().decisive())
+    changes = changed(
+        before.entrypoint_arguments().fixed_arguments(), planned.spec.entrypoint_arguments().fixed_arguments()
+    )
     if changes and not allow_changes:
         raise _changed_error(run, changes)
     raise_all(check_inputs(aws, stage, planned.spec, look_inside=look_inside))

@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from jobs.core.locations import S3Location
-from jobs.core.queues import MARKET, Capacity
+from jobs.core.queues import CAPACITY_NAMES, Capacity
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """The SDKs' own name for another address of the metadata service."""
@@ -73,7 +73,7 @@ class InstanceMetadata:
         None where nobody says, or where it is something else.
         """
         found = self._text("instance-life-cycle")
-        return next((capacity for capacity in MARKET if capacity == found), None)
+        return next((capacity for capacity in CAPACITY_NAMES if capacity == found), None)
 
     def zone(self) -> str | None:
         return self._text("placement/availability-zone")

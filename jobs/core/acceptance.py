@@ -74,14 +74,14 @@ class StepRecord(BaseModel):
     name: str
     usd: float = 0.0
     """The most that it may cost."""
-    begun_at: datetime | None = None
+    started_at: datetime | None = None
     ended_at: datetime | None = None
     outcome: Outcome = NOT_REACHED
     evidence: list[Evidence] = []
     error: str = ""
     ids: dict[str, str] = {}
     """What the step has made, by which it is found again and undone."""
-    undo_due: bool = False
+    needs_undo: bool = False
     """Whether something of it may still be there."""
     undo_error: str = ""
 
@@ -126,7 +126,7 @@ def outcome_of(evidence: Iterable[Evidence]) -> Outcome:
     return PROVEN if all(found.outcome == PROVEN for found in evidence) else NOT_PROVEN
 
 
-def claims_seen(record: AcceptanceRecord) -> list[tuple[Claim, Outcome, Evidence | None]]:
+def claim_outcomes(record: AcceptanceRecord) -> list[tuple[Claim, Outcome, Evidence | None]]:
     """Return each claim with its outcome and its evidence. A claim without evidence has the outcome of its step."""
     found = []
     for claim in CLAIMS:

@@ -31,7 +31,7 @@ class Queue:
         return self.capacities[0]
 
 
-MARKET: dict[Capacity, str] = {"spot": "Spot", "on-demand": "On-Demand"}
+CAPACITY_NAMES: dict[Capacity, str] = {"spot": "Spot", "on-demand": "On-Demand"}
 """AWS's spelling of each capacity."""
 
 SPOT_WAITED_TOO_LONG = "Canceled by JobStateTimeLimit action due to reason: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"

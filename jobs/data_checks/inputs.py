@@ -26,7 +26,7 @@ from jobs.spec.arguments import (
     TOKENIZER_FOLDER,
     Arguments,
 )
-from jobs.spec.plan import arguments_in_s3
+from jobs.spec.plan import with_s3_locations
 from jobs.spec.spec import JobSpec
 from jobs.spec.submit_job import Dependency
 
@@ -49,7 +49,7 @@ def check_inputs(
     """Return all that is wrong with what a job of the spec will read; `note` is told what could not be looked at."""
     return faults_of_inputs(
         aws,
-        arguments_in_s3(spec, stage),
+        with_s3_locations(spec, stage),
         pending={argument for run in dependencies for argument in run.arguments},
         emulated=stage.emulated,
         # The emulator runs jobs in this very environment, or in the image for CPUs.

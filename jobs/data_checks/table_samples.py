@@ -65,7 +65,7 @@ def faults(
         return  # a row that is longer than what is read
     bad = BadRows(skip=columns.skips, at_most=len(content))
     names = list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])]))
-    table = TableRows(location=location, columns=names, columns_are_named_by=columns.named_by, bad=bad)
+    table = TableRows(location=location, columns=names, columns_are_named_by=columns.missing_next, bad=bad)
     rows = ((values, line) for values, _, line in table.rows_of_text(io.BytesIO(content)))
     try:
         if columns.label is None:  # a corpus takes what is not text for an empty text, and reports that
@@ -102,7 +102,7 @@ def _faults_of_parquet(
     except (pa.ArrowException, OSError, ValueError) as error:
         yield UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}")
         return
-    table = TableRows(location=location, columns=columns.texts, columns_are_named_by=columns.named_by)
+    table = TableRows(location=location, columns=columns.texts, columns_are_named_by=columns.missing_next)
     for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
         if column not in present:
             yield table.no_column(column, present, location)

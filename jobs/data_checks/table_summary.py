@@ -129,7 +129,7 @@ def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows
     table = TableRows(
         location=location,
         columns=list(dict.fromkeys([*columns.texts, columns.label])),
-        columns_are_named_by=columns.named_by,
+        columns_are_named_by=columns.missing_next,
         bad=bad,
     )
     for texts, label in labelled_rows(table, _rows(table, path, columns.label), columns.texts, columns.label):

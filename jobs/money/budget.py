@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jobs.core.instance_types import InstanceType, instance_type
-from jobs.core.queues import MARKET, Capacity
+from jobs.core.queues import CAPACITY_NAMES, Capacity
 from jobs.core.records import Attempt
 from jobs.core.words import counted
 
@@ -67,7 +67,7 @@ def spent(attempts: Iterable[Attempt], *, all_on: Capacity | None = None) -> Spe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class RemainingBudget:
     """The time for which a run may go on, and the limit that then ends it."""
 
     seconds: float
@@ -83,7 +83,7 @@ class Budget:
     max_usd: float | None = None
     max_hours: float | None = None
 
-    def left(self, so_far: Spent, *, usd_per_hour: float, nnodes: int) -> Left | None:
+    def left(self, so_far: Spent, *, usd_per_hour: float, nnodes: int) -> RemainingBudget | None:
         """Return what is left of the budget; None where nothing limits the run.
 
         `usd_per_hour`: the price of one instance.
@@ -91,10 +91,10 @@ class Budget:
         limits = []
         if self.max_usd is not None:
             hours = (self.max_usd - so_far.usd) / usd_per_hour
-            limits.append(Left(seconds=hours / nnodes * 3600, key="max_usd", limit=self.max_usd))
+            limits.append(RemainingBudget(seconds=hours / nnodes * 3600, key="max_usd", limit=self.max_usd))
         if self.max_hours is not None:
             hours = self.max_hours - so_far.instance_hours
-            limits.append(Left(seconds=hours / nnodes * 3600, key="max_hours", limit=self.max_hours))
+            limits.append(RemainingBudget(seconds=hours / nnodes * 3600, key="max_hours", limit=self.max_hours))
         return min(limits, key=lambda left: left.seconds, default=None)
 
     def text(self, so_far: Spent) -> str:
@@ -107,8 +107,8 @@ class Budget:
         return ", ".join(parts)
 
 
-def reached(
-    left: Left,
+def budget_stop_reason(
+    left: RemainingBudget,
     so_far: Spent,
     *,
     run_id: str,
@@ -122,7 +122,7 @@ def reached(
     `spot_usd_per_hour`: what EC2 said of Spot; None: the recorded price counted.
     `points`: of a sweep, how many run; 0: it is none. `of_new_point`: none was stopped, but no other may begin.
     """
-    price = f"at the recorded {MARKET[capacity or 'on-demand']} price"
+    price = f"at the recorded {CAPACITY_NAMES[capacity or 'on-demand']} price"
     if capacity == "spot" and spot_usd_per_hour is not None:
         price = f"at EC2's Spot price of {spot_usd_per_hour:g} USD an hour"
     hours = f"{so_far.instance_hours:.2f} instance hours"
@@ -133,7 +133,7 @@ def reached(
     return f"budget: {used}; {rest}. Next: trainyard resume {run_id} --set {left.key}={left.limit * 2:g}"
 
 
-def _rest(left: Left, points: int, *, of_new_point: bool) -> str:
+def _rest(left: RemainingBudget, points: int, *, of_new_point: bool) -> str:
     """Return why the rest of a budget may not be used."""
     if left.seconds <= 0:
         return "nothing is left"

@@ -30,7 +30,7 @@ from jobs.money.prices import Prices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measurement:
     """A run, or somebody's published figure, that an estimate is reckoned from."""
 
     name: str
@@ -70,7 +70,7 @@ class Estimate:
     arithmetic: tuple[str, ...]
 
 
-def estimate(work: Work, found: Sequence[Measured], row: InstanceType | None, prices: Prices | None) -> Estimate:
+def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None, prices: Prices | None) -> Estimate:
     """Return the estimate from what was measured on one type; `found` is not empty.
 
     Without a row and prices it is a machine for which nobody pays.
@@ -123,7 +123,7 @@ def estimate(work: Work, found: Sequence[Measured], row: InstanceType | None, pr
     )
 
 
-def of_sweep(points: Sequence[Estimate], workers: int) -> Estimate:
+def sweep_estimate(points: Sequence[Estimate], workers: int) -> Estimate:
     """Return the estimate of a sweep from those of its points, in their order and all of one place; there is one."""
 
     def on_the_clock(seconds: Iterable[float]) -> float:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from jobs.core.acceptance import OUTCOMES, AcceptanceRecord, StepRecord, claims_seen
+from jobs.core.acceptance import OUTCOMES, AcceptanceRecord, StepRecord, claim_outcomes
 from jobs.core.words import duration, usd
 from jobs.report.page import Tile
 from jobs.report.rendering import render
@@ -10,7 +10,7 @@ from jobs.report.rendering import render
 
 def acceptance_page(record: AcceptanceRecord, *, now: datetime) -> str:
     """Return the page, in one file."""
-    seen = claims_seen(record)
+    seen = claim_outcomes(record)
     counts = [Tile(outcome.capitalize(), str(sum(found == outcome for _, found, _ in seen))) for outcome in OUTCOMES]
     where = "the emulator of one machine" if record.emulated else f"account {record.account}, {record.region}"
     return render(
@@ -38,7 +38,7 @@ def acceptance_page(record: AcceptanceRecord, *, now: datetime) -> str:
 
 def _row(step: StepRecord) -> tuple[str, ...]:
     took = ""
-    if step.begun_at and step.ended_at:
-        took = duration((step.ended_at - step.begun_at).total_seconds())
-    begun = f"{step.begun_at:%Y-%m-%d %H:%M:%S}" if step.begun_at else ""
-    return step.name, step.outcome, begun, took, f"{step.usd:.2f}", "yes" if step.undo_due else ""
+    if step.started_at and step.ended_at:
+        took = duration((step.ended_at - step.started_at).total_seconds())
+    begun = f"{step.started_at:%Y-%m-%d %H:%M:%S}" if step.started_at else ""
+    return step.name, step.outcome, begun, took, f"{step.usd:.2f}", "yes" if step.needs_undo else ""

@@ -119,7 +119,7 @@ def _explained(error: Exception, job: Job) -> TrainyardError | None:
 
 def _enter_here(aws: Aws, job: Job, task: Task, command: Sequence[str]) -> None:
     asked = {"user": aws.caller, "command": shlex.join(command)}
-    place = aws.ask_emulator(f"/trainyard/jobs/{task.job_id}/enter", asked)
+    place = aws.post_to_emulator(f"/trainyard/jobs/{task.job_id}/enter", asked)
     if place is None:
         raise NotFoundError(f"{job.run_id} has just ended", next_step=f"trainyard status {job.run_id}")
     if "container" in place:

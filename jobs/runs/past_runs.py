@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
-from jobs.money.estimate import Measured
+from jobs.money.estimate import Measurement
 from jobs.runs.read_records import read_spec
 from jobs.runs.storage import StoredRun, read_receipt, stored_runs
 from jobs.money.estimate import model_name
@@ -56,7 +56,7 @@ def past_runs(aws: Aws, stage: DeployedStage, *, job: str) -> list[PastRun]:
         return [run for run in found if run is not None]
 
 
-def measured(runs: Sequence[PastRun], spec: JobSpec, place: str | None) -> Iterator[Measured]:
+def measured(runs: Sequence[PastRun], spec: JobSpec, place: str | None) -> Iterator[Measurement]:
     """Yield how fast those of the runs were that trained the spec's model there, on as many nodes and as many ranks."""
     arguments = spec.entrypoint_arguments()
     for run in runs:
@@ -75,7 +75,7 @@ def measured(runs: Sequence[PastRun], spec: JobSpec, place: str | None) -> Itera
         steps = last.last_step - last.start_step
         trained_seconds = steps * getattr(theirs, "global_batch_size", 1) / speed
         worked_seconds = (ended_at(last) - last.training_started_at).total_seconds()
-        yield Measured(
+        yield Measurement(
             name=run.run_id,
             samples_per_second=float(speed),
             start_seconds=(last.training_started_at - last.started_at).total_seconds(),

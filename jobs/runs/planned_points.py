@@ -47,7 +47,7 @@ def plan_points(
             number=number,
             run_id=run_id,
             values=each,
-            arguments=of_point.in_container.model_dump(mode="json", exclude_none=True),
+            arguments=of_point.container_arguments.model_dump(mode="json", exclude_none=True),
         )
         found.append(PlannedPoint(record=record, location=of_point.run_location, spec=of_point.spec))
     return tuple(found)

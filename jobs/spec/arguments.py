@@ -123,7 +123,7 @@ class Columns:
 
     texts: tuple[str, ...]
     label: str | None = None
-    named_by: str
+    missing_next: str
     """What to do where a column is missing."""
     skips: bool = False
     """True where it leaves out rows that it cannot use."""
@@ -244,7 +244,7 @@ class Strict(BaseModel):
 class Arguments(Strict):
     """Base of every entrypoint's arguments; a field's docstring is its --help."""
 
-    FREE: ClassVar[frozenset[str]] = frozenset()
+    CHANGEABLE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may change when a run is resumed, since what it makes does not depend on them."""
 
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "model"
@@ -306,9 +306,9 @@ class Arguments(Strict):
                 values[field] = location
         return type(self).model_validate(values)
 
-    def decisive(self) -> dict[str, Any]:
-        """Return the arguments that a run keeps when it is resumed: all but `FREE`."""
-        return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.FREE}
+    def fixed_arguments(self) -> dict[str, Any]:
+        """Return the arguments that a run keeps when it is resumed: all but `CHANGEABLE`."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.CHANGEABLE}
 
     def metrics(self) -> tuple[str, ...] | None:
         """Return the metrics that an evaluation during the job has: none of a job that evaluates nothing.
@@ -342,7 +342,7 @@ ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Compare two sets of `decisive` arguments: old and new value of all that differ, None where a key is not there."""
+    """Compare two sets of `fixed_arguments` arguments: old and new value of all that differ, None where a key is not there."""
     pairs = {name: (old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
     return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
 

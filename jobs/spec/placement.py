@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jobs.core.errors import UsageError
 from jobs.core.instance_types import InstanceType
-from jobs.core.queues import MARKET, QUEUES, Queue
+from jobs.core.queues import CAPACITY_NAMES, QUEUES, Queue
 from jobs.core.stage import DeployedStage
 from jobs.spec.spec import JobSpec
 
@@ -25,7 +25,7 @@ class Placement:
     """hpu, cuda, cpu or auto: what the job's container is told to train on."""
     accelerator_reason: str
     nnodes: int
-    least_nnodes: int
+    fewest_nnodes: int
     """The fewest nodes that it may come to train on."""
     nproc_per_node: int
     nproc_per_node_on_aws: int
@@ -35,7 +35,7 @@ class Placement:
     def world_sizes(self) -> list[int]:
         """Return the numbers of ranks that the arguments have to work on: what runs here should run on AWS too."""
         ranks = dict.fromkeys((self.nproc_per_node_on_aws, self.nproc_per_node))
-        return [nnodes * nproc for nproc in ranks for nnodes in sorted({self.nnodes, self.least_nnodes})]
+        return [nnodes * nproc for nproc in ranks for nnodes in sorted({self.nnodes, self.fewest_nnodes})]
 
 
 def place(spec: JobSpec, stage: DeployedStage) -> Placement:
@@ -58,7 +58,7 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
         accelerator=accelerator,
         accelerator_reason=accelerator_reason,
         nnodes=spec.resources.nnodes,
-        least_nnodes=spec.resources.least_nnodes,
+        fewest_nnodes=spec.resources.fewest_nnodes,
         nproc_per_node=nproc_per_node,
         nproc_per_node_on_aws=nproc_per_node_on_aws,
     )
@@ -87,7 +87,7 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
         )
     raise UsageError(
         f"resources.capacity: '{capacity}' was asked for, but stage '{stage.name}' has no "
-        f"{MARKET[capacity]} queue for '{spec.job}'",
+        f"{CAPACITY_NAMES[capacity]} queue for '{spec.job}'",
         next_step=_other_capacity(spec),
     )
 

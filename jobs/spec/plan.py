@@ -11,7 +11,7 @@ from jobs.core.errors import ConfigurationError, TrainyardError, UsageError, rai
 from jobs.core.images import child_name
 from jobs.core.instance_types import InstanceType
 from jobs.core.locations import DATA, S3Location
-from jobs.core.queues import MARKET, Capacity
+from jobs.core.queues import CAPACITY_NAMES, Capacity
 from jobs.core.run import ARGUMENTS, run_prefix, submitted_at
 from jobs.core.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deploy_command
 from jobs.core.words import counted
@@ -112,7 +112,7 @@ class Plan:
     """The code that has to lie on S3 before it starts; None: it has none of its own, or that lies there already."""
     arguments_file: ArgumentsFile | None = None
     """The arguments of the job, where they are too long for its command line."""
-    in_container: Arguments
+    container_arguments: Arguments
     """The arguments as the job's container gets them."""
     sweep: SweepSize | None = None
     """How much there is to run, where it is a sweep."""
@@ -180,8 +180,8 @@ def plan(
     prices = prices_of(placement.instance_type)
     notes = _notes(spec, stage, placement, dependencies, at=now)
     arguments = spec.entrypoint_arguments()
-    in_s3 = arguments_in_s3(spec, stage)
-    in_container = _with_locations(in_s3, _mounts(spec, stage))
+    in_s3 = with_s3_locations(spec, stage)
+    container_arguments = _with_locations(in_s3, _mounts(spec, stage))
     raise_all(
         [
             *_refusal(lambda: _check_team_budget(spec.team, stage, at=now)),
@@ -211,11 +211,11 @@ def plan(
         sweep=sweep,
     )
     # The arguments of a sweep's points lie on S3.
-    of_job = [] if sweep else in_container.to_flags()
+    of_job = [] if sweep else container_arguments.to_flags()
     request = request_with(flags=[*options.to_flags(), spec.job, *of_job])
     arguments_file = None
     if is_too_long(request):
-        arguments_file = ArgumentsFile.of(in_container)
+        arguments_file = ArgumentsFile.of(container_arguments)
         options = options.model_copy(update={"arguments_file": arguments_file.name})
         request = request_with(flags=[*options.to_flags(), spec.job])
     return Plan(
@@ -236,12 +236,12 @@ def plan(
         dependencies=dependencies,
         resumed=resumed,
         arguments_file=arguments_file,
-        in_container=in_container,
+        container_arguments=container_arguments,
         sweep=sweep,
     )
 
 
-def arguments_in_s3(spec: JobSpec, stage: DeployedStage) -> Arguments:
+def with_s3_locations(spec: JobSpec, stage: DeployedStage) -> Arguments:
     """Return a spec's arguments with the place on S3 of whatever lies in the stage's data bucket."""
     return _with_locations(spec.entrypoint_arguments(), {DATA: f"s3://{stage.data_bucket}/"})
 
@@ -262,7 +262,7 @@ def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, al
         capacity=placement.queue.capacity,
         spot_usd_per_hour=None if spot == recorded(placement.instance_type).spot else spot.usd_per_hour,
         **spec.limits(),
-        gang_min_nnodes=spec.resources.least_nnodes if is_gang else None,
+        gang_min_nnodes=spec.resources.fewest_nnodes if is_gang else None,
         gang_attempts=spec.attempts if is_gang else None,
         sweep_attempts=spec.attempts if spec.sweep else None,
         sweep_timeout_seconds=3600 * (spec.timeout_hours or spec.kind.timeout_hours) if spec.sweep else None,
@@ -298,7 +298,7 @@ def _notes(
 
 def _gang_note(spec: JobSpec) -> str:
     """Return what nodes that Batch starts one by one cost more than those that it starts together."""
-    least = spec.resources.least_nnodes
+    least = spec.resources.fewest_nnodes
     some = f"; after {GANG_WAIT_SECONDS / 60:g} minutes {least} begin" if least < spec.resources.nnodes else ""
     return (
         f"the {spec.resources.nnodes} nodes start as they come, and are paid for while they wait for each other{some}; "
@@ -354,7 +354,7 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
 
 def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> None:
     arguments.check(*placement.world_sizes)
-    if placement.least_nnodes < placement.nnodes and not arguments.resumes_on_other_ranks:
+    if placement.fewest_nnodes < placement.nnodes and not arguments.resumes_on_other_ranks:
         raise UsageError(
             f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than "
             f"{placement.nnodes} nodes: its checkpoints are of one number of ranks",
@@ -401,7 +401,7 @@ def _check_run_budget(spec: JobSpec, placement: Placement, resumed: ResumedRun |
     used = f"; {spec.budget.text(so_far)} are used up" if resumed else ""
     raise UsageError(
         f"{left.key}: {left.limit:g} leaves {max(0.0, left.seconds) / 60:.1f} minutes of {nnodes} x {row.name} "
-        f"({MARKET[capacity]}){used}; a run needs at least {MIN_SECONDS / 60:g} to start, train and save",
+        f"({CAPACITY_NAMES[capacity]}){used}; a run needs at least {MIN_SECONDS / 60:g} to start, train and save",
         next_step=f"set {left.key} to more than {least}",
     )
 

@@ -44,7 +44,7 @@ def hpu_trainer(arguments: Arguments) -> HpuTrainer:
 class Recipe(Arguments):
     """Base of the arguments of every kind that trains."""
 
-    FREE: ClassVar[frozenset[str]] = frozenset(
+    CHANGEABLE: ClassVar[frozenset[str]] = frozenset(
         {
             "checkpoint_every_steps",
             "mean_hours_between_reclaims",

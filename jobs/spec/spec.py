@@ -70,7 +70,7 @@ class Resources(Strict):
         return self.nnodes > 1 and self.capacity == "spot"
 
     @property
-    def least_nnodes(self) -> int:
+    def fewest_nnodes(self) -> int:
         """Return the fewest nodes that it may come to train on."""
         return self.min_nnodes or self.nnodes
 

@@ -25,8 +25,8 @@ from jobs.core.acceptance import (
     PROVEN,
     AcceptanceRecord,
     Evidence,
+    claim_outcomes,
     claims_of,
-    claims_seen,
 )
 from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
 from jobs.core.words import usd
@@ -55,7 +55,7 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -
     record, console = state.record, tables.stderr()
     for interrupt in INTERRUPTS:
         signal.signal(interrupt, _interrupt)
-    due = any(step.undo_due for step in record.steps)
+    due = any(step.needs_undo for step in record.steps)
     if record.complete and not due:
         console.print(f"it ran before, to its end; to run it again, remove {state.path}")
         _report(record, folder)
@@ -151,7 +151,7 @@ def _run(context: Context, state: State, steps: list[Step], too_expensive: Limit
         state.save()
 
     def idle_usd_per_hour() -> float:
-        is_there = record.step(DEPLOY).undo_due and not context.aws.emulated
+        is_there = record.step(DEPLOY).needs_undo and not context.aws.emulated
         return context.facts.usd_a_month / 730 if is_there else 0.0
 
     def check() -> None:
@@ -188,7 +188,7 @@ def _report(record: AcceptanceRecord, folder: Path) -> None:
             "evidence": evidence.text if evidence else "",
             "ids": evidence.ids if evidence else {},
         }
-        for claim, outcome, evidence in claims_seen(record)
+        for claim, outcome, evidence in claim_outcomes(record)
     ]
     content = {**record.model_dump(mode="json"), "claims": seen}
     page, data = folder / "report.html", folder / "report.json"
@@ -199,7 +199,7 @@ def _report(record: AcceptanceRecord, folder: Path) -> None:
 
 def _raise(ending: Ending, record: AcceptanceRecord) -> None:
     """Raise the error whose exit code tells how the run ended, if it did not end well."""
-    left = "; ".join(f"{step.name}: {step.undo_error}" for step in record.steps if step.undo_due)
+    left = "; ".join(f"{step.name}: {step.undo_error}" for step in record.steps if step.needs_undo)
     remains = f"; not taken away: {left}" if left else ""
     again = "the same command continues with what is not done"
     if ending == "interrupted":

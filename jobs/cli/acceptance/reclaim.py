@@ -68,7 +68,7 @@ def _pause(first: Attempt, second: Attempt) -> str:
 
 def _take_back(context: Context, job: Job, ids: Ids) -> None:
     if context.aws.emulated:
-        context.aws.ask_emulator(f"/trainyard/jobs/{job.id}/reclaim", {})
+        context.aws.post_to_emulator(f"/trainyard/jobs/{job.id}/reclaim", {})
         context.say(f"  {job.run_id}: the emulator took its node away")
         return
     ids["instance"] = _spot_instance(context, job)

@@ -135,7 +135,7 @@ def _still_to_do(steps: Sequence[Step], state: State) -> Iterator[Step]:
     """Yield the steps that are not done, and before them those that they need and that were undone."""
     missing = [step for step in steps if not state.record.step(step.name).done]
     for step in steps:
-        if step in missing or (step.sets_up and missing and not state.record.step(step.name).undo_due):
+        if step in missing or (step.sets_up and missing and not state.record.step(step.name).needs_undo):
             yield step
 
 
@@ -143,8 +143,8 @@ def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
     """Run a step and record it; return whether it reached its end."""
     record = state.record.step(step.name)
     say(f"{step.name}{' again, for the steps that follow' if record.done else ''}")
-    record.begun_at, record.ended_at, record.error = _now(), None, ""
-    record.undo_due, record.undo_error = True, ""
+    record.started_at, record.ended_at, record.error = _now(), None, ""
+    record.needs_undo, record.undo_error = True, ""
     record.outcome = record.outcome if record.done else NOT_REACHED
     state.save()
 
@@ -176,7 +176,7 @@ def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
 def _undo(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
     """Undo a step that has begun, once; return whether nothing of it is left."""
     record = state.record.step(step.name)
-    if not record.undo_due:
+    if not record.needs_undo:
         return True
     record.undo_error = ""
     try:
@@ -184,9 +184,9 @@ def _undo(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
     except Exception as error:  # noqa: BLE001 - the others have to be undone too
         record.undo_error = _text(error)
         say(f"{step.name} could not be undone: {record.undo_error}")
-    record.undo_due = bool(record.undo_error)
+    record.needs_undo = bool(record.undo_error)
     state.save()
-    return not record.undo_due
+    return not record.needs_undo
 
 
 def _text(error: Exception) -> str:

@@ -40,7 +40,7 @@ def show(
     output: str,
 ) -> None:
     """Run `trainyard data show`. The stage is asked only where a table lies in its data bucket."""
-    columns = Columns(texts=texts, label=label, named_by="name it with --text-column, --label-column")
+    columns = Columns(texts=texts, label=label, missing_next="name it with --text-column, --label-column")
     found = summarize(
         connect,
         [_resolved(connect, stage_name, location) for location in training],

@@ -202,4 +202,4 @@ class _S3Object(io.RawIOBase):
                 raise TrainyardError(f"{self._place} has changed while it was read")
             return block
 
-        return object_store.patiently(f"read {self._place}", work)
+        return object_store.with_retries(f"read {self._place}", work)

@@ -50,7 +50,7 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
         )
         for number, location in enumerate(arguments.data)
     ]
-    options = arguments.model_dump(exclude={"data", *arguments.FREE})
+    options = arguments.model_dump(exclude={"data", *arguments.CHANGEABLE})
     builder = Builder(
         s3,
         rank.run,

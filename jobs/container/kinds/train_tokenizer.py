@@ -53,7 +53,7 @@ def train_tokenizer(rank: Rank, arguments: TrainTokenizer) -> None:
         rank.run,
         kind=KIND,
         version=VERSION,
-        options=arguments.model_dump(exclude={"corpus", *arguments.FREE}),
+        options=arguments.model_dump(exclude={"corpus", *arguments.CHANGEABLE}),
         inputs={"corpus": corpus.manifest.fingerprint},
     )
     if not builder.existing():

@@ -32,7 +32,7 @@ from jobs.core.instance_types import InstanceType, instance_type
 from jobs.core.locations import S3Location
 from jobs.core.records import Attempt, Receipt, read_attempt
 from jobs.core.run import ATTEMPTS, CHECKPOINTS, RECEIPT, UTILIZATION, recorded_number
-from jobs.money.budget import SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
+from jobs.money.budget import SAVE_SECONDS, Budget, RemainingBudget, Spent, budget_stop_reason, spent, usd_per_hour
 from jobs.money.receipt import sums
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class BudgetWatch:
             return End(code=1, reason=self._reason, cause="own")  # another attempt would not get further
         return end
 
-    def _left(self) -> Left | None:
+    def _left(self) -> RemainingBudget | None:
         launch = self._launch
         if launch.options.budget == NO_BUDGET:
             return None
@@ -306,9 +306,9 @@ class BudgetWatch:
             nnodes=launch.node.nnodes,
         )
 
-    def _end(self, left: Left) -> End:
+    def _end(self, left: RemainingBudget) -> End:
         run_id = self._launch.run.key.strip("/").rpartition("/")[2]
-        self._reason = reached(
+        self._reason = budget_stop_reason(
             left,
             self._record.spent(),
             run_id=run_id,
@@ -317,7 +317,7 @@ class BudgetWatch:
         )
         return End(code=1, reason=self._reason, cause="own")
 
-    def _stop_ranks(self, left: Left) -> None:
+    def _stop_ranks(self, left: RemainingBudget) -> None:
         """End as before a reclaim: on SIGTERM the launcher asks the ranks to save and stop."""
         self._end(left)
         shutdown.end_self(f"budget: {left.key} {left.limit:g} is nearly used up")

@@ -33,7 +33,7 @@ FRESH_SECONDS = 30.0
 LOST_SECONDS = 180.0
 """The time without a heartbeat after which one that waited is gone for good: one slow request to S3 takes less."""
 
-LEASE_SECONDS = object_store.PATIENCE_SECONDS + 300.0
+LEASE_SECONDS = object_store.RETRY_SECONDS + 300.0
 """The time without a heartbeat from its main node after which a meeting is over: until then that may only wait for
 S3."""
 
@@ -211,7 +211,7 @@ class GangFolder:
 
     def _list(self) -> "dict[str, _Item]":
         """List one page, which holds a thousand: a job has fewer members and attempts."""
-        answer = object_store.patiently(
+        answer = object_store.with_retries(
             f"list {self._folder}",
             lambda: self._s3.list_objects_v2(Bucket=self._folder.bucket, Prefix=f"{self._folder.key}/"),
         )

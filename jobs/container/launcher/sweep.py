@@ -27,7 +27,16 @@ from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.records import Receipt, Verdict, parse
 from jobs.core.run import RECEIPT
-from jobs.money.budget import MIN_SECONDS, SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
+from jobs.money.budget import (
+    MIN_SECONDS,
+    SAVE_SECONDS,
+    Budget,
+    RemainingBudget,
+    Spent,
+    budget_stop_reason,
+    spent,
+    usd_per_hour,
+)
 from jobs.spec.arguments import JobKind
 from jobs.spec.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, LauncherOptions
 from jobs.spec.sweep import (
@@ -207,7 +216,7 @@ class Worker:
         place = self._sweep / claim_name(self._job, point.number)
         object_store.write(self._s3, place, claim.model_dump_json().encode())
 
-    def _left(self, *, of_new_point: bool = False) -> Left | None:
+    def _left(self, *, of_new_point: bool = False) -> RemainingBudget | None:
         """Return what is left of the budget for each of the points that run; None where nothing limits them."""
         budget = self._options.budget
         if budget == Budget():
@@ -230,7 +239,7 @@ class Worker:
         if left is None or left.seconds > (MIN_SECONDS if of_new_point else SAVE_SECONDS):
             return None
         so_far, running = self._spending.now()
-        return reached(
+        return budget_stop_reason(
             left,
             so_far,
             run_id=self._sweep.key.strip("/").rpartition("/")[2],

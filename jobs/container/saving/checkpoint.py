@@ -76,7 +76,7 @@ class CheckpointUploads(Callback):
         """
         self._rank = rank
         self._s3 = s3
-        self._arguments = arguments.decisive()
+        self._arguments = arguments.fixed_arguments()
         self._metrics = metrics
         self._retention = retention
         self._waits = waits

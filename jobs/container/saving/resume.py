@@ -52,7 +52,7 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume
     All ranks call it. Raises UsageError if it was made with other arguments, and that was not asked for.
     """
     store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
-    own = arguments.decisive()
+    own = arguments.fixed_arguments()
     step = rank.once("resume/step", lambda: store.select(own, allow_changes=rank.allows_changes))
     if step is None:
         return None

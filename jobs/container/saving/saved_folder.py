@@ -139,7 +139,7 @@ class SavedFolder:
     def _look(self) -> tuple[dict[str, _State], Listing]:
         """Return the files that can be saved, and the listing of the folder. Warns of all else."""
         found = contents(self._folder, skipped=self._is_skipped)
-        refusals = {name: object_store.refusal_of_name(self._place / name) for name in found.files}
+        refusals = {name: object_store.invalid_name_reason(self._place / name) for name in found.files}
         self._left_out.warn({**found.left_out, **{name: why for name, why in refusals.items() if why is not None}})
         states = {
             name: (state.st_mtime_ns, state.st_size) for name, state in found.files.items() if refusals[name] is None

@@ -304,7 +304,7 @@ class ScriptCheckpoints:
 
     def _has_odd_name(self, remote: S3Location, found: Contents) -> bool:
         """Return whether S3 cannot take one of the files, and so not the checkpoint. Warns of it."""
-        refusals = {name: object_store.refusal_of_name(remote / name) for name in found.files}
+        refusals = {name: object_store.invalid_name_reason(remote / name) for name in found.files}
         odd = {name: why for name, why in refusals.items() if why is not None}
         self._left_out.warn(odd)
         return bool(odd)

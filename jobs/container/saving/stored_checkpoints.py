@@ -39,7 +39,7 @@ _STEP = re.compile(r"step-(\d+)/(.+)")
 class Decisive(Protocol):
     """What decides the result of a training: a kind's arguments, or a script with what it is given."""
 
-    def decisive(self) -> dict[str, Any]:
+    def fixed_arguments(self) -> dict[str, Any]:
         """Return the arguments that a run keeps when it is resumed."""
 
 

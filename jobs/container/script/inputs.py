@@ -49,14 +49,14 @@ def _from_s3(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
         log.info("input %s: %s, %s to fetch", name, location, size(sizes[place.key]))
         _check_room(name, location, sizes[place.key], folder)
         path = target / PurePosixPath(place.key).name
-        object_store.download(s3, place, path, arrived=_Progress(name, sizes[place.key]))
+        object_store.download(s3, place, path, on_bytes=_Progress(name, sizes[place.key]))
         return path
     if not names:
         raise NotFoundError(f"inputs.{name}: there is nothing at {location}", next_step=f"aws s3 ls {location}")
     total = sum(sizes[f"{place.key}/{key}"] for key in names)
     log.info("input %s: %s, %s, %s to fetch", name, location, counted(len(names), "file"), size(total))
     _check_room(name, location, total, folder)
-    object_store.download_all(s3, place, names, target, arrived=_Progress(name, total))
+    object_store.download_all(s3, place, names, target, on_bytes=_Progress(name, total))
     return target
 
 

@@ -159,7 +159,7 @@ class ScriptJob:
         self._restore(s3)
         log.info("script: %s of code, ready in %.1f s", counted(files, "file"), time.monotonic() - started)
         return {
-            SCRIPT_VARIABLE: json.dumps(self._arguments.decisive()),
+            SCRIPT_VARIABLE: json.dumps(self._arguments.fixed_arguments()),
             OUTPUT_VARIABLE: str(self._output),
             CHECKPOINTS_VARIABLE: str(self._checkpoints),
             NODE_VARIABLE: str(self._node),
@@ -257,7 +257,7 @@ class ScriptJob:
             self._run,
             self._scratch,
             folder=self._folder,
-            arguments={**self._arguments.decisive(), "ranks": self._world_size},
+            arguments={**self._arguments.fixed_arguments(), "ranks": self._world_size},
             world_size=self._world_size,
             ranks_here=self._nproc_per_node,
             nnodes=self._nnodes,

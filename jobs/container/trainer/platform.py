@@ -43,7 +43,7 @@ class ScriptArguments:
 
     values: dict[str, Any]
 
-    def decisive(self) -> dict[str, Any]:
+    def fixed_arguments(self) -> dict[str, Any]:
         return self.values
 
 

@@ -66,7 +66,7 @@ class Evaluate(Arguments):
         return Columns(
             texts=(self.text_column, *pair),
             label=None if self.predict_only else self.label_column,
-            named_by=COLUMNS_NEXT,
+            missing_next=COLUMNS_NEXT,
             skips=self.on_bad_rows == "skip",
         )
 

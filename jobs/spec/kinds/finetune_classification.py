@@ -150,7 +150,7 @@ class FinetuneClassification(Recipe):
         source = self.inputs()
         pair = (source.text_pair,) if source.text_pair else ()
         return Columns(
-            texts=(source.text, *pair), label=source.label, named_by=COLUMNS_NEXT, skips=self.on_bad_rows == "skip"
+            texts=(source.text, *pair), label=source.label, missing_next=COLUMNS_NEXT, skips=self.on_bad_rows == "skip"
         )
 
 

@@ -14,7 +14,7 @@ COLUMNS_NEXT = "name each input's column in text_columns"
 class PrepareCorpus(Arguments):
     """Gather documents into one corpus: shards of about equal size, with a part held out."""
 
-    FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
+    CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     data: list[Documents] = Field(min_length=1)
@@ -63,7 +63,7 @@ class PrepareCorpus(Arguments):
         if table_suffix(self.data[number]) == TEXT and not self.data[number].startswith(HUB):
             return None
         skips = self.on_broken_text == "skip"
-        return Columns(texts=(self.column(number),), named_by=COLUMNS_NEXT, skips=skips)
+        return Columns(texts=(self.column(number),), missing_next=COLUMNS_NEXT, skips=skips)
 
 
 KIND = JobKind(

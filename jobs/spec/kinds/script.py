@@ -51,7 +51,7 @@ def _has_a_word(command: str) -> str:
 class Script(Arguments):
     """Run a training script of your own, unchanged, in the stage's image."""
 
-    FREE: ClassVar[frozenset[str]] = frozenset({"silence_timeout_seconds", "wheelhouse"})
+    CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"silence_timeout_seconds", "wheelhouse"})
 
     code: Annotated[str, Field(min_length=1), AfterValidator(_is_folder)]
     """The folder of the script: what git tracks there or would, without what .trainyardignore names. It is

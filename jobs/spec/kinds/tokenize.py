@@ -10,7 +10,7 @@ from jobs.spec.arguments import Arguments, Artifact, HubRepository, JobKind, OfK
 class Tokenize(Arguments):
     """Turn a corpus into token ids, packed into sequences of one length."""
 
-    FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
+    CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     corpus: Annotated[Artifact, OfKind("corpus")]

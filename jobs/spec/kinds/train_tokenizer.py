@@ -11,7 +11,7 @@ from jobs.spec.recipe import MAX_SEED
 class TrainTokenizer(Arguments):
     """Learn a WordPiece vocabulary from a sample of a corpus."""
 
-    FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
+    CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
 
     corpus: Annotated[Artifact, OfKind("corpus")]
     """The corpus that prepare-corpus made: run://name or its folder."""

@@ -107,8 +107,8 @@ def test_where_the_stage_has_it_switched_off_nobody_gets_in(
     assert f"error: nobody may run commands in {job.run_id}: stage 'dev' has that switched off" in finished.stderr
     assert "next: commands_in_jobs in infra/settings.py" in finished.stderr
     # AND not by asking the server itself either
-    assert emulated.ask_emulator(f"/trainyard/jobs/{job.id}/enter", {}) is None
-    assert emulated.ask_emulator(f"/trainyard/jobs/{start().id}/enter", {}) is not None
+    assert emulated.post_to_emulator(f"/trainyard/jobs/{job.id}/enter", {}) is None
+    assert emulated.post_to_emulator(f"/trainyard/jobs/{start().id}/enter", {}) is not None
 
 
 SESSION = {"sessionId": "ecs-execute-command-0f", "streamUrl": "wss://ssmmessages.example/", "tokenValue": "t0ken"}

@@ -110,7 +110,7 @@ def test_patience_ends_and_there_is_none_for_what_no_time_mends(
     tries = "warning: cannot write s3://runs/research/nothing: AWS denied PutObject: injected; trying once more"
     assert [line for line in caplog.messages if "denied" in line] == [tries, tries]
     faulty.denies = lambda _method, _path: False
-    monkeypatch.setattr(object_store, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(object_store, "RETRY_SECONDS", 0.5)
     faulty.breaks = lambda _method, _path: "InternalError"
     with pytest.raises(TrainyardError, match="AWS kept failing with InternalError"):
         object_store.write(connected, place, b"")

@@ -20,7 +20,7 @@ from jobs.data_checks.data_summary import DataSummary
 from jobs.data_checks.table_summary import Model, summarize
 from jobs.spec.arguments import Columns
 
-COLUMNS = Columns(texts=("text",), label="label", named_by="name it with --text-column")
+COLUMNS = Columns(texts=("text",), label="label", missing_next="name it with --text-column")
 ROWS: list[dict[str, Any]] = [
     {"text": "a good game", "label": "games"},
     {"text": "a good game", "label": "games "},
@@ -108,7 +108,7 @@ def test_with_a_model_it_tells_what_would_be_cut(table: Path, tmp_path: Path) ->
     assert "tokens: half have at most 4, 90 % 4, 99 % 4, the longest 4" in said.stdout.splitlines()
     cut = json.loads(CliRunner().invoke(app, [*command, "-o", "json"]).stdout)["cut"]
     assert (cut["texts"], cut["of_texts"], cut["tokens"], cut["of_tokens"]) == (2, 3, 2, 10)
-    pairs = Columns(texts=("text", "label"), label="label", named_by="")
+    pairs = Columns(texts=("text", "label"), label="label", missing_next="")
     assert summarize(no_aws, [str(table)], [], pairs, Model(str(tmp_path), 5)).lengths[-1].at == [5, 5, 5, 5]
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError, match=r"tokenizer\.json is no tokenizer: "):

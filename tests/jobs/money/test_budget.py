@@ -9,7 +9,7 @@ import pytest
 from jobs.core.errors import UsageError
 from jobs.core.instance_types import instance_type
 from jobs.core.records import Attempt
-from jobs.money.budget import Budget, Spent, reached, spent
+from jobs.money.budget import Budget, Spent, budget_stop_reason, spent
 from jobs.money.prices import Prices, Quote, recorded
 from jobs.spec.plan import ResumedRun, plan
 from tests.support.jobs.planning import RUN_ID, STAGE, command_of, spec
@@ -59,7 +59,7 @@ def test_the_limit_that_is_reached_first_counts() -> None:
     assert both.text(so_far) == f"7.00 of {7 + DL1.spot_usd_per_hour:.2f} USD, 2.00 of 10 instance hours"
 
     def why(**changed: Any) -> str:
-        return reached(left, so_far, **{"run_id": RUN_ID, "capacity": "spot", **changed})
+        return budget_stop_reason(left, so_far, **{"run_id": RUN_ID, "capacity": "spot", **changed})
 
     used = "7.00 USD of max_usd 10.93 used, at the recorded Spot price, in 2.00 instance hours"
     kept = "the rest is kept for saving, 2 minutes"
@@ -71,7 +71,7 @@ def test_the_limit_that_is_reached_first_counts() -> None:
     assert "of another point beside the 1 point that runs. Next: " in why(points=1, of_new_point=True)
     over = replace(left, seconds=-1.0, key="max_hours", limit=10)
     assert "12.00 instance hours of max_hours 10 used, 7.00 USD at the recorded Spot price; nothing is left. " in (
-        reached(over, Spent(instance_hours=12, usd=7), run_id=RUN_ID, capacity="spot")
+        budget_stop_reason(over, Spent(instance_hours=12, usd=7), run_id=RUN_ID, capacity="spot")
     )
 
 

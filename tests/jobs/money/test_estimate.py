@@ -12,14 +12,14 @@ from jobs.core.output import Progress
 from jobs.core.records import Attempt
 from jobs.money.estimate import (
     UNSEEN_SECONDS,
-    Measured,
+    Measurement,
     Work,
     estimate,
     forecast,
     model_name,
     money_text,
-    of_sweep,
     seconds_per_step,
+    sweep_estimate,
     throughputs,
     time_text,
 )
@@ -31,9 +31,9 @@ from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 ROW = INSTANCE_TYPES["dl1.24xlarge"]
 WORK = Work(samples=7_200_000, because="hands", nnodes=1, capacity="spot", mean_hours_between_reclaims=6.0)
 RUNS = (
-    Measured(name="a", samples_per_second=400.0, start_seconds=100.0, rest_seconds=50.0),
-    Measured(name="b", samples_per_second=500.0, start_seconds=300.0, rest_seconds=70.0),
-    Measured(name="c", samples_per_second=600.0, start_seconds=200.0, rest_seconds=60.0),
+    Measurement(name="a", samples_per_second=400.0, start_seconds=100.0, rest_seconds=50.0),
+    Measurement(name="b", samples_per_second=500.0, start_seconds=300.0, rest_seconds=70.0),
+    Measurement(name="c", samples_per_second=600.0, start_seconds=200.0, rest_seconds=60.0),
 )
 
 
@@ -51,7 +51,7 @@ def test_time_is_start_steps_and_rest_and_the_range_is_that_of_the_runs_with_the
 
 def test_several_nodes_on_demand_cost_each_and_are_not_reclaimed_and_a_laptop_costs_nothing() -> None:
     work = Work(samples=100, because="hands", nnodes=4, capacity="on-demand", mean_hours_between_reclaims=6.0)
-    published = Measured(name="published", samples_per_second=10.0)
+    published = Measurement(name="published", samples_per_second=10.0)
     found = estimate(work, [published], ROW, recorded(ROW))
     assert found.high_seconds == found.seconds == found.low_seconds == 10
     assert found.usd == found.on_demand_usd == pytest.approx(10 / 3600 * 4 * ROW.on_demand_usd_per_hour)
@@ -61,18 +61,20 @@ def test_several_nodes_on_demand_cost_each_and_are_not_reclaimed_and_a_laptop_co
 
 
 def test_a_sweep_costs_what_all_its_points_do_and_takes_as_long_as_its_workers() -> None:
-    measured = Measured(name="a", samples_per_second=10.0)
+    measured = Measurement(name="a", samples_per_second=10.0)
     points = [
         estimate(replace(WORK, samples=samples, mean_hours_between_reclaims=math.inf), [measured], ROW, recorded(ROW))
         for samples in (3000, 1000, 1000, 500)
     ]
-    sweep = of_sweep(points, workers=2)
+    sweep = sweep_estimate(points, workers=2)
     assert sweep.seconds == sweep.low_seconds == sweep.high_seconds == 300, "300 beside 100, 100 and 50"
     assert sweep.usd == pytest.approx(550 / 3600 * ROW.spot_usd_per_hour)
     assert sweep.on_demand_usd == pytest.approx(550 / 3600 * ROW.on_demand_usd_per_hour)
     assert f"4 points of 50 to 300 s each, 2 at once = 300 s, {sweep.usd:.2f} USD together" in sweep.arithmetic
-    assert of_sweep(points, workers=1).seconds == 550
-    assert of_sweep(points[1:3], workers=1).arithmetic[-1].startswith("2 points of 100 s each, 1 at once = 200 s, ")
+    assert sweep_estimate(points, workers=1).seconds == 550
+    assert (
+        sweep_estimate(points[1:3], workers=1).arithmetic[-1].startswith("2 points of 100 s each, 1 at once = 200 s, ")
+    )
 
 
 def test_each_published_row_names_a_kind_a_type_with_as_many_cards_and_where_it_is_from() -> None:

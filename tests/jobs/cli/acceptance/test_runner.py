@@ -162,7 +162,7 @@ def test_each_id_is_on_disk_before_the_step_continues(world: World) -> None:
 
     run_steps([Step(name=DESTROY, run=look)], State.open(world.path, NEW), say=lambda _: None)
     [step] = [step for step in seen if step["name"] == DESTROY]
-    assert (step["ids"], step["undo_due"], step["outcome"]) == ({"role": "made"}, True, "not reached")
+    assert (step["ids"], step["needs_undo"], step["outcome"]) == ({"role": "made"}, True, "not reached")
     assert [path.name for path in world.path.parent.iterdir()] == [world.path.name]
 
 

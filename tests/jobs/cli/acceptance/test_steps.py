@@ -17,7 +17,7 @@ from jobs.cli.acceptance.command import steps_of
 from jobs.cli.acceptance.context import program
 from jobs.cli.acceptance.runner import LimitReachedError
 from jobs.cli.acceptance.watched import bill_days, billed_by_run, compared
-from jobs.core.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claims_seen
+from jobs.core.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claim_outcomes
 from jobs.core.errors import TrainyardError
 from jobs.report.acceptance import acceptance_page
 from tests.jobs.cli.acceptance.test_runner import NEW
@@ -174,7 +174,7 @@ def test_evidence_of_a_step_that_failed_later_counts_for_nothing() -> None:
     deploy = found.step("deploy")
     deploy.evidence = [Evidence(claim="templates", outcome="proven", text="8 stacks")]
     deploy.outcome, deploy.error = "failed", "<script>alert(1)</script> no such role"
-    outcomes = {claim.name: outcome for claim, outcome, _ in claims_seen(found)}
+    outcomes = {claim.name: outcome for claim, outcome, _ in claim_outcomes(found)}
     assert outcomes["templates"] == outcomes["images"] == "failed"
     assert outcomes["resumes"] == "not reached"
     page = acceptance_page(found, now=NOW)

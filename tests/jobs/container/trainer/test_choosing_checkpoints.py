@@ -29,8 +29,8 @@ def put_checkpoint(s3: "S3Client", run: S3Location, step: int, arguments: Pretra
     manifest = Manifest(
         step=step,
         world_size=8,
-        fingerprint=fingerprint(arguments.decisive()),
-        arguments=arguments.decisive(),
+        fingerprint=fingerprint(arguments.fixed_arguments()),
+        arguments=arguments.fixed_arguments(),
         written_at=datetime.now(timezone.utc),
         throughput=Throughput(),
         files={WEIGHTS: File(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())},
