@@ -222,7 +222,7 @@ class UnreadableError(TrainyardError):
     """A file that is no record of its kind: it is damaged, or of a release that writes another one."""
 
 
-def parse(model: type[Record], content: bytes, *, place: object) -> Record:
+def parse_record(model: type[Record], content: bytes, *, place: object) -> Record:
     """Return the record that lies at `place`. Raises UnreadableError where it is none."""
     try:
         return model.model_validate_json(content, extra="ignore")
@@ -233,10 +233,10 @@ def parse(model: type[Record], content: bytes, *, place: object) -> Record:
         ) from None
 
 
-def read(model: type[Record], content: bytes | None, *, place: object) -> Record | None:
+def read_record(model: type[Record], content: bytes | None, *, place: object) -> Record | None:
     """Return the record that lies at `place`; None where there is none, or, with a warning, none that can be read."""
     try:
-        return None if content is None else parse(model, content, place=place)
+        return None if content is None else parse_record(model, content, place=place)
     except UnreadableError:
         _warn(f"{place} {_LEFT_OUT}")
         return None
@@ -244,7 +244,7 @@ def read(model: type[Record], content: bytes | None, *, place: object) -> Record
 
 def parse_receipt(content: bytes, *, place: object) -> Receipt:
     """Return the receipt that lies at `place`. Raises UnreadableError where it is none, or cannot be priced here."""
-    receipt = parse(Receipt, content, place=place)
+    receipt = parse_record(Receipt, content, place=place)
     receipt = receipt.model_copy(update={"result": _finite(receipt.result, place)})
     if not receipt.attempts:
         raise UnreadableError(f"{place} cannot be read: it has no attempt", next_step=_AS_IT_IS)
@@ -268,7 +268,7 @@ def read_receipt(content: bytes | None, *, place: object) -> Receipt | None:
 def read_attempt(content: bytes, *, place: object) -> Attempt | None:
     """Return the record of an attempt; None, with a warning, where it cannot be read or priced."""
     try:
-        attempt = parse(Attempt, content, place=place)
+        attempt = parse_record(Attempt, content, place=place)
         instance_type(attempt.instance_type)  # an older release may not know it
     except TrainyardError:
         _warn(f"{place} cannot be read: it is left out, and so is what that attempt took")
@@ -276,7 +276,7 @@ def read_attempt(content: bytes, *, place: object) -> Attempt | None:
     return attempt
 
 
-def read_lines(
+def read_json_lines(
     content: bytes | None, *, place: object, accept: Callable[[dict[str, Any]], dict[str, Any] | None] = dict
 ) -> list[dict[str, Any]]:
     """Return the objects of a file that has one a line, each as `accept` returns it.
@@ -294,7 +294,7 @@ def read_lines(
     return [line for line in lines if line is not None]
 
 
-def with_step(line: dict[str, Any]) -> dict[str, Any] | None:
+def line_with_step(line: dict[str, Any]) -> dict[str, Any] | None:
     """Return a line of metrics.jsonl as it is; None where it has no step."""
     return line if is_step(line.get("step")) else None
 

@@ -15,7 +15,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
-from jobs.core.records import read
+from jobs.core.records import read_record
 from jobs.core.retries import CLAIMS
 
 CLAIM_SECONDS = 120
@@ -51,7 +51,7 @@ class Claim:
         if self._write(IfNoneMatch="*"):
             return False
         held = self.aws.s3.get_object(Bucket=self.place.bucket, Key=self.place.key)
-        found = read(_Held, held["Body"].read(), place=self.place)
+        found = read_record(_Held, held["Body"].read(), place=self.place)
         successor = found.successor if found is not None else None
         if successor:
             raise UsageError(

@@ -49,7 +49,7 @@ from jobs.core.errors import (
 from jobs.core.git import empty_repository, repository_of, run_git, git_error
 from jobs.core.locations import S3Location
 from jobs.spec.plan import Plan
-from jobs.core.records import parse, read
+from jobs.core.records import parse_record, read_record
 from jobs.spec.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def write_archive(pack: Pack, target: "io.BufferedIOBase | tempfile._TemporaryFi
 
 def read_code_record(aws: Aws, run: S3Location) -> CodeRecord | None:
     """Read which code a run was submitted with; None where it has none of its own, or where nobody can read which."""
-    return read(CodeRecord, object_store.read_once(aws.s3, run / CODE_RECORD), place=run / CODE_RECORD)
+    return read_record(CodeRecord, object_store.read_once(aws.s3, run / CODE_RECORD), place=run / CODE_RECORD)
 
 
 def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
@@ -157,7 +157,7 @@ def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
     text = object_store.read_once(aws.s3, run / CODE_RECORD)
     if text is None:
         raise NotFoundError(f"{run} has no code of its own: it is no run of the kind 'script'")
-    record = parse(CodeRecord, text, place=run / CODE_RECORD)
+    record = parse_record(CodeRecord, text, place=run / CODE_RECORD)
     content = object_store.read_once(aws.s3, S3Location.parse(record.location))
     if content is None:
         raise NotFoundError(f"{record.location} is gone, which {run / CODE_RECORD} names")

@@ -17,7 +17,7 @@ from jobs.core.words import printable
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 from jobs.money.prices import stored
-from jobs.core.records import Record, read, read_lines, read_receipt
+from jobs.core.records import Record, read_record, read_json_lines, read_receipt
 from jobs.runs.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
 from jobs.core.records import Inputs
 from jobs.core.run import (
@@ -94,11 +94,11 @@ def _recorded(files: RunFiles, *, run_id: str, team: str, location: str) -> tupl
         spec_text=text.result(),
         spec=_spec(text.result(), origin=files.place(SPEC)),
         receipt=receipt.result(),
-        metrics=read_lines(metrics.result(), place=files.place(METRICS), accept=metrics_line),
+        metrics=read_json_lines(metrics.result(), place=files.place(METRICS), accept=metrics_line),
         utilization=utilization.result(),
         checkpoints=_checkpoints(listed.result()),
         classes=classes.result(),
-        generations=read_lines(generations.result(), place=files.place(GENERATIONS), accept=texts_line),
+        generations=read_json_lines(generations.result(), place=files.place(GENERATIONS), accept=texts_line),
         data=data.result(),
         inputs=inputs.result(),
         code=code.result(),
@@ -137,14 +137,14 @@ def _spec(text: str, *, origin: str) -> JobSpec | None:
 
 
 def _record(files: RunFiles, name: str, model: type[Record]) -> Record | None:
-    return read(model, files.read(name), place=files.place(name))
+    return read_record(model, files.read(name), place=files.place(name))
 
 
 def _utilization(files: RunFiles) -> list[dict[str, Any]]:
     """Return the minutes of all attempts, each of which has a file of its own."""
     found: list[dict[str, Any]] = []
     for name in files.listed(UTILIZATION):
-        found += read_lines(files.read(name), place=files.place(name), accept=timed_line)
+        found += read_json_lines(files.read(name), place=files.place(name), accept=timed_line)
     return sorted(found, key=lambda line: line["time"])
 
 

@@ -13,7 +13,7 @@ from jobs.aws.errors import error_code, is_denied
 from jobs.core import records as record_reader
 from jobs.spec.code import CODE_RECORD
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
-from jobs.core.kept_folder import Listing, make_links
+from jobs.core.folder_listing import Listing, make_links
 from jobs.core.locations import S3Location
 from jobs.core.records import NotebookServer
 from jobs.spec.plan import Plan

@@ -16,7 +16,7 @@ from jobs.aws.connection import Aws
 from jobs.core.errors import TrainyardError, did_you_mean
 from jobs.core.locations import S3Location
 from jobs.money.estimate import forecast
-from jobs.core.records import parse
+from jobs.core.records import parse_record
 from jobs.core.records import Receipt
 from jobs.core.words import counted
 from jobs.money.budget import NOTHING_SPENT, Spent, spent
@@ -59,13 +59,13 @@ _ENDED = {"running": "interrupted"}
 def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
     """Read the points of a sweep; None where the run is none."""
     content = object_store.read_once(aws.s3, run / SWEEP)
-    return None if content is None else parse(SweepRecord, content, place=run / SWEEP)
+    return None if content is None else parse_record(SweepRecord, content, place=run / SWEEP)
 
 
 def sweep_of(aws: Aws, run: S3Location) -> str | None:
     """Return the run id of the sweep that a run is a point of; None where it is none."""
     content = object_store.read_once(aws.s3, run / MEMBER_OF)
-    return None if content is None else parse(MemberOf, content, place=run / MEMBER_OF).sweep
+    return None if content is None else parse_record(MemberOf, content, place=run / MEMBER_OF).sweep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from jobs.container.channel import RankStatus
 from jobs.container.rank import Rank
 from jobs.container.saving.stored_checkpoints import check_newest
 from jobs.core.output import Progress
-from jobs.core.records import read_lines, with_step
+from jobs.core.records import line_with_step, read_json_lines
 from jobs.core.run import METRICS
 from jobs.core.words import result_label
 
@@ -43,7 +43,7 @@ class JobMetrics:
         self._s3 = s3
         self._done_before = done_steps
         place = rank.run / METRICS
-        rows = read_lines(object_store.read(s3, place), place=place, accept=with_step)
+        rows = read_json_lines(object_store.read(s3, place), place=place, accept=line_with_step)
         self._lines = [json.dumps(row) for row in rows if row["step"] <= done_steps]
         self._shown_at = 0.0
         self._status(done_steps)

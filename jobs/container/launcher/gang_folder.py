@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from jobs.aws import s3 as object_store
 from jobs.core.locations import S3Location
 from jobs.core.queues import Capacity
-from jobs.core.records import read
+from jobs.core.records import read_record
 from jobs.core.run import GANG
 
 if TYPE_CHECKING:
@@ -155,15 +155,15 @@ class GangFolder:
                 continue  # it has left since
             place = self._folder / name
             if _MEMBER.fullmatch(name):
-                if (member := read(Member, content, place=place)) is not None:
+                if (member := read_record(Member, content, place=place)) is not None:
                     members.append((member, (now - item.taken).total_seconds()))
             elif match := _MEETING.fullmatch(name):
                 newest_number = max(newest_number, int(match[1]))
-                other = read(Meeting, content, place=place)
+                other = read_record(Meeting, content, place=place)
                 if other is not None and (meeting is None or other.number > meeting.number):
                     meeting = other
             elif name == _ENDED:
-                ended = read(Ended, content, place=place)
+                ended = read_record(Ended, content, place=place)
         alive = [(member, age) for member, age in members if not member.has_left]
         outside = [(member, age) for member, age in alive if not (meeting and meeting.has(member))]
         waiting = {member.index: member for member, age in outside if age < self._fresh_seconds}

@@ -25,7 +25,7 @@ from jobs.container.instance import capacity_paid
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE, NotFoundError, TrainyardError
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
-from jobs.core.records import Receipt, Verdict, parse
+from jobs.core.records import Receipt, Verdict, parse_record
 from jobs.core.run import RECEIPT
 from jobs.money.budget import (
     MIN_SECONDS,
@@ -137,7 +137,7 @@ class Worker:
 
     def _read_claim(self, number: int) -> Claim:
         place = self._sweep / claim_name(self._job, number)
-        return parse(Claim, object_store.read(self._s3, place) or b"{}", place=place)
+        return parse_record(Claim, object_store.read(self._s3, place) or b"{}", place=place)
 
     def _claim(self, number: int) -> Claim | None:
         """Take a point. Returns None where another worker has it."""
@@ -319,4 +319,4 @@ def _record(s3: "S3Client", sweep: S3Location) -> SweepRecord:
     content = object_store.read(s3, sweep / SWEEP)
     if content is None:
         raise NotFoundError(f"{sweep / SWEEP}, which holds the sweep's points, is gone", next_step="submit it again")
-    return parse(SweepRecord, content, place=sweep / SWEEP)
+    return parse_record(SweepRecord, content, place=sweep / SWEEP)

@@ -21,7 +21,7 @@ from jobs.container.saving.stored_checkpoints import SupersededError, Throughput
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.output import LEFT, Progress
-from jobs.core.records import read_lines, with_step
+from jobs.core.records import line_with_step, read_json_lines
 from jobs.core.run import METRICS, TENSORBOARD
 from jobs.core.words import result_label, time_left
 
@@ -378,7 +378,7 @@ def _rows_up_to(content: bytes | None, step: int, place: S3Location) -> list[dic
 
     An attempt that was ended just after it had written its result is followed by one that comes to it again.
     """
-    rows = read_lines(content, place=place, accept=with_step)
+    rows = read_json_lines(content, place=place, accept=line_with_step)
     return [row for row in rows if 0 < row["step"] <= step and RESULT_MARK not in row]
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.core.errors import TrainyardError
-from jobs.core.kept_folder import Listing, contents, listing_of, make_links, set_times, shown_name
+from jobs.core.folder_listing import Listing, contents, listing_of, make_links, set_times, shown_name
 from jobs.core.locations import S3Location
 from jobs.core.run import LISTING_SUFFIX
 from jobs.core.words import counted

@@ -48,7 +48,7 @@ from jobs.container.saving.stored_checkpoints import (
     warning_on_failure,
 )
 from jobs.core.errors import TrainyardError
-from jobs.core.kept_folder import (
+from jobs.core.folder_listing import (
     Contents,
     Listing,
     contents,

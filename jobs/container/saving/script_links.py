@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.container.saving.saved_folder import LeftOut
 from jobs.container.saving.script_complete import is_unfinished
-from jobs.core.kept_folder import Listing, inner_target, listing_of, make_links
+from jobs.core.folder_listing import Listing, inner_target, listing_of, make_links
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINT_LINKS, CHECKPOINT_TAG
 

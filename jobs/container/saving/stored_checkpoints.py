@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from jobs.aws import s3 as object_store
 from jobs.aws.s3 import sha256
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
-from jobs.core.kept_folder import Listing
+from jobs.core.folder_listing import Listing
 from jobs.core.locations import S3Location
 from jobs.core.run import ATTEMPTS, MANIFEST, recorded_number
 from jobs.spec.arguments import changed, changes_text

@@ -13,7 +13,7 @@ from jobs.container.channel import asked_comparison, tell_verdict
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location
-from jobs.core.records import Verdict, parse
+from jobs.core.records import Verdict, parse_record
 from jobs.spec.sweep import MEMBER_OF, Comparison, MemberOf, RungValue, value_name, values_folder, verdict_name
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Rungs:
             verdict = self._compared(s3, sweep, number, rung, own)
             object_store.create(s3, place, verdict.model_dump_json().encode())
             decided = object_store.read(s3, place)  # another attempt, which is lost, may have been first
-        verdict = parse(Verdict, decided or b"", place=place)
+        verdict = parse_record(Verdict, decided or b"", place=place)
         log.info("halving: %s; the point %s", verdict.text, "stops" if verdict.stops else "goes on")
         return verdict
 
@@ -100,7 +100,7 @@ class Rungs:
         object_store.create(s3, sweep / value_name(rung, number), own.model_dump_json().encode())
         folder = sweep / values_folder(rung)
         values = {
-            name: parse(RungValue, content, place=folder / name)
+            name: parse_record(RungValue, content, place=folder / name)
             for name, content in object_store.in_threads(
                 lambda name: (name, object_store.read(s3, folder / name)), object_store.sizes(s3, folder)
             )
@@ -114,6 +114,6 @@ class Rungs:
         content = object_store.read(s3, self._rank.run / MEMBER_OF)
         if content is None:
             raise NotFoundError(f"{self._rank.run / MEMBER_OF}, which names the sweep of this point, is gone")
-        of = parse(MemberOf, content, place=self._rank.run / MEMBER_OF)
+        of = parse_record(MemberOf, content, place=self._rank.run / MEMBER_OF)
         team = self._rank.run.key.rstrip("/").rpartition("/")[0]
         return S3Location(self._rank.run.bucket, f"{team}/{of.sweep}/"), of.number

@@ -7,11 +7,11 @@ from jobs.core.records import (
     CardUse,
     Receipt,
     UnreadableError,
-    parse,
-    read,
+    line_with_step,
+    parse_record,
     read_attempt,
-    read_lines,
-    with_step,
+    read_json_lines,
+    read_record,
 )
 
 NOON = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
@@ -50,12 +50,12 @@ def test_what_is_no_record_is_left_out_with_a_warning_that_names_it_and_steers_n
     content: bytes, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
     place = f"s3://runs/\x1b[31m{request.node.name}.json"
-    assert read(Receipt, content, place=place) is None
+    assert read_record(Receipt, content, place=place) is None
     [warning] = caplog.messages
     assert warning.endswith("cannot be read: it is left out")
     assert "runs/\\x1b[31m" in warning
     with pytest.raises(UnreadableError, match="cannot be read"):
-        parse(Receipt, content, place=place)
+        parse_record(Receipt, content, place=place)
 
 
 def test_numbers_that_no_metric_can_be_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -66,7 +66,7 @@ def test_numbers_that_no_metric_can_be_are_left_out_with_one_warning(caplog: pyt
         '{"step": ' + 400 * "9" + ', "loss": 0.5}',
         '{"step": 3, "tokens": ' + 9000 * "9" + "}",  # more digits than Python takes
     ]
-    found = read_lines("\n".join(lines).encode(), place="metrics.jsonl", accept=with_step)
+    found = read_json_lines("\n".join(lines).encode(), place="metrics.jsonl", accept=line_with_step)
     assert found == [{"step": 1, "loss": 0.5, "tokens": None}, {"step": 2, "loss": None, "tokens": 7}]
     assert caplog.text.count("metrics.jsonl: tokens has values that are no finite number: these are left out") == 1
     assert "metrics.jsonl: left out 3 lines that cannot be read, the first at line 3" in caplog.text

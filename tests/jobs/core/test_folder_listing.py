@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.core.kept_folder import contents, make_links, shown_name
+from jobs.core.folder_listing import contents, make_links, shown_name
 
 
 @pytest.fixture
