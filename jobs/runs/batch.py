@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import is_throttling, is_transient
-from jobs.runs.job import UNSUCCESSFUL, Job, job_from, part_ids
-from jobs.spec.submit_job import DEPENDENCY_FAILED
 from jobs.core.errors import MaybeSubmittedError, NotFoundError, TrainyardError
 from jobs.core.retries import DUPLICATE_REASON
 from jobs.core.run import is_run_id
@@ -25,6 +23,7 @@ from jobs.core.stage import DeployedStage, parameter_path
 from jobs.runs.job import UNSUCCESSFUL, Job, job_from, part_ids
 from jobs.spec.placement import Placement
 from jobs.spec.plan import Plan
+from jobs.spec.submit_job import DEPENDENCY_FAILED
 
 if TYPE_CHECKING:
     from mypy_boto3_batch.client import BatchClient

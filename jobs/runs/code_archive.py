@@ -22,9 +22,9 @@ from jobs.core.errors import (
     UsageError,
     did_you_mean,
 )
-from jobs.core.git import empty_repository, repository_of, run_git, said
+from jobs.core.git import empty_repository, git_error, repository_of, run_git
 from jobs.core.locations import S3Location
-from jobs.core.record_reader import parse, read
+from jobs.core.records import parse_record, read_record
 from jobs.core.stage import DeployedStage
 from jobs.runs.secrets import MAX_LOOKED_AT_BYTES, secret_content, secret_name
 from jobs.spec.code import (
@@ -39,17 +39,7 @@ from jobs.spec.code import (
     read_archive,
     write_file,
 )
-from jobs.core.errors import (
-    ConfigurationError,
-    NotFoundError,
-    TimedOutError,
-    UsageError,
-    did_you_mean,
-)
-from jobs.core.git import empty_repository, repository_of, run_git, git_error
-from jobs.core.locations import S3Location
 from jobs.spec.plan import Plan
-from jobs.core.records import parse_record, read_record
 from jobs.spec.spec import JobSpec
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
-from jobs.runs.job import LogStream
 from jobs.core.output import Progress, is_utilization
+from jobs.runs.job import LogStream
 
 _LAST_EVENTS = 100
 """So many of a log's last lines are searched for one of progress."""

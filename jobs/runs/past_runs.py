@@ -5,18 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
-from jobs.money.estimate import Measurement
-from jobs.runs.read_records import read_spec
-from jobs.runs.storage import StoredRun, read_receipt, stored_runs
-from jobs.money.estimate import model_name
 from jobs.core.errors import TrainyardError
 from jobs.core.instance_types import INSTANCE_TYPES
 from jobs.core.records import Attempt, Receipt
 from jobs.core.stage import DeployedStage
 from jobs.core.words import counted
-from jobs.money.estimate import Measured
+from jobs.money.estimate import Measurement, model_name
 from jobs.money.phases import ended_at
-from jobs.money.throughputs import model_name
 from jobs.runs.read_records import read_spec
 from jobs.runs.storage import StoredRun, read_receipt, stored_runs
 from jobs.spec.recipe import hpu_trainer

@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs.aws.connection import Aws
-from jobs.runs.run_files import FetchedFiles, Listed, RunFiles, StoredFiles
-from jobs.runs.storage import StoredRun, decoded_spec
-from jobs.data_checks.classes import ClassReport
-from jobs.spec.code import CODE_RECORD, CodeRecord
-from jobs.data_checks.data_summary import DataSummary
-from jobs.core.words import printable
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
-from jobs.money.prices import stored
-from jobs.core.records import Record, read_record, read_json_lines, read_receipt
-from jobs.runs.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
-from jobs.core.records import Inputs
+from jobs.core.records import Inputs, Record, read_json_lines, read_receipt, read_record
 from jobs.core.run import (
     CLASSES,
     DATA,
@@ -32,6 +23,7 @@ from jobs.core.run import (
     checkpoint_step,
     is_run_id,
 )
+from jobs.core.words import printable
 from jobs.data_checks.classes import ClassReport
 from jobs.data_checks.data_summary import DataSummary
 from jobs.money.prices import stored

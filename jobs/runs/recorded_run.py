@@ -5,11 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from jobs.data_checks.classes import ClassReport
-from jobs.spec.code import CodeRecord
-from jobs.data_checks.data_summary import DataSummary
-from jobs.core.records import is_step
-from jobs.core.records import Attempt, Inputs, Receipt
+from jobs.core.records import Attempt, Inputs, Receipt, is_step
 from jobs.core.run import submitted_at
 from jobs.core.words import counted
 from jobs.data_checks.classes import ClassReport

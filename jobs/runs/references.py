@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
-from jobs.core.dependencies import MAX_DEPENDENCIES, Awaited
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.core.locations import RUN, S3Location, run_parts
 from jobs.core.run import spec_name
@@ -21,11 +20,9 @@ from jobs.runs.storage import StoredRun, readable_receipt, runs_of_team
 from jobs.runs.sweeps import best, progress_text, read_sweep, standings
 from jobs.spec.arguments import ARTIFACT_FOLDER, TOKENIZER_FOLDER
 from jobs.spec.catalog import CATALOG
-from jobs.spec.submit_job import MAX_DEPENDENCIES, Dependency
-from jobs.core.errors import NotFoundError, UsageError, did_you_mean
-from jobs.core.locations import RUN, S3Location, run_parts
 from jobs.spec.plan import Plan
 from jobs.spec.spec import JobSpec
+from jobs.spec.submit_job import MAX_DEPENDENCIES, Dependency
 from jobs.spec.sweep import BEST
 
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jobs.core.urls import login_in
 from jobs.core.errors import UsageError
+from jobs.core.urls import login_in
 from jobs.spec.spec import JobSpec
 
 _NAMES = (

@@ -10,15 +10,11 @@ from typing import Any
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_denied
-from jobs.core import records as record_reader
-from jobs.spec.code import CODE_RECORD
+from jobs.core import records
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
 from jobs.core.folder_listing import Listing, make_links
 from jobs.core.locations import S3Location
-from jobs.core.records import NotebookServer
-from jobs.spec.plan import Plan
-from jobs.core.records import read, read_attempt, read_lines
-from jobs.core.records import Attempt, Receipt
+from jobs.core.records import Attempt, NotebookServer, Receipt, read_attempt, read_json_lines, read_record
 from jobs.core.retries import CLAIMS
 from jobs.core.run import (
     ATTEMPTS,
@@ -214,12 +210,12 @@ def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:
     Raises UnreadableError where it is damaged, or another release's.
     """
     text = object_store.read_once(aws.s3, run / RECEIPT)
-    return None if text is None else record_reader.parse_receipt(text, place=run / RECEIPT)
+    return None if text is None else records.parse_receipt(text, place=run / RECEIPT)
 
 
 def readable_receipt(aws: Aws, run: S3Location) -> Receipt | None:
     """Read the receipt as far as there is one that can be read: for those who tell of more than of it."""
-    return record_reader.read_receipt(object_store.read_once(aws.s3, run / RECEIPT), place=run / RECEIPT)
+    return records.read_receipt(object_store.read_once(aws.s3, run / RECEIPT), place=run / RECEIPT)
 
 
 def read_attempts(aws: Aws, run: S3Location) -> list[Attempt]:
@@ -235,12 +231,14 @@ def read_attempts(aws: Aws, run: S3Location) -> list[Attempt]:
 
 def read_metrics(aws: Aws, run: S3Location) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl so far, those that can be read."""
-    return read_lines(object_store.read_once(aws.s3, run / METRICS), place=run / METRICS)
+    return read_json_lines(object_store.read_once(aws.s3, run / METRICS), place=run / METRICS)
 
 
 def read_notebook(aws: Aws, run: S3Location) -> NotebookServer | None:
     """Read where the run's notebook answers; None where it has said nothing of that, or nothing that can be read."""
-    return read(NotebookServer, object_store.read_once(aws.s3, run / NOTEBOOK_SERVER), place=run / NOTEBOOK_SERVER)
+    return read_record(
+        NotebookServer, object_store.read_once(aws.s3, run / NOTEBOOK_SERVER), place=run / NOTEBOOK_SERVER
+    )
 
 
 def fetch(
@@ -276,6 +274,6 @@ def fetch(
             if "/" not in name and name.endswith(LISTING_SUFFIX):
                 listings.append(path)
     for path in listings:
-        found = read(Listing, path.read_bytes(), place=path)
+        found = read_record(Listing, path.read_bytes(), place=path)
         if found is not None:
             make_links(path.with_name(path.name.removesuffix(LISTING_SUFFIX)), found.links)

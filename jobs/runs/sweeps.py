@@ -15,12 +15,10 @@ from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.core.errors import TrainyardError, did_you_mean
 from jobs.core.locations import S3Location
-from jobs.money.estimate import forecast
-from jobs.core.records import parse_record
-from jobs.core.records import Receipt
+from jobs.core.records import Receipt, parse_record
 from jobs.core.words import counted
 from jobs.money.budget import NOTHING_SPENT, Spent, spent
-from jobs.money.outlook import outlook
+from jobs.money.estimate import forecast
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.runs.storage import read_receipt
 from jobs.spec.sweep import (

@@ -17,6 +17,7 @@ from jobs.aws.errors import error_code, explain
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import owner_of_queue
 from jobs.core.stage import BudgetStop, DeployedStage, deploy_command, share_identifier
+from jobs.runs.job import Job
 
 Verdict = Literal["cause", "fine", "unknown"]
 
@@ -173,7 +174,9 @@ def _said_by_batch(facts: Facts) -> Iterator[Finding]:
         return
     # The codes that Batch puts before its reason: user guide, "Jobs stuck in a RUNNABLE status".
     if reason.startswith("MISCONFIGURATION"):
-        next_step = f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploy_command}"
+        next_step = (
+            f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploy_command}"
+        )
     elif reason.startswith("CAPACITY"):
         next_step = "wait, or submit with resources.capacity: on-demand"
     else:

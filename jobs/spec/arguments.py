@@ -342,7 +342,7 @@ ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Compare two sets of `fixed_arguments` arguments: old and new value of all that differ, None where a key is not there."""
+    """Return the old and the new value of each argument that differs; None for a missing key."""
     pairs = {name: (old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
     return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
 

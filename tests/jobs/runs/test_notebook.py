@@ -16,7 +16,6 @@ from jobs.container.kinds.notebook.entrypoint import _until_the_end
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
 from jobs.core.records import NotebookServer
-from jobs.spec.plan import Plan
 from jobs.core.run import NOTEBOOK
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch, storage

@@ -14,12 +14,11 @@ from jobs.cli.submit import send
 from jobs.container.launcher.request import parse
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location
-from jobs.spec.plan import ResumedRun, plan
 from jobs.core.run import RECEIPT, new_run_id
 from jobs.core.stage import DeployedStage
 from jobs.runs import storage
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
-from jobs.spec.plan import Continued, plan
+from jobs.spec.plan import ResumedRun, plan
 from tests.jobs.conftest import point_at
 from tests.support.jobs.limited_role import LimitedRole
 from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
