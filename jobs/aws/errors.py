@@ -130,7 +130,7 @@ def explain(error: Exception) -> TrainyardError | None:
         return ConfigurationError(_first_line(error))
     if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint: "):  # botocore's, of a configuration
         return ConfigurationError(
-            f"{_first_line(error)} is no HTTP address", next_step="correct endpoint_url in the AWS configuration"
+            f"{_first_line(error)} is not an HTTP URL", next_step="correct endpoint_url in the AWS configuration"
         )
     return None
 

@@ -1,1 +1,1 @@
-"""What everything else shares: errors, words, locations, instance types, queues, releases, records of runs. Pure."""
+"""Shared by all other rooms: errors, words, locations, instance types, queues, images, records of runs. Pure."""

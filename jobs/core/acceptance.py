@@ -1,4 +1,4 @@
-"""An acceptance run: the claims of the README that it proves, step by step, and the record that it keeps of itself."""
+"""An acceptance run: the README's claims that it proves step by step, and the record of its progress."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,32 +30,32 @@ class Claim:
 
 
 CLAIMS = (
-    Claim(PLAN, "prices", "By AWS's prices of that day the worst case is within the limit"),
-    Claim(PREFLIGHT, "account", "The account can take the stage: offers, zones, quotas, roles"),
-    Claim(DEPLOY, "templates", "The templates deploy through the CDK CLI, one after the other"),
+    Claim(PLAN, "prices", "At AWS's current prices, the worst-case cost is within the limit"),
+    Claim(PREFLIGHT, "account", "The account fulfils the stage's needs: instance offers, zones, quotas, roles"),
+    Claim(DEPLOY, "templates", "The CDK CLI deploys the templates one after the other"),
     Claim(DEPLOY, "images", "The job images are built and pushed, and Image Builder makes the AMI"),
-    Claim(CPU_JOB, "batch", "A job goes through the Batch API, reads its team's files and leaves a receipt"),
-    Claim(CPU_JOB, "container", "It runs in its image, on an instance that Batch started for it"),
+    Claim(CPU_JOB, "batch", "A job runs through the Batch API, reads its team's files and writes a receipt"),
+    Claim(CPU_JOB, "container", "The job runs in its image, on an instance that Batch started"),
     Claim(ACCELERATOR_JOB, "joins", "An accelerator instance boots its AMI, joins its cluster, and runs a job"),
-    Claim(ACCELERATOR_JOB, "training", "A spec fine-tunes a model, and reports how good it is"),
-    Claim(ACCELERATOR_JOB, "accelerator", "It does so on the stage's accelerators"),
-    Claim(FABRIC_CHECK, "collectives", "Two nodes meet, and what they compute together is right"),
-    Claim(FABRIC_CHECK, "fabric", "They reach each other by HCCL or NCCL, over the fabric of their type"),
-    Claim(RECLAIM, "resumes", "A training whose node is taken away continues from its checkpoint"),
-    Claim(RECLAIM, "spot", "It does so when EC2 itself takes a Spot instance back"),
-    Claim(ISOLATION, "iam", "AWS refuses a team's job the files of another team"),
-    Claim(WATCHED, "alerts", "Alarms, dashboard and metrics are there, and somebody would be told"),
-    Claim(WATCHED, "bill", "Budgets are there, and AWS's bill is split by tag"),
-    Claim(WATCHED, "costs", "AWS's bill has for runs what their receipts say, by tag"),
-    Claim(DESTROY, "gone", "The stage goes, and only what is meant to stay is left"),
+    Claim(ACCELERATOR_JOB, "training", "A spec fine-tunes a model and reports its quality"),
+    Claim(ACCELERATOR_JOB, "accelerator", "The fine-tuning runs on the stage's accelerators"),
+    Claim(FABRIC_CHECK, "collectives", "Two nodes find each other, and their collectives give correct results"),
+    Claim(FABRIC_CHECK, "fabric", "The nodes communicate by HCCL or NCCL over the fabric of their type"),
+    Claim(RECLAIM, "resumes", "A training that loses its node continues from its checkpoint"),
+    Claim(RECLAIM, "spot", "The training also continues when EC2 itself reclaims a Spot instance"),
+    Claim(ISOLATION, "iam", "AWS denies a team's job access to the files of another team"),
+    Claim(WATCHED, "alerts", "Alarms, dashboard and metrics exist, and alarms have a recipient"),
+    Claim(WATCHED, "bill", "Budgets exist, and AWS's bill is split by tag"),
+    Claim(WATCHED, "costs", "AWS's bill by tag agrees with the receipts of the runs"),
+    Claim(DESTROY, "gone", "The stage is deleted, and only resources that are meant to stay are left"),
 )
 
 STEPS = tuple(dict.fromkeys(claim.step for claim in CLAIMS))
-"""All steps, in their order."""
+"""All steps in order."""
 
 
 class Evidence(BaseModel):
-    """What was seen of a claim."""
+    """The evidence for a claim."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,7 +63,7 @@ class Evidence(BaseModel):
     outcome: Outcome
     text: str
     ids: dict[str, str] = {}
-    """AWS's ids of what was seen, by what it is."""
+    """AWS's ids of the resources involved, by their role."""
 
 
 class StepRecord(BaseModel):
@@ -73,26 +73,26 @@ class StepRecord(BaseModel):
 
     name: str
     usd: float = 0.0
-    """The most that it may cost."""
+    """Maximum cost of the step."""
     started_at: datetime | None = None
     ended_at: datetime | None = None
     outcome: Outcome = NOT_REACHED
     evidence: list[Evidence] = []
     error: str = ""
     ids: dict[str, str] = {}
-    """What the step has made, by which it is found again and undone."""
+    """Ids of the resources that the step created, used to find and undo them."""
     needs_undo: bool = False
-    """Whether something of it may still be there."""
+    """Whether resources of the step may still exist."""
     undo_error: str = ""
 
     @property
     def done(self) -> bool:
-        """Return whether it reached its end; what could not be proven by then is no reason to repeat it."""
+        """Return whether the step ran to its end; it is not repeated for claims that it could not prove."""
         return self.outcome in (PROVEN, NOT_PROVEN)
 
 
 class AcceptanceRecord(BaseModel):
-    """An acceptance run, as its state file and its report have it."""
+    """An acceptance run, as stored in its state file and shown in its report."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -102,10 +102,10 @@ class AcceptanceRecord(BaseModel):
     emulated: bool
     max_usd: float
     keep: bool = False
-    """Whether the stage stays."""
+    """Whether to keep the stage."""
     started_at: datetime
     metered_at: datetime | None = None
-    """The time up to which `spent_usd` counts."""
+    """Time up to which `spent_usd` is counted."""
     spent_usd: float = 0.0
     steps: list[StepRecord]
 
@@ -122,12 +122,12 @@ def claims_of(step: str) -> list[Claim]:
 
 
 def outcome_of(evidence: Iterable[Evidence]) -> Outcome:
-    """Return the outcome of a step that has reached its end: proven if all of its claims are."""
+    """Return the outcome of a step that ran to its end: proven if all its claims are."""
     return PROVEN if all(found.outcome == PROVEN for found in evidence) else NOT_PROVEN
 
 
 def claim_outcomes(record: AcceptanceRecord) -> list[tuple[Claim, Outcome, Evidence | None]]:
-    """Return each claim with its outcome and its evidence. A claim without evidence has the outcome of its step."""
+    """Return each claim with its outcome and evidence. A claim without evidence has the outcome of its step."""
     found = []
     for claim in CLAIMS:
         step = record.step(claim.step)

@@ -1,12 +1,12 @@
-"""An artifact: files that one run made once, kept under what they were made from, and read by other runs.
+"""An artifact: files that one run produces and other runs read, stored by a fingerprint of their inputs.
 
-It lies below `s3://<run bucket>/<team>/artifacts/<kind>-<fingerprint>/`:
+Its folder is `s3://<run bucket>/<team>/artifacts/<kind>-<fingerprint>/`:
 
-    <file>                 one shard, or any other file
-    done/<file>.json       one `ArtifactFile`, written once that file is there: a restarted job makes the others only
+    <file>                 a shard or another file
+    done/<file>.json       one `ArtifactFile`, written when that file is complete: a restarted job skips the file
     manifest.json          one `Manifest`, written last: without it the artifact does not exist
 
-The run that made it, or found that it exists, has `artifact.json` in its own folder: one `Pointer`.
+The run that produced the artifact, or found it already there, has a `Pointer` in its own folder: `artifact.json`.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from jobs.core.locations import S3Location, stays_below
 POINTER = "artifact.json"
 DONE = "done/"
 ARTIFACTS = "artifacts"
-"""Folder of a team's artifacts, beside its runs; no run's id is that short."""
+"""Folder of a team's artifacts, next to its runs. Run ids are longer, so the name cannot clash."""
 
 FINGERPRINT_IN_NAME = 16
-"""Digits of the fingerprint in an artifact's folder; the manifest has them all."""
+"""Digits of the fingerprint in the name of an artifact's folder; the manifest has all digits."""
 
 
 class _Record(BaseModel):
@@ -37,22 +37,22 @@ class ArtifactFile(_Record):
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     counts: dict[str, int] = Field(default_factory=dict)
-    """Numbers of what is in the file: documents, tokens, …"""
+    """What the file contains: number of documents, tokens, …"""
 
 
 class Manifest(_Record):
-    """The manifest of an artifact: its kind, what it was made from and by, and its files."""
+    """The manifest of an artifact: kind, inputs, options, origin, and files."""
 
     kind: str
     version: int
     """Version of the kind's format."""
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
     options: dict[str, Any]
-    """Options that decide what is in the files."""
+    """Options that determine the content of the files."""
     inputs: dict[str, Any]
-    """Identity of each input: an artifact's fingerprint, a file's bytes and hash, the commit of a hub data set."""
+    """Identity of each input: an artifact's fingerprint, a file's size and hash, the commit of a hub data set."""
     provenance: dict[str, Any]
-    """The run that made it, and the sums over it; other runs that make the same may say something else here."""
+    """The run that produced the artifact, and totals. Not part of the fingerprint: another run may have other values."""
     files: dict[str, ArtifactFile]
 
     @field_validator("files")
@@ -60,7 +60,7 @@ class Manifest(_Record):
     def _below_its_folder(cls, files: dict[str, ArtifactFile]) -> dict[str, ArtifactFile]:
         for name in files:
             if not stays_below(name):
-                raise ValueError(f"'{name}' is no file below an artifact's folder")
+                raise ValueError(f"'{name}' is not a file below the artifact's folder")
         return files
 
     @property
@@ -73,7 +73,7 @@ class Manifest(_Record):
 
 
 class Pointer(_Record):
-    """The record by which a run points to the artifact that it made."""
+    """A run's record of the artifact that it produced."""
 
     kind: str
     fingerprint: str
@@ -81,9 +81,9 @@ class Pointer(_Record):
 
 
 def fingerprint(kind: str, *, version: int, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return 64 digits that tell one artifact from all others: the same for the same values in any order of keys.
+    """Return 64 hex digits that identify an artifact, independent of the order of keys.
 
-    Raises TypeError for what is no JSON, ValueError for a number that JSON does not have.
+    Raises TypeError for values that JSON cannot represent, ValueError for NaN and infinity.
     """
     content = {"kind": kind, "version": version, "options": dict(options), "inputs": dict(inputs)}
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -91,18 +91,18 @@ def fingerprint(kind: str, *, version: int, options: Mapping[str, Any], inputs: 
 
 
 def content_fingerprint(identity: Mapping[str, Any]) -> str:
-    """Return 16 digits that tell the content of a file or a folder from any other, from what identifies its files."""
+    """Return 16 hex digits that identify the content of a file or folder, given the identities of its files."""
     return fingerprint("data", version=1, options={}, inputs=identity)[:FINGERPRINT_IN_NAME]
 
 
 def artifact_prefix(team: str, kind: str, fingerprint: str) -> str:
-    """Return the key prefix of an artifact in the run bucket, with its closing slash."""
+    """Return the key prefix of an artifact in the run bucket, with a trailing slash."""
     return f"{team}/{ARTIFACTS}/{kind}-{fingerprint[:FINGERPRINT_IN_NAME]}/"
 
 
 def location_in_team_of(run: S3Location, kind: str, fingerprint: str) -> S3Location:
-    """Return where an artifact lies that a run makes: beside the runs of its team, in the same bucket."""
+    """Return the location of an artifact that `run` produces: next to its team's runs, in the same bucket."""
     team, _, rest = run.key.partition("/")
     if not rest.strip("/"):
-        raise ValueError(f"{run} is not where a run lies: it should look like s3://bucket/team/run/")
+        raise ValueError(f"{run} is not the location of a run; it should look like s3://bucket/team/run/")
     return S3Location(run.bucket, artifact_prefix(team, kind, fingerprint))

@@ -1,40 +1,40 @@
-"""Every error a user may meet, and the exit code each one owns.
+"""Every error that a user can meet, and its exit code.
 
     TrainyardError          1    something the user can act on went wrong
     ├── JobFailedError      1    the job ran and failed
-    ├── MaybeSubmittedError 1    the answer to a submission was lost; the job may exist
+    ├── MaybeSubmittedError 1    the response to a submission was lost; the job may exist
     ├── UsageError          2    the command line or a spec is wrong
     ├── ConfigurationError  3    credentials, settings, a stage that is not deployed, no emulator
     ├── NotFoundError       4    a run, a file, a prefix that does not exist
-    ├── TimedOutError     124    a wait or a job ran out of its time
-    ├── Detached          130    the user pressed Ctrl-C; the job goes on
-    └── StoppedError      130    the user pressed Ctrl-C; what ran here was stopped
+    ├── TimedOutError     124    a wait or a job timed out
+    ├── Detached          130    the user pressed Ctrl-C; the job continues
+    └── StoppedError      130    the user pressed Ctrl-C; the local process was stopped
 
-A container has exit codes of its own, since AWS Batch decides by them whether to start it again:
-0 done, 1 the job's own fault (never retried), `INTERRUPTED_EXIT_CODE` "interrupted, resume me" (retried), and of a
-sweep's worker `SWEEP_OVER_EXIT_CODE` (never retried).
+A container has different exit codes, because AWS Batch uses them to decide whether to retry the job: 0 for success, 1
+for the job's own error (never retried), `INTERRUPTED_EXIT_CODE` for "interrupted, resume me" (retried), and
+`SWEEP_OVER_EXIT_CODE` from a sweep's worker (never retried).
 """
 
 import difflib
 from collections.abc import Iterable, Sequence
 
 INTERRUPTED_EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h: a temporary failure, the caller is invited to try again."""
+"""EX_TEMPFAIL of sysexits.h: a temporary failure, after which the caller should try again."""
 
 SWEEP_OVER_EXIT_CODE = 3
-"""A worker of a sweep found no point left to begin, and not all of its points have succeeded."""
+"""The worker found no point of the sweep left to start, and not all points have succeeded."""
 
 _MOST_NAMED = 16
-"""A longer list of names helps nobody."""
+"""Longer lists of names are not printed."""
 
 
 class TrainyardError(Exception):
-    """Base of all: its message says what, where and what next, and is printed without a traceback."""
+    """Base class. Its message names what is wrong, where, and what to do next; it is printed without a traceback."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, next_step: str | None = None) -> None:
-        """`next_step` is the command or edit that gets the user further; it is printed on a line of its own."""
+        """Store the message and `next_step`: the command or edit that solves the problem, printed on a separate line."""
         super().__init__(message)
         self.next_step = next_step
 
@@ -48,7 +48,7 @@ class JobFailedError(TrainyardError):
 
 
 class MaybeSubmittedError(TrainyardError):
-    """The answer to a submission was lost, and nobody could tell whether the job exists."""
+    """The response to a submission was lost, so the job may or may not exist."""
 
 
 class UsageError(TrainyardError):
@@ -58,7 +58,7 @@ class UsageError(TrainyardError):
 
 
 class ConfigurationError(TrainyardError):
-    """Credentials, settings, or something that should have been deployed or started first."""
+    """Credentials or settings are wrong, or something must be deployed or started first."""
 
     exit_code = 3
 
@@ -70,27 +70,27 @@ class NotFoundError(TrainyardError):
 
 
 class TimedOutError(TrainyardError):
-    """A wait, or the job itself, ran out of its time."""
+    """A wait, or the job itself, timed out."""
 
     exit_code = 124
 
 
-class Detached(TrainyardError):  # noqa: N818 - not an error: the job goes on
-    """The user stopped watching; the job goes on."""
+class Detached(TrainyardError):  # noqa: N818 - not an error: the job continues
+    """The user stopped watching; the job continues."""
 
     exit_code = 130
 
 
 class StoppedError(TrainyardError):
-    """The user stopped what ran on this machine."""
+    """The user stopped a process on this machine."""
 
     exit_code = 130
 
 
 def raise_all(errors: Sequence[TrainyardError]) -> None:
-    """Raise one error that says all of them, each with what next; nothing where there are none.
+    """Raise one error with the messages and next steps of all `errors`. Do nothing if there are none.
 
-    Its exit code is theirs where they have the same, else that of the wrong usage.
+    The exit code is theirs if they share one, else that of UsageError.
     """
     if len(errors) == 1:
         raise errors[0]
@@ -102,9 +102,9 @@ def raise_all(errors: Sequence[TrainyardError]) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` with what `word` is the beginning of, else with what is closest to it.
+    """Return `"; did you mean 'x'?"` with the names that start with `word`, else with the closest one.
 
-    Where there is neither, the whole list when it is short, or nothing.
+    If there is neither, return the whole list if it is short, else an empty string.
     """
     names = sorted(known)
     meant = [name for name in names if word and name.startswith(word)]
@@ -114,5 +114,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         *others, last = (f"'{name}'" for name in meant)
         return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
     if names and len(names) <= _MOST_NAMED:
-        return "; there is " + ", ".join(f"'{name}'" for name in names)
+        return "; available: " + ", ".join(f"'{name}'" for name in names)
     return ""

@@ -1,7 +1,7 @@
-"""What a folder holds besides the bytes of its files: symbolic links inside it, and when each part was last changed.
+"""The symbolic links and modification times of a folder, which S3 cannot store.
 
-S3 has neither, so both are kept as JSON beside the files. What comes from S3 is not trusted: no link is made that leads
-out of its folder.
+Both are stored as JSON next to the files. Data from S3 is not trusted: a link that would lead out of its folder is never
+created.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ class Listing(BaseModel):
     links: dict[str, str] = {}
     """The target of each symbolic link, relative to the link's own folder."""
     times: dict[str, int] = {}
-    """When each file and folder was last changed, in nanoseconds since the epoch."""
+    """Modification time of each file and folder, in nanoseconds since the epoch."""
 
 
 class Contents(NamedTuple):
-    """What was found in a folder. All names are relative to it."""
+    """The contents of a folder. All names are relative to it."""
 
     files: dict[str, os.stat_result]
     folders: dict[str, os.stat_result]
     links: dict[str, str]
     left_out: dict[str, str]
-    """Why each of the rest cannot be kept."""
+    """Everything that cannot be stored, with the reason."""
 
 
 def contents(root: Path, *, part: Path | None = None, skipped: Callable[[str], bool] = lambda _: False) -> Contents:
-    """List the folder `root`, or only the file or folder `part` of it. Links are not followed.
+    """List the folder `root`, or only its file or folder `part`. Links are not followed.
 
-    Folders whose relative name is `skipped` are not listed.
+    Folders for whose relative name `skipped` returns True are not listed.
     """
     found = Contents({}, {}, {}, {})
     waiting = [part or root]
@@ -62,7 +62,7 @@ def contents(root: Path, *, part: Path | None = None, skipped: Callable[[str], b
                 found.links[name] = target
             else:
                 found.left_out[name] = f"a link to {path.readlink()}"
-        except FileNotFoundError:  # removed since it was listed
+        except FileNotFoundError:  # deleted since it was listed
             continue
         except OSError as error:
             found.left_out[name] = error.strerror or str(error)
@@ -70,9 +70,9 @@ def contents(root: Path, *, part: Path | None = None, skipped: Callable[[str], b
 
 
 def inner_target(root: Path, link: Path) -> str | None:
-    """Return what a link points to, relative to its folder; None unless that exists inside `root`.
+    """Return a link's target relative to the link's folder, or None unless the target exists inside `root`.
 
-    A link to a folder that contains the link counts as leading nowhere.
+    Also None for a link to a folder that contains the link itself.
     """
     if not link.exists():
         return None
@@ -84,7 +84,7 @@ def inner_target(root: Path, link: Path) -> str | None:
 
 
 def listing_of(links: Mapping[str, str], times: Mapping[str, int]) -> Listing:
-    """Return the listing of a folder, without names that JSON cannot hold, since they are not UTF-8."""
+    """Return the listing of a folder, without names that are not UTF-8, which JSON cannot represent."""
     return Listing(
         links={name: target for name, target in links.items() if _is_text(name + target)},
         times={name: time_ns for name, time_ns in times.items() if _is_text(name)},
@@ -92,9 +92,9 @@ def listing_of(links: Mapping[str, str], times: Mapping[str, int]) -> Listing:
 
 
 def make_links(root: Path, links: Mapping[str, str]) -> dict[str, str]:
-    """Make those of the links that stay inside `root` and whose target exists. Return why each of the rest was not.
+    """Create the links that stay inside `root` and whose target exists. Return the other links with the reason.
 
-    A link that is there already is replaced, a file or a folder is not.
+    Existing links are replaced; existing files and folders are not.
     """
     refused = {name: "it leads out of its folder" for name, target in links.items() if not _stays_inside(name, target)}
     waiting = {name: target for name, target in sorted(links.items()) if name not in refused}
@@ -106,9 +106,9 @@ def make_links(root: Path, links: Mapping[str, str]) -> dict[str, str]:
             if any(parent.is_symlink() for parent in path.parents if parent != root and root in parent.parents):
                 refused[name] = "it is below another link"
             elif path.exists() and not path.is_symlink():
-                refused[name] = "there is something else of that name"
+                refused[name] = "a file or folder of that name exists"
             elif not _has_folder(path) or not os.path.lexists(path.parent / target):
-                continue  # it may be a link that is yet to be made
+                continue  # the target may be a link that is created later
             else:
                 path.unlink(missing_ok=True)
                 path.symlink_to(target)
@@ -117,20 +117,20 @@ def make_links(root: Path, links: Mapping[str, str]) -> dict[str, str]:
                     refused[name] = "it leads out of its folder"
             del waiting[name]
             made = True
-    return refused | dict.fromkeys(waiting, "what it points to is not there")
+    return refused | dict.fromkeys(waiting, "its target does not exist")
 
 
 def set_times(root: Path, times: Mapping[str, int], *, folders: bool) -> None:
-    """Set when the files below `root` were last changed, or the `folders`: the oldest first, so that ctime agrees."""
+    """Set the modification times of files (or of `folders`) below `root`, oldest first, so that ctime has the same order."""
     for name, time_ns in sorted(times.items(), key=lambda item: item[1]):
         path = root / name
         if stays_below(name) and path.is_dir() == folders and not path.is_symlink():
-            with contextlib.suppress(OSError, OverflowError):  # it is not there, or no time of this file system
+            with contextlib.suppress(OSError, OverflowError):  # missing, or a time that the file system cannot store
                 os.utime(path, ns=(time_ns, time_ns))
 
 
 def _has_folder(path: Path) -> bool:
-    """Make the folder of a file: one that held nothing but links is not there. Return False where a file is."""
+    """Create the parent folder, which is missing if it contained only links. Return False if a file is in the way."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -139,7 +139,7 @@ def _has_folder(path: Path) -> bool:
 
 
 def _stays_inside(name: str, target: str) -> bool:
-    """Return whether a link's name and target, as they were read, can only mean something inside the folder."""
+    """Return whether a link's name and target, as stored, can only refer to something inside the folder."""
     parts = target.split("/")
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     return (
@@ -148,7 +148,7 @@ def _stays_inside(name: str, target: str) -> bool:
 
 
 def shown_name(name: str) -> str:
-    """Return a file's name for a message, with escapes for bytes that are not UTF-8 and for control characters."""
+    """Return a file name for a message, with escapes for invalid UTF-8 and control characters."""
     text = os.fsencode(name).decode(errors="backslashreplace")
     return shortened(printable(text).replace("\n", "\\n"))
 

@@ -1,8 +1,17 @@
-"""The one place that runs git. Nothing that a folder or a repository configures is run by it.
+"""The only module that runs git, and the revision of the sources that images are built from.
 
-A folder may come from anybody: an archive, a clone, a shared disk. Its configuration can name commands for git to run
-(core.fsmonitor, hooks, filters), and so can a bare repository inside a clone. The user's own configuration stays in
-force, safe.directory above all.
+Git here runs no command that a folder or a repository configures. A folder may come from anyone: an archive, a clone, a
+shared disk. Its configuration can name commands for git to run (core.fsmonitor, hooks, filters), and so can a bare
+repository inside a clone. The user's own configuration applies, most importantly safe.directory.
+
+Image tags are `<release>-<revision>`. The revision depends on the content of the sources, not on a commit, so a shallow
+clone, a merge or a revert has the revision of its content. To print the revision of a commit, run this in the root of
+the repository:
+
+    git rev-parse COMMIT:images COMMIT:jobs COMMIT:trainyard | sha256sum | cut -c 1-12
+
+Without git (CodeBuild gets the source without its history), the environment variable TRAINYARD_REVISION sets the
+revision. A work tree with changes also has its own revision, so that one tag is always one content.
 """
 
 import functools
@@ -20,7 +29,7 @@ from jobs.core.errors import ConfigurationError, TrainyardError
 SECONDS = 60.0
 
 _SETTINGS = {
-    "safe.bareRepository": "explicit",  # git 2.38; an older git obeys such a repository, whose commands are off below
+    "safe.bareRepository": "explicit",  # git 2.38; older versions read bare repositories, whose commands are off below
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
     "submodule.recurse": "false",
@@ -31,13 +40,13 @@ _SETTINGS = {
 _FILTER_KEYS = ("clean", "smudge", "process", "required")
 
 _KEPT_VARIABLES = ("GIT_SSL_", "GIT_CONFIG_", "GIT_TRACE", "GIT_EXEC_PATH", "GIT_CEILING_", "GIT_DISCOVERY_")
-"""Variables of git that are the user's. The others name a repository, as in a hook, or a program to run."""
+"""Git variables that are passed on. The others name a repository, as inside a hook, or a program to run."""
 
 _VARIABLES = {
     "GIT_ASKPASS": "",
     "GIT_LFS_SKIP_SMUDGE": "1",
     "GIT_NO_LAZY_FETCH": "1",
-    "GIT_OPTIONAL_LOCKS": "0",  # others may work with the same index meanwhile
+    "GIT_OPTIONAL_LOCKS": "0",  # another process may be using the index
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
     "SSH_ASKPASS": "",
@@ -50,10 +59,10 @@ def run_git(
     stdin: bytes = b"",
     accepted: tuple[int, ...] = (0,),
 ) -> str:
-    """Return what git prints in a folder.
+    """Run git in a folder and return its output. Git cannot contact another repository.
 
-    It reaches no other repository. `accepted` are the exit codes of success.
-    Raises CalledProcessError if git refuses, OSError if it cannot be started, TimeoutExpired after SECONDS.
+    `accepted` are the exit codes that count as success. Raises CalledProcessError for other exit codes, OSError if git
+    cannot be started, TimeoutExpired after SECONDS.
     """
     environment = {name: value for name, value in os.environ.items() if _is_kept(name)}
     environment |= {**_VARIABLES, "GIT_ALLOW_PROTOCOL": "none"}
@@ -64,11 +73,11 @@ def run_git(
 
 
 def git_error(error: OSError | subprocess.SubprocessError) -> str:
-    """Return git's own words for what `run_git` raised, on one line."""
+    """Return the message of an error that `run_git` raised, on one line."""
     if isinstance(error, FileNotFoundError):
         return "git is not installed"
     if isinstance(error, subprocess.TimeoutExpired):
-        return f"git did not answer within {error.timeout:.0f} s"
+        return f"git did not respond within {error.timeout:.0f} s"
     if isinstance(error, subprocess.CalledProcessError):
         lines = [line.strip() for line in error.stderr.splitlines() if line.strip()]
         return lines[0] if lines else f"git ended with exit code {error.returncode}"
@@ -76,9 +85,9 @@ def git_error(error: OSError | subprocess.SubprocessError) -> str:
 
 
 def repository_of(folder: Path) -> Path | None:
-    """Return the nearest folder, at or above this one, that has a `.git`. None: there is no repository.
+    """Return the nearest folder, at or above this one, that contains `.git`; None if there is no repository.
 
-    Without git's help, so that a git that fails is never taken for a folder without a repository.
+    This does not run git, so that an error of git is never mistaken for a folder without a repository.
     """
     ceilings = os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep)
     folder = folder.resolve()
@@ -92,7 +101,7 @@ def repository_of(folder: Path) -> Path | None:
 
 @contextmanager
 def empty_repository() -> Iterator[Path]:
-    """Give a new repository with nothing in it and no configuration but the user's, inside the `with` block."""
+    """Create an empty repository for the duration of the `with` block, configured only by the user's settings."""
     with tempfile.TemporaryDirectory(prefix="trainyard-git-") as name:
         folder = Path(name)
         run_git("init", "--quiet", "--template=", folder=folder)
@@ -108,14 +117,14 @@ def _flags(settings: Mapping[str, str]) -> list[str]:
 
 
 def _filters_off(keys: str) -> dict[str, str]:
-    """Return the settings that turn off each filter of the configuration: a repository's .gitattributes choose them."""
+    """Return settings that disable every configured filter, because a repository's .gitattributes can select them."""
     found = {}
     for key in keys.split("\0"):
         section, _, rest = key.partition(".")
         name, _, variable = rest.rpartition(".")
         if section == "filter" and variable in _FILTER_KEYS:
-            if "=" in name:  # `-c` would take what is behind it for the value
-                raise subprocess.CalledProcessError(128, "git", stderr=f"its filter '{name}' cannot be turned off")
+            if "=" in name:  # `-c` would take the text after it as the value
+                raise subprocess.CalledProcessError(128, "git", stderr=f"its filter '{name}' cannot be disabled")
             found[key] = "false" if variable == "required" else ""
     return found
 
@@ -139,15 +148,15 @@ def _run(
 ROOT = Path(__file__).parents[2]
 
 SOURCES = ("images", "jobs", "trainyard")
-"""What of this repository an image is built from: Docker's build context, and what decides the revision."""
+"""The folders that images are built from: they are Docker's build context and determine the revision."""
 
 NOT_SOURCES = ("**/__pycache__", "**/*.pyc", "**/.*")
-"""What lies between the sources and gets into no image, in the words of .dockerignore, which are git's too."""
+"""Files between the sources that are not copied into images, as patterns that both .dockerignore and git accept."""
 
 REVISION_VARIABLE = "TRAINYARD_REVISION"
 
 _REVISION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""What a tag of an image may hold after a release and a hyphen; Docker allows 128 characters in all."""
+"""Allowed in an image tag after the release and a hyphen; Docker allows 128 characters in total."""
 
 _DIRTY = "-dirty-"
 _DIGITS = 12
@@ -155,11 +164,11 @@ _DIRTY_DIGITS = 8
 
 
 def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the revision of the sources under `root`: 12 digits of a hash of what the last commit has of them.
+    """Return the revision of the sources under `root`: 12 hex digits of a hash of their trees in the last commit.
 
-    Where they differ from that commit, by a file that git does not know too, `-dirty-` and 8 digits of a hash of what
-    differs follow. Raises ConfigurationError where neither git nor TRAINYARD_REVISION knows it, TrainyardError where
-    git does not answer.
+    If files differ from that commit, including untracked ones, `-dirty-` and 8 hex digits of a hash of the differences
+    follow. Raises ConfigurationError if neither git nor TRAINYARD_REVISION gives a revision, TrainyardError if git does
+    not respond.
     """
     try:
         return _revision_in_git(root)
@@ -167,30 +176,30 @@ def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.envir
         reason = git_error(error)
     except subprocess.TimeoutExpired as error:
         raise TrainyardError(
-            f"git did not answer within {error.timeout:.0f} s what differs in {root} from its last commit",
-            next_step=f"see what 'git -C {root} status' waits for, then the same command again",
+            f"git did not list the changes in {root} within {error.timeout:.0f} s",
+            next_step=f"find out what 'git -C {root} status' is waiting for, then run the command again",
         ) from None
     given = environment.get(REVISION_VARIABLE, "")
     if not given:
         raise ConfigurationError(
-            f"the revision of {root} is not known, and images are tagged by it: {reason}",
-            next_step=f"build in a clone of the repository, or set {REVISION_VARIABLE} to the commit it was taken from",
+            f"the revision of {root}, which image tags contain, is unknown: {reason}",
+            next_step=f"build in a clone of the repository, or set {REVISION_VARIABLE} to the commit of this copy",
         )
     if not _REVISION_PATTERN.fullmatch(given):
         raise ConfigurationError(
             f"{REVISION_VARIABLE}={given!r} cannot be part of an image's tag",
-            next_step="give a revision or a commit's hash: at most 64 letters, digits, '.', '_' and '-'",
+            next_step="set it to a revision or a commit hash: at most 64 letters, digits, '.', '_' and '-'",
         )
     return given
 
 
 def is_dirty(revision: str) -> bool:
-    """Return whether a revision is of sources that differ from the last commit's."""
+    """Return whether the sources of a revision differ from the last commit."""
     return _DIRTY in revision
 
 
 def source_commit(root: Path = ROOT) -> str | None:
-    """Return the hash of the last commit; None where git does not tell."""
+    """Return the hash of the last commit, or None if git cannot read it."""
     try:
         return run_git("rev-parse", "HEAD", folder=root).strip()
     except (OSError, subprocess.SubprocessError):
@@ -198,19 +207,19 @@ def source_commit(root: Path = ROOT) -> str | None:
 
 
 def image_tag(release: str, revision: str) -> str:
-    """Return the tag of every image of a release that is built from one revision."""
+    """Return the tag of the images of a release that are built from a revision."""
     return f"{release}-{revision}"
 
 
 def local_name(image: str, tag: str) -> str:
-    """Return the name by which the Docker engine of this machine knows an image."""
+    """Return the name of an image on the local Docker engine."""
     return f"trainyard/{image}:{tag}"
 
 
 def _revision_in_git(root: Path) -> str:
-    """Return the revision as git knows it.
+    """Return the revision from git.
 
-    Raises what `run_git` does, and CalledProcessError where the last commit has no sources in this folder.
+    Raises the errors of `run_git`, and CalledProcessError if the last commit has no sources in this folder.
     """
     trees = run_git("rev-parse", *(f"HEAD:./{name}" for name in SOURCES), folder=root)
     revision = hashlib.sha256(trees.encode()).hexdigest()[:_DIGITS]
@@ -219,16 +228,16 @@ def _revision_in_git(root: Path) -> str:
 
 
 def _changed(root: Path) -> Iterator[str]:
-    """Find the sources below `root` that are not as the last commit has them."""
+    """Yield the sources below `root` that differ from the last commit."""
     excluded = [f"--exclude={pattern}" for pattern in NOT_SOURCES]
     names_only = ("--name-only", "--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
     yield from _paths(run_git("diff", *names_only, "--relative", "-z", "HEAD", "--", *SOURCES, folder=root))
-    # Not what .gitignore names, but what Docker does not see: an ignored file gets into the image all the same.
+    # Exclude what Docker excludes, not what .gitignore names: git-ignored files are copied into the image.
     yield from _paths(run_git("ls-files", "--others", "-z", *excluded, "--", *SOURCES, folder=root))
 
 
 def _content(root: Path, paths: list[str]) -> str:
-    """Return a hash of the files as they are now, with what git keeps of their mode."""
+    """Return a hash of the files' current content, with the part of their mode that git keeps."""
     digest = hashlib.sha256()
     for name in paths:
         path = root / name

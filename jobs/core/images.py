@@ -1,7 +1,14 @@
-"""The images and which is built on which, read from the Dockerfiles, so that a new image is one folder.
+"""The images and their releases: parents and children from the Dockerfiles, versions from images/releases.toml.
 
-images/<name>/Dockerfile with `ARG BASE_IMAGE` is the image <name>. One with `ARG PARENT_IMAGE` is a child: it adds
-something (a notebook) to whichever of those it is built on, and so is one image for each: <parent>-<name>.
+A new image is one folder. images/<name>/Dockerfile with `ARG BASE_IMAGE` is the image <name>. A Dockerfile with `ARG
+PARENT_IMAGE` is a child: it adds something (a notebook) to each of the other images, which makes one image per parent,
+<parent>-<name>.
+
+A release is a row of images/releases.toml: one Gaudi software version with all versions that must match it. One row is
+the default.
+
+python -m jobs.core.images [RELEASE]   prints the build arguments of images/*/Dockerfile for a release, one per line
+python -m jobs.core.images --table     prints the available releases as the table of images/README.md
 """
 
 import functools
@@ -24,17 +31,17 @@ IMAGES_FOLDER = Path(__file__).parents[2] / "images"
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """One image that can be built, for each release."""
+    """An image; it can be built for each release."""
 
     name: str
     folder: str
-    """Its folder under images/."""
+    """Folder under images/."""
     parent: str | None
-    """Name of the image that it is built on; None: on a base from elsewhere."""
+    """Name of the parent image. None if it is built on an external base image."""
 
     @property
     def root(self) -> str:
-        """The image at its bottom, which the rows of jobs/core/instance_types.json name."""
+        """Return the name of the bottom image, which the rows of jobs/core/instance_types.json refer to."""
         return self.parent or self.name
 
     @property
@@ -44,7 +51,7 @@ class Image:
 
 @functools.cache
 def images() -> Mapping[str, Image]:
-    """Return all images by name, each after the one that it is built on."""
+    """Return all images by name, parents before their children."""
     texts = {path.parent.name: path.read_text() for path in sorted(IMAGES_FOLDER.glob("*/Dockerfile"))}
     children = [folder for folder, text in texts.items() if re.search(r"^ARG PARENT_IMAGE\b", text, re.MULTILINE)]
     roots = [Image(name=folder, folder=folder, parent=None) for folder in texts if folder not in children]
@@ -57,7 +64,7 @@ def images() -> Mapping[str, Image]:
 
 
 def image(name: str) -> Image:
-    """The image called `name`. Raises UsageError with the closest name if there is none."""
+    """Return the image called `name`. Raises UsageError with the closest name if there is none."""
     try:
         return images()[name]
     except KeyError:
@@ -65,46 +72,46 @@ def image(name: str) -> Image:
 
 
 def with_descendants(name: str) -> tuple[Image, ...]:
-    """The image called `name` and all that are built on it, in the order of building. Raises UsageError as `image`."""
-    return tuple(one for one in images().values() if image(name).name in (one.name, one.parent))
+    """Return the image called `name` and its children, in build order. Raises UsageError like `image`."""
+    return tuple(each for each in images().values() if image(name).name in (each.name, each.parent))
 
 
 def child_name(root: str, child: str | None) -> str:
-    """Return the name of the image that folder `child` makes of `root`; without a child, of `root` itself."""
+    """Return the name of the image that folder `child` builds on `root`, or of `root` itself if `child` is None."""
     return f"{root}-{child}" if child else root
 
 
 RELEASES_FILE = Path(__file__).parents[2] / "images" / "releases.toml"
 
 MINIMUM_PYTHON = "3.10"
-"""What the code that runs in the container needs (`requires-python` of pyproject.toml)."""
+"""The oldest Python that the code in the container runs on (`requires-python` of pyproject.toml)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A Gaudi software release, and the versions that belong together in it."""
+    """A Gaudi software release and the versions that belong to it."""
 
     name: str
     build: int
     gaudi: tuple[int, ...]
-    """Generations of the hardware it supports."""
+    """Supported generations of the hardware."""
     os: str
     python: str
     pytorch: str
     optimum_habana: str
     transformers: str
     accelerate: str | None = None
-    """None only in history: the first optimum-habana did without it."""
+    """None only in history: the first optimum-habana did not use it."""
     deepspeed: str | None = None
     """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; None only in history."""
     deepspeed_commit: str | None = None
-    """The commit that the tag stood for when somebody read it; None where nobody has."""
+    """The commit of that tag when it was last looked up; None if it never was."""
     why: str = ""
-    """The reason to choose it; empty only in history."""
+    """The reason to choose this release; empty only in history."""
 
     @property
     def base_image(self) -> str:
-        """Return the name of Habana's PyTorch image of this release; images/locks/bases.txt has its digest."""
+        """Return the name of Habana's PyTorch image for this release; images/locks/bases.txt has its digest."""
         return (
             f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
             f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
@@ -112,12 +119,12 @@ class Release:
 
     @property
     def package_version(self) -> str:
-        """Return the version of Habana's Debian packages of this release, the driver among them."""
+        """Return the version of Habana's Debian packages of this release, including the driver."""
         return f"{self.name}-{self.build}"
 
     @property
     def build_arguments(self) -> dict[str, str]:
-        """Return the build arguments of this release; a Dockerfile declares those that it needs as `ARG`."""
+        """Return the build arguments of this release; each Dockerfile declares the ones it needs as `ARG`."""
         return {
             "RELEASE": self.name,
             "HABANA_IMAGE": self.base_image,
@@ -131,12 +138,12 @@ class Release:
 
 
 def releases() -> dict[str, Release]:
-    """Return the rows that can be chosen, by name, in the order of the file."""
+    """Return the available releases by name, in the order of the file."""
     return _rows("releases")
 
 
 def history() -> dict[str, Release]:
-    """Return the rows that are kept as a record and cannot be chosen, by name, in the order of the file."""
+    """Return past releases, which can no longer be chosen, by name, in the order of the file."""
     return _rows("history")
 
 
@@ -147,13 +154,13 @@ def _rows(table: str) -> dict[str, Release]:
 
 @cache
 def _tables() -> dict[str, Any]:
-    """Return what the file holds, read once: a synthesis asks for releases a hundred times."""
+    """Read the file once: one CDK synthesis looks up releases a hundred times."""
     tables: dict[str, Any] = tomllib.loads(RELEASES_FILE.read_text())
     return tables
 
 
 def release(name: str | None = None) -> Release:
-    """Return the row called `name`, or the default one.
+    """Return the release called `name`, or the default release.
 
     Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
     """
@@ -161,18 +168,19 @@ def release(name: str | None = None) -> Release:
     name = name or str(_tables()["default"])
     if name in past:
         raise ConfigurationError(
-            f"release '{name}' is history: {_why_history(past[name])}", next_step=f"choose one of {', '.join(rows)}"
+            f"release '{name}' is no longer available: {_why_history(past[name])}",
+            next_step=f"choose one of {', '.join(rows)}",
         )
     try:
         return rows[name]
     except KeyError:
-        raise UsageError(f"release '{name}' has no row{did_you_mean(name, rows)}") from None
+        raise UsageError(f"unknown release '{name}'{did_you_mean(name, rows)}") from None
 
 
 def release_for(row: InstanceType, name: str | None = None) -> Release:
-    """Return the release called `name` (or the default one), if its software runs on the accelerators of `row`.
+    """Return the release called `name`, or the default release, after checking that it supports the instance type.
 
-    Raises UsageError where there is no such release, ConfigurationError where it dropped the row's generation of Gaudi.
+    Raises UsageError if there is no such release, ConfigurationError if it does not support the row's Gaudi generation.
     """
     chosen = release(name)
     if row.gaudi_generation is None or row.gaudi_generation in chosen.gaudi:
@@ -186,16 +194,16 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
 
 
 def pytorch_of(row: InstanceType, name: str | None) -> str | None:
-    """Return the version of PyTorch with which jobs run on `row` in a stage of the release called `name`.
+    """Return the PyTorch version that jobs run with on `row` in a stage with the release called `name`.
 
-    None where the release does not say: the images of instances without HPUs bring a later one of their own.
+    None for instances without HPUs, whose images have a later version that does not depend on the release.
     """
     chosen = releases().get(name or "")
     return chosen.pytorch if chosen is not None and row.gaudi_generation is not None else None
 
 
 def check_image(root: str, chosen: Release) -> None:
-    """Raise ConfigurationError where the image runs only on instance types that the release does not fit."""
+    """Raise ConfigurationError if the image runs only on instance types that the release does not support."""
     rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
     if rows and all(row.gaudi_generation not in {None, *chosen.gaudi} for row in rows):
         release_for(rows[0], chosen.name)
@@ -207,8 +215,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _why_history(row: Release) -> str:
     if _numbers(row.python) < _numbers(MINIMUM_PYTHON):
-        return f"its image carries Python {row.python}, and jobs/container needs {MINIMUM_PYTHON}"
-    return "no packages are locked for it"
+        return f"its image has Python {row.python}, but jobs/container needs {MINIMUM_PYTHON}"
+    return "it has no lock files"
 
 
 _COLUMNS: Mapping[str, Callable[[Release], str]] = {
@@ -221,11 +229,11 @@ _COLUMNS: Mapping[str, Callable[[Release], str]] = {
     "accelerate": lambda row: row.accelerate or "",
     "DeepSpeed": lambda row: row.deepspeed or "",
 }
-"""The middle columns of the table, by their heading."""
+"""The middle columns of the table by heading."""
 
 
 def table() -> str:
-    """Return the rows that can be chosen as a table in Markdown: why one would, and where each is refused."""
+    """Return the available releases as a Markdown table, with the reason to choose each and where it is rejected."""
     lines = [("Release", "Reason to choose it", *_COLUMNS, "Refused"), ("---",) * (len(_COLUMNS) + 3)]
     for row in releases().values():
         name = f"**{row.name}** (default)" if row.name == release().name else row.name

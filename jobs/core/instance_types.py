@@ -1,11 +1,11 @@
-"""The EC2 instance types a stage can train on: one row of instance_types.json each, from which the rest derives.
+"""The EC2 instance types that a stage can train on: one row of instance_types.json each.
 
-The rows are JSON because the container has Python 3.10, which reads no TOML. Receipts repeat the day and the source of
-a row's prices beside every figure that they derive.
+To add an instance type, add a row. The rows are JSON because the container's Python 3.10 cannot read TOML. Receipts
+quote the date and the source of a row's prices next to each amount.
 
-The CUDA rows have vCPUs, memory, cards, disks and zones as EC2 answers them (DescribeInstanceTypes and
-DescribeInstanceTypeOfferings). None has V100 cards (P3): PyTorch's wheel on PyPI, which the image cuda installs, is
-built with CUDA 13, and that has no code for cards older than Turing (compute capability 7.5).
+The vCPUs, memory, cards, disks and zones of the CUDA rows are EC2's own data (DescribeInstanceTypes and
+DescribeInstanceTypeOfferings). There is no row with V100 cards (P3): PyTorch's wheel on PyPI, which the image cuda
+installs, is built with CUDA 13, which does not support cards older than Turing (compute capability 7.5).
 """
 
 import json
@@ -19,79 +19,81 @@ from jobs.core.errors import UsageError, did_you_mean
 Accelerator = Literal["hpu", "cuda", "cpu"]
 
 ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA"]
-"""Families of AMIs as Batch calls them (API reference of Ec2Configuration)."""
+"""AMI families by Batch's names (API reference of Ec2Configuration)."""
 
 SCRATCH = "/scratch"
-"""Folder in which containers of jobs see the disks of their instance's own, if it has any."""
+"""Folder on the instance's local disks, if it has any, mounted into the containers of jobs."""
 
 STOP_TIMEOUT_SECONDS = 100
-"""Time between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of a notice's two minutes.
+"""Time between SIGTERM and SIGKILL, for a Spot notice and for a stopped job: most of the notice's two minutes.
 
-In it the ranks come to the end of their step, save, and upload what they saved; then the attempt's record is written.
+In that time the ranks finish their step, save, and upload the checkpoint; then the attempt's record is written.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """An EC2 instance type, as far as jobs and stacks need to know it."""
+    """The properties of an EC2 instance type that jobs and stacks need."""
 
     name: str
     """EC2's name."""
     accelerator: Accelerator
     """The accelerator that a process trains on; `hpu` is a Gaudi card."""
     accelerators: int
-    """Cards in one instance; 0 where it trains on its vCPUs."""
+    """Cards in one instance. 0 for types that train on vCPUs."""
     vcpus: int
     memory_mib: int
-    """All of the instance's memory."""
+    """Total memory of the instance."""
     job_memory_mib: int
-    """Memory that a job which owns the instance asks for: less than all, since ECS agent and kernel keep some back."""
+    """Memory that a job on the whole instance requests: less than the total, because ECS agent and kernel reserve some."""
     network_cards: int
-    """Cards that can carry an EFA interface each; 0 where the type has no EFA."""
+    """Network cards that can each have an EFA interface. 0 for types without EFA."""
     nvme_disks: int = 0
-    """Disks of its own, gone with the instance: scratch space, and Docker's."""
+    """Local disks, deleted with the instance: scratch space and Docker's storage."""
     image_type: ImageType = "ECS_AL2023"
-    """The family that its AMI belongs to, as Batch has to be told, whoever made it."""
+    """Family of the AMI, which Batch must be given even for a custom AMI."""
     machine_image: Literal["batch", "stage"] = "batch"
-    """Whose AMI it boots where the settings name none: AWS's newest of the family, or one that the stage builds."""
+    """The AMI to boot if the settings name none: AWS's newest of the family (batch), or one that the stage builds."""
     gaudi_generation: int | None = None
-    """The Gaudi that its cards are, which decides the software releases that fit; None where they are none."""
+    """Generation of the Gaudi cards, which determines the supported software releases. None for other cards."""
     card_teraflops: float | None = None
-    """Published peak of one card's matrix multiplication in bfloat16, dense, in TFLOP/s; None: not published."""
+    """Published peak of one card's dense bfloat16 matrix multiplication, in TFLOP/s. None if not published."""
     link_gigabytes_per_second: float | None = None
-    """Published speed of one card's links to the others of its instance, one way, in GB/s; None: it has no others."""
+    """Published one-way speed of one card's links to the other cards of the instance, in GB/s. None for a single card."""
     huge_pages: int = 0
-    """2 MiB pages that the accelerator's driver wants the kernel to set aside."""
+    """2 MiB huge pages that the accelerator's driver needs the kernel to reserve."""
     on_demand_quota_code: str
-    """Service Quotas' code of the vCPUs that instances of its family may have at the On-Demand price."""
+    """Service Quotas code of the limit on the family's On-Demand vCPUs."""
     spot_quota_code: str
+    """Service Quotas code of the limit on the family's Spot vCPUs."""
     zone_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """Region to the ids of the zones there that are known to offer it; a region is left out where nobody asked."""
+    """Region to the ids of zones known to offer the type. Regions that were never checked are missing."""
     image: str
-    """Folder under images/ whose image fits the accelerator."""
+    """Folder under images/ of the image for this accelerator."""
     on_demand_usd_per_hour: float
-    """US dollars for one instance in us-east-1 with Linux, as the Spot price."""
+    """Price of one Linux instance in us-east-1, in US dollars; the Spot price likewise."""
     spot_usd_per_hour: float
-    """The typical Spot price: where zones differ, the median of theirs."""
+    """Typical Spot price: the median over the zones."""
     price_date: str
     """The day on which the prices were read."""
     price_source: str
+    """Where the prices were read."""
     notes: str = ""
-    """Where the other figures come from, and what of them is unconfirmed."""
+    """Sources of the other numbers, and which of them are unconfirmed."""
 
     @property
     def processes(self) -> int:
-        """Return how many ranks fill one instance: one a card, else one a NUMA-sized 24 vCPUs (at least one)."""
+        """Return the ranks that fill one instance: one per card, or one per 24 vCPUs (a NUMA node), at least one."""
         return self.accelerators or max(1, self.vcpus // 24)
 
     @property
     def gpus(self) -> int:
-        """Return how many cards Batch counts as a resource of type GPU; it has no such type for HPUs."""
+        """Return the cards that Batch counts as GPU resources; it has no resource type for HPUs."""
         return self.accelerators if self.accelerator == "cuda" else 0
 
     @property
     def card(self) -> str:
-        """Return what people call one of its cards; a vCPU where it has none."""
+        """Return the name of one card: HPU or GPU, or vCPU for types without cards."""
         return {"hpu": "HPU", "cuda": "GPU", "cpu": "vCPU"}[self.accelerator]
 
 
@@ -107,11 +109,11 @@ INSTANCE_TYPES = {
 
 
 def instance_type(name: str) -> InstanceType:
-    """Return the row called `name`. Raises UsageError with the closest name if there is none."""
+    """Return the instance type called `name`. Raises UsageError with the closest name if there is none."""
     try:
         return INSTANCE_TYPES[name]
     except KeyError:
         raise UsageError(
-            f"instance type '{name}' has no row{did_you_mean(name, INSTANCE_TYPES)}",
-            next_step="add a row to jobs/core/instance_types.json, or name one that is there",
+            f"unknown instance type '{name}'{did_you_mean(name, INSTANCE_TYPES)}",
+            next_step="use a type of jobs/core/instance_types.json, or add a row there",
         ) from None

@@ -1,4 +1,4 @@
-"""What may be a class, and what may be text to put into one: the same for the command line and the container."""
+"""Which values are valid class labels and texts; the command line and the container use the same rules."""
 
 import json
 import re
@@ -7,31 +7,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 _WHOLE = re.compile(r"(0|-?[1-9]\d{0,17})(\.0+)?", re.ASCII)
-"""Text that an integer of 64 bits returns unchanged, and as a table without types writes it once a cell is missing."""
+"""Text that a 64-bit integer round-trips, also with the `.0` that an untyped table appends once a cell is missing."""
 
 _DIGITS = re.compile(r"[-+]?\d+", re.ASCII)
 
 _FRACTION = re.compile(r"[-+]?((\d+[.,]\d*|[.,]\d+)(e[-+]?\d+)?|nan|inf(inity)?)", re.ASCII | re.IGNORECASE)
-"""A score, or a missing one, as a table without types (CSV) spells it; some write a comma.
-A column of scores would become as many classes."""
+"""A score or a missing score in an untyped table (CSV), with a decimal point or comma. A column of scores is not a column
+of labels: each score would become a class."""
 
 _EXACT_FLOAT = 1 << 53
-"""Above it not every whole number is a float: two numbers may have become one."""
+"""Above this value, not every whole number has its own float, so two numbers may have become one."""
 
 _NAME_WIDTH = 40
-"""A table shows so many characters of a class's name."""
+"""Characters of a class name that a table shows."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON can spell one; it cannot be encoded, so no tokenizer takes it."""
+"""JSON can contain lone surrogates, but they cannot be encoded, so tokenizers reject them."""
 
 INVALID_CLASS_NEXT = "write each class as a name or as a whole number"
 MIXED_NEXT = "write all labels as numbers, or all as names"
 
 
 def label_kind(value: Any) -> str | None:
-    """Return `number`, `name` or `code`, or None if the value is no class.
+    """Return `number`, `name` or `code`, or None if the value is not a class.
 
-    A code is text of digits that a number would not keep: 0110, -0, +1, or more than 18 digits. It is a name.
+    A code is a text of digits that a number would change: 0110, -0, +1, or more than 18 digits. It is used as a name.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -48,9 +48,9 @@ def label_kind(value: Any) -> str | None:
 
 
 def class_name(value: Any) -> str:
-    """Return the name of the class that a label stands for.
+    """Return the class name of a label.
 
-    All ways to write a class have one name: 1, 1.0, "1" and "1.0"; True (of JSON) and "True" (of CSV).
+    All spellings of a class have the same name: 1, 1.0, "1" and "1.0"; True (from JSON) and "True" (from CSV).
     """
     if label_kind(value) == "number":
         return str(int(value.strip().partition(".")[0] if isinstance(value, str) else value))
@@ -58,32 +58,33 @@ def class_name(value: Any) -> str:
 
 
 def sorted_classes(names: Iterable[str]) -> list[str]:
-    """Return the distinct names of classes in a fixed order: by value if all are numbers, otherwise by name."""
+    """Return the distinct class names, sorted by value if all are numbers, else alphabetically."""
     distinct = set(names)
     return sorted(distinct, key=int if all(label_kind(name) == "number" for name in distinct) else None)
 
 
 def label_errors(column: str, values: Sequence[Any], place: Callable[[int], str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the labels of a column that cannot be used: the row, what is wrong with it, and what to do next.
+    """Yield the unusable labels of a column: the row, the error, and the next step.
 
-    Numbers and names are not mixed, unless there is a code: it makes the column one of names. `place` names a row.
+    Numbers and names must not be mixed, unless the column has a code, which makes all labels names. `place` describes
+    a row.
     """
     kinds = [label_kind(value) for value in values]
     first = next((row for row, kind in enumerate(kinds) if kind), 0)
     may_mix = "code" in kinds
     for row, kind in enumerate(kinds):
         if kind is None:
-            yield row, f"'{column}' is {values[row]!r}, which is no class", INVALID_CLASS_NEXT
+            yield row, f"'{column}' is {values[row]!r}, which is not a class", INVALID_CLASS_NEXT
         elif not may_mix and kind != kinds[first]:
             other = f"the {kinds[first]} {values[first]!r} in {place(first)}"
             yield row, f"'{column}' is the {kind} {values[row]!r}, but {other}", MIXED_NEXT
 
 
 def names_in_parquet(schema: Any, column: str) -> list[str] | None:
-    """Return the names of a column's numbers that `datasets` wrote into an Arrow schema, or None if it has none.
+    """Return the class names that `datasets` stored in an Arrow schema for a numeric column, or None if there are none.
 
-    Source: datasets' arrow_writer.py, `ArrowWriter._build_metadata`. Metadata that does not fit the column is ignored:
-    other writers keep it when they change the column.
+    Source: datasets' arrow_writer.py, `ArrowWriter._build_metadata`. Metadata that does not match the column is ignored,
+    because other writers keep it when they change the column.
     """
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
@@ -97,25 +98,25 @@ def names_in_parquet(schema: Any, column: str) -> list[str] | None:
 
 
 def text_error(value: Any) -> str | None:
-    """Return why a value is no text that can be classified, as the end of a sentence about its column; None: it is."""
+    """Return why a value is not a text to classify, to follow the column's name in a message; None if it is valid."""
     if not isinstance(value, str):
         return f"is not text but {value!r}"
-    return "has half of a surrogate pair, which is no character" if _SURROGATE.search(value) else None
+    return "contains a lone surrogate, which is not a character" if _SURROGATE.search(value) else None
 
 
 def quoted_name(name: str) -> str:
-    """Return a class's name, quoted if it has blanks or characters that cannot be seen: ' Rechnung' and 'a  b'."""
+    """Return a class name, quoted if it has extra spaces or invisible characters: ' Rechnung', 'a  b'."""
     return name if name == " ".join(name.split()) and name.isprintable() else repr(name)
 
 
 def shown_name(name: str) -> str:
-    """Return a class's name for a table, as `quoted_name` has it, without its end if it is long."""
+    """Return a class name for a table: like `quoted_name`, truncated if it is long."""
     text = quoted_name(name)
     return text if len(text) <= _NAME_WIDTH else text[: _NAME_WIDTH - 1] + "…"
 
 
 def similar_names(names: Iterable[str]) -> list[list[str]]:
-    """Return the groups of names that differ by blanks or case only: `games`, `games ` and `Games`."""
+    """Return groups of names that differ only in spaces or case: `games`, `games ` and `Games`."""
     groups = defaultdict(list)
     for name in names:
         groups[" ".join(name.split()).casefold()].append(name)

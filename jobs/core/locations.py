@@ -1,8 +1,8 @@
 """Locations of inputs: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
 
-Only the names are looked at here, on the laptop as in the container; `jobs.data_checks.inputs` and
-`jobs.container.data.sources` look at what lies there. What cannot be read is a ValueError, which pydantic turns into a
-mistake with its place in the spec.
+This module checks only the spelling, on the laptop and in the container. `jobs.data_checks.inputs` and
+`jobs.container.data.sources` check what exists there. An invalid location raises ValueError, which pydantic reports with
+its path in the spec.
 """
 
 import re
@@ -15,10 +15,9 @@ from jobs.core.errors import UsageError, did_you_mean
 HUB = "hf://"
 S3 = "s3://"
 DATA = "data://"
-"""The stage's data bucket, whose physical name nobody writes down."""
+"""Prefix of a location in the stage's data bucket, so that specs need not name the bucket."""
 RUN = "run://"
-"""Begins the location of what another run of the team leaves, by the name of its spec or by its id; name@best is the
-best point of a sweep."""
+"""Prefix of the output of another run of the team, named by its spec or its run id. name@best is a sweep's best point."""
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -26,7 +25,7 @@ TABLE_SUFFIXES = (*JSON_LINES, *DELIMITERS, ".parquet")
 TEXT = ".txt"
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-"""Wider than what S3 lets be created today: buckets of before 2018 have capitals, underscores and longer names."""
+"""Wider than S3's rules for new buckets: buckets created before 2018 may have capitals, underscores and longer names."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}(@best)?")
 _MODEL_OPTIONS = ("revision",)
@@ -42,9 +41,9 @@ class S3Location:
 
     @classmethod
     def parse(cls, uri: str) -> "S3Location":
-        """Return the location that `uri` names. Raises UsageError if it does not look like `s3://bucket/key`.
+        """Parse `s3://bucket/key`. Raises UsageError if `uri` does not look like that.
 
-        It is no URL: a key may have `?`, `#`, `%` and all other characters, and they are its own.
+        `uri` is not a URL: `?`, `#`, `%` and all other characters in a key are literal.
         """
         bucket, _, key = uri.removeprefix(S3).partition("/")
         if not uri.startswith(S3) or not bucket:
@@ -59,25 +58,25 @@ class S3Location:
 
 
 def model_location(location: str) -> str:
-    """Return `location` as it is. Raises ValueError where no model can be read by that name."""
+    """Return `location` unchanged. Raises ValueError if it is not a valid location of a model."""
     _check(location, _MODEL_OPTIONS)
     _require_path(location, "model")
     return location
 
 
 def table_location(location: str) -> str:
-    """Return `location` as it is. Raises ValueError where no table can be read by that name."""
+    """Return `location` unchanged. Raises ValueError if it is not a valid location of a table."""
     _check(location, _TABLE_OPTIONS)
     if not location.startswith(HUB) and table_suffix(location) not in TABLE_SUFFIXES:
         raise ValueError(
-            f"{location} is no table: its name should end in {', '.join(TABLE_SUFFIXES)}"
+            f"{location} is not a table: its name should end in {', '.join(TABLE_SUFFIXES)}"
             + ("" if table_suffix(location) else hub_suggestion(location))
         )
     return location
 
 
 def documents_location(location: str) -> str:
-    """Return `location` as it is. Raises ValueError where no documents can be read by that name."""
+    """Return `location` unchanged. Raises ValueError if it is not a valid location of documents."""
     if not location.startswith(HUB) and table_suffix(location) == TEXT:
         _check(location, ())
         return location
@@ -85,7 +84,7 @@ def documents_location(location: str) -> str:
 
 
 def folder_location(location: str) -> str:
-    """Return `location` as it is. Raises ValueError where no folder of files can be read by that name."""
+    """Return `location` unchanged. Raises ValueError if it is not a valid location of a folder of files."""
     if location.startswith(HUB):
         raise ValueError(f"{location}: a folder is read from {S3}…, {DATA}… or a local path, not from the hub")
     _check(location, ())
@@ -94,51 +93,51 @@ def folder_location(location: str) -> str:
 
 
 def input_location(location: str) -> str:
-    """Return `location` as it is. Raises ValueError where no file or folder can be read by that name."""
+    """Return `location` unchanged. Raises ValueError if it is not a valid location of a file or folder."""
     _check(location, _MODEL_OPTIONS)
     _require_path(location, "model")
     return location
 
 
 def artifact_location(location: str) -> str:
-    """Return `location` as it is. Raises ValueError where no artifact can be read by that name."""
+    """Return `location` unchanged. Raises ValueError if it is not a valid location of an artifact."""
     _check(location, _MODEL_OPTIONS)
     return location
 
 
 def refuse_unresolved(location: str) -> None:
-    """Raise UsageError for a location that means something to `trainyard submit` only.
+    """Raise UsageError for a location that only `trainyard submit` can resolve.
 
-    A plan replaces `data://` and `run://` by places on S3, so that a job never sees them.
+    A plan replaces `data://` and `run://` with S3 locations, so that jobs never get them.
     """
     if location.startswith((DATA, RUN)):
-        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
+        what = "in a stage's data bucket" if location.startswith(DATA) else "the output of a run"
         raise UsageError(
             f"{location} is {what}, which only `trainyard submit` can resolve",
-            next_step="submit the job, or give an s3:// location",
+            next_step="submit the job, or use an s3:// location",
         )
 
 
 def run_parts(location: str) -> tuple[str, str]:
-    """Return name and path of `run://name/path`; the path is empty where it has none."""
+    """Return name and path of `run://name/path`; the path may be empty."""
     name, _, path = location.removeprefix(RUN).partition("/")
     return name, path.strip("/")
 
 
 def stays_below(name: str) -> bool:
-    """Return whether a relative name, of a file or of a key, is that of something below its folder."""
+    """Return whether a relative file name or key stays below its folder."""
     return not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def table_suffix(location: str) -> str:
-    """Return the end of a file's name: `.jsonl`, …"""
+    """Return the suffix of a file name in lower case: `.jsonl`, …"""
     return PurePosixPath(location).suffix.lower()
 
 
 def hub_parts(location: str) -> tuple[str, dict[str, str]]:
     """Return name and options of `hf://org/name?config=…&split=…&revision=…`.
 
-    Only `&` and `%xx` mean something in options: `split=train+test` has a plus, and `revision=v1#2` a hash.
+    Only `&` and `%xx` are special in options: the plus in `split=train+test` and the hash in `revision=v1#2` are literal.
     """
     name, _, query = location.removeprefix(HUB).partition("?")
     given = (option.partition("=") for option in query.split("&") if option)
@@ -146,7 +145,7 @@ def hub_parts(location: str) -> tuple[str, dict[str, str]]:
 
 
 def hub_suggestion(text: str) -> str:
-    """Return `"; did you mean hf://text?"` where `text` could be a name of the Hugging Face hub, else nothing."""
+    """Return `"; did you mean hf://text?"` if `text` could be a name on the Hugging Face Hub, else an empty string."""
     return f"; did you mean {HUB}{text}?" if _HUB_NAME.fullmatch(text) else ""
 
 
@@ -154,7 +153,7 @@ def _check(location: str, options: tuple[str, ...]) -> None:
     if location.startswith(HUB):
         name, given = hub_parts(location)
         if not _HUB_NAME.fullmatch(name):
-            raise ValueError(f"{location} names nothing on the hub; it should look like {HUB}org/name")
+            raise ValueError(f"{location} is not a name on the hub; it should look like {HUB}org/name")
         for option, value in given.items():
             if option not in options:
                 raise ValueError(f"{location}: unknown option '{option}'{did_you_mean(option, options)}")
@@ -164,7 +163,7 @@ def _check(location: str, options: tuple[str, ...]) -> None:
         bucket, _, key = location.removeprefix(S3).partition("/")
         if not _BUCKET.fullmatch(bucket):
             raise ValueError(
-                f"{location}: '{bucket}' cannot be the name of a bucket; it should look like {S3}bucket/key"
+                f"{location}: '{bucket}' is not a valid bucket name; it should look like {S3}bucket/key"
             )
         if not key.strip("/"):
             raise ValueError(f"{location} names a whole bucket; it should look like {S3}{bucket}/key")
@@ -174,13 +173,13 @@ def _check(location: str, options: tuple[str, ...]) -> None:
     elif location.startswith(RUN):
         name, path = run_parts(location)
         if not _RUN_NAME.fullmatch(name):
-            raise ValueError(f"{location}: '{name}' is no run's name; it should look like {RUN}name/path")
+            raise ValueError(f"{location}: '{name}' is not a run name; it should look like {RUN}name/path")
         if path and not stays_below(path):
-            raise ValueError(f"{location}: '{path}' is no path below a run's folder")
+            raise ValueError(f"{location}: '{path}' is not a path below a run's folder")
     elif "://" in location:
-        raise ValueError(f"{location}: only {HUB}, {S3}, {DATA}, {RUN} and local paths can be read")
+        raise ValueError(f"{location}: use {HUB}, {S3}, {DATA}, {RUN} or a local path")
     elif not location:
-        raise ValueError(f"it is empty; it should be {HUB}…, {S3}…, {DATA}…, {RUN}… or a local path")
+        raise ValueError(f"is empty; it should be {HUB}…, {S3}…, {DATA}…, {RUN}… or a local path")
 
 
 def _require_path(location: str, example: str) -> None:

@@ -1,4 +1,8 @@
-"""Standard output of every program here: if it is closed or full, the program ends with one sentence."""
+"""What programs write to standard output, and the log lines that machines read.
+
+If standard output is closed or full, the program exits with a one-sentence error. A job's log has two kinds of lines for
+machines: progress, and how busy the accelerators are.
+"""
 
 import errno
 import os
@@ -11,13 +15,13 @@ from typing import NoReturn
 
 from jobs.core.errors import TrainyardError
 
-_NEXT_STEP = "send it to a file on a disk with free space, to a pipe, or to /dev/null"
+_NEXT_STEP = "redirect it to a file on a disk with free space, to a pipe, or to /dev/null"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def run_program(main: Callable[[], int | None]) -> NoReturn:
-    """Exit with what `main` returns, or with an error's message on stderr and its exit code."""
+    """Exit with the code that `main` returns, or print the error to stderr and exit with its code."""
     try:
         with checked_output():
             code = main()
@@ -31,28 +35,28 @@ def run_program(main: Callable[[], int | None]) -> NoReturn:
 def checked_output() -> Iterator[None]:
     """Flush standard output at the end of the block.
 
-    Raises TrainyardError at the start if standard output is closed, since the next file that is opened would be it, and
-    later if it is full. Ends the process quietly if the reader of a pipe has gone.
+    Raises TrainyardError at the start if standard output is closed, because the next opened file would take its place,
+    and later if it is full. Exits without a message if the reader of a pipe has closed it.
     """
-    _open_others()
+    _open_stdin_and_stderr()
     if sys.stdout is None:
         raise TrainyardError("standard output is closed", next_step=_NEXT_STEP)
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
-        # What fails by the name of a file has it here; writing to an open stream has none.
+        # Errors about a named file have a filename; errors from writing to an open stream have none.
         if error.filename or error.errno not in (errno.EPIPE, *_FULL):
             raise
-        # What is left of the output would fail again when the interpreter ends.
+        # The interpreter flushes the rest of the output when it exits, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if error.errno == errno.EPIPE:
             raise SystemExit(1) from None
-        raise TrainyardError(f"the output cannot be written: {error.strerror}", next_step=_NEXT_STEP) from None
+        raise TrainyardError(f"cannot write to standard output: {error.strerror}", next_step=_NEXT_STEP) from None
 
 
-def _open_others() -> None:
-    """Open what Python has as None because it was closed: printing to a closed stderr would print to stdout."""
+def _open_stdin_and_stderr() -> None:
+    """Open stdin and stderr on /dev/null if they are closed; otherwise text for stderr could go to stdout."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - for the rest of the process
     if sys.stderr is None:
@@ -60,24 +64,23 @@ def _open_others() -> None:
 
 
 UTILIZATION_KEY = "accelerator_utilization_percent"
-"""First key of the JSON line in which a node logs, once a minute, how busy its accelerators are."""
+"""First key of the JSON line that each node logs once a minute: how busy its accelerators are."""
 
 MEMORY_KEY = "accelerator_memory_percent"
-"""Key of the memory that is in use on them, in the same line."""
-
+"""Key in the same line: the share of accelerator memory in use."""
 
 LEFT = " left"
-"""How the note of a line of progress ends that says how long the job still takes."""
+"""End of a progress note that contains the remaining time."""
 
 
 def is_utilization(line: str) -> bool:
-    """Return whether a line of a job's log is for CloudWatch's metric, not for people."""
+    """Return whether a log line feeds CloudWatch's metric and is not meant for people."""
     return line.startswith(f'{{"{UTILIZATION_KEY}"')
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One line of a job's log that says how far it is; the command line draws its bar from it."""
+    """One progress line of a job's log; the command line draws its progress bar from it."""
 
     step: int
     total_steps: int
@@ -87,7 +90,7 @@ class Progress:
 
     @property
     def time_left(self) -> str:
-        """The time that the job itself says is left, which it reckons by its last steps; empty where it says none."""
+        """Return the remaining time as logged by the job, estimated from its last steps; empty if the line has none."""
         last = self.note.rpartition(", ")[2]
         return last.removesuffix(LEFT) if last.endswith(LEFT) else ""
 
@@ -96,6 +99,6 @@ class Progress:
 
     @classmethod
     def parse(cls, line: str) -> "Progress | None":
-        """Return the progress that a line of the log tells; None where it tells none."""
+        """Return the progress in a log line, or None if the line has none."""
         match = cls._LINE.search(line)
         return cls(int(match["step"]), int(match["total"]), match["note"] or "") if match else None

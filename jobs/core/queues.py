@@ -1,6 +1,6 @@
-"""The job queues: one row each, and all that the stacks and a plan derive from them.
+"""The job queues, one row each; the stacks and the plan derive everything from them.
 
-Adding a queue is adding a row. A stage has those of them for which its settings allow capacity.
+To add a queue, add a row. A stage has the queues for which its settings allow capacity.
 """
 
 import re
@@ -12,31 +12,31 @@ Capacity = Literal["spot", "on-demand"]
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """A job queue that a stage may have, by what its capacity is."""
+    """A job queue that a stage may have."""
 
     name: str
     accelerated: bool
-    """True: on the stage's accelerator instances. False: on its CPU instances."""
+    """True for the stage's accelerator instances, False for its CPU instances."""
     capacities: tuple[Capacity, ...]
-    """Capacities in the order in which Batch tries them; the queue exists where the stage has the first. Spot stands
-    alone where the settings say how long a job waits for it (spot_wait_hours)."""
+    """Capacities in the order in which Batch tries them. The queue exists if the stage has the first one. If the settings
+    limit the wait for Spot (spot_wait_hours), the queue has Spot only."""
     several_nodes: bool = False
-    """True: instances side by side in one placement group. Batch runs jobs of several nodes On-Demand only."""
+    """True for instances in one placement group. Batch runs multi-node jobs On-Demand only."""
     priority: int = 1
-    """The queue with the higher number gets instances first where several share them."""
+    """If queues share instances, the one with the higher number gets them first."""
 
     @property
     def capacity(self) -> Capacity:
-        """Return the capacity that a job in it is priced at."""
+        """Return the capacity whose price applies to jobs in this queue."""
         return self.capacities[0]
 
 
 CAPACITY_NAMES: dict[Capacity, str] = {"spot": "Spot", "on-demand": "On-Demand"}
-"""AWS's spelling of each capacity."""
+"""AWS's name of each capacity."""
 
 SPOT_WAITED_TOO_LONG = "Canceled by JobStateTimeLimit action due to reason: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
-"""statusReason of a job that waited at the head of the Spot queue for longer than the stage allows: Batch's own words
-(user guide, "Jobs stuck in RUNNABLE due to capacity"), which nobody can choose."""
+"""statusReason of a job that waited at the head of the Spot queue for longer than the stage allows. The text is Batch's
+and cannot be changed (user guide, "Jobs stuck in RUNNABLE due to capacity")."""
 
 SPOT = "spot"
 ON_DEMAND = "on-demand"
@@ -53,7 +53,7 @@ _ROWS = (
         name=ON_DEMAND,
         accelerated=True,
         capacities=("on-demand",),
-        priority=10,  # what was reclaimed too often goes before what Spot has no room for
+        priority=10,  # jobs moved here after repeated reclaims run before jobs for which Spot has no capacity
     ),
     Queue(
         name=MULTINODE,
@@ -72,20 +72,20 @@ QUEUES = {row.name: row for row in _ROWS}
 
 
 def team_queue_name(name: str, team: str) -> str:
-    """Return the name of a team's own queue: `spot` of team `research` is `spot@research`."""
+    """Return the name of a team's queue: `spot` of team `research` is `spot@research`."""
     first, slash, pool = name.partition("/")
     return f"{first}@{team}{slash}{pool}"
 
 
 def owner_of_queue(name: str) -> str | None:
-    """Return the team whose own queue is called so; None for one that teams share."""
+    """Return the team that owns the queue, or None for a shared queue."""
     return name.partition("/")[0].partition("@")[2] or None
 
 
 def on_demand_successor(name: str) -> str | None:
-    """Return the On-Demand queue that jobs of a Spot queue move to, of the same team and pool; None of other queues.
+    """Return the On-Demand queue, of the same team and pool, that jobs of a Spot queue move to; None for other queues.
 
-    Whether the stage has it, its settings say.
+    The stage's settings determine whether that queue exists.
     """
     found = re.fullmatch(rf"{SPOT}(?P<rest>[@/].*)?", name)
     return f"{ON_DEMAND}{found['rest'] or ''}" if found else None

@@ -1,4 +1,8 @@
-"""The records that a run keeps of itself on S3: one `Attempt` for each start, and the `Receipt` over all of them."""
+"""The records of a run on S3, and how to read them: one `Attempt` per start, and a `Receipt` over all attempts.
+
+Readers ignore fields that only a later release knows. A damaged file or line is skipped with one warning that names it,
+because a damaged record must not stop a run.
+"""
 
 import functools
 import json
@@ -16,142 +20,144 @@ from jobs.core.queues import Capacity
 from jobs.core.words import counted, printable
 
 IMAGE_DIGEST = "image digest"
-"""The key of `Attempt.ran_with` for what a registry knows an image by, whatever its tags."""
+"""Key in `Attempt.ran_with` of the image's digest in its registry."""
 
 
 class CardUse(BaseModel):
-    """How busy the cards of an attempt are, over all its nodes; of a job on CPUs: those."""
+    """How busy the cards of an attempt are, over all its nodes; the CPUs, for a job on CPUs."""
 
     model_config = ConfigDict(extra="forbid")
 
     utilization_percent: float
-    """The mean over the cards in the newest minute."""
+    """Mean over the cards in the latest minute."""
     memory_percent: float
-    """The part of their memory that was in use then."""
+    """Share of the cards' memory in use in that minute."""
     mean_utilization_percent: float
-    """The mean over all minutes of the attempt."""
+    """Mean over all minutes of the attempt."""
     idle_seconds: float
-    """Time in which no card of the main node did anything, from the first step on."""
+    """Time since the first step during which no card of the main node was busy."""
 
 
 class Attempt(BaseModel):
-    """One start of a run by Batch, as `attempts/N.json` holds it. Times are UTC, in ISO 8601."""
+    """One start of a run by Batch, stored as `attempts/N.json`. Times are UTC, in ISO 8601."""
 
     model_config = ConfigDict(extra="forbid")
 
     number: int
-    """Counts on through all the Batch jobs that a run may come to have: Batch itself begins with 1 in each."""
+    """Number of the attempt, counted over all Batch jobs of the run. (Batch starts at 1 in each job.)"""
     job_id: str | None = None
-    """The Batch job whose attempt it was. None: it ran outside Batch."""
+    """Batch job of the attempt. None if it ran outside Batch."""
     started_at: datetime
     finished_at: datetime | None = None
-    """The end; None while it runs, and for ever where the node was lost."""
+    """End of the attempt. None while it runs, and permanently if the node was lost."""
     last_seen_at: datetime
-    """The latest heartbeat; a lost attempt is billed up to it."""
+    """Latest heartbeat; a lost attempt is billed up to this time."""
     exit_code: int | None = None
     reason: str | None = None
-    """Why it ended, where that was not its own exit."""
+    """Why the attempt ended, unless it exited by itself."""
     instance_type: str
     capacity: Capacity | None = None
-    """The capacity that its instances are priced at: what the main node's own says of itself, else what was submitted.
-    On-Demand where one of several nodes on Spot is."""
+    """Capacity whose price applies: as reported by the main node's instance, else as submitted. On-Demand if any node of a
+    gang on Spot is On-Demand."""
     spot_usd_per_hour: float | None = None
-    """What EC2 said, as the run was submitted or resumed, that an hour of one Spot instance costs.
+    """EC2's price for an hour of one Spot instance when the run was submitted or resumed.
 
-    None: it did not say, and the recorded price counts."""
+    None if EC2 gave no price; then the recorded price applies."""
     zone: str | None = None
-    """The availability zone of the main node; None: nobody said. The nodes of one job are in one zone, a gang's need
-    not be."""
+    """Availability zone of the main node, or None if unknown. All nodes of one job are in one zone; those of a gang may
+    be in several."""
     accelerator: str
     nnodes: int
     world_size: int
     ran_with: dict[str, str] = {}
-    """The image, with release and revision of the code, and its digest, where it ran in one; versions by package."""
+    """Image with release, code revision and digest, if the attempt ran in one; and versions by package."""
     waited_instance_seconds: float = 0.0
-    """Time that its nodes, where each is a job of its own, waited for each other before it, added up."""
+    """Total time that the nodes of a gang, which are separate jobs, waited for each other before this attempt."""
     training_started_at: datetime | None = None
-    """The begin of its first step; None: it came to none, or does not train."""
+    """Start of the first step. None if there was no step, or the job does not train."""
     resumed_from_step: int = 0
-    """The step of the checkpoint that the training has loaded; 0: it began at its beginning, or is a script that reads
-    its checkpoints itself."""
+    """Step of the checkpoint that the training loaded. 0 if it started from scratch, or is a script that loads its
+    checkpoints itself."""
     restored_step: int | None = None
-    """Of a script that reads its checkpoints itself: the newest one that was put back, 0 if there was none. Nobody sees
-    whether the script has read it. None: no such script."""
+    """Step of the newest checkpoint that was restored for a script, which loads it by itself; 0 if there was none. Whether
+    the script loaded it is not known. None for other jobs."""
     repeats_from_step: int | None = None
-    """Of such a script: the step that it began at, at best, since it saved later ones again. None: no sign of it."""
+    """Latest step at which such a script can have started, inferred from steps that it saved again. None if it repeated
+    no save."""
     saved_at: datetime | None = None
-    """When the newest checkpoint of such a script was taken. None: this attempt has saved none."""
+    """When such a script's newest checkpoint was saved. None if this attempt has saved none."""
     last_step: int = 0
     compiling_seconds: float = 0.0
-    """What its steps have taken longer because a graph was compiled for each new shape of a batch."""
+    """Extra time that steps took because a graph was compiled for a new batch shape."""
     saving_seconds: float = 0.0
-    """Time that its training stood still for checkpoints, and for the model that it leaves."""
+    """Time that the training was paused for checkpoints and for the final model."""
     cards: CardUse | None = None
-    """None: nobody could say."""
+    """None if it could not be measured."""
     changed: dict[str, tuple[Any, Any]] = {}
-    """Arguments that are not those of the checkpoint it resumed, since that was asked for: theirs, and its own."""
+    """Arguments that differ from those of the resumed checkpoint, because changes were allowed: old and new value."""
 
     @property
     def start_step(self) -> int:
-        """The step that it began at, as far as that is known: a script is taken to have read what was put back."""
+        """Return the step at which the attempt started, as far as known: a script is assumed to load what was restored."""
         if self.repeats_from_step is not None:
             return self.repeats_from_step
         return self.restored_step or self.resumed_from_step
 
     @property
     def may_repeat(self) -> bool:
-        """Whether nobody knows if it did steps again: a checkpoint was put back for a script that reads it itself."""
+        """Return whether it is unknown if steps were repeated, because a script may or may not load what was restored."""
         return bool(self.restored_step) and self.repeats_from_step is None
 
 
 class Inputs(BaseModel):
-    """What tells the inputs of a script or an evaluation from any others, as `inputs.json` holds it."""
+    """Fingerprints of the inputs of a script or an evaluation, stored as `inputs.json`."""
 
     model_config = ConfigDict(extra="forbid")
 
     fingerprints: dict[str, str]
-    """By location; those of the hub are told by their revisions."""
+    """Location to fingerprint; for a location on the hub, its revision."""
 
 
 class Stored(BaseModel):
-    """A run's files on S3 as they are now, without old versions, and what it costs to keep them."""
+    """The current size of a run's files on S3, without old versions, and their storage cost."""
 
     model_config = ConfigDict(extra="forbid")
 
     all_bytes: int
     checkpoint_bytes: int
-    """The part of them that its checkpoints take, which expire."""
+    """Size of the checkpoints, which expire."""
     usd_per_month: float
     price: str
-    """The price, with its day and its source."""
+    """The price with its date and source."""
 
 
 class Verdict(BaseModel):
-    """How a point stood among those that had reached a rung, and whether it was stopped there."""
+    """How a point of a sweep ranked at a rung, and whether it was stopped there."""
 
     model_config = ConfigDict(extra="forbid")
 
     rung: int
     step: int
-    """Of its evaluation: that of the rung, or the first one after it."""
+    """Step of the evaluation: the first one at or after the rung."""
     metric: str
     value: float | None
-    """None: it was no number."""
+    """None if it was not a number."""
     rank: int
-    """From 1 on, which is the best."""
+    """1 is the best."""
     of: int
-    """The points that had reached the rung by then, itself included."""
+    """Number of points that had reached the rung by then, including this one."""
     stops: bool
+    """Whether the point is stopped."""
 
     @property
     def text(self) -> str:
-        """Return it as text: `ranked 5 of 6 at step 200`."""
-        no_number = f", where {self.metric} was no number" if self.value is None else ""
-        return f"ranked {self.rank} of {self.of} at step {self.step}{no_number}"
+        """Return the verdict as text: `ranked 5 of 6 at step 200`."""
+        not_a_number = f", where {self.metric} was not a number" if self.value is None else ""
+        return f"ranked {self.rank} of {self.of} at step {self.step}{not_a_number}"
 
 
 class Receipt(BaseModel):
-    """The account of a run over all its attempts so far. Costs are instance hours times a row's price: an estimate."""
+    """Time, cost and results of a run over all attempts so far. Costs are estimates: instance hours times a price."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -161,47 +167,47 @@ class Receipt(BaseModel):
     state: Literal["running", "interrupted", "succeeded", "failed"]
     attempts: list[Attempt]
     duration_seconds: float
-    """Sum of the attempts' durations."""
+    """Total duration of the attempts."""
     instance_hours: float
     instance_type: str
-    """The newest attempt's; a run may have gone on on another."""
+    """Instance type of the newest attempt; earlier attempts may have run on another."""
     on_demand_usd: float
     """Cost of all attempts, each on its own instance type, at On-Demand prices."""
     spot_usd: float
     """Cost of all attempts at Spot prices."""
     estimated_usd: float | None = None
-    """Cost of all attempts, each at the price of the capacity that it ran on."""
+    """Cost of all attempts, each at the price of its capacity."""
     saved_usd: float | None = None
-    """What On-Demand instances would have cost more than this. None: it ran on a stand-in, for which nobody pays."""
+    """How much more On-Demand instances would have cost. None if the run was free because it ran on a laptop."""
     saved_percent: float | None = None
     waiting_usd: float | None = None
-    """The part of estimated_usd in which nodes waited for each other."""
+    """Part of estimated_usd: nodes waited for each other."""
     starting_usd: float | None = None
-    """The part of it from each attempt's start to its first step."""
+    """Part of estimated_usd: from each attempt's start to its first step."""
     compiling_usd: float | None = None
-    """The part of it in which graphs were compiled."""
+    """Part of estimated_usd: graphs were compiled."""
     saving_usd: float | None = None
-    """The part of it in which the training stood still for saves."""
+    """Part of estimated_usd: the training was paused for saves."""
     lost_usd: float | None = None
-    """The part of it in which steps were made that a later attempt had to make again."""
+    """Part of estimated_usd: steps that a later attempt had to repeat."""
     idle_usd: float | None = None
-    """The part of it, once an attempt had begun to work, in which no card did anything for no known reason."""
+    """Part of estimated_usd: after the first step, all cards were idle for an unknown reason."""
     stored: Stored | None = None
-    """What its files take; `trainyard receipt` and the report ask S3, the container does not."""
+    """Size and cost of the files. `trainyard receipt` and the report query S3 for it; the container does not."""
     budget: str = ""
-    """The used part of max_usd and max_hours as text; empty where the spec sets neither."""
+    """The used part of max_usd and max_hours as text; empty if the spec sets neither."""
     price_date: str
     price_source: str
     estimate_note: str
-    """The limits of the figures, to be read before they are quoted."""
+    """Limits of the estimate, to read before quoting it."""
     halving: Verdict | None = None
-    """Of a point of a sweep with successive halving: how it stood when it was compared with the others last."""
+    """Latest comparison of a point of a sweep with successive halving."""
     result: dict[str, Any]
-    """The final metrics: of a fine-tuning, eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
+    """The final metrics; of a fine-tuning: eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
 
     @property
     def stopped_early(self) -> bool:
-        """Return whether it ended well before its end, since successive halving stopped it."""
+        """Return whether successive halving stopped the run before its regular end."""
         return self.state == "succeeded" and self.halving is not None and self.halving.stops
 
 
@@ -210,68 +216,68 @@ log = logging.getLogger("trainyard")
 Record = TypeVar("Record", bound=BaseModel)
 
 _WARNINGS_KEPT = 4096
-"""Records are read every half minute, and each warning is given once: so many are remembered."""
+"""Number of warnings to remember: records are read every 30 s, and each warning is logged once."""
 
 _LARGEST_STEP = 2**53
 
-_LEFT_OUT = "cannot be read: it is left out"
-_AS_IT_IS = "trainyard fetch RUN brings it as it is; its run is resumed without it"
+_SKIPPED = "cannot be read and is skipped"
+_NEXT_STEP = "trainyard fetch RUN downloads it unchanged; the run can be resumed without it"
 
 
 class UnreadableError(TrainyardError):
-    """A file that is no record of its kind: it is damaged, or of a release that writes another one."""
+    """A record cannot be read: it is damaged, or a release with another format wrote it."""
 
 
 def parse_record(model: type[Record], content: bytes, *, place: object) -> Record:
-    """Return the record that lies at `place`. Raises UnreadableError where it is none."""
+    """Parse the record from `place`. Raises UnreadableError if it is not valid."""
     try:
         return model.model_validate_json(content, extra="ignore")
     except (ValueError, RecursionError) as error:
         raise UnreadableError(
             f"{place} cannot be read: {_first_line(error)}",
-            next_step=_AS_IT_IS,
+            next_step=_NEXT_STEP,
         ) from None
 
 
 def read_record(model: type[Record], content: bytes | None, *, place: object) -> Record | None:
-    """Return the record that lies at `place`; None where there is none, or, with a warning, none that can be read."""
+    """Parse the record from `place`. Return None if `content` is None, or, with a warning, if it is not valid."""
     try:
         return None if content is None else parse_record(model, content, place=place)
     except UnreadableError:
-        _warn(f"{place} {_LEFT_OUT}")
+        _warn(f"{place} {_SKIPPED}")
         return None
 
 
 def parse_receipt(content: bytes, *, place: object) -> Receipt:
-    """Return the receipt that lies at `place`. Raises UnreadableError where it is none, or cannot be priced here."""
+    """Parse the receipt from `place`. Raises UnreadableError if it is not valid, or an instance type has no price here."""
     receipt = parse_record(Receipt, content, place=place)
     receipt = receipt.model_copy(update={"result": _finite(receipt.result, place)})
     if not receipt.attempts:
-        raise UnreadableError(f"{place} cannot be read: it has no attempt", next_step=_AS_IT_IS)
+        raise UnreadableError(f"{place} cannot be read: it has no attempts", next_step=_NEXT_STEP)
     try:
         for attempt in receipt.attempts:
-            instance_type(attempt.instance_type)  # an older release may not know it
+            instance_type(attempt.instance_type)  # this release may be too old to know it
     except TrainyardError as error:
-        raise UnreadableError(f"{place} cannot be read: {error.args[0]}", next_step=_AS_IT_IS) from None
+        raise UnreadableError(f"{place} cannot be read: {error.args[0]}", next_step=_NEXT_STEP) from None
     return receipt
 
 
 def read_receipt(content: bytes | None, *, place: object) -> Receipt | None:
-    """Return the receipt that lies at `place`; None where there is none, or, with a warning, none that can be read."""
+    """Parse the receipt from `place`. Return None if `content` is None, or, with a warning, if it is not valid."""
     try:
         return None if content is None else parse_receipt(content, place=place)
     except UnreadableError:
-        _warn(f"{place} {_LEFT_OUT}")
+        _warn(f"{place} {_SKIPPED}")
         return None
 
 
 def read_attempt(content: bytes, *, place: object) -> Attempt | None:
-    """Return the record of an attempt; None, with a warning, where it cannot be read or priced."""
+    """Parse the record of an attempt. Return None, with a warning, if it is not valid or has no price here."""
     try:
         attempt = parse_record(Attempt, content, place=place)
-        instance_type(attempt.instance_type)  # an older release may not know it
+        instance_type(attempt.instance_type)  # this release may be too old to know it
     except TrainyardError:
-        _warn(f"{place} cannot be read: it is left out, and so is what that attempt took")
+        _warn(f"{place} {_SKIPPED}; totals do not include this attempt")
         return None
     return attempt
 
@@ -279,39 +285,39 @@ def read_attempt(content: bytes, *, place: object) -> Attempt | None:
 def read_json_lines(
     content: bytes | None, *, place: object, accept: Callable[[dict[str, Any]], dict[str, Any] | None] = dict
 ) -> list[dict[str, Any]]:
-    """Return the objects of a file that has one a line, each as `accept` returns it.
+    """Return the JSON objects of a file with one per line, each transformed by `accept`.
 
-    What is no object is left out with one warning for the file, and so is what `accept` returns None for.
+    Lines that are not objects, or for which `accept` returns None, are skipped with one warning for the file.
     """
     found = map(_object, (content or b"").splitlines())
     accepted = [None if line is None else accept(line) for line in found]
     lines = [None if line is None else _finite(line, place) for line in accepted]
     if None in lines:
         _warn(
-            f"{place}: left out {counted(lines.count(None), 'line')} that cannot be read, the first at line "
+            f"{place}: skipped {counted(lines.count(None), 'line')} that cannot be read, the first one at line "
             f"{lines.index(None) + 1}"
         )
     return [line for line in lines if line is not None]
 
 
 def line_with_step(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a line of metrics.jsonl as it is; None where it has no step."""
+    """Return a line of metrics.jsonl unchanged, or None if it has no step."""
     return line if is_step(line.get("step")) else None
 
 
 def is_step(value: object) -> bool:
-    """Return whether a value counts steps: a whole number that a program in any language can hold."""
+    """Return whether a value is a step: a whole number that every language can represent exactly."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_STEP
 
 
 def _finite(values: dict[str, Any], place: object) -> dict[str, Any]:
-    """Return values with None for each number that no metric can be: JSON takes 400 digits, and infinity by 1e999."""
+    """Replace numbers that do not fit a float with None: JSON allows 400 digits, and 1e999, which is infinity."""
     numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
-    nonsense = [name for name, value in numbers.items() if not abs(value) <= sys.float_info.max]
-    if not nonsense:
+    too_large = [name for name, value in numbers.items() if not abs(value) <= sys.float_info.max]
+    if not too_large:
         return values
-    _warn(f"{place}: {', '.join(nonsense)} has values that are no finite number: these are left out")
-    return {**values, **dict.fromkeys(nonsense)}
+    _warn(f"{place}: skipped values of {', '.join(too_large)} that are not finite numbers")
+    return {**values, **dict.fromkeys(too_large)}
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
@@ -335,20 +341,20 @@ def _warn(text: str) -> None:
 
 
 class NotebookServer(BaseModel):
-    """The record of a notebook that runs, as `notebook.json` holds it.
+    """A running notebook, stored as `notebook.json`.
 
-    Whoever has the token can run any code there, with the rights of the team's jobs.
+    Anyone who has the token can run any code there, with the permissions of the team's jobs.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     job_id: str | None
-    """The Batch job, and which attempt of it: one that was lost leaves its file behind."""
+    """The Batch job; with `attempt`, it shows whether the file is stale, since a lost attempt leaves its file behind."""
     attempt: int
     port: int
-    """The port on the instance's loopback."""
+    """Port on the instance's loopback interface."""
     token: str
 
     def url(self, port: int | None = None, *, path: str = "lab") -> str:
-        """Return the address for a browser. `port`: where the notebook's is forwarded to; None: it is here."""
+        """Return the URL for a browser. `port` is the local port that forwards to the notebook; None if it runs here."""
         return f"http://127.0.0.1:{port or self.port}/{path}?token={self.token}"

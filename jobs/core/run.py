@@ -1,44 +1,43 @@
-"""A run: its id, where its files lie, and what is written there.
+"""A run: its id, and the layout of its folder on S3.
 
-One submission is one run, through all its attempts. Everything it writes lies under
-`s3://<run bucket>/<team>/<run id>/`:
+One submission is one run, through all its attempts. A run writes only below `s3://<run bucket>/<team>/<run id>/`:
 
-    spec.yaml                 the spec as resolved and planned; of a resumed run, as it was resumed last
-    arguments/HASH.json       of a job whose arguments are too long for a command line: those
-    checkpoints/step-N/       with manifest.json written last: without it the checkpoint does not exist
-    metrics.jsonl             one JSON object a line: `step`, `epoch`, `time`, and what was measured
+    spec.yaml                 the resolved spec; of a resumed run, as it was resumed last
+    arguments/HASH.json       the job's arguments, if they are too long for a command line
+    checkpoints/step-N/       a checkpoint; it exists once manifest.json is written, which is last
+    metrics.jsonl             one JSON object per line: `step`, `epoch`, `time`, and the metrics
     tensorboard/              event files
-    model/                    what `from_pretrained` loads
+    model/                    the folder that `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends
-    utilization/N.jsonl       of attempt N: an object a minute, with `time` and how busy the cards were, over all nodes
-    gang/JOB/                 of nodes that are jobs of their own: where they meet (jobs.container.launcher.gang_folder)
-    moves/JOB.json            written once, when the run goes on as another Batch job than JOB: {"successor": …}
-    notebook/                 of a notebook: its folder, saved while it runs
-    notebook.json             of a notebook: one `NotebookServer`, there while it runs
-    artifact.json             where what it made for other runs lies: one `jobs.core.artifact.Pointer`
-    classes.json              of a classification: one `jobs.data_checks.classes.ClassReport` of its held-out examples
-    predictions.jsonl         of a classification: a held-out example a line, with `label`, `predicted`, `confidence`
-    fabric.json               of a fabric-check: all that it found and measured
+    utilization/N.jsonl       one object per minute of attempt N: `time`, and how busy the cards of all nodes were
+    gang/JOB/                 files through which the nodes of a gang find each other (jobs.container.launcher.gang_folder)
+    moves/JOB.json            written once, when the run continues as a Batch job other than JOB: {"successor": …}
+    notebook/                 the folder of a notebook, saved while it runs
+    notebook.json             one `NotebookServer`, while the notebook runs
+    artifact.json             one `jobs.core.artifact.Pointer` to the artifact that the run produced
+    classes.json              of a classification: one `jobs.data_checks.classes.ClassReport` of the held-out examples
+    predictions.jsonl         of a classification: one held-out example per line: `label`, `predicted`, `confidence`
+    fabric.json               the results and measurements of a fabric-check
     data.json                 of a fine-tuning: one `jobs.data_checks.data_summary.DataSummary`
-    inputs.json               of a script and of an evaluation: one `Inputs` of what it read
-    output/                   of a script: what it wrote there; of an evaluation: the predictions, and its metrics
-    output-listing.json       of that folder, and of others beside them: symbolic links, and when files were changed
-    output/generations.jsonl  of a script that writes one: an object a line, whose texts the report shows
-    receipt.json              one `Receipt`, over all attempts so far
+    inputs.json               of a script or an evaluation: one `Inputs`
+    output/                   the output of a script; of an evaluation, the predictions and metrics
+    output-listing.json       symbolic links and modification times of `output/`; other folders have such a file too
+    output/generations.jsonl  of a script that writes it: one object per line, whose texts the report shows
+    receipt.json              one `Receipt` over all attempts so far
 """
 
 import re
 from datetime import datetime, timezone
 
 LATEST = "latest"
-"""Names the newest run of a team in place of a run's id, so that no spec may be called that."""
+"""Stands for the newest run of a team wherever a run id is expected, so no spec can have this name."""
 
 SPEC = "spec.yaml"
 ARGUMENTS = "arguments/"
 CHECKPOINTS = "checkpoints/"
 MANIFEST = "manifest.json"
 CHECKPOINT_LINKS = "links.json"
-"""Below `checkpoints/`, of a script: one `jobs.core.folder_listing.Listing` of the links between its checkpoints."""
+"""Below a script's `checkpoints/`: one `jobs.core.folder_listing.Listing` of the links between checkpoints."""
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard/"
 MODEL = "model/"
@@ -54,19 +53,18 @@ PREDICTIONS = "predictions.jsonl"
 GENERATIONS = "output/generations.jsonl"
 NOTEBOOK = "notebook/"
 LISTING_SUFFIX = "-listing.json"
-"""Ends, behind the name of a folder, the name of its `jobs.core.folder_listing.Listing`."""
+"""Appended to a folder's name: the name of its `jobs.core.folder_listing.Listing`."""
 NOTEBOOK_SERVER = "notebook.json"
 
 CHECKPOINT_TAG = ("trainyard:kind", "checkpoint")
-"""Tag of every object of a checkpoint. The run bucket lets old checkpoints expire by it, since an S3 lifecycle rule
-cannot name a prefix that has a team and a run before `checkpoints/`."""
+"""Tag of every object of a checkpoint. The run bucket expires old checkpoints by this tag, because the prefix of an S3
+lifecycle rule cannot have wildcards for the team and the run before `checkpoints/`."""
 
 KEPT_CHECKPOINT_TAG = ("trainyard:kind", "kept-checkpoint")
-"""Tag, in its place, of the checkpoints that a run was told to keep: they do not expire."""
+"""Tag of checkpoints to keep (keep_every_steps); they do not expire."""
 
 CACHE_TAG = ("trainyard:kind", "cache")
-"""Tag of what is kept for further attempts beside a team's runs: packages of scripts, recipes of HPUs. They
-expire as checkpoints do, and are made again where they are missing."""
+"""Tag of caches next to a team's runs: packages of scripts. They expire like checkpoints and are rebuilt if missing."""
 
 _MANIFEST = re.compile(rf"{CHECKPOINTS}step-(\d{{1,18}})/{re.escape(MANIFEST)}", re.ASCII)
 _ATTEMPT = re.compile(r"(\d{1,9})\.json", re.ASCII)
@@ -75,7 +73,7 @@ _RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)-(?P<day>\d{8})-(?P<time>\d{6
 
 
 def recorded_number(record: str) -> int | None:
-    """Return the number of the attempt whose record has this name below `attempts/`; None where it is no record's."""
+    """Return the attempt number of a file name below `attempts/`, or None if the file is not a record."""
     match = _ATTEMPT.fullmatch(record)
     return int(match[1]) if match else None
 
@@ -83,28 +81,28 @@ def recorded_number(record: str) -> int | None:
 def new_run_id(name: str, *, now: datetime) -> str:
     """Return `<spec name>-<UTC yyyymmdd-hhmmss>-<4 hex>`.
 
-    The hexadecimal digits are the fraction of the second, so that ids of a name sort by time.
+    The hexadecimal digits are the fraction of the second, so that ids with the same name sort by time.
     """
     fraction = (now.microsecond << 16) // 1_000_000
     return f"{name}-{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{fraction:04x}"
 
 
 def submitted_at(run_id: str) -> datetime:
-    """Return the moment that a run's id names. Raises ValueError where it is no run's id."""
+    """Return the time in a run id. Raises ValueError if the text is not a run id."""
     match = _RUN_ID.fullmatch(run_id)
     if match is None:
-        raise ValueError(f"{run_id!r} is not a run's id")
+        raise ValueError(f"{run_id!r} is not a run id")
     return datetime.strptime(f"{match['day']}{match['time']}+0000", "%Y%m%d%H%M%S%z")
 
 
 def spec_name(run_id: str) -> str:
-    """Return the name of the spec that a run's id begins with; what is no run's id is left as it is."""
+    """Return the spec name at the start of a run id; text that is not a run id is returned unchanged."""
     match = _RUN_ID.fullmatch(run_id)
     return match["name"] if match else run_id
 
 
 def is_latest(text: str) -> bool:
-    """Return whether `text` names the newest run of a team: `latest`, or `TEAM/latest`."""
+    """Return whether `text` stands for the newest run of a team: `latest`, or `TEAM/latest`."""
     return text == LATEST or text.endswith(f"/{LATEST}")
 
 
@@ -113,11 +111,11 @@ def is_run_id(text: str) -> bool:
 
 
 def checkpoint_step(name: str) -> int | None:
-    """Return the step of the checkpoint whose manifest has this name below its run; None for every other file."""
+    """Return the step of a checkpoint, given its manifest's name below the run; None for any other file."""
     match = _MANIFEST.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def run_prefix(team: str, run_id: str) -> str:
-    """Return the key prefix of a run in the run bucket, with its closing slash."""
+    """Return the key prefix of a run in the run bucket, with a trailing slash."""
     return f"{team}/{run_id}/"

@@ -1,7 +1,7 @@
-"""A deployed stage as a submitter sees it, and the names of the SSM parameters that carry it.
+"""A deployed stage as the command line sees it, and the names of the SSM parameters that describe it.
 
-CloudFormation generates the physical names; `infra` writes them under `/trainyard/<stage>/…` and `jobs.runs.batch`
-reads them back, both through this one file.
+CloudFormation generates the physical names. `infra` writes them below `/trainyard/<stage>/…`, and `jobs.runs.batch` reads
+them; both use the parameter names of this file.
 """
 
 import json
@@ -16,7 +16,7 @@ from jobs.core.queues import owner_of_queue, team_queue_name
 DEFAULT_STAGE = "dev"
 
 DEFAULT_TEAM = "research"
-"""The team of a spec that names none."""
+"""Team of a spec that does not set one."""
 
 DATA_BUCKET = "bucket/data"
 RUN_BUCKET = "bucket/run"
@@ -24,37 +24,37 @@ LOG_GROUP = "log-group"
 INSTANCE_TYPE = "instance-type"
 CPU_INSTANCE_TYPE = "cpu-instance-type"
 RELEASE = "release"
-"""The Gaudi software release that new jobs run on."""
+"""Gaudi software release of new jobs."""
 IMAGES = "images"
-"""Names of the images that new jobs run in, with a blank between them."""
+"""Names of the images that new jobs run in, separated by spaces."""
 IMAGE_TAG = "image-tag"
-"""There only where the settings name the tag that job definitions run, whatever was pushed."""
+"""Exists only if the settings fix the image tag of the job definitions, independent of later pushes."""
 IMAGE_BUILD_PROJECT = "image-build/project"
-"""The CodeBuild project that builds the stage's images."""
+"""CodeBuild project that builds the stage's images."""
 SHARED_DATA_MOUNT = "shared-data-mount"
-"""Path at which containers see `shared/` of the data bucket as a file system, where the stage has one."""
+"""Path in containers where `shared/` of the data bucket is mounted as a file system, if the stage has one."""
 
 SHARED_PREFIX = "shared"
-"""Folder of the data bucket that all teams read; a team's own files lie under the team's name."""
+"""Folder of the data bucket that all teams can read; each team's own folder has the team's name."""
 
 TEAM_PATTERN = r"[a-z0-9][a-z0-9-]{0,30}"
 
 
 def share_identifier(team: str) -> str:
-    """Return the team's name in Batch's fair share: without hyphens, since Batch takes letters and digits only."""
+    """Return the team's name for Batch's fair share: without hyphens, because Batch allows only letters and digits."""
     return team.replace("-", "")
 
 
 def parameter_path(stage: str) -> str:
-    """The path under which all of a stage's parameters lie."""
+    """Return the path of all parameters of a stage."""
     return f"/trainyard/{stage}/"
 
 
 def queue_parameter(queue: str, *, team: str | None = None, retiring: str | None = None) -> str:
     """Return the name of the parameter that holds a queue's ARN.
 
-    `team`: whose own it is; None: teams share it. `retiring`: id of a pool that the stage used before, whose queue of
-    that name stays beside the current one.
+    `team` is the queue's owner, or None if teams share it. `retiring` is the id of a former pool, whose queue of that name
+    exists next to the current one.
     """
     name = f"{queue}/{retiring}" if retiring else queue
     return f"team-queue/{team}/{name}" if team else f"queue/{name}"
@@ -65,93 +65,87 @@ def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = Fals
 
 
 def job_image_parameter(kind: str) -> str:
-    """Return the name of the parameter that holds the URI of the image of a kind's job definitions, as deployed."""
+    """Return the name of the parameter with the image URI in a kind's deployed job definitions."""
     return f"job-image/{kind}"
 
 
 def image_repository_parameter(image: str) -> str:
-    """Return the name of the parameter that holds an image's repository.
-
-    `image` is a name of `jobs.core.images`.
-    """
+    """Return the name of the parameter with the repository of an image of `jobs.core.images`."""
     return f"image-repository/{image}"
 
 
 NOT_BUILT_TAG = "not-built-yet"
-"""Tag of no image: what an image's parameter names until the first push."""
+"""Placeholder tag in an image's parameter until the first push."""
 
 
 def image_parameter(image: str, release: str) -> str:
-    """Return the name of the parameter that holds an image's URI, as pushed last for a release.
+    """Return the name of the parameter with the URI of an image, as last pushed for a release.
 
-    It is `<repository>@sha256:…`. A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the
-    job definitions.
+    The URI is `<repository>@sha256:…`. A deployment creates the parameter with `NOT_BUILT_TAG` and reads it for the job
+    definitions; a push updates it.
     """
     return f"image/{image}/{release}"
 
 
 def huggingface_secret_parameter(team: str) -> str:
-    """Return the name of the parameter that holds the ARN of the secret with the team's Hugging Face token."""
+    """Return the name of the parameter with the ARN of the secret for the team's Hugging Face token."""
     return f"huggingface-secret/{team}"
 
 
 def variables_secret_parameter(team: str) -> str:
-    """Return the name of the parameter that holds the ARN of the secret with the values of the team's variables."""
+    """Return the name of the parameter with the ARN of the secret for the team's variables."""
     return f"variables-secret/{team}"
 
 
 def variable_names_parameter(team: str) -> str:
-    """Return the name of the parameter that names those variables, with a blank between them."""
+    """Return the name of the parameter with the names of the team's secret variables, separated by spaces."""
     return f"secret-variables/{team}"
 
 
 def member_role_parameter(team: str) -> str:
-    """Return the name of the parameter that holds the ARN of the role that the team's people assume.
+    """Return the name of the parameter with the ARN of the role that the team's members assume.
 
-    It is there only where the settings name them.
+    The parameter exists only if the settings name members.
     """
     return f"member-role/{team}"
 
 
 def budget_stop_parameter(team: str) -> str:
-    """Return the name of the parameter that is there while the team has used up its budget.
-
-    It holds what `BudgetStop` has, as JSON.
-    """
+    """Return the name of the parameter that exists while the team's budget is used up: a `BudgetStop` as JSON."""
     return f"budget-stop/{team}"
 
 
 STAGE_BUDGET_STOP = "stage-budget-stop"
-"""The same of the whole stage's budget."""
+"""The corresponding parameter for the budget of the whole stage."""
 
 
 NEVER_JOINED = "never-joined"
-"""Below this name lies a parameter for each compute environment whose instances booted and never joined their cluster.
+"""Path of one parameter per compute environment whose instances booted but never joined their cluster.
 
-It holds `since` and `reason`, as JSON; infra/observability/functions/watch_instances.py writes it.
+Each contains `since` and `reason` as JSON, written by infra/observability/functions/watch_instances.py.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetStop:
-    """The stop of a budget that is used up: jobs of its team are refused."""
+    """A used-up budget: jobs of its team are refused."""
 
     budget_usd: float
-    """A month's."""
+    """Monthly budget."""
     since: str
-    """The day on which the budget was found used up, in ISO 8601."""
+    """Day on which the budget was found to be used up, in ISO 8601."""
     until: str
-    """The day on which the next month's budget begins, in ISO 8601."""
+    """First day of the next monthly budget, in ISO 8601."""
 
     def is_over(self, now: datetime) -> bool:
-        """Return whether the next month has begun: the stop counts no more, though nobody has taken it back yet."""
+        """Return whether the next month has started, so that the stop no longer applies even if it still exists."""
         until = datetime.fromisoformat(self.until)
         return now >= (until if until.tzinfo else until.replace(tzinfo=timezone.utc))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedStage:
-    """A stage as it is deployed: everything that it offers, by its physical names."""
+    """Everything that a deployed stage offers, with physical names."""
 
     name: str
     data_bucket: str
@@ -160,34 +154,34 @@ class DeployedStage:
     instance_type: InstanceType
     cpu_instance_type: InstanceType
     queues: Mapping[str, str]
-    """Queue name (of a team `spot@<team>`, …; of teams that share `spot`; of a retiring pool with `/<pool id>`) to
-    ARN."""
+    """Queue name to ARN. A team's queue is `spot@<team>`, a shared one `spot`, that of a retiring pool ends with
+    `/<pool id>`."""
     job_definitions: Mapping[tuple[str, str], str]
     """(team, job kind) to ARN with revision."""
     multinode_job_definitions: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """The same for jobs of several nodes; empty where the stage offers none."""
+    """(team, job kind) to ARN for multi-node jobs; empty if the stage does not offer them."""
     shared_data_mount: str | None = None
-    """Path at which containers on accelerator instances see `shared/` of the data bucket; None: they do not."""
+    """Mount path of the data bucket's `shared/` in containers on accelerator instances. None if it is not mounted."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
-    """Teams that have used up their budgets, with what their parameters hold."""
+    """Teams with a used-up budget, with the values of their parameters."""
     never_joined: Mapping[str, str] = field(default_factory=dict)
-    """Compute environments that were disabled since their instances never joined, with what their parameters hold."""
+    """Compute environments disabled because their instances never joined, with the values of their parameters."""
     stage_stop: str | None = None
-    """The stop of the whole stage's budget, once that is used up."""
+    """Value of the parameter for the stage's used-up budget. None while the budget lasts."""
     release: str | None = None
-    """The Gaudi software release that new jobs run on; None: deployed before it was published."""
+    """Gaudi software release of new jobs. None if the stage was deployed before this parameter existed."""
     image_tag: str | None = None
-    """The tag that all jobs' images have, where the settings name one."""
+    """Image tag of all jobs, if the settings fix one."""
     images: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(image, release) to the URI that was pushed last."""
     job_images: Mapping[str, str] = field(default_factory=dict)
-    """Job kind to the URI that its job definitions name; empty where images do not matter, since jobs are processes."""
+    """Job kind to the image URI in its job definitions. Empty if jobs are local processes, which need no image."""
     huggingface_teams: frozenset[str] = frozenset()
     """Teams that have a secret for their Hugging Face token."""
     secret_variables: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Team to the variables that its jobs have from its secret."""
+    """Team to the variables that its jobs get from its secret."""
     emulated_processes: int | None = None
-    """Ranks that this machine should run on the emulator where a job asks for more. None on AWS."""
+    """Maximum ranks that the emulator runs on this machine if a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -206,10 +200,10 @@ class DeployedStage:
         emulated_processes: int | None = None,
         runs_containers: bool = True,
     ) -> "DeployedStage":
-        """Read a stage from the parameters below `parameter_path(name)`, keyed by the rest of their names.
+        """Build a stage from the parameters below `parameter_path(name)`, keyed by the rest of their names.
 
-        `runs_containers`: False on an emulator whose jobs are processes, so that images do not matter.
-        Raises ConfigurationError where one is missing: the stage is not deployed, or by another release.
+        `runs_containers` is False on an emulator whose jobs are processes, which need no image. Raises
+        ConfigurationError if a parameter is missing: the stage is not deployed, or another version deployed it.
         """
         missing = [
             key for key in (DATA_BUCKET, RUN_BUCKET, LOG_GROUP, INSTANCE_TYPE, CPU_INSTANCE_TYPE) if key not in values
@@ -248,11 +242,11 @@ class DeployedStage:
         )
 
     def row_of(self, *, accelerated: bool) -> InstanceType:
-        """Return the instance type of accelerated jobs, or that of jobs on CPUs."""
+        """Return the instance type of accelerated jobs, or of jobs on CPUs."""
         return self.instance_type if accelerated else self.cpu_instance_type
 
     def queue(self, name: str) -> str:
-        """Return the ARN of a queue, by its name. Raises UsageError where the stage has none of that name."""
+        """Return the ARN of a queue. Raises UsageError if the stage has no queue of that name."""
         try:
             return self.queues[name]
         except KeyError:
@@ -260,27 +254,27 @@ class DeployedStage:
 
     @property
     def teams_with_queues(self) -> frozenset[str]:
-        """Return the teams that have queues, and so instances, of their own; the others share."""
+        """Return the teams with their own queues and instances; the others share."""
         return frozenset(team for name in self.queues if (team := owner_of_queue(name)))
 
     def queue_of(self, team: str, name: str) -> str:
-        """Return what the queue called `name` in `QUEUES` is called for the team's jobs: its own, unless it shares.
+        """Return the name of the team's queue for `name` of `QUEUES`: the team's own queue, or the shared one.
 
-        It need not be there: a team with queues of its own never falls back to one that others share.
+        The queue may not exist: a team with its own queues never falls back to a shared one.
         """
         return team_queue_name(name, team) if team in self.teams_with_queues else name
 
     def budget_stop(self, team: str) -> BudgetStop | None:
-        """Return why the team's jobs are refused; None where they are not.
+        """Return the stop because of which the team's jobs are refused, or None.
 
-        Raises ConfigurationError where nobody can tell.
+        Raises ConfigurationError if its parameter is not valid.
         """
         value = self.budget_stops.get(team)
         return None if value is None else self._stop(value, budget_stop_parameter(team))
 
     @property
     def stage_budget_stop(self) -> BudgetStop | None:
-        """Return why no instance starts; None where some may. Raises ConfigurationError where nobody can tell."""
+        """Return the stop because of which no instance starts, or None. Raises ConfigurationError if it is not valid."""
         return None if self.stage_stop is None else self._stop(self.stage_stop, STAGE_BUDGET_STOP)
 
     def _stop(self, value: str, name: str) -> BudgetStop:
@@ -291,20 +285,20 @@ class DeployedStage:
         except (ValueError, KeyError, TypeError):
             parameter = parameter_path(self.name) + name
             raise ConfigurationError(
-                f"{parameter} stops jobs, and should say budget_usd, since and until in JSON, not {value!r}",
-                next_step=f"aws ssm delete-parameter --name {parameter}, if the budget is not used up",
+                f"{parameter}, which stops jobs, should be JSON with budget_usd, since and until, not {value!r}",
+                next_step=f"if the budget is not used up, aws ssm delete-parameter --name {parameter}",
             ) from None
         return stop
 
     @property
     def default_team(self) -> str:
-        """Return the team of a spec that names none; where the stage lacks it, its only one."""
+        """Return the team of a spec that sets none: DEFAULT_TEAM, or the stage's only team if it lacks that one."""
         if DEFAULT_TEAM in self.teams or len(self.teams) != 1:
             return DEFAULT_TEAM
         return self.teams[0]
 
     def check_team(self, team: str) -> None:
-        """Raise UsageError where the stage has no such team."""
+        """Raise UsageError if the stage has no such team."""
         if team not in self.teams:
             raise UsageError(
                 f"team '{team}' not found in stage '{self.name}'{did_you_mean(team, self.teams)}",
@@ -312,9 +306,9 @@ class DeployedStage:
             )
 
     def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
-        """Return the ARN of the definition of a kind for a team.
+        """Return the ARN of a team's job definition for a kind.
 
-        Raises UsageError where the stage has no such team, ConfigurationError where it lacks the kind.
+        Raises UsageError if the stage has no such team, ConfigurationError if it lacks the kind.
         """
         definitions = self.multinode_job_definitions if several_nodes else self.job_definitions
         self.check_team(team)
@@ -324,18 +318,18 @@ class DeployedStage:
             nodes = " on several nodes" if several_nodes else ""
             raise ConfigurationError(
                 f"stage '{self.name}' has no job definition of '{kind}'{nodes} for team '{team}': it was deployed "
-                "before that kind existed",
+                "before this kind existed",
                 next_step=deploy_command(self.name, emulated=self.emulated),
             ) from None
 
 
 def deploy_command(stage: str, stacks: str = "*", *, emulated: bool) -> str:
-    """Return the command that deploys a stage's stacks: the CDK, or what deploys all of them to the emulator."""
+    """Return the command that deploys a stage's stacks: `cdk deploy`, or `trainyard local up` on the emulator."""
     return f"trainyard --stage {stage} local up" if emulated else f"cdk deploy '{stage}/{stacks}' -c stage={stage}"
 
 
 def _below(kind: str, values: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
-    """The parameters called `<kind>/…`, by the parts of the rest of their names."""
+    """Yield the parameters called `<kind>/…`: the remaining parts of the name, and the value."""
     for key, value in values.items():
         first, *rest = key.split("/")
         if first == kind:

@@ -1,4 +1,8 @@
-"""Figures in the words that people use: durations, amounts, results. On a terminal and on a page they read alike."""
+"""Numbers and text as people read them: durations, amounts, results, and text that is safe to print.
+
+The terminal and the HTML pages use the same functions. Text from elsewhere is stripped of characters that control a
+terminal and shortened if it is long.
+"""
 
 import json
 import re
@@ -52,7 +56,7 @@ _RESULT_LABELS = {
     "max_memory_gib": "most memory in use (GiB)",
     "total_memory_gib": "memory of a card (GiB)",
 }
-"""Results by the words people use. Those whose names a Trainer of transformers makes are among them."""
+"""Readable names of metrics, including those that a transformers Trainer names."""
 
 _MAIN_RESULTS = (
     "eval_accuracy",
@@ -62,11 +66,11 @@ _MAIN_RESULTS = (
     "eval_perplexity",
     "eval_loss",
 )
-"""By which of them a run is known where there is room for one, the first that it has."""
+"""Metrics that can represent a run where there is room for one; the first that a run has is used."""
 
 
 def main_result(result: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Return the figure by which a run is known, with its key; None where it has none."""
+    """Return the metric that represents a run, as key and value; None if it has none of them."""
     known = ((key, result[key]) for key in _MAIN_RESULTS if isinstance(result.get(key), (int, float)))
     return next(known, None)
 
@@ -84,19 +88,19 @@ def duration(seconds: float) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Return a time to wait, as no finer a text than people need: `1:48 h`, `7 min`, `48 s`."""
+    """Return a remaining time as short text: `1:48 h`, `7 min`, `48 s`."""
     minutes = round(seconds / 60)
     if minutes >= 60:
         return f"{minutes // 60}:{minutes % 60:02d} h"
     return f"{minutes} min" if round(seconds) >= 60 else f"{seconds:.0f} s"
 
 
-FREE_HERE = "this machine's runs cost nothing: the figures are what they would have cost in AWS"
-"""Said below the money of runs on an emulator."""
+FREE_HERE = "runs on this machine are free; the amounts are what they would have cost in AWS"
+"""Printed below the costs of runs on the emulator."""
 
 
 def cost_label(*, emulated: bool) -> str:
-    """Return what stands before the money of a run."""
+    """Return the label of a run's cost."""
     return "in AWS it would cost" if emulated else "estimated cost"
 
 
@@ -115,75 +119,75 @@ def size(size_bytes: float) -> str:
 
 
 def counted(count: int, name: str, plural: str = "") -> str:
-    """Return a number with what it counts: `1 line`, `1,200 lines`. `plural`: if it has another end than -s."""
+    """Return a count with its noun: `1 line`, `1,200 lines`. Pass `plural` if the noun does not take -s."""
     return f"{count:,} {name if count == 1 else plural or f'{name}s'}"
 
 
 def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the final metrics as rows of a table, the well-known ones first."""
+    """Return the final metrics as table rows, well-known metrics first."""
     keys = [*(key for key in _RESULT_LABELS if key in result), *(key for key in result if key not in _RESULT_LABELS)]
     return [(result_label(key), figure(result[key])) for key in keys]
 
 
 def result_label(key: str) -> str:
-    """Return what people call a result: `macro F1` where a script's own key is `eval_macro_f1`."""
+    """Return the readable name of a metric: `macro F1` for a script's `eval_macro_f1`."""
     words = [{"f1": "F1"}.get(word, word) for word in key.removeprefix("eval_").split("_") if word]
     return _RESULT_LABELS.get(key) or " ".join(words) or key
 
 
 def figure(value: Any) -> str:
-    """Return a metric as people read it; None is NaN or infinity, which JSON has no word for."""
+    """Return a metric as text. None stands for NaN or infinity, which JSON cannot represent."""
     if value is None:
-        return "no number"
+        return "not a number"
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)
 
 
 def baseline_warning(result: Mapping[str, Any]) -> str:
-    """Return the warning that a classifier is no better than its largest class; empty where it is, or for all else."""
+    """Return a warning if a classifier is no better than always predicting the largest class; else an empty string."""
     accuracy, baseline = result.get("eval_accuracy"), result.get("eval_majority_accuracy")
     if accuracy is None or baseline is None or accuracy > baseline:
         return ""
     return (
-        "It learnt nothing that helps: naming the largest class each time has an accuracy of "
-        f"{figure(baseline)}, the model one of {figure(accuracy)}."
+        "The model learned nothing useful: always predicting the largest class has accuracy "
+        f"{figure(baseline)}, the model {figure(accuracy)}."
     )
 
 
 MAX_SHOWN_CHARACTERS = 1000
-"""A longer text is shown without its middle."""
+"""The middle of longer texts is left out."""
 
 _UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for tabs and line ends, separators of lines, those that turn the direction of writing, and
-halves of pairs."""
+"""Control characters other than tab and newline, line separators, characters that change the writing direction, and
+lone surrogates."""
 
 _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
-"""Sets colours and styles of a terminal (ECMA-48, "SGR"), as progress bars do."""
+"""Escape sequences for colours and styles (ECMA-48, "SGR"), as progress bars print them."""
 
 
 def printable(text: str) -> str:
-    """Return the text with an escape, of letters and digits, for each character that no terminal should get."""
+    """Return the text with each character that is unsafe on a terminal replaced by an escape such as `\\x1b`."""
     return _UNSHOWABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def printable_name(name: str) -> str:
-    """Return the name of a file, which may have line ends too, as one line."""
+    """Return a file name as one printable line, even if it contains newlines or tabs."""
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def log_text(text: str) -> str:
-    """Return a line that a job has logged, without its colours and its line end."""
+    """Return a line of a job's log without colours and newline."""
     return printable(_COLOUR.sub("", text.rstrip("\r\n")))
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return the value as JSON that is fit for a terminal: the same characters are escapes of JSON's own."""
+    """Return the value as JSON that is safe on a terminal: unsafe characters become JSON escapes."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
     return _UNSHOWABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def shortened(text: str) -> str:
-    """Return the text, without its middle where it is long."""
+    """Return the text, with the middle left out if it is longer than MAX_SHOWN_CHARACTERS."""
     half = MAX_SHOWN_CHARACTERS // 2
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"

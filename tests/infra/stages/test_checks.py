@@ -128,10 +128,10 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         *(("availability_zone_ids", (zone,), "must be ids such as 'use1-az2'") for zone in ("us-east-1a", "use1-az9")),
         ("availability_zone_ids", ("use1-az2", "use1-az2"), "names a zone twice"),
         ("cpu_instance_type", "dl1.24xlarge", "must be a row without an accelerator, not 'dl1.24xlarge'"),
-        ("cpu_instance_type", "m6i", "instance type 'm6i' has no row"),
-        ("instance_type", "dl1.24xlarg", "instance type 'dl1.24xlarg' has no row; did you mean 'dl1.24xlarge'?"),
+        ("cpu_instance_type", "m6i", "unknown instance type 'm6i'"),
+        ("instance_type", "dl1.24xlarg", "unknown instance type 'dl1.24xlarg'; did you mean 'dl1.24xlarge'?"),
         ("release", "1.23.0", "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
-        ("release", "1.21.1", "release '1.21.1' has no row; did you mean '1.21.0'?"),
+        ("release", "1.21.1", "unknown release '1.21.1'; did you mean '1.21.0'?"),
     ],
 )
 def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, message: str) -> None:

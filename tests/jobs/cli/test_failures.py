@@ -74,7 +74,7 @@ def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard
         ),
         (
             {**KEYS, **REGION, "AWS_CONFIG_FILE": "config"},
-            "Invalid endpoint: localhost:1 is no HTTP address",
+            "Invalid endpoint: localhost:1 is not an HTTP URL",
             "correct endpoint_url",
         ),
     ],
@@ -88,7 +88,7 @@ def test_credentials_and_settings(
 
 @pytest.mark.parametrize(
     ("stdout", "error"),
-    [(">&-", "standard output is closed"), (">/dev/full", "the output cannot be written: No space")],
+    [(">&-", "standard output is closed"), (">/dev/full", "cannot write to standard output: No space")],
 )
 def test_an_output_that_takes_nothing(clean_environment: Mapping[str, str], stdout: str, error: str) -> None:
     shell = ["sh", "-c", f'"{TRAINYARD}" schema {stdout}']

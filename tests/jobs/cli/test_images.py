@@ -39,8 +39,8 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
     [
         (["gaudy"], 2, "image 'gaudy' not found; did you mean 'gaudi'?"),
         (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
-        (["cpu", "--release", "1.21"], 2, "release '1.21' has no row; did you mean '1.21.0'?"),
-        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history: its image carries Python 3.8"),
+        (["cpu", "--release", "1.21"], 2, "unknown release '1.21'; did you mean '1.21.0'?"),
+        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is no longer available: its image has Python 3.8"),
         (
             ["gaudi-notebook", "--release", "1.23.0"],
             3,

@@ -87,8 +87,8 @@ def test_records_that_cannot_be_read_are_named_and_the_rest_is_shown(
     code, _, err = command("report", run_of(place))
     assert code == 0, err
     for name in ("receipt.json", "classes.json", "data.json", "code.json"):
-        assert f"warning: {place}{name} cannot be read: it is left out" in err
-    assert f"warning: {place}metrics.jsonl: left out 1 line that cannot be read, the first at line 2" in err
+        assert f"warning: {place}{name} cannot be read and is skipped" in err
+    assert f"warning: {place}metrics.jsonl: skipped 1 line that cannot be read, the first one at line 2" in err
     assert f"warning: {place}spec.yaml: " in err
     for arguments, name in ((("receipt", run_of(place)), "receipt"), (("fetch", run_of(place), "--code"), "code")):
         code, _, err = command(*arguments)

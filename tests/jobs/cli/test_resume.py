@@ -271,4 +271,4 @@ def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
     assert "no receipt can be read: the budget counts the run's 2 recorded attempts" in found.stderr
     said = used_up.stderr + found.stderr  # once in a process
     for name in ("3.json", "junk.json"):
-        assert f"warning: {location}attempts/{name} cannot be read: it is left out" in said
+        assert f"warning: {location}attempts/{name} cannot be read and is skipped" in said

@@ -9,7 +9,7 @@ from jobs.core.locations import S3Location
 OF_CORPUS = fingerprint("corpus", version=1, options={"a": 1, "b": "x"}, inputs={"data": {"etag": "1"}})
 
 
-def test_a_fingerprint_is_of_the_values_whatever_their_order() -> None:
+def test_fingerprint_depends_on_values_not_on_their_order() -> None:
     same: dict[str, Any] = {
         "kind": "corpus",
         "version": 1,
@@ -23,16 +23,16 @@ def test_a_fingerprint_is_of_the_values_whatever_their_order() -> None:
         fingerprint(**{**same, "options": {"share": float("nan")}})
 
 
-def test_an_artifact_lies_beside_the_runs_of_its_team() -> None:
+def test_artifact_is_stored_next_to_its_teams_runs() -> None:
     location = location_in_team_of(S3Location("runs", "research/a-20260102-030405-0a1b/"), "corpus", OF_CORPUS)
     assert str(location) == f"s3://runs/research/artifacts/corpus-{OF_CORPUS[:16]}/"
-    with pytest.raises(ValueError, match="is not where a run lies"):
+    with pytest.raises(ValueError, match="is not the location of a run"):
         location_in_team_of(S3Location("runs", "research/"), "corpus", OF_CORPUS)
 
 
-def test_a_manifest_names_no_file_outside_its_folder() -> None:
+def test_manifest_rejects_files_outside_its_folder() -> None:
     file = ArtifactFile(bytes=1, sha256="0" * 64)
-    with pytest.raises(ValidationError, match="is no file below an artifact's folder"):
+    with pytest.raises(ValidationError, match="is not a file below the artifact's folder"):
         Manifest(
             kind="corpus",
             version=1,

@@ -1,4 +1,4 @@
-"""Symbolic links of folders that are kept on S3: which are kept, and that none made from S3's word leads out."""
+"""Symbolic links of folders stored on S3: which are stored, and that none restored from S3 leads outside."""
 
 import os
 from pathlib import Path
@@ -32,13 +32,13 @@ def root(tmp_path: Path) -> Path:
         ("latest", "/etc/hostname", None),
     ],
 )
-def test_links_that_stay_inside_are_kept_and_made_again(
+def test_inner_links_are_stored_and_restored(
     name: str, target: str, kept: str | None, root: Path, tmp_path: Path
 ) -> None:
     (root / name).symlink_to(target.format(root=root))
     found = contents(root)
     assert found.links.get(name) == kept
-    assert set(found.files) == {"step-1/deep/w"}, "what a link leads to is not followed"
+    assert set(found.files) == {"step-1/deep/w"}, "links are not followed"
     if kept is None:
         assert list(found.left_out) == [name]
         return
@@ -64,7 +64,7 @@ def test_links_that_stay_inside_are_kept_and_made_again(
         {"step-1": "step-2"},
     ],
 )
-def test_no_link_of_a_listing_leads_out_or_takes_the_place_of_a_file(
+def test_listed_link_cannot_lead_outside_or_replace_a_file(
     links: dict[str, str], root: Path, tmp_path: Path
 ) -> None:
     refused = make_links(root, links)
@@ -76,12 +76,12 @@ def test_no_link_of_a_listing_leads_out_or_takes_the_place_of_a_file(
         assert os.path.realpath(path).startswith(f"{root}/"), path
 
 
-def test_links_to_links_are_made_in_whatever_order_they_come(root: Path) -> None:
+def test_links_to_links_are_created_in_any_order(root: Path) -> None:
     assert make_links(root, {"a": "b", "b": "c", "c": "step-1"}) == {}
     assert (root / "a/deep/w").read_text() == "1"
-    assert make_links(root, {"a": "b", "b": "c", "c": "step-1"}) == {}, "those of before are replaced"
+    assert make_links(root, {"a": "b", "b": "c", "c": "step-1"}) == {}, "existing links are replaced"
 
 
-def test_a_name_is_shown_without_what_is_no_text() -> None:
+def test_shown_name_has_only_printable_text() -> None:
     assert shown_name(os.fsdecode(b"caf\xe9\x1b[2J\n.txt")) == r"caf\xe9\x1b[2J\n.txt"
     assert len(shown_name("x" * 4000)) < 1100

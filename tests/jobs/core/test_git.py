@@ -199,7 +199,7 @@ def test_a_git_that_does_not_answer_is_told(
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(slow.parent))
     monkeypatch.setattr("jobs.core.git.SECONDS", 0.1)
-    with pytest.raises(TrainyardError, match="git did not answer") as caught:
+    with pytest.raises(TrainyardError, match="git did not list the changes") as caught:
         # Another revision than git's would be taken for it.
         source_revision(root, {"TRAINYARD_REVISION": "0123456789ab"})
     assert "status" in str(caught.value.next_step)

@@ -10,7 +10,7 @@ from jobs.core.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 ROWS = INSTANCE_TYPES.values()
 
 
-def test_dl1_is_what_the_platform_is_built_for() -> None:
+def test_values_of_dl1_and_other_types() -> None:
     row = instance_type("dl1.24xlarge")
     assert (row.accelerator, row.accelerators, row.gaudi_generation, row.card) == ("hpu", 8, 1, "HPU")
     assert (row.vcpus, row.memory_mib, row.network_cards) == (96, 786_432, 4)
@@ -18,18 +18,18 @@ def test_dl1_is_what_the_platform_is_built_for() -> None:
     assert instance_type("m6i.4xlarge").processes == 1
     assert instance_type("p4d.24xlarge").processes == 8
     with pytest.raises(
-        UsageError, match=r"^instance type 'dl1\.24xl' has no row; did you mean 'dl1\.24xlarge'\?\nNext: "
+        UsageError, match=r"^unknown instance type 'dl1\.24xl'; did you mean 'dl1\.24xlarge'\?\nNext: "
     ):
         instance_type("dl1.24xl")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_is_consistent(row: InstanceType) -> None:
-    # Asking for all of the memory leaves a job waiting for ever: the ECS agent keeps some back.
+def test_row_is_consistent(row: InstanceType) -> None:
+    # A job that requests all of the memory waits forever, because the ECS agent reserves some.
     assert 0.9 * row.memory_mib < row.job_memory_mib < 0.98 * row.memory_mib
     assert (row.accelerators > 0) == (row.accelerator != "cpu")
     assert (row.gaudi_generation is not None) == (row.accelerator == "hpu")
-    # Trap: an On-Demand price that stands in for Spot ends a run at a third of its max_usd.
+    # Trap: an On-Demand price in place of the Spot price would stop a run at a third of its max_usd.
     assert 0 < row.spot_usd_per_hour < 0.6 * row.on_demand_usd_per_hour
     assert row.price_date
     assert row.price_source
@@ -46,7 +46,7 @@ def test_a_row_is_consistent(row: InstanceType) -> None:
 def test_cuda_rows_agree_with_ec2s_own_data(row: InstanceType) -> None:
     known = json.loads(gzip.decompress((resources.files("moto.ec2.resources") / "instance_types.json.gz").read_bytes()))
     ec2 = known[row.name]
-    # Trap: PyTorch's wheel of CUDA 13 has no code for V100 and older cards.
+    # Trap: PyTorch's CUDA 13 wheel does not support V100 and older cards.
     assert {gpu["Name"] for gpu in ec2["GpuInfo"]["Gpus"]} <= {"A100", "A10G", "H100", "H200", "L40S"}
     assert row.vcpus == ec2["VCpuInfo"]["DefaultVCpus"]
     assert row.memory_mib == ec2["MemoryInfo"]["SizeInMiB"]

@@ -28,7 +28,7 @@ WRITTEN = {
 }
 
 
-def test_what_a_later_release_writes_is_left_out_at_every_level() -> None:
+def test_unknown_fields_are_ignored_at_every_level() -> None:
     cards = {"utilization_percent": 1.0, "memory_percent": 2.0, "mean_utilization_percent": 3.0, "idle_seconds": 4.0}
     written = {**WRITTEN, "ran_with": {"torch": "2.9"}, "cards": {**cards, "warp": 9}, "flux_capacitor": True}
     found = read_attempt(json.dumps(written).encode(), place="s3://runs/a/attempts/1.json")
@@ -37,36 +37,36 @@ def test_what_a_later_release_writes_is_left_out_at_every_level() -> None:
     assert read_attempt(found.model_dump_json().encode(), place="") == found
 
 
-def test_an_attempt_on_a_type_that_nobody_knows_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_attempt_on_an_unknown_instance_type_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     unknown = json.dumps({**WRITTEN, "instance_type": "dl9.48xlarge"}).encode()
     assert read_attempt(unknown, place="s3://runs/attempts/9.json") is None
     assert caplog.messages == [
-        "warning: s3://runs/attempts/9.json cannot be read: it is left out, and so is what that attempt took"
+        "warning: s3://runs/attempts/9.json cannot be read and is skipped; totals do not include this attempt"
     ]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"number": 1, "job', b"[" * 100_000])
-def test_what_is_no_record_is_left_out_with_a_warning_that_names_it_and_steers_no_terminal(
+def test_damaged_record_is_skipped_with_a_printable_warning(
     content: bytes, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
     place = f"s3://runs/\x1b[31m{request.node.name}.json"
     assert read_record(Receipt, content, place=place) is None
     [warning] = caplog.messages
-    assert warning.endswith("cannot be read: it is left out")
+    assert warning.endswith("cannot be read and is skipped")
     assert "runs/\\x1b[31m" in warning
     with pytest.raises(UnreadableError, match="cannot be read"):
         parse_record(Receipt, content, place=place)
 
 
-def test_numbers_that_no_metric_can_be_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_that_are_not_finite_are_skipped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     lines = [
         '{"step": 1, "loss": 0.5, "tokens": ' + 400 * "9" + "}",
         '{"step": 2, "loss": 1e999, "tokens": 7}',
         '{"step": true, "loss": 0.5}',
         '{"step": ' + 400 * "9" + ', "loss": 0.5}',
-        '{"step": 3, "tokens": ' + 9000 * "9" + "}",  # more digits than Python takes
+        '{"step": 3, "tokens": ' + 9000 * "9" + "}",  # more digits than Python accepts
     ]
     found = read_json_lines("\n".join(lines).encode(), place="metrics.jsonl", accept=line_with_step)
     assert found == [{"step": 1, "loss": 0.5, "tokens": None}, {"step": 2, "loss": None, "tokens": 7}]
-    assert caplog.text.count("metrics.jsonl: tokens has values that are no finite number: these are left out") == 1
-    assert "metrics.jsonl: left out 3 lines that cannot be read, the first at line 3" in caplog.text
+    assert caplog.text.count("metrics.jsonl: skipped values of tokens that are not finite numbers") == 1
+    assert "metrics.jsonl: skipped 3 lines that cannot be read, the first one at line 3" in caplog.text

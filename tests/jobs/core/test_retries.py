@@ -1,4 +1,4 @@
-"""Which of the jobs that carry a run's name the run is, and whether one that failed may go on as another."""
+"""Which of several jobs with a run's name is the run, and whether a failed job may continue as another."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -58,7 +58,7 @@ def with_on_demand(stage: DeployedStage) -> DeployedStage:
         ({"reason": RECLAIMED, "state": "RUNNABLE"}, 1, False),
     ],
 )
-def test_a_run_goes_on_only_where_the_stage_would_move_it_and_soon(
+def test_run_continues_only_if_the_stage_will_soon_move_it(
     changes: dict[str, Any], seconds_ago: int, *, wanted: bool, with_on_demand: DeployedStage, stage: DeployedStage
 ) -> None:
     ended_at = datetime.now(timezone.utc) - timedelta(seconds=seconds_ago)
@@ -69,14 +69,14 @@ def test_a_run_goes_on_only_where_the_stage_would_move_it_and_soon(
     assert not may_go_on(stage, job), "a stage without On-Demand moves nothing"
 
 
-def test_a_run_goes_on_in_its_own_teams_on_demand_queue(stage: DeployedStage) -> None:
+def test_run_continues_in_its_teams_on_demand_queue(stage: DeployedStage) -> None:
     job = replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None, queue="spot@research")
     for queue, wanted in (("on-demand@research", True), ("on-demand", False), ("on-demand@product", False)):
         assert may_go_on(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
 
 
-def test_the_newest_job_is_the_run_but_a_late_duplicate_never_is(emulated: Aws, stage: DeployedStage) -> None:
-    elsewhere = stage.queues["spot@product"]  # in place of an On-Demand queue, which `dev` has not
+def test_newest_job_is_the_run_but_a_late_duplicate_is_not(emulated: Aws, stage: DeployedStage) -> None:
+    elsewhere = stage.queues["spot@product"]  # used as the On-Demand queue, which stage `dev` does not have
     plan = planned_to_run(emulated, stage, ["sleep", "60"])
     tags = {**plan.request["tags"], MOVED_TAG: "after 3 reclaims"}
     moved = {**plan.request, "jobQueue": elsewhere, "shareIdentifier": "product", "tags": tags}

@@ -11,7 +11,7 @@ MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.
 
 
 @given(name=st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True), moments=st.lists(MOMENTS, min_size=1))
-def test_a_run_id_is_recognised_read_back_and_sorts_by_time(name: str, moments: list[datetime]) -> None:
+def test_run_ids_are_recognized_parsed_and_sort_by_time(name: str, moments: list[datetime]) -> None:
     ids = [new_run_id(name, now=moment) for moment in sorted(moments)]
     assert ids == sorted(ids)
     assert all(map(is_run_id, ids))
@@ -19,7 +19,7 @@ def test_a_run_id_is_recognised_read_back_and_sorts_by_time(name: str, moments: 
     assert spec_name(ids[0]) == name
 
 
-def test_a_run_id_tells_name_and_utc_time() -> None:
+def test_run_id_contains_name_and_utc_time() -> None:
     assert new_run_id("reviews", now=NOON) == "reviews-20261121-120005-0000"
     two_hours_east = NOON.astimezone(timezone(timedelta(hours=2)))
     assert new_run_id("reviews", now=two_hours_east) == "reviews-20261121-120005-0000"
@@ -38,7 +38,7 @@ def test_a_run_id_tells_name_and_utc_time() -> None:
         "reviews-20261121-120005-00ab\n",
     ],
 )
-def test_other_texts_are_no_run_ids(text: str) -> None:
+def test_other_texts_are_not_run_ids(text: str) -> None:
     assert not is_run_id(text)
-    with pytest.raises(ValueError, match="is not a run's id"):
+    with pytest.raises(ValueError, match="is not a run id"):
         submitted_at(text)

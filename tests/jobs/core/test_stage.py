@@ -31,8 +31,8 @@ PARAMETERS = {
 }
 
 
-def test_parameters_have_these_names() -> None:
-    # Deployed stages are found by them: a change here is a change for everyone who has one.
+def test_names_of_parameters_are_stable() -> None:
+    # Deployed stages are found by these names, so a change affects everyone who has deployed one.
     assert parameter_path("dev") == "/trainyard/dev/"
     assert queue_parameter("spot") == "queue/spot"
     assert job_definition_parameter("research", "script") == "job-definition/research/script"
@@ -47,7 +47,7 @@ def test_parameters_have_these_names() -> None:
     assert (share_identifier("research"), share_identifier("nlp-core-2")) == ("research", "nlpcore2")
 
 
-def test_a_stage_is_what_its_parameters_say() -> None:
+def test_stage_is_built_from_its_parameters() -> None:
     stage = DeployedStage.from_parameters("dev", PARAMETERS)
     assert (stage.data_bucket, stage.run_bucket, stage.log_group) == ("data-1a2b", "runs-3c4d", "logs-5e6f")
     assert (stage.instance_type.name, stage.cpu_instance_type.name) == ("dl1.24xlarge", "m6i.4xlarge")
@@ -62,7 +62,7 @@ def test_a_stage_is_what_its_parameters_say() -> None:
     assert DeployedStage.from_parameters("dev", alone).default_team == "product"
 
 
-def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
+def test_optional_parameters_of_a_stage_are_read() -> None:
     pushed, deployed = (f"registry/gaudi@sha256:{letter * 64}" for letter in "ab")
     values = {
         **PARAMETERS,
@@ -83,10 +83,10 @@ def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
     assert (stage.release, stage.image_tag) == ("1.21.0", "1.21.0-0123456789ab")
     assert stage.images == {("gaudi", "1.21.0"): pushed}
     assert stage.job_images == {"finetune-classification": deployed}
-    # A retiring pool's jobs are still found, and the current queue is the one without a suffix.
+    # Jobs of a retiring pool are still found; the current queue is the one without a suffix.
     assert stage.queues["spot"] == "arn:queue/gaudi"
     assert stage.queues["spot/p4d-24xlarge-1-23-0"] == "arn:queue/old"
-    # A team that shares no instances has queues of its own, and never falls back to others'.
+    # A team with its own instances has its own queues and never falls back to shared ones.
     assert stage.teams_with_queues == {"research"}
     assert (stage.queue("spot@research"), stage.queue("spot@research/old")) == ("arn:queue/own", "arn:queue/own-old")
     assert (stage.queue_of("research", "spot"), stage.queue_of("product", "spot")) == ("spot@research", "spot")
@@ -96,12 +96,12 @@ def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
     assert stage.budget_stop("product") == BudgetStop(budget_usd=500.0, since="2026-11-20", until="2026-12-01")
     assert stage.huggingface_teams == {"research"}
     assert stage.secret_variables == {"research": {"WANDB_API_KEY", "MLFLOW_TRACKING_URI"}}
-    # Where jobs are processes, no image matters.
+    # If jobs are processes, images are ignored.
     assert DeployedStage.from_parameters("dev", values, runs_containers=False).job_images == {}
 
 
 @pytest.mark.parametrize("missing", ["bucket/data", "cpu-instance-type"])
-def test_a_stage_that_lacks_a_parameter_is_not_deployed(missing: str) -> None:
+def test_stage_without_a_required_parameter_is_not_deployed(missing: str) -> None:
     values = {name: value for name, value in PARAMETERS.items() if name != missing}
     with pytest.raises(ConfigurationError) as caught:
         DeployedStage.from_parameters("dev", values)
@@ -116,7 +116,7 @@ def test_a_stage_that_lacks_a_parameter_is_not_deployed(missing: str) -> None:
     [(None, "cdk deploy 'dev/*' -c stage=dev"), (2, "trainyard --stage dev local up")],
     ids=["AWS", "emulated"],
 )
-def test_what_a_stage_lacks_is_told(emulated_processes: int | None, next_step: str) -> None:
+def test_missing_kind_team_or_queue_is_an_error(emulated_processes: int | None, next_step: str) -> None:
     stage = DeployedStage.from_parameters("dev", PARAMETERS, emulated_processes=emulated_processes)
     with pytest.raises(ConfigurationError, match="no job definition of 'build-corpus' for team 'research'") as caught:
         stage.job_definition("research", "build-corpus")

@@ -7,7 +7,7 @@ from jobs.core.urls import check_endpoints, login_in, without_logins
 @pytest.mark.parametrize(
     "address", ["https://batch.eu-west-1.amazonaws.com", "http://127.0.0.1:1/x", "http://[::1]:1", ""]
 )
-def test_an_address_that_requests_can_be_sent_to_is_taken(address: str) -> None:
+def test_valid_endpoint_is_accepted(address: str) -> None:
     check_endpoints({"AWS_ENDPOINT_URL": address, "AWS_ENDPOINT_URL_S3": address, "HOME": "[not an address"})
 
 
@@ -15,10 +15,10 @@ def test_an_address_that_requests_can_be_sent_to_is_taken(address: str) -> None:
     "address",
     ["http://[::1", "localhost:1", "http://:4566", "http://a:99999", "http://a:0", "http://-a.b", "file:///x"],
 )
-def test_any_other_is_refused_by_the_name_of_its_variable(address: str) -> None:
+def test_invalid_endpoint_is_rejected_with_its_variable(address: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         check_endpoints({"AWS_ENDPOINT_URL_S3": address})
-    assert f"AWS_ENDPOINT_URL_S3={address} is not an HTTP address" in str(error.value)
+    assert f"AWS_ENDPOINT_URL_S3={address} is not an HTTP URL" in str(error.value)
     assert error.value.next_step is not None
 
 
@@ -32,6 +32,6 @@ def test_any_other_is_refused_by_the_name_of_its_variable(address: str) -> None:
         ("https://${TOKEN}@a.example https://me:${TOKEN}@a.example db://me:{parameters.word}@a.example", None),
     ],
 )
-def test_a_login_is_a_password_or_a_token_in_an_address(text: str, address: str | None) -> None:
+def test_login_is_a_password_or_token_in_a_url(text: str, address: str | None) -> None:
     assert login_in(text) == address
     assert "word@" not in without_logins(text)

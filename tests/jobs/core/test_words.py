@@ -1,4 +1,4 @@
-"""What results are called where people read them."""
+"""Readable names and values of results."""
 
 import pytest
 
@@ -10,25 +10,25 @@ from jobs.core.words import result_label, result_rows
     [
         ("eval_accuracy", "accuracy"),
         ("train_samples_per_second", "samples/s"),
-        # Of a Trainer of transformers in a script
+        # From a transformers Trainer in a custom script
         ("loss", "training loss"),
         ("train_loss", "mean training loss"),
         ("eval_runtime", "evaluation seconds"),
-        # A script's own
+        # From a custom script
         ("eval_macro_f1", "macro F1"),
         ("words_seen", "words seen"),
         ("eval_", "eval_"),
         ("__", "__"),
     ],
 )
-def test_a_result_is_called_what_people_call_it(key: str, label: str) -> None:
+def test_result_has_a_readable_name(key: str, label: str) -> None:
     assert result_label(key) == label
 
 
-def test_the_rows_of_a_result_begin_with_what_is_known() -> None:
+def test_result_rows_start_with_known_metrics() -> None:
     assert result_rows({"eval_macro_f1": 0.5, "eval_loss": 0.25}) == [("loss", "0.250"), ("macro F1", "0.500")]
 
 
-def test_a_metric_that_was_not_a_number_is_called_so() -> None:
-    """A receipt is JSON, which has no NaN: it holds null."""
-    assert result_rows({"eval_loss": None, "eval_accuracy": 0.5}) == [("accuracy", "0.500"), ("loss", "no number")]
+def test_null_metric_is_shown_as_not_a_number() -> None:
+    """JSON has no NaN, so a receipt holds null instead."""
+    assert result_rows({"eval_loss": None, "eval_accuracy": 0.5}) == [("accuracy", "0.500"), ("loss", "not a number")]

@@ -18,7 +18,7 @@ def test_examples_are_counted_by_class_and_what_looks_like_a_mistake_is_told(fou
     found.lengths = [lengths_at_shares("tokens", [4] * 89 + [12] * 10 + [40])]
     found.cut = Cut(max_length=32, texts=1, of_texts=10, tokens=8, of_tokens=516)
     found.bad_rows = {"t.csv": 3}
-    found.named_bad_rows = ["t.csv, line 4: 'label' is None, which is no class", "and 2 more"]
+    found.named_bad_rows = ["t.csv, line 4: 'label' is None, which is not a class", "and 2 more"]
     found.fingerprints = {"t.csv": "00ab"}
     assert list(found.lines()) == [
         "7 training and 3 held-out examples, 5 classes",
@@ -39,7 +39,7 @@ def test_examples_are_counted_by_class_and_what_looks_like_a_mistake_is_told(fou
         "warning: 1 of 3 held-out examples in the training data too",
         "warning: 1 training example with the text of an earlier one",
         "warning: 3 bad rows of t.csv left out",
-        "  t.csv, line 4: 'label' is None, which is no class",
+        "  t.csv, line 4: 'label' is None, which is not a class",
         "  and 2 more",
     ]
 

@@ -110,7 +110,7 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
             TABLE.decode().encode("utf-16"),
             "{0}, line 1: not UTF-8 (byte 0xff at position 1)\nNext: iconv -f UTF-16",
         ),
-        ("t.csv", b"text,label\ngood,0.5\n", "{0}, line 2: 'label' is '0.5', which is no class"),
+        ("t.csv", b"text,label\ngood,0.5\n", "{0}, line 2: 'label' is '0.5', which is not a class"),
         (
             "t.csv",
             b"text,label\ngood,1\ngood,yes\n",
@@ -188,7 +188,7 @@ def test_no_more_than_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put)
     assert told(aws, finetuning(put, table)) == [], "the last row that was read is cut, not bad"
     early = put("early.csv", b"text,label\nbad,\n" + row * (rows + 5))
     [fault] = told(aws, finetuning(put, early))
-    assert "line 2: 'label' is '', which is no class" in fault
+    assert "line 2: 'label' is '', which is not a class" in fault
     assert told(aws, finetuning(put, early, on_bad_rows="skip")) == []
 
 

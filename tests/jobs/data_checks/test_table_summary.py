@@ -55,7 +55,7 @@ def test_all_forms_of_a_table_are_told_alike(table: Path, tmp_path: Path) -> Non
     assert [(item.name, item.training) for item in by_csv.classes] == [("films", 1), ("games", 1), ("games ", 1)]
     assert {item.unit: item.at for item in by_csv.lengths} == {"characters": [11, 11, 11, 11], "words": [3, 3, 3, 3]}
     assert by_csv.named_bad_rows == [
-        f"{table}, line 5: 'label' is '', which is no class",
+        f"{table}, line 5: 'label' is '', which is not a class",
         "next: write each class as a name or as a whole number",
     ]
     for name in ("t.parquet", "t.jsonl"):
@@ -104,7 +104,7 @@ def test_with_a_model_it_tells_what_would_be_cut(table: Path, tmp_path: Path) ->
     command = ["data", "show", str(table), "--model", str(tmp_path), "--max-length", "3"]
     said = CliRunner().invoke(app, command)
     assert said.stdout.startswith("3 training examples, 3 classes\n"), said.output
-    assert f"  {table}, line 5: 'label' is '', which is no class" in said.stdout.splitlines()
+    assert f"  {table}, line 5: 'label' is '', which is not a class" in said.stdout.splitlines()
     assert "tokens: half have at most 4, 90 % 4, 99 % 4, the longest 4" in said.stdout.splitlines()
     cut = json.loads(CliRunner().invoke(app, [*command, "-o", "json"]).stdout)["cut"]
     assert (cut["texts"], cut["of_texts"], cut["tokens"], cut["of_tokens"]) == (2, 3, 2, 10)
@@ -125,7 +125,7 @@ def test_what_cannot_be_shown_is_refused(table: Path, tmp_path: Path) -> None:
         shown(tmp_path / "t.parquet")
     (tmp_path / "bad.csv").write_text("text,label\na,\n")
     with pytest.raises(
-        UsageError, match=r"(?s)bad\.csv holds no examples\n.*line 2: 'label' is '', which is no class"
+        UsageError, match=r"(?s)bad\.csv holds no examples\n.*line 2: 'label' is '', which is not a class"
     ) as bad:
         shown(tmp_path / "bad.csv")
     assert bad.value.next_step == "write each class as a name or as a whole number"

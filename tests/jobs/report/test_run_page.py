@@ -49,7 +49,7 @@ def test_the_page_shows_result_attempts_image_code_and_data(html: str) -> None:
         "read: s3://data/shared/massive/train.jsonl (fingerprint 0f1e2d3c)",
     ):
         assert shown in text
-    assert "It learnt nothing" not in text
+    assert "The model learned nothing" not in text
 
 
 def test_the_axis_of_a_single_value_has_more_ticks_than_that(run: RecordedRun) -> None:

@@ -154,7 +154,7 @@ def test_a_field_of_tables_takes_one_or_several() -> None:
     for wrong, message in (
         ([], "a table, or a list of tables, not []"),
         (["a.csv", 7], "a table, or a list of tables, not ['a.csv', 7]"),
-        (["a.csv", "b.txt"], "b.txt is no table"),
+        (["a.csv", "b.txt"], "b.txt is not a table"),
     ):
         with pytest.raises(ValidationError, match=re.escape(message)) as refused:
             Wide.model_validate({"tables": wrong})

@@ -60,7 +60,7 @@ NO_CHARACTER = "a NUL or half a surrogate pair is no character of a text"
         (
             {"gpu": 1},
             (
-                "gpu: unknown key; there is 'arguments', 'attempts', 'hang_timeout_seconds', 'health', 'job', "
+                "gpu: unknown key; available: 'arguments', 'attempts', 'hang_timeout_seconds', 'health', 'job', "
                 "'max_hours', 'max_usd', 'name', 'resources', 'start_timeout_seconds', 'stop_if_idle_minutes', "
                 "'sweep', 'team', 'timeout_hours'"
             ),

@@ -184,7 +184,7 @@ def test_the_greatest_is_the_best_where_that_is_what_counts_and_a_verdict_says_w
     first, second = RungValue.of(120, 0.8), RungValue.of(120, 0.7)
     assert by_accuracy.verdict(first, [second], rung=100).text == "ranked 1 of 2 at step 120"
     behind = by_accuracy.verdict(RungValue.of(120, math.nan), [first, second], rung=100)
-    assert behind.text == "ranked 3 of 3 at step 120, where eval_accuracy was no number"
+    assert behind.text == "ranked 3 of 3 at step 120, where eval_accuracy was not a number"
 
 
 def swept(halving: Any, **keys: Any) -> dict[str, Any]:

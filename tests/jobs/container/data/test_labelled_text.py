@@ -79,11 +79,11 @@ def test_labels_become_classes_in_a_fixed_order(
     [
         ([0, 1, "bad"], "train.jsonl, line 3: 'label' is the name 'bad', but the number 0 in line 1\nNext: write all"),
         (["bad", "2"], "train.jsonl, line 2: 'label' is the number '2', but the name 'bad' in line 1\nNext: write all"),
-        (["bad", "good", None], "train.jsonl, line 3: 'label' is None, which is no class"),
-        ([1, 0.5], "train.jsonl, line 2: 'label' is 0.5, which is no class"),
-        *((["1", text], f"line 2: 'label' is '{text}', which is no class") for text in ("0,5", " 1.5E-3 ", "nan")),
-        ([1, 2.0**54], "train.jsonl, line 2: 'label' is 1.8014398509481984e+16, which is no class"),
-        (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is no class"),
+        (["bad", "good", None], "train.jsonl, line 3: 'label' is None, which is not a class"),
+        ([1, 0.5], "train.jsonl, line 2: 'label' is 0.5, which is not a class"),
+        *((["1", text], f"line 2: 'label' is '{text}', which is not a class") for text in ("0,5", " 1.5E-3 ", "nan")),
+        ([1, 2.0**54], "train.jsonl, line 2: 'label' is 1.8014398509481984e+16, which is not a class"),
+        (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is not a class"),
         (["bad", "bad"], "train.jsonl: every 'label' is 'bad'; there is nothing to tell apart"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_the_training_data_have_no_class_for_and_what_is_no_text_is_refused
     ):
         with pytest.raises(UsageError, match=re.escape(f"eval.jsonl, line 2: label {said}")):
             load(labelled("bad", "good"), labelled("bad", label))
-    for text, said in (("a \ud83d b", "has half of a surrogate pair"), (None, "is not text but None")):
+    for text, said in (("a \ud83d b", "contains a lone surrogate"), (None, "is not text but None")):
         with pytest.raises(UsageError, match=re.escape(f"train.jsonl, line 3: 'text' {said}")):
             load([*labelled("bad", "good"), {"text": text, "label": "bad"}])
 
@@ -138,7 +138,7 @@ def test_several_tables_are_read_as_if_they_were_one_and_a_mistake_names_its_own
 
     tables = several(tmp_path, labelled("good", "bad"), labelled("bad", None))
     for arguments, said in (
-        (FinetuneClassification(model="unused", train_data=tables), "'label' is None, which is no class"),
+        (FinetuneClassification(model="unused", train_data=tables), "'label' is None, which is not a class"),
         (FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables), "label None is none of the "),
     ):
         with pytest.raises(UsageError, match=rf"part1\.jsonl, line 2: {said}"):
@@ -251,12 +251,12 @@ def test_all_bad_rows_of_a_table_are_named_at_once_up_to_ten(load: Load, tmp_pat
     assert first == "13 bad rows:"
     of_train = [line for line in lines if line.startswith(f"{tmp_path}/train.jsonl, line ")]
     assert len(of_train) == 10
-    assert f"{tmp_path}/train.jsonl, line 5: no column 'label'; there is 'text'" in of_train
+    assert f"{tmp_path}/train.jsonl, line 5: no column 'label'; available: 'text'" in of_train
     assert f"{tmp_path}/train.jsonl, line 3: 'text' is not text but None" in of_train
-    assert f"{tmp_path}/train.jsonl, line 4: 'label' is None, which is no class" in of_train
+    assert f"{tmp_path}/train.jsonl, line 4: 'label' is None, which is not a class" in of_train
     assert "and 2 more" in lines
     assert (
-        lines[-2] == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"
+        lines[-2] == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; available: 'bad', 'good'"
     )
     assert lines[-1].endswith("; or leave them out with on_bad_rows: skip")
 

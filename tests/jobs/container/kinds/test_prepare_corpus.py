@@ -224,7 +224,7 @@ def test_bad_input_is_told(workshop: Workshop, tmp_path: Path, name: str, conten
     [
         ({"data": []}, "at least 1 item"),
         ({"data": ["a.jsonl", "b.jsonl", "c.jsonl"], "text_columns": ["x", "y"]}, "2 columns for 3 inputs"),
-        ({"data": ["a.docx"]}, "is no table"),
+        ({"data": ["a.docx"]}, "is not a table"),
         ({"data": ["a.jsonl"], "held_out_fraction": 0}, "greater than 0"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_record_that_cannot_be_read_is_left_out_with_one_warning_that_names_it
     assert [item.number for item in receipt.attempts] == [2, record.number]
     assert object_store.read(s3, a_run / "attempts" / name) == damaged
     assert [line for line in caplog.messages if "warning" in line] == [
-        f"warning: {a_run}attempts/{name} cannot be read: it is left out, and so is what that attempt took"
+        f"warning: {a_run}attempts/{name} cannot be read and is skipped; totals do not include this attempt"
     ]
 
 

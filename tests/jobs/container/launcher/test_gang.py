@@ -152,7 +152,7 @@ def test_files_that_cannot_be_read_and_a_second_proposal_keep_nobody_from_meetin
         object_store.write(s3, place / name, content)
     found = nodes.meet(0, 1)
     assert {attempt.meeting.number for attempt in found} == {2}
-    warnings = {f"warning: {place / name} cannot be read: it is left out" for name in names}
+    warnings = {f"warning: {place / name} cannot be read and is skipped" for name in names}
     assert sorted(message for message in caplog.messages if "cannot be read" in message) == sorted(warnings)
     # Of two meetings of one number the first counts
     late = Member(index=1, nonce="late", address="127.0.0.1", port=1)
