@@ -1,1 +1,1 @@
-"""boto3, as the command line and the container share it: the connection, how its errors read, and files on S3."""
+"""The use of boto3 that the command line and the container share: the connection, readable errors, files on S3."""

@@ -1,7 +1,7 @@
-"""The connection to AWS, or to the emulated one.
+"""The connection to AWS or to the emulator.
 
-Where it connects is boto3's own business: AWS_ENDPOINT_URL, AWS_PROFILE and the rest of its settings count as they do
-for the AWS CLI. A loopback endpoint is the emulator. boto3 is imported when the first client is made.
+boto3's settings determine the endpoint: AWS_ENDPOINT_URL, AWS_PROFILE and the others work as in the AWS CLI. A loopback
+endpoint is the emulator. boto3 is imported when the first client is created.
 """
 
 import os
@@ -29,12 +29,12 @@ _HEALTH_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Aws:
-    """A connection with somebody's credentials in some region; the clients that it hands out share one session."""
+    """A connection with one set of credentials in one region; all clients share one session."""
 
     profile: str | None = None
-    """A profile of the AWS configuration. None: AWS_PROFILE, else boto3's default chain."""
+    """Profile of the AWS configuration. Default: AWS_PROFILE, else boto3's default chain."""
     region: str | None = None
-    """The region of every client. None: AWS_REGION or the profile's."""
+    """Region of every client. Default: AWS_REGION, else the profile's region."""
 
     @cached_property
     def batch(self) -> "BatchClient":
@@ -42,7 +42,7 @@ class Aws:
 
     @cached_property
     def batch_without_retries(self) -> "BatchClient":
-        """A client for SubmitJob, which has no idempotency token: sent again, it would start a second job."""
+        """Return a client for SubmitJob, which has no idempotency token: a retry could start a second job."""
         return self._session.client("batch", config=self._config(attempts=1), region_name=self._region)
 
     @cached_property
@@ -63,14 +63,15 @@ class Aws:
 
     @cached_property
     def quick_ec2(self) -> "EC2Client":
-        """A client for what can be done without: it gives up within seconds."""
+        """Return a client for optional requests, which gives up within seconds."""
         return self._session.client("ec2", config=self._config(attempts=1, seconds=4), region_name=self._region)
 
     @cached_property
     def pricing(self) -> Any:
-        """A client for the Price List API, which gives up within seconds.
+        """Return a client for the Price List API, which gives up within seconds.
 
-        It answers in few regions only, one of which is us-east-1, and for all regions (its API reference, "Endpoints").
+        The API has endpoints in only a few regions, including us-east-1, and covers all regions (API reference,
+        "Endpoints").
         """
         return self._session.client("pricing", config=self._config(attempts=1, seconds=4), region_name="us-east-1")
 
@@ -87,24 +88,24 @@ class Aws:
         return self._session.client("service-quotas", config=self._config(), region_name=self._region)
 
     def client(self, service: str) -> Any:
-        """Return a client for a service that few commands ask; those that many do are above."""
+        """Return a client for a service that only a few commands use; common services have properties."""
         make: Any = self._session.client
         return make(service, config=self._config(), region_name=self._region)
 
     @cached_property
     def account(self) -> str:
-        """Return the twelve digits of the account that is asked."""
+        """Return the twelve-digit id of the account."""
         account: str = self.client("sts").get_caller_identity()["Account"]
         return account
 
     @property
     def region_name(self) -> str:
-        """Return the region that is asked."""
+        """Return the region of the clients."""
         return self.batch.meta.region_name
 
     @cached_property
     def caller(self) -> str:
-        """Return who is calling, as AWS knows them: `user/alice`, or `assumed-role/research/alice`.
+        """Return the caller's identity in AWS: `user/alice`, or `assumed-role/research/alice`.
 
         GetCallerIdentity needs no permission
         (https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html).
@@ -115,17 +116,17 @@ class Aws:
 
     @property
     def endpoint(self) -> str:
-        """Return the URL at which Batch is reached."""
+        """Return the URL of the Batch endpoint."""
         return self.batch.meta.endpoint_url
 
     @cached_property
     def emulated(self) -> bool:
-        """Return whether the endpoint is the emulator, which is the one on loopback."""
+        """Return whether the endpoint is the emulator, that is, on loopback."""
         return is_loopback(self.endpoint)
 
     @cached_property
     def runs_containers(self) -> bool:
-        """Return whether jobs run in containers of their image: on AWS, and on an emulator with a Docker engine."""
+        """Return whether jobs run in containers: always on AWS; on the emulator, if it has a Docker engine."""
         if not self.emulated:
             return True
         import json
@@ -139,7 +140,7 @@ class Aws:
             return False
 
     def post_to_emulator(self, path: str, body: object) -> dict[str, Any] | None:
-        """Return what the emulator answers to a request of its own; None where it knows nothing at that path."""
+        """Send a request to an emulator-only path and return its response; None if the path does not exist."""
         import json
         from urllib.error import HTTPError
         from urllib.parse import quote
@@ -170,12 +171,12 @@ class Aws:
 
     @cached_property
     def _region(self) -> str | None:
-        # boto3 itself reads AWS_DEFAULT_REGION only; the AWS CLI and the other SDKs read AWS_REGION first.
+        # boto3 reads only AWS_DEFAULT_REGION; the AWS CLI and the other SDKs read AWS_REGION first.
         return self.region or os.environ.get("AWS_REGION") or None
 
     @staticmethod
     def _config(*, attempts: int = 5, seconds: float | None = None) -> "Config":
-        """Return a configuration. `seconds`: how long to wait for a connection, and for an answer; None: the usual."""
+        """Return a client configuration. `seconds`: timeout for connecting and reading. Default: 10 and 60."""
         from botocore.config import Config
 
         retries: Any = {"mode": "standard", "total_max_attempts": attempts}

@@ -1,6 +1,6 @@
-"""boto3's errors are classified here, and turned into what a user should read in their place.
+"""Classifies boto3's errors and turns them into errors with a next step.
 
-botocore is imported when the first error is asked about.
+botocore is imported when the first error is classified.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired",
 _DENIED = frozenset(
     {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized", "AllAccessDisabled", "403"}
 )
-"""403 is S3's: a HEAD has no body, so its answer is the bare status."""
+"""403 is for S3: the response to a HEAD request has no body, so its code is the bare status."""
 _UNKNOWN_KEY = frozenset(
     {
         "AuthFailure",
@@ -39,7 +39,7 @@ _UNKNOWN_KEY = frozenset(
     }
 )
 
-_EMULATED_NEXT = 'for the emulator, which needs none of yours: trainyard local up, then eval "$(trainyard local env)"'
+_EMULATED_NEXT = 'for the emulator, which needs no account: trainyard local up, then eval "$(trainyard local env)"'
 
 
 def is_loopback(url: str) -> bool:
@@ -47,7 +47,7 @@ def is_loopback(url: str) -> bool:
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether `error` is throttling, a fault of the service or of the line: it may pass when tried again."""
+    """Return whether a retry may help: throttling, or an error of the service or the network."""
     from botocore.exceptions import (
         ClientError,
         ConnectionError,  # noqa: A004 - botocore's own
@@ -62,43 +62,43 @@ def is_transient(error: Exception) -> bool:
 
 
 def is_throttling(error: Exception) -> bool:
-    """Return whether the service refused the request for now, and so did nothing with it."""
+    """Return whether the service throttled the request, so that it had no effect."""
     return _status(error) == 429 or error_code(error) in _THROTTLED
 
 
 def is_denied(error: BaseException | None) -> bool:
-    """Return whether the service says that the caller may not do this."""
+    """Return whether the service denied the request because of missing permissions."""
     return error_code(error) in _DENIED
 
 
 def is_refused_connection(error: Exception) -> bool:
-    """Return whether the error says that nothing listens at the endpoint."""
+    """Return whether the error means that nothing listens at the endpoint."""
     from botocore.exceptions import EndpointConnectionError
 
     return isinstance(error, EndpointConnectionError)
 
 
 def error_code(error: BaseException | None) -> str:
-    """Return the service's code of a ClientError, `AccessDenied` for instance; empty for every other error."""
+    """Return the service's code of a ClientError, such as `AccessDenied`; empty for any other error."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> int:
-    """Return the HTTP status of a ClientError; 0 for every other error."""
+    """Return the HTTP status of a ClientError; 0 for any other error."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def explain(error: Exception) -> TrainyardError | None:
-    """Return the error that a user should see in place of boto3's; None where `error` is not one of boto3's."""
+    """Return a readable error with a next step in place of boto3's; None if `error` is not from boto3."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as boto
 
     if isinstance(error, Boto3Error) and isinstance(error.__context__, (boto.ClientError, boto.BotoCoreError)):
         error = error.__context__
     if isinstance(error, boto.ClientError):
-        return _explain_answer(error)
+        return _explain_response(error)
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
         return ConfigurationError(
             "no AWS credentials found" if isinstance(error, boto.NoCredentialsError) else _first_line(error),
@@ -125,18 +125,20 @@ def explain(error: Exception) -> TrainyardError | None:
             "no AWS region is set", next_step=f"--region NAME, or AWS_DEFAULT_REGION; {_EMULATED_NEXT}"
         )
     if isinstance(error, (boto.ConnectionError, boto.HTTPClientError)):
-        return _explain_line(error)
+        return _explain_connection(error)
     if isinstance(error, (boto.BotoCoreError, Boto3Error)):
         return ConfigurationError(_first_line(error))
-    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint: "):  # botocore's, of a configuration
+    if isinstance(error, ValueError) and str(error).startswith(
+        "Invalid endpoint: "
+    ):  # from botocore, for a configured endpoint
         return ConfigurationError(
             f"{_first_line(error)} is not an HTTP URL", next_step="correct endpoint_url in the AWS configuration"
         )
     return None
 
 
-def _explain_answer(error: Exception) -> TrainyardError:
-    """Explain an error that the service answered with."""
+def _explain_response(error: Exception) -> TrainyardError:
+    """Explain an error response of the service."""
     code = error_code(error)
     operation = getattr(error, "operation_name", "the call")
     message = str(getattr(error, "response", {}).get("Error", {}).get("Message", "")) or code
@@ -144,32 +146,34 @@ def _explain_answer(error: Exception) -> TrainyardError:
         return ConfigurationError("the AWS credentials have expired", next_step="aws sso login, or new credentials")
     if code in _UNKNOWN_KEY:
         return ConfigurationError(
-            f"AWS does not know these credentials: {message}", next_step="aws sts get-caller-identity, then --profile"
+            f"AWS rejected the credentials: {message}",
+            next_step="run aws sts get-caller-identity; select other credentials with --profile",
         )
     if code in _DENIED:
         return ConfigurationError(
             f"AWS denied {operation}: {message}",
-            next_step="check account and stage (--profile, --stage), or ask its owner for the permission",
+            next_step="check account and stage (--profile, --stage), or ask the account's owner for the permission",
         )
     if code == "NoSuchBucket":
         return NotFoundError(
-            f"{operation}: {message}", next_step="the stage's buckets are gone or of another account: deploy it again"
+            f"{operation}: {message}",
+            next_step="the stage's buckets were deleted or belong to another account: deploy the stage again",
         )
     if is_transient(error):
         return TrainyardError(
-            f"AWS kept failing with {code} at {operation}: {message}", next_step="try again in some minutes"
+            f"{operation} kept failing with {code}: {message}", next_step="try again in a few minutes"
         )
-    return ConfigurationError(f"AWS refused {operation}: {message} ({code})")
+    return ConfigurationError(f"AWS rejected {operation}: {message} ({code})")
 
 
-def _explain_line(error: Exception) -> TrainyardError:
-    """Explain an error of the connection: no answer came."""
+def _explain_connection(error: Exception) -> TrainyardError:
+    """Explain an error of the connection: there was no response."""
     endpoint = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
     if is_loopback(endpoint):
         base = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint))
-        return ConfigurationError(f"the emulator at {base} does not answer", next_step="trainyard local up")
+        return ConfigurationError(f"the emulator at {base} does not respond", next_step="trainyard local up")
     return ConfigurationError(
-        f"AWS does not answer: {_first_line(error)}", next_step="check the network, --region and AWS_ENDPOINT_URL"
+        f"AWS does not respond: {_first_line(error)}", next_step="check the network, --region and AWS_ENDPOINT_URL"
     )
 
 

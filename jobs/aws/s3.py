@@ -1,6 +1,6 @@
-"""Files on S3: one client with retries, and whole folders moved by several threads.
+"""Files on S3: reading, writing and listing with retries, and copying whole folders in several threads.
 
-AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same code talks to the emulator.
+boto3's settings apply, including AWS_ENDPOINT_URL, so that the same code works with the emulator.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class HashingStream:
-    """A stream that is read on and never back, as boto3 sends one part by part: each byte is read once for both."""
+    """A stream that hashes what is read from it, so that an upload reads each byte only once. It cannot seek."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.bytes = 0
-        """How many were read."""
+        """Number of bytes read."""
         self._stream = stream
         self._digest = hashlib.sha256()
 
@@ -45,7 +45,7 @@ class HashingStream:
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as stream:
         hashing = HashingStream(stream)
         while hashing.read(1 << 22):
@@ -56,30 +56,31 @@ def sha256(path: Path) -> str:
 log = logging.getLogger("trainyard")
 
 THREADS = 8
-"""Files moved at once; a single stream would leave most of an instance's network idle."""
+"""Files copied at once; a single stream would leave most of an instance's network bandwidth unused."""
 
 PARTS = 4
-"""Parts of one large file moved at once."""
+"""Parts of one large file copied at once."""
 
 _MOST_PARTS = 10_000
-"""Of one object (Amazon S3 User Guide, "Amazon S3 multipart upload limits")."""
+"""Maximum parts of an object (Amazon S3 User Guide, "Amazon S3 multipart upload limits")."""
 
 _MOST_KEY_BYTES = 1024
-"""Of the name of an object (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
+"""Maximum bytes of an object's key (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
 
 RETRIES = 10
-"""Tries of one request by botocore, whose pauses add up to a quarter of a minute at errors, to one at throttling. All
-requests of a client share some dozens of further tries, which the parts of large files use up within a second or two
-when S3 fails altogether."""
+"""Attempts of one request by botocore, with pauses of about 15 s in total for errors and a minute for throttling. All
+requests of a client share a few dozen further retries, which the parts of large files use up within a second or two if
+S3 fails completely."""
 
 RETRY_SECONDS = 600.0
-"""How long an operation is started over after all its tries have failed: an S3 outage of minutes ends no job."""
+"""Time during which an operation is repeated after botocore's retries failed, so that an S3 outage of minutes ends no
+job."""
 
 _LONGEST_PAUSE_SECONDS = 30.0
 
 DENIED_TRIES = 3
-"""Tries of a request that is denied, within some seconds: while credentials or policies change, S3 denies what it
-allows before and after. What is denied each time is not to be had."""
+"""Attempts of a request that S3 denies, within a few seconds: while credentials or policies change, S3 may briefly deny
+permitted requests."""
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 
@@ -91,7 +92,7 @@ Result = TypeVar("Result")
 
 
 def connect() -> "S3Client":
-    """Return a client; it is thread-safe, and cheap enough (0.1 s) to be made once a process."""
+    """Return a thread-safe client. Creating one takes 0.1 s, so one per process is enough."""
     import boto3
     from botocore.config import Config
 
@@ -107,7 +108,7 @@ def connect() -> "S3Client":
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn boto3's exceptions into TrainyardErrors that say `what` could not be done, and why."""
+    """Turn boto3's exceptions into TrainyardErrors: `cannot {what}`, with the reason."""
     try:
         yield
     except TrainyardError:
@@ -123,10 +124,9 @@ def explained(what: str) -> Iterator[None]:
 
 
 def with_retries(what: str, work: Callable[[], Result]) -> Result:
-    """Return the result of `work`, which is begun again where S3 or the line to it fails, for RETRY_SECONDS, and
-    where S3 denies it, DENIED_TRIES times in all.
+    """Return the result of `work`, repeating it if S3 or the network fails or S3 denies the request.
 
-    An error that stays is `explained`.
+    Failures are retried for RETRY_SECONDS, denied requests DENIED_TRIES times in total. The last error is `explained`.
     """
     until = time.monotonic() + RETRY_SECONDS
     pause = 1.0
@@ -144,17 +144,17 @@ def with_retries(what: str, work: Callable[[], Result]) -> Result:
                 raise
             again = "trying once more" if denied else f"trying again for {left:.0f} s"
             log.warning("warning: %s; %s", str(error.args[0]).splitlines()[0], again)
-        time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - that threads do not all come back at once
+        time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - jitter, so that threads do not retry in step
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def read(s3: "S3Client", location: S3Location) -> bytes | None:
-    """Return the object, or None where there is none."""
+    """Return the object's content, or None if it does not exist."""
     return with_retries(f"read {location}", lambda: read_once(s3, location))
 
 
 def read_once(s3: "S3Client", location: S3Location) -> bytes | None:
-    """Do the same as `read`, but raise what boto3 raises as soon as botocore has used up its own tries."""
+    """Read an object like `read`, but raise boto3's error once botocore's own retries have failed."""
     try:
         return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
     except s3.exceptions.ClientError as error:
@@ -164,7 +164,7 @@ def read_once(s3: "S3Client", location: S3Location) -> bytes | None:
 
 
 def read_range(s3: "S3Client", location: S3Location, start: int, stop: int) -> bytes:
-    """Return the object's bytes from `start` up to `stop`."""
+    """Return the object's bytes from `start` up to, but not including, `stop`."""
     if start >= stop:
         return b""
     answer = s3.get_object(Bucket=location.bucket, Key=location.key, Range=f"bytes={start}-{stop - 1}")
@@ -172,10 +172,10 @@ def read_range(s3: "S3Client", location: S3Location, start: int, stop: int) -> b
 
 
 def is_missing(s3: "S3Client", location: S3Location, error: Exception) -> bool:
-    """Return whether S3's answer to a request for an object means that there is no such object.
+    """Return whether S3's error response to a request for an object means that the object does not exist.
 
-    S3 says 404 only to those who may list the whole bucket. Whoever may list one team's prefix only is told that a
-    missing key is forbidden, and so is another team's; a listing of that very key tells the two apart.
+    S3 returns 404 only to callers who may list the whole bucket. Callers who may list only their team's prefix get 403,
+    for missing keys as for another team's keys; listing that exact key distinguishes the two.
     """
     if not is_denied(error):
         return error_code(error) in _MISSING
@@ -189,6 +189,7 @@ def is_missing(s3: "S3Client", location: S3Location, error: Exception) -> bool:
 
 
 def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> None:
+    """Write an object, with retries."""
     with_retries(
         f"write {location}",
         lambda: s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, **_tagging(tag)),
@@ -196,26 +197,26 @@ def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | No
 
 
 def create(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> bool:
-    """Write the object where there is none: of several that do, one succeeds, and all read what it wrote.
+    """Write the object unless it exists. Of several concurrent writers, exactly one succeeds.
 
-    Return whether what is there now is this content.
+    Return whether the object now has this content.
     """
 
     def work() -> bool:
         try:
             s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, IfNoneMatch="*", **_tagging(tag))
         except s3.exceptions.ClientError as error:
-            # The second: two wrote at the very same time.
+            # S3 returns the second code if two requests write at exactly the same time.
             if error_code(error) not in ("PreconditionFailed", "ConditionalRequestConflict"):
                 raise
-            return read_once(s3, location) == content  # it is: a first try whose answer was lost
+            return read_once(s3, location) == content  # equal if our first request succeeded but its response was lost
         return True
 
     return with_retries(f"write {location}", work)
 
 
 def size(s3: "S3Client", location: S3Location) -> int:
-    """Return the bytes of one object. Raises NotFoundError where there is none."""
+    """Return the size of an object in bytes. Raises NotFoundError if it does not exist."""
 
     def work() -> int:
         try:
@@ -229,7 +230,7 @@ def size(s3: "S3Client", location: S3Location) -> int:
 
 
 def exists(s3: "S3Client", location: S3Location) -> bool:
-    """Return whether there is an object of this very name; an error is raised as it comes."""
+    """Return whether an object of this exact name exists. Errors of boto3 are not translated."""
     try:
         s3.head_object(Bucket=location.bucket, Key=location.key)
     except s3.exceptions.ClientError as error:
@@ -240,14 +241,14 @@ def exists(s3: "S3Client", location: S3Location) -> bool:
 
 
 def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
-    """Return the bytes of every object below the folder, by its name relative to it."""
+    """Return the size in bytes of every object below the folder, by its name relative to the folder."""
     prefix = folder.key.rstrip("/") + "/" if folder.key else ""
     objects = listing(s3, folder, prefix=prefix)
     return {item["Key"][len(prefix) :]: item["Size"] for item in objects if not item["Key"].endswith("/")}
 
 
 def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTypeDef"]:
-    """Return S3's entry for every object whose key begins with `prefix`."""
+    """Return S3's entry for every object whose key starts with `prefix`."""
     pages = s3.get_paginator("list_objects_v2")
 
     def work() -> list["ObjectTypeDef"]:
@@ -259,9 +260,9 @@ def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTy
 
 
 def identity(s3: "S3Client", place: S3Location) -> dict[str, Any]:
-    """Return size and ETag of an object, or of each one below a folder by its name: no content is read.
+    """Return size and ETag of an object, or of each object below a folder by name, without reading content.
 
-    Raises NotFoundError where nothing is there.
+    Raises NotFoundError if nothing exists there.
     """
     objects = {
         item["Key"]: {"bytes": item["Size"], "etag": item["ETag"].strip('"')}
@@ -283,9 +284,9 @@ def identity(s3: "S3Client", place: S3Location) -> dict[str, Any]:
 def download(
     s3: "S3Client", location: S3Location, target: Path, *, on_bytes: Callable[[int], None] | None = None
 ) -> None:
-    """Download one object into a file. Raises NotFoundError where there is none.
+    """Download one object into a file. Raises NotFoundError if it does not exist.
 
-    `on_bytes` is told the bytes of each part, in whatever thread it comes.
+    `on_bytes` is called with the number of bytes of each chunk, from several threads.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
 
@@ -301,9 +302,9 @@ def download(
 
 
 def download_below(s3: "S3Client", folder: S3Location, name: str, target: Path) -> Path:
-    """Download one object below the S3 folder to the same name below a local one, and return where it lies.
+    """Download one object below the S3 folder to the same name below a local folder, and return the local path.
 
-    Raises NotFoundError where there is none, UsageError where its name leads out of the local folder.
+    Raises NotFoundError if the object does not exist, UsageError if its name leads out of the local folder.
     """
     path = path_below(target, folder, name)
     download(s3, folder / name, path)
@@ -318,18 +319,18 @@ def download_all(
     *,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
-    """Download the named objects below the S3 folder into a local one.
+    """Download the named objects below the S3 folder into a local folder.
 
-    Raises UsageError, before anything is written, where a name leads out of the local folder.
+    Raises UsageError, before anything is written, if a name leads out of the local folder.
     """
     paths = {name: path_below(target, folder, name) for name in names}
     in_threads(lambda name: download(s3, folder / name, paths[name], on_bytes=on_bytes), paths)
 
 
 def path_below(target: Path, folder: S3Location, name: str) -> Path:
-    """Return where an object below the S3 folder is written below `target`: whoever may write keys may not write files.
+    """Return the path below `target` for an object below the S3 folder.
 
-    Raises UsageError where its name leads out of `target`.
+    Raises UsageError if the name leads out of `target`: permission to write keys must not allow writing any file.
     """
     if not stays_below(name):
         raise UsageError(f"{folder / name} would be written outside {target}")
@@ -337,30 +338,30 @@ def path_below(target: Path, folder: S3Location, name: str) -> Path:
 
 
 def invalid_name_reason(location: S3Location) -> str | None:
-    """Return why no object is written under this name; None if one can be."""
+    """Return why an object cannot have this name, or None if it can."""
     try:
         key = location.key.encode()
     except UnicodeEncodeError:
         return "its name is not UTF-8"
     if len(key) > _MOST_KEY_BYTES:
-        return f"its name has {len(key)} bytes on S3, which takes {_MOST_KEY_BYTES}"
-    return "its name has a line break" if b"\n" in key else None
+        return f"its name on S3 has {len(key)} bytes, more than {_MOST_KEY_BYTES}"
+    return "its name contains a line break" if b"\n" in key else None
 
 
 class Sent(NamedTuple):
-    """What an upload has sent: size and hash of a file, which was read once."""
+    """Size and hash of an uploaded file, computed while it was read for the upload."""
 
     bytes: int
     sha256: str
 
 
 def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> Sent:
-    """Upload one file, whole or not at all. Raises FileNotFoundError where it is gone."""
+    """Upload one file, completely or not at all. Raises FileNotFoundError if the file no longer exists."""
 
     def work() -> Sent:
         with source.open("rb") as stream:
-            hashing: Any = HashingStream(stream)  # no whole file, but what boto3 needs of one
-            config = _transfer(source.stat().st_size)  # boto3 measures no stream
+            hashing: Any = HashingStream(stream)  # not a full file object, but all that boto3 needs
+            config = _transfer(source.stat().st_size)  # boto3 does not determine the size of a stream
             s3.upload_fileobj(hashing, location.bucket, location.key, ExtraArgs=_tagging(tag), Config=config)
         return Sent(hashing.bytes, hashing.sha256)
 
@@ -376,9 +377,9 @@ def upload_all(
     tag: Tag | None = None,
     before_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Sent]:
-    """Upload the named files of a local folder below the S3 one, all with the tag, and wait until all are there.
+    """Upload the named files of a local folder to the S3 folder, all with the tag, and wait until all are complete.
 
-    `before_each` is called right before each file, and may raise what keeps it from being written.
+    `before_each` is called right before each upload and may raise an exception to prevent it.
     """
 
     def work(name: str) -> tuple[str, Sent]:
@@ -389,11 +390,11 @@ def upload_all(
 
 
 def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:
-    """Delete the named objects below the folder; one that is not there is no error."""
+    """Delete the named objects below the folder; missing objects are ignored."""
 
     def delete(name: str) -> None:
         with_retries(
-            f"remove objects below {folder}",
+            f"delete objects below {folder}",
             lambda: s3.delete_object(Bucket=folder.bucket, Key=(folder / name).key),
         )
 
@@ -401,37 +402,37 @@ def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the relative names of all files in a local folder, in a fixed order."""
+    """Return the relative names of all files in a local folder, sorted."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Do `work` on each item, several at once; the first exception is raised when all have ended."""
+    """Run `work` on each item in several threads. Once all have ended, the first exception is raised."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
         return list(pool.map(work, items))
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Return whether an operation that failed with `error` may well succeed when it is started over."""
+    """Return whether an operation that failed with `error` may succeed if it is repeated."""
     from boto3.exceptions import RetriesExceededError
 
     if not isinstance(error, Exception):
         return False
-    # The end of a file's parts was taken and the answer lost: there is nothing left to end.
+    # A multipart upload was completed but the response was lost, so the retry found no upload to complete.
     if error_code(error) == "NoSuchUpload":
         return True
     if is_refused_connection(error) and is_loopback(str(getattr(error, "kwargs", {}).get("endpoint_url"))):
-        return False  # nobody has started it, which no network mends
+        return False  # the emulator is not running, so a retry cannot help
     return is_transient(error) or isinstance(error, RetriesExceededError)
 
 
 def _tagging(tag: Tag | None) -> dict[str, Any]:
-    """Return the arguments with which a request that writes an object gives it the tag."""
+    """Return the request arguments that tag a written object."""
     return {"Tagging": urlencode([tag])} if tag else {}
 
 
 def _transfer(size: int = 0) -> "TransferConfig":
-    """Return how a file is moved; one of `size` bytes is sent in so many parts as S3 takes at most, or fewer."""
+    """Return the transfer settings for a file of `size` bytes: parts large enough to stay within S3's part limit."""
     from boto3.s3.transfer import TransferConfig
 
     config = TransferConfig(max_concurrency=PARTS, multipart_chunksize=max(8 << 20, -(-size // _MOST_PARTS)))

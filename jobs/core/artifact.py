@@ -52,7 +52,8 @@ class Manifest(_Record):
     inputs: dict[str, Any]
     """Identity of each input: an artifact's fingerprint, a file's size and hash, the commit of a hub data set."""
     provenance: dict[str, Any]
-    """The run that produced the artifact, and totals. Not part of the fingerprint: another run may have other values."""
+    """The run that produced the artifact, and totals. Not part of the fingerprint: another run may have other
+    values."""
     files: dict[str, ArtifactFile]
 
     @field_validator("files")

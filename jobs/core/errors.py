@@ -34,7 +34,7 @@ class TrainyardError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, next_step: str | None = None) -> None:
-        """Store the message and `next_step`: the command or edit that solves the problem, printed on a separate line."""
+        """Store the message and `next_step`: the command or edit that solves the problem, printed on its own line."""
         super().__init__(message)
         self.next_step = next_step
 

@@ -1,7 +1,7 @@
 """The symbolic links and modification times of a folder, which S3 cannot store.
 
-Both are stored as JSON next to the files. Data from S3 is not trusted: a link that would lead out of its folder is never
-created.
+Both are stored as JSON next to the files. Data from S3 is not trusted: a link that would lead out of its folder is
+never created.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ def make_links(root: Path, links: Mapping[str, str]) -> dict[str, str]:
 
 
 def set_times(root: Path, times: Mapping[str, int], *, folders: bool) -> None:
-    """Set the modification times of files (or of `folders`) below `root`, oldest first, so that ctime has the same order."""
+    """Set the modification times of files (or `folders`) below `root`, oldest first, so that ctime has that order."""
     for name, time_ns in sorted(times.items(), key=lambda item: item[1]):
         path = root / name
         if stays_below(name) and path.is_dir() == folders and not path.is_symlink():

@@ -45,7 +45,8 @@ class InstanceType:
     memory_mib: int
     """Total memory of the instance."""
     job_memory_mib: int
-    """Memory that a job on the whole instance requests: less than the total, because ECS agent and kernel reserve some."""
+    """Memory that a job on the whole instance requests: less than the total, because ECS agent and kernel reserve
+    some."""
     network_cards: int
     """Network cards that can each have an EFA interface. 0 for types without EFA."""
     nvme_disks: int = 0
@@ -59,7 +60,8 @@ class InstanceType:
     card_teraflops: float | None = None
     """Published peak of one card's dense bfloat16 matrix multiplication, in TFLOP/s. None if not published."""
     link_gigabytes_per_second: float | None = None
-    """Published one-way speed of one card's links to the other cards of the instance, in GB/s. None for a single card."""
+    """Published one-way speed of one card's links to the other cards of the instance, in GB/s. None for a single
+    card."""
     huge_pages: int = 0
     """2 MiB huge pages that the accelerator's driver needs the kernel to reserve."""
     on_demand_quota_code: str

@@ -12,8 +12,8 @@ _WHOLE = re.compile(r"(0|-?[1-9]\d{0,17})(\.0+)?", re.ASCII)
 _DIGITS = re.compile(r"[-+]?\d+", re.ASCII)
 
 _FRACTION = re.compile(r"[-+]?((\d+[.,]\d*|[.,]\d+)(e[-+]?\d+)?|nan|inf(inity)?)", re.ASCII | re.IGNORECASE)
-"""A score or a missing score in an untyped table (CSV), with a decimal point or comma. A column of scores is not a column
-of labels: each score would become a class."""
+"""A score or a missing score in an untyped table (CSV), with a decimal point or comma. A column of scores is not a
+column of labels: each score would become a class."""
 
 _EXACT_FLOAT = 1 << 53
 """Above this value, not every whole number has its own float, so two numbers may have become one."""
@@ -83,8 +83,8 @@ def label_errors(column: str, values: Sequence[Any], place: Callable[[int], str]
 def names_in_parquet(schema: Any, column: str) -> list[str] | None:
     """Return the class names that `datasets` stored in an Arrow schema for a numeric column, or None if there are none.
 
-    Source: datasets' arrow_writer.py, `ArrowWriter._build_metadata`. Metadata that does not match the column is ignored,
-    because other writers keep it when they change the column.
+    Source: datasets' arrow_writer.py, `ArrowWriter._build_metadata`. Metadata that does not match the column is
+    ignored, because other writers keep it when they change the column.
     """
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]

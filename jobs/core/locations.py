@@ -1,8 +1,8 @@
 """Locations of inputs: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
 
 This module checks only the spelling, on the laptop and in the container. `jobs.data_checks.inputs` and
-`jobs.container.data.sources` check what exists there. An invalid location raises ValueError, which pydantic reports with
-its path in the spec.
+`jobs.container.data.sources` check what exists there. An invalid location raises ValueError, which pydantic reports
+with its path in the spec.
 """
 
 import re
@@ -17,7 +17,8 @@ S3 = "s3://"
 DATA = "data://"
 """Prefix of a location in the stage's data bucket, so that specs need not name the bucket."""
 RUN = "run://"
-"""Prefix of the output of another run of the team, named by its spec or its run id. name@best is a sweep's best point."""
+"""Prefix of the output of another run of the team, named by its spec or its run id. name@best is a sweep's best
+point."""
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -25,7 +26,8 @@ TABLE_SUFFIXES = (*JSON_LINES, *DELIMITERS, ".parquet")
 TEXT = ".txt"
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-"""Wider than S3's rules for new buckets: buckets created before 2018 may have capitals, underscores and longer names."""
+"""Wider than S3's rules for new buckets: buckets created before 2018 may have capitals, underscores and longer
+names."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}(@best)?")
 _MODEL_OPTIONS = ("revision",)
@@ -137,7 +139,8 @@ def table_suffix(location: str) -> str:
 def hub_parts(location: str) -> tuple[str, dict[str, str]]:
     """Return name and options of `hf://org/name?config=…&split=…&revision=…`.
 
-    Only `&` and `%xx` are special in options: the plus in `split=train+test` and the hash in `revision=v1#2` are literal.
+    Only `&` and `%xx` are special in options: the plus in `split=train+test` and the hash in `revision=v1#2` are
+    literal.
     """
     name, _, query = location.removeprefix(HUB).partition("?")
     given = (option.partition("=") for option in query.split("&") if option)
@@ -162,9 +165,7 @@ def _check(location: str, options: tuple[str, ...]) -> None:
     elif location.startswith(S3):
         bucket, _, key = location.removeprefix(S3).partition("/")
         if not _BUCKET.fullmatch(bucket):
-            raise ValueError(
-                f"{location}: '{bucket}' is not a valid bucket name; it should look like {S3}bucket/key"
-            )
+            raise ValueError(f"{location}: '{bucket}' is not a valid bucket name; it should look like {S3}bucket/key")
         if not key.strip("/"):
             raise ValueError(f"{location} names a whole bucket; it should look like {S3}{bucket}/key")
     elif location.startswith(DATA):

@@ -1,7 +1,7 @@
 """What programs write to standard output, and the log lines that machines read.
 
-If standard output is closed or full, the program exits with a one-sentence error. A job's log has two kinds of lines for
-machines: progress, and how busy the accelerators are.
+If standard output is closed or full, the program exits with a one-sentence error. A job's log has two kinds of lines
+for machines: progress, and how busy the accelerators are.
 """
 
 import errno

@@ -18,8 +18,8 @@ class Queue:
     accelerated: bool
     """True for the stage's accelerator instances, False for its CPU instances."""
     capacities: tuple[Capacity, ...]
-    """Capacities in the order in which Batch tries them. The queue exists if the stage has the first one. If the settings
-    limit the wait for Spot (spot_wait_hours), the queue has Spot only."""
+    """Capacities in the order in which Batch tries them. The queue exists if the stage has the first one. If the
+    settings limit the wait for Spot (spot_wait_hours), the queue has Spot only."""
     several_nodes: bool = False
     """True for instances in one placement group. Batch runs multi-node jobs On-Demand only."""
     priority: int = 1

@@ -57,8 +57,8 @@ class Attempt(BaseModel):
     """Why the attempt ended, unless it exited by itself."""
     instance_type: str
     capacity: Capacity | None = None
-    """Capacity whose price applies: as reported by the main node's instance, else as submitted. On-Demand if any node of a
-    gang on Spot is On-Demand."""
+    """Capacity whose price applies: as reported by the main node's instance, else as submitted. On-Demand if any node
+    of a gang on Spot is On-Demand."""
     spot_usd_per_hour: float | None = None
     """EC2's price for an hour of one Spot instance when the run was submitted or resumed.
 
@@ -79,8 +79,8 @@ class Attempt(BaseModel):
     """Step of the checkpoint that the training loaded. 0 if it started from scratch, or is a script that loads its
     checkpoints itself."""
     restored_step: int | None = None
-    """Step of the newest checkpoint that was restored for a script, which loads it by itself; 0 if there was none. Whether
-    the script loaded it is not known. None for other jobs."""
+    """Step of the newest checkpoint that was restored for a script, which loads it by itself; 0 if there was none.
+    Whether the script loaded it is not known. None for other jobs."""
     repeats_from_step: int | None = None
     """Latest step at which such a script can have started, inferred from steps that it saved again. None if it repeated
     no save."""
@@ -98,14 +98,14 @@ class Attempt(BaseModel):
 
     @property
     def start_step(self) -> int:
-        """Return the step at which the attempt started, as far as known: a script is assumed to load what was restored."""
+        """Return the first step as far as known; a script is assumed to load the restored checkpoint."""
         if self.repeats_from_step is not None:
             return self.repeats_from_step
         return self.restored_step or self.resumed_from_step
 
     @property
     def may_repeat(self) -> bool:
-        """Return whether it is unknown if steps were repeated, because a script may or may not load what was restored."""
+        """Return whether steps may have been repeated: it is not known if a script loads the restored checkpoint."""
         return bool(self.restored_step) and self.repeats_from_step is None
 
 
@@ -249,7 +249,10 @@ def read_record(model: type[Record], content: bytes | None, *, place: object) ->
 
 
 def parse_receipt(content: bytes, *, place: object) -> Receipt:
-    """Parse the receipt from `place`. Raises UnreadableError if it is not valid, or an instance type has no price here."""
+    """Parse the receipt from `place`.
+
+    Raises UnreadableError if it is not valid, or this release has no price for one of its instance types.
+    """
     receipt = parse_record(Receipt, content, place=place)
     receipt = receipt.model_copy(update={"result": _finite(receipt.result, place)})
     if not receipt.attempts:
@@ -349,12 +352,13 @@ class NotebookServer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     job_id: str | None
-    """The Batch job; with `attempt`, it shows whether the file is stale, since a lost attempt leaves its file behind."""
+    """The Batch job; with `attempt`, it shows whether the file is stale, since a lost attempt leaves its file
+    behind."""
     attempt: int
     port: int
     """Port on the instance's loopback interface."""
     token: str
 
     def url(self, port: int | None = None, *, path: str = "lab") -> str:
-        """Return the URL for a browser. `port` is the local port that forwards to the notebook; None if it runs here."""
+        """Return the URL for a browser. `port` is the local port forwarded to the notebook; None if it runs here."""
         return f"http://127.0.0.1:{port or self.port}/{path}?token={self.token}"

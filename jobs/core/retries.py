@@ -2,8 +2,8 @@
 
 A job that Spot keeps reclaiming, or has no capacity for, continues On-Demand: a Lambda function
 (infra/observability/functions/move_to_on_demand.py) ends the first job with a reason and submits a second one under the
-same name with a tag. `trainyard resume` submits a run that has ended again, also with a tag. The command line recognizes
-both by their reasons and tags.
+same name with a tag. `trainyard resume` submits a run that has ended again, also with a tag. The command line
+recognizes both by their reasons and tags.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 
 RETRY_RULES: tuple[Mapping[str, str], ...] = (
-    # Batch applies the first rule that matches. A job that no rule matches is retried, contrary to what one would expect.
+    # Batch applies the first rule that matches. A job that no rule matches is retried, contrary to what one would
+    # expect.
     {"onStatusReason": "Host EC2*", "action": "RETRY"},  # Batch's reason for a Spot reclaim
     {"onExitCode": str(INTERRUPTED_EXIT_CODE), "action": "RETRY"},
     # Batch's guide also retries a container that never started although an instance was available: for example with
-    # CannotPullContainerError or DockerTimeoutError, when a registry or an engine was slow for a moment. (Separate rules
-    # for those two reasons would make six in total; Batch allows five.)
+    # CannotPullContainerError or DockerTimeoutError, when a registry or an engine was slow for a moment. (Separate
+    # rules for those two reasons would make six in total; Batch allows five.)
     {"onStatusReason": "Task failed to start*", "action": "RETRY"},
     {"onReason": "*", "action": "EXIT"},
     {"onExitCode": "*", "action": "EXIT"},
@@ -28,8 +29,8 @@ RECLAIM_REASON = "Host EC2"
 """Start of Batch's reason for an attempt whose instance was reclaimed."""
 
 EXITED_REASON = "Essential container in task exited"
-"""Start of Batch's reason for an attempt whose container exited. Batch reports the same reason if the container uses the
-two minutes before a reclaim to exit with `INTERRUPTED_EXIT_CODE`, because the instance is still running then."""
+"""Start of Batch's reason for an attempt whose container exited. Batch reports the same reason if the container uses
+the two minutes before a reclaim to exit with `INTERRUPTED_EXIT_CODE`, because the instance is still running then."""
 
 MOVED_REASON = "moved to On-Demand"
 """Start of the reason of a job that was ended because it continues as another job."""
@@ -42,8 +43,8 @@ RESUMED_TAG = "trainyard:resumed"
 keeps the tag."""
 
 CLAIMS = "moves/"
-"""Folder of the run in which `JOB.json` claims the continuation of a job, so that a run is never resumed and moved at the
-same time."""
+"""Folder of the run in which `JOB.json` claims the continuation of a job, so that a run is never resumed and moved at
+the same time."""
 
 DUPLICATE_REASON = "duplicate of"
 """Start of the reason of a duplicate job: a submission that seemed lost but arrived late."""

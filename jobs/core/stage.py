@@ -1,7 +1,7 @@
 """A deployed stage as the command line sees it, and the names of the SSM parameters that describe it.
 
-CloudFormation generates the physical names. `infra` writes them below `/trainyard/<stage>/…`, and `jobs.runs.batch` reads
-them; both use the parameter names of this file.
+CloudFormation generates the physical names. `infra` writes them below `/trainyard/<stage>/…`, and `jobs.runs.batch`
+reads them; both use the parameter names of this file.
 """
 
 import json
@@ -53,8 +53,8 @@ def parameter_path(stage: str) -> str:
 def queue_parameter(queue: str, *, team: str | None = None, retiring: str | None = None) -> str:
     """Return the name of the parameter that holds a queue's ARN.
 
-    `team` is the queue's owner, or None if teams share it. `retiring` is the id of a former pool, whose queue of that name
-    exists next to the current one.
+    `team` is the queue's owner, or None if teams share it. `retiring` is the id of a former pool, whose queue of that
+    name exists next to the current one.
     """
     name = f"{queue}/{retiring}" if retiring else queue
     return f"team-queue/{team}/{name}" if team else f"queue/{name}"
@@ -274,7 +274,7 @@ class DeployedStage:
 
     @property
     def stage_budget_stop(self) -> BudgetStop | None:
-        """Return the stop because of which no instance starts, or None. Raises ConfigurationError if it is not valid."""
+        """Return the stop that keeps instances from starting, or None. Raises ConfigurationError if it is invalid."""
         return None if self.stage_stop is None else self._stop(self.stage_stop, STAGE_BUDGET_STOP)
 
     def _stop(self, value: str, name: str) -> BudgetStop:

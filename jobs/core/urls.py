@@ -46,7 +46,7 @@ _PLACEHOLDER = re.compile(r"\$?\{[\w.-]+\}|\$\w+")
 
 
 def login_in(text: str) -> str | None:
-    """Return the first URL in `text` that contains a password or token, with the login replaced by `…`; None if none does."""
+    """Return the first URL in `text` with a password or token, the login replaced by `…`; None if there is none."""
     for found in _LOGIN.finditer(text):
         scheme, login, host = found.groups()
         user, has_password, password = login.partition(":")

@@ -167,7 +167,7 @@ _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 
 
 def printable(text: str) -> str:
-    """Return the text with each character that is unsafe on a terminal replaced by an escape such as `\\x1b`."""
+    """Return the text with each character that is unsafe on a terminal replaced by an escape sequence."""
     return _UNSHOWABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 

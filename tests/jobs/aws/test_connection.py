@@ -15,13 +15,13 @@ from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
     ("code", "kind", "words", "next_words"),
     [
         ("ExpiredTokenException", ConfigurationError, "the AWS credentials have expired", "aws sso login"),
-        ("UnrecognizedClientException", ConfigurationError, "AWS does not know these credentials", "--profile"),
+        ("UnrecognizedClientException", ConfigurationError, "AWS rejected the credentials", "--profile"),
         ("AccessDeniedException", ConfigurationError, "AWS denied GetParametersByPath", "--stage"),
-        ("ValidationException", ConfigurationError, "AWS refused GetParametersByPath", None),
-        ("NoSuchBucket", NotFoundError, "GetParametersByPath", "deploy it again"),
+        ("ValidationException", ConfigurationError, "AWS rejected GetParametersByPath", None),
+        ("NoSuchBucket", NotFoundError, "GetParametersByPath", "deploy the stage again"),
     ],
 )
-def test_an_answer_that_is_an_error_is_explained(
+def test_error_response_is_explained(
     *,
     refusing_service: FaultyProxy,
     refusing_aws: Aws,
@@ -50,9 +50,7 @@ def test_an_answer_that_is_an_error_is_explained(
     ],
     ids=lambda fault: f"{fault.kind}-{fault.code}",
 )
-def test_what_may_pass_is_transient_and_is_tried_again(
-    refusing_service: FaultyProxy, refusing_aws: Aws, fault: Fault
-) -> None:
+def test_transient_errors_are_retried(refusing_service: FaultyProxy, refusing_aws: Aws, fault: Fault) -> None:
     refusing_service.faults["submitjob"].append(fault)
     with pytest.raises((ClientError, BotoCoreError)) as raised:
         refusing_aws.batch_without_retries.submit_job(jobName="a", jobQueue="b", jobDefinition="c")
@@ -65,7 +63,7 @@ def test_what_may_pass_is_transient_and_is_tried_again(
     assert refusing_service.seen == ["submitjob", "describejobs", "describejobs"]
 
 
-def test_an_upload_that_fails_is_explained_by_its_cause(
+def test_failed_upload_is_explained_by_its_cause(
     refusing_service: FaultyProxy, refusing_aws: Aws, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.bin"
@@ -78,7 +76,7 @@ def test_an_upload_that_fails_is_explained_by_its_cause(
     assert "denied" in str(explained)
 
 
-def test_a_closed_port_on_loopback_is_an_emulator_that_is_down(
+def test_closed_loopback_port_means_the_emulator_is_down(
     monkeypatch: pytest.MonkeyPatch, refusing_service: FaultyProxy
 ) -> None:
     with refusing_service:
@@ -89,13 +87,13 @@ def test_a_closed_port_on_loopback_is_an_emulator_that_is_down(
     assert is_refused_connection(raised.value)
     explained = explain(raised.value)
     assert explained is not None
-    assert explained.args[0] == f"the emulator at {refusing_service.url} does not answer"
+    assert explained.args[0] == f"the emulator at {refusing_service.url} does not respond"
     assert explained.next_step == "trainyard local up"
     assert explain(ValueError("a defect")) is None
     assert not is_transient(ValueError("a defect"))
 
 
-def test_the_region_of_the_other_sdks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_region_variable_of_other_sdks_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     monkeypatch.setenv("AWS_REGION", "us-west-2")

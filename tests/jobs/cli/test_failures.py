@@ -113,7 +113,7 @@ def test_a_profile_may_be_named_before_or_after_the_command(trainyard: Trainyard
 def test_an_emulator_that_is_not_running(trainyard: Trainyard) -> None:
     endpoint = f"http://localhost:{free_port()}"
     environment = {**KEYS, **REGION, "AWS_ENDPOINT_URL": endpoint}
-    silent = f"the emulator at {endpoint} does not answer"
+    silent = f"the emulator at {endpoint} does not respond"
     check(trainyard("list", environment=environment), exit_code=3, error=silent, next_step="trainyard local up")
     # Without a command it says so too, and what to do next.
     shown = trainyard(environment=environment)

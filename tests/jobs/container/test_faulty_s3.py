@@ -97,7 +97,7 @@ def test_what_failed_all_its_tries_is_begun_anew(
     object_store.delete_all(connected, folder, ["small"])
     assert object_store.read(connected, folder / "small") is None
     assert len(broken) == 9
-    assert any(f"cannot write {folder}/small: AWS kept failing with SlowDown" in line for line in caplog.messages)
+    assert any(f"cannot write {folder}/small: PutObject kept failing with SlowDown" in line for line in caplog.messages)
 
 
 def test_patience_ends_and_there_is_none_for_what_no_time_mends(
@@ -112,5 +112,5 @@ def test_patience_ends_and_there_is_none_for_what_no_time_mends(
     faulty.denies = lambda _method, _path: False
     monkeypatch.setattr(object_store, "RETRY_SECONDS", 0.5)
     faulty.breaks = lambda _method, _path: "InternalError"
-    with pytest.raises(TrainyardError, match="AWS kept failing with InternalError"):
+    with pytest.raises(TrainyardError, match="kept failing with InternalError"):
         object_store.write(connected, place, b"")

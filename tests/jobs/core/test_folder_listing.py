@@ -64,9 +64,7 @@ def test_inner_links_are_stored_and_restored(
         {"step-1": "step-2"},
     ],
 )
-def test_listed_link_cannot_lead_outside_or_replace_a_file(
-    links: dict[str, str], root: Path, tmp_path: Path
-) -> None:
+def test_listed_link_cannot_lead_outside_or_replace_a_file(links: dict[str, str], root: Path, tmp_path: Path) -> None:
     refused = make_links(root, links)
     assert refused
     assert (root / "step-1/deep/w").read_text() == "1"

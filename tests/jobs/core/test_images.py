@@ -66,9 +66,7 @@ def test_a_known_commit_of_deepspeed_is_what_is_installed() -> None:
 @pytest.mark.parametrize("row", history().values(), ids=lambda row: row.name)
 def test_history_is_refused_with_the_reason(row: Release) -> None:
     reason = (
-        "its image has Python 3.8, but jobs/container needs 3.10"
-        if row.name in TUTORIALS
-        else "it has no lock files"
+        "its image has Python 3.8, but jobs/container needs 3.10" if row.name in TUTORIALS else "it has no lock files"
     )
     with pytest.raises(ConfigurationError) as caught:
         release_for(DL1, row.name)

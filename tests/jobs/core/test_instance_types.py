@@ -17,9 +17,7 @@ def test_values_of_dl1_and_other_types() -> None:
     assert (row.on_demand_usd_per_hour, row.processes, row.gpus) == (13.10904, 8, 0)
     assert instance_type("m6i.4xlarge").processes == 1
     assert instance_type("p4d.24xlarge").processes == 8
-    with pytest.raises(
-        UsageError, match=r"^unknown instance type 'dl1\.24xl'; did you mean 'dl1\.24xlarge'\?\nNext: "
-    ):
+    with pytest.raises(UsageError, match=r"^unknown instance type 'dl1\.24xl'; did you mean 'dl1\.24xlarge'\?\nNext: "):
         instance_type("dl1.24xl")
 
 

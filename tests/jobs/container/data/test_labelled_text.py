@@ -256,7 +256,8 @@ def test_all_bad_rows_of_a_table_are_named_at_once_up_to_ten(load: Load, tmp_pat
     assert f"{tmp_path}/train.jsonl, line 4: 'label' is None, which is not a class" in of_train
     assert "and 2 more" in lines
     assert (
-        lines[-2] == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; available: 'bad', 'good'"
+        lines[-2]
+        == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; available: 'bad', 'good'"
     )
     assert lines[-1].endswith("; or leave them out with on_bad_rows: skip")
 

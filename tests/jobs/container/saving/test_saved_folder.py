@@ -114,8 +114,8 @@ def test_names_that_s3_does_not_take_keep_no_other_file_from_being_saved(
     assert not saved.save()
     assert stored(s3, place) == {"a": "1", "z": "2"}
     [said] = caplog.messages
-    assert r"caf\xe9.txt (its name is not UTF-8), line\nfeed (its name has a line break), xxx" in said
-    assert "which takes 1024)" in said
+    assert r"caf\xe9.txt (its name is not UTF-8), line\nfeed (its name contains a line break), xxx" in said
+    assert "more than 1024)" in said
     saved.restore()
 
 

@@ -303,10 +303,10 @@ def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_en
     assert MANIFEST in listing(s3, remote)[8]
     [warning] = [message for message in caplog.messages if "trying" not in message]
     assert warning == (
-        "warning: checkpoints that are no longer needed stay on S3: cannot remove objects below "
+        "warning: checkpoints that are no longer needed stay on S3: cannot delete objects below "
         f"{remote}/step-8: AWS denied DeleteObject: injected"
     )
-    with pytest.raises(TrainyardError, match="checkpoint step-16 could not be uploaded: cannot remove objects below"):
+    with pytest.raises(TrainyardError, match="checkpoint step-16 could not be uploaded: cannot delete objects below"):
         save(rank, 16).finish()
     faulty.denies = lambda _method, _path: False
     save(rank, 24).finish()
