@@ -1,1 +1,1 @@
-"""Prices, budgets, phases, costs and estimates of runs."""
+"""Prices, budgets, receipts, phases, costs and estimates of runs."""

@@ -1,7 +1,7 @@
-"""Today's prices of an instance type: EC2's Spot price history and the Price List API, else the recorded row.
+"""Current prices of an instance type from EC2's Spot price history and the Price List API, else the recorded prices.
 
-The fields and filters are those of the API references of DescribeSpotPriceHistory (EC2) and GetProducts (AWS Price
-List), whose answer is a list of products as JSON texts.
+Fields and filters are from the API references of DescribeSpotPriceHistory (EC2) and GetProducts (AWS Price List). The
+response of GetProducts is a list of products as JSON texts.
 """
 
 import functools
@@ -17,20 +17,20 @@ from jobs.money.prices import Prices, Quote, recorded
 
 _LINUX = "Linux/UNIX"
 
-_OF_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
-"""Ends of the names of AWS's endpoints, VPC endpoints and dual-stack ones included."""
+_AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+"""Domains of AWS endpoints, including VPC endpoints and dual-stack endpoints."""
 
 
 @functools.cache
 def current_prices(aws: Aws, row: InstanceType) -> Prices:
-    """Return what an hour costs now in the connection's region; where AWS does not say, the recorded price.
+    """Return the current prices in the connection's region, or the recorded price where AWS gives none.
 
-    AWS is asked at its own endpoints only: what stands in for it has no prices.
+    Only endpoints of AWS are queried, because the emulator has no prices.
     """
-    kept = recorded(row)
-    if not (urlsplit(aws.endpoint).hostname or "").endswith(_OF_AWS):
-        return kept
-    return Prices(on_demand=_on_demand(aws, row) or kept.on_demand, spot=_spot(aws, row) or kept.spot)
+    fallback = recorded(row)
+    if not (urlsplit(aws.endpoint).hostname or "").endswith(_AWS_DOMAINS):
+        return fallback
+    return Prices(on_demand=_on_demand(aws, row) or fallback.on_demand, spot=_spot(aws, row) or fallback.spot)
 
 
 def _today() -> str:
@@ -38,14 +38,14 @@ def _today() -> str:
 
 
 def _spot(aws: Aws, row: InstanceType) -> Quote | None:
-    """Return the newest Spot price, of the dearest zone: nobody knows in which one a job will run."""
+    """Return the latest Spot price of the most expensive zone, because the job's zone is not known yet."""
     try:
         answer = aws.quick_ec2.describe_spot_price_history(
-            InstanceTypes=[row.name],  # type: ignore[list-item] # the stubs know the types of their day
+            InstanceTypes=[row.name],  # type: ignore[list-item] # the stubs may not know new types
             ProductDescriptions=[_LINUX],
-            StartTime=datetime.now(timezone.utc),  # the price that holds now, one for each zone
+            StartTime=datetime.now(timezone.utc),  # the current price of each zone
         )
-    except Exception:  # noqa: BLE001 - denied, unreachable or unknown: the recorded price is there
+    except Exception:  # noqa: BLE001 - denied, unreachable or unknown: use the recorded price
         return None
     newest: dict[str, tuple[datetime, float]] = {}
     for item in answer["SpotPriceHistory"]:
@@ -71,9 +71,9 @@ def _on_demand(aws: Aws, row: InstanceType) -> Quote | None:
     try:
         products = aws.pricing.get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
         prices = {price for product in products for price in _hourly_usd(json.loads(product))}
-    except Exception:  # noqa: BLE001 - denied, unreachable, or of a shape that nobody knows: the recorded price is there
+    except Exception:  # noqa: BLE001 - denied, unreachable or an unknown format: use the recorded price
         return None
-    if len(prices) != 1:  # none, or several that the filters do not tell apart
+    if len(prices) != 1:  # no price, or several that the filters do not distinguish
         return None
     return Quote(usd_per_hour=prices.pop(), date=_today(), source=f"AWS's Price List API, {wanted['regionCode']}")
 

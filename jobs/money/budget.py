@@ -1,8 +1,8 @@
-"""The budget of a run over all its attempts, `max_usd` and `max_hours` of its spec, and what it has taken so far.
+"""The budget of a run over all its attempts (`max_usd` and `max_hours` of its spec), and what it has used so far.
 
-Hours are instance hours: a minute of four nodes counts four minutes, one that they waited for each other too. Dollars
-are those hours times the price of the capacity that an attempt ran on: the recorded one, or of Spot what EC2 said as
-the run was submitted, which is an estimate either way. What an instance's start, storage and transfer cost is left out.
+Hours are instance hours: one minute on four nodes counts as four minutes, even if the nodes wait for each other.
+Dollars are these hours times the price of the attempt's capacity: the recorded price, or for Spot EC2's price at
+submission. Both are estimates, without the cost of instance startup, storage and transfer.
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ from jobs.core.records import Attempt
 from jobs.core.words import counted
 
 SAVE_SECONDS = 120.0
-"""So long before its budget ends a run is asked to save and stop: as long as a Spot notice gives."""
+"""Time before the end of its budget at which a run must save and stop: the same as after a Spot notice."""
 
 MIN_SECONDS = 300.0
-"""A budget has to pay for at least so much of a run: its start, some training, and `SAVE_SECONDS`."""
+"""Minimum time that a budget must pay for: startup, some training, and `SAVE_SECONDS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Instance hours and dollars that attempts have taken."""
+    """Instance hours and dollars that attempts have used."""
 
     instance_hours: float = 0.0
     usd: float = 0.0
@@ -32,9 +32,9 @@ NOTHING_SPENT = Spent()
 
 
 def usd_per_hour(row: InstanceType, capacity: Capacity | None, *, spot_usd_per_hour: float | None = None) -> float:
-    """Return the price of one instance: the dearer one where nobody knows what it ran on.
+    """Return the price of one instance; On-Demand, the more expensive one, if the capacity is unknown.
 
-    `spot_usd_per_hour`: what EC2 said of Spot; None: the recorded price counts.
+    `spot_usd_per_hour` is EC2's Spot price, or None to use the recorded price.
     """
     if capacity != "spot":
         return row.on_demand_usd_per_hour
@@ -42,33 +42,34 @@ def usd_per_hour(row: InstanceType, capacity: Capacity | None, *, spot_usd_per_h
 
 
 def attempt_usd_per_hour(attempt: Attempt, *, on: Capacity | None = None) -> float:
-    """Return the price of one of an attempt's instances: of its own capacity, or of the one `on` which it might be."""
+    """Return the price of one of an attempt's instances, for its own capacity or for the capacity `on`."""
     row = instance_type(attempt.instance_type)
     return usd_per_hour(row, on or attempt.capacity, spot_usd_per_hour=attempt.spot_usd_per_hour)
 
 
 def duration_seconds(attempt: Attempt) -> float:
-    """Return how long an attempt took, never below 0: its machine's clock may have been set back meanwhile."""
+    """Return the duration of an attempt; never negative, even if its machine's clock was set back."""
     return max(0.0, ((attempt.finished_at or attempt.last_seen_at) - attempt.started_at).total_seconds())
 
 
 def instance_hours(attempt: Attempt) -> float:
+    """Return the instance hours of an attempt, including the time that its nodes waited for each other."""
     return (duration_seconds(attempt) * attempt.nnodes + attempt.waited_instance_seconds) / 3600
 
 
 def spent(attempts: Iterable[Attempt], *, all_on: Capacity | None = None) -> Spent:
-    """Add up attempts, each at the price of its own instance type, and of its own capacity or of `all_on`."""
+    """Add up attempts, each at the price of its instance type, for its own capacity or for `all_on`."""
     hours = usd = 0.0
     for attempt in attempts:
-        taken = instance_hours(attempt)
-        hours += taken
-        usd += taken * attempt_usd_per_hour(attempt, on=all_on)
+        used = instance_hours(attempt)
+        hours += used
+        usd += used * attempt_usd_per_hour(attempt, on=all_on)
     return Spent(instance_hours=hours, usd=usd)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemainingBudget:
-    """The time for which a run may go on, and the limit that then ends it."""
+    """How long a run may continue, and the limit that will end it."""
 
     seconds: float
     key: str
@@ -78,16 +79,13 @@ class RemainingBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Limits over all attempts of a run; None: there is none."""
+    """Limits over all attempts of a run. None means no limit."""
 
     max_usd: float | None = None
     max_hours: float | None = None
 
     def left(self, so_far: Spent, *, usd_per_hour: float, nnodes: int) -> RemainingBudget | None:
-        """Return what is left of the budget; None where nothing limits the run.
-
-        `usd_per_hour`: the price of one instance.
-        """
+        """Return the remaining budget, or None if there is no limit. `usd_per_hour` is the price of one instance."""
         limits = []
         if self.max_usd is not None:
             hours = (self.max_usd - so_far.usd) / usd_per_hour
@@ -98,7 +96,7 @@ class Budget:
         return min(limits, key=lambda left: left.seconds, default=None)
 
     def text(self, so_far: Spent) -> str:
-        """Return the budget as text: `0.42 of 5.00 USD, 0.11 of 8 instance hours`; empty where there is no limit."""
+        """Return the used budget as text: `0.42 of 5.00 USD, 0.11 of 8 instance hours`; empty if there is no limit."""
         parts = []
         if self.max_usd is not None:
             parts.append(f"{so_far.usd:.2f} of {self.max_usd:.2f} USD")
@@ -117,10 +115,10 @@ def budget_stop_reason(
     points: int = 0,
     of_new_point: bool = False,
 ) -> str:
-    """Return the sentence that says why a run was stopped, by which rule, and what next.
+    """Return a sentence with the limit because of which a run was stopped, what it used, and the next step.
 
-    `spot_usd_per_hour`: what EC2 said of Spot; None: the recorded price counted.
-    `points`: of a sweep, how many run; 0: it is none. `of_new_point`: none was stopped, but no other may begin.
+    `spot_usd_per_hour` is EC2's Spot price, or None if the recorded price was used. `points` is the number of running
+    points of a sweep, or 0 for other runs. With `of_new_point`, no running point was stopped, but no new one may start.
     """
     price = f"at the recorded {CAPACITY_NAMES[capacity or 'on-demand']} price"
     if capacity == "spot" and spot_usd_per_hour is not None:
@@ -134,11 +132,11 @@ def budget_stop_reason(
 
 
 def _rest(left: RemainingBudget, points: int, *, of_new_point: bool) -> str:
-    """Return why the rest of a budget may not be used."""
+    """Return why the rest of a budget is not used."""
     if left.seconds <= 0:
         return "nothing is left"
     if of_new_point:
-        beside = f" beside the {counted(points, 'point')} that {'runs' if points == 1 else 'run'}" if points else ""
-        return f"the rest does not pay for {MIN_SECONDS / 60:g} minutes of another point{beside}"
-    of_each = f" for each of the {points} points that run" if points > 1 else ""
-    return f"the rest is kept for saving, {SAVE_SECONDS / 60:g} minutes{of_each}"
+        besides = f" in addition to the {counted(points, 'running point')}" if points else ""
+        return f"the rest does not pay for {MIN_SECONDS / 60:g} minutes of another point{besides}"
+    of_each = f" for each of the {points} running points" if points > 1 else ""
+    return f"the rest is reserved for saving, {SAVE_SECONDS / 60:g} minutes{of_each}"

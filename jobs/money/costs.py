@@ -1,4 +1,4 @@
-"""What runs cost, added up from their own receipts: by team, by kind of job, or run by run."""
+"""Costs of runs, added up from their receipts by team, by kind of job, or per run."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -17,16 +17,16 @@ By = Literal["team", "job", "run"]
 
 @dataclass(kw_only=True)
 class Cost:
-    """What some runs took in some time; dollars are instance hours times recorded prices: an estimate."""
+    """Hours and cost of some runs in a period. Dollars are estimates: instance hours times recorded prices."""
 
     name: str
     runs: int = 0
     instance_hours: float = 0.0
     usd: float = 0.0
     on_demand_usd: float = 0.0
-    """The same hours at the On-Demand price."""
+    """Cost of the same hours at the On-Demand price."""
     usd_by_phase: dict[PhaseName, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """What of it each phase took."""
+    """Cost of each phase."""
 
     @property
     def saved_usd(self) -> float:
@@ -47,13 +47,13 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Month:
-    """A calendar month in UTC, as budgets count them; or all time."""
+    """A calendar month in UTC, like the months of budgets; or all time."""
 
     begin: datetime
     end: datetime
 
     def share(self, begin: datetime, end: datetime) -> float:
-        """Return which part of a stretch of time lies in the month."""
+        """Return the share of a period that is in the month, from 0 to 1."""
         whole = (end - begin).total_seconds()
         if whole <= 0:
             return float(self.begin <= begin < self.end)
@@ -61,20 +61,20 @@ class Month:
 
 
 def month_of(text: str, *, now: datetime) -> Month:
-    """Return the month that `2026-11`, `this` or `all` names. Raises UsageError for every other text."""
+    """Return the month for `2026-11`, `this` or `all`. Raises UsageError for any other text."""
     if text == "all":
         return Month(begin=datetime.min.replace(tzinfo=timezone.utc), end=datetime.max.replace(tzinfo=timezone.utc))
     try:
         begin = now if text == "this" else datetime.strptime(f"{text}+0000", "%Y-%m%z")
     except ValueError:
-        raise UsageError(f"--month {text}: it should look like 2026-11, or be 'this' or 'all'") from None
+        raise UsageError(f"--month {text}: use a month like 2026-11, 'this' or 'all'") from None
     begin = begin.astimezone(timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = begin.replace(year=begin.year + begin.month // 12, month=begin.month % 12 + 1)
     return Month(begin=begin, end=following)
 
 
 def spans(month: Month, receipts: Sequence[Receipt], *, now: datetime) -> list[tuple[str, Month]]:
-    """Return the days of a month, by their dates; of all time the months from the first attempt to now."""
+    """Return the days of a month with their dates; for all time, the months from the first attempt to now."""
     if month.begin > datetime.min.replace(tzinfo=timezone.utc):
         starts = [month.begin + timedelta(days=number) for number in range((month.end - month.begin).days + 1)]
         return [(f"{start:%m-%d}", Month(begin=start, end=end)) for start, end in itertools.pairwise(starts)]
@@ -89,7 +89,7 @@ def spans(month: Month, receipts: Sequence[Receipt], *, now: datetime) -> list[t
 
 
 def costs(receipts: Iterable[Receipt], *, by: By, month: Month) -> list[Cost]:
-    """Return a row for each team, kind or run that took something in the month, the dearest first."""
+    """Return a row for each team, kind or run with hours in the month, the most expensive first."""
     rows: dict[str, Cost] = {}
     for receipt in receipts:
         found = _of_run(receipt, month)
@@ -100,6 +100,7 @@ def costs(receipts: Iterable[Receipt], *, by: By, month: Month) -> list[Cost]:
 
 
 def total(rows: Iterable[Cost]) -> Cost:
+    """Return the sum of all rows."""
     found = Cost(name="all")
     for row in rows:
         found.add(row)

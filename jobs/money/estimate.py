@@ -1,15 +1,25 @@
-"""What a spec would take before it is submitted: time and money on each instance type, from what was measured before.
+"""Estimates of time and cost: of a spec before it is submitted, and of a run until its end.
 
-    start       from an attempt's start to its first step: the middle one of the runs that this is reckoned from
-    steps       samples / throughput: as many as the spec has, over the runs' own samples a second
-    rest        evaluations, saves and the last uploads: the middle one of those runs' time after the first step, less
-                their own samples / throughput
+The estimate of a spec for an instance type is based on measurements of earlier runs, or on a published throughput:
 
-The range goes from the fastest of them without a reclaim to the slowest with one every `mean_hours_between_reclaims` of
-the spec on Spot, each of which costs another start: the steps themselves are saved at the notice.
+    start       from an attempt's start to its first step: the median of the measured runs
+    steps       the spec's samples / the median throughput in samples per second
+    rest        evaluations, saves and the last uploads: the median of the measured runs' time after the first step,
+                minus their samples / throughput
 
-Of a sweep each point is reckoned so. Its money is that of all of them; its time is that of its workers, each of which
-takes the next point when it has done one.
+The range goes from the fastest measured run without a reclaim to the slowest one with, on Spot, a reclaim every
+`mean_hours_between_reclaims` of the spec. Each reclaim costs another start; no steps are lost, because they are saved
+at the notice.
+
+For a sweep, each point is estimated like this. The cost is the sum over the points; the time is that of the workers,
+which run one point after the other.
+
+Published throughputs are rows of throughputs.jsonl, used if the stage has no comparable run. A row names what was
+trained, on which cards, when, and the source. Every number is in its source, except `start_seconds`, which is computed
+from the source's times.
+
+The forecast of a running run assumes that its remaining steps take as long as the running attempt's steps so far. The
+time after the last step and further reclaims are not included.
 """
 
 import heapq
@@ -31,24 +41,24 @@ from jobs.money.prices import Prices
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A run, or somebody's published figure, that an estimate is reckoned from."""
+    """A measured run or a published throughput that an estimate is based on."""
 
     name: str
     samples_per_second: float
     start_seconds: float | None = None
     rest_seconds: float | None = None
     note: str = ""
-    """Who measured it, and in what it is not the spec's own case."""
+    """The source, and how the measurement differs from the spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be done."""
+    """The work to estimate."""
 
     samples: int
-    """The number of all epochs together."""
+    """Number of samples over all epochs."""
     because: str
-    """How many, in words: `3,668 examples x 3 epochs`."""
+    """How the number was computed: `3,668 examples x 3 epochs`."""
     nnodes: int
     capacity: Capacity
     mean_hours_between_reclaims: float
@@ -56,10 +66,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The time and the money of one instance type."""
+    """The time and cost on one instance type."""
 
     place: str
-    """The instance type; of runs on a machine that stands in for one: that."""
+    """The instance type, or `this machine`."""
     seconds: float
     low_seconds: float
     high_seconds: float
@@ -71,9 +81,9 @@ class Estimate:
 
 
 def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None, prices: Prices | None) -> Estimate:
-    """Return the estimate from what was measured on one type; `found` is not empty.
+    """Return the estimate for one instance type from the measurements `found`, which must not be empty.
 
-    Without a row and prices it is a machine for which nobody pays.
+    Without row and prices, the machine costs nothing.
     """
     start = _middle([each.start_seconds for each in found])
     rest = _middle([each.rest_seconds for each in found])
@@ -109,7 +119,7 @@ def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None,
         f"{with_reclaims}"
     )
     if any(each.start_seconds is None for each in found) and not start:
-        lines.append("the start and what comes after the last step are not known, and left out")
+        lines.append("without start and rest, which are unknown")
     return Estimate(
         place=row.name if row else "this machine",
         seconds=seconds,
@@ -124,15 +134,15 @@ def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None,
 
 
 def sweep_estimate(points: Sequence[Estimate], workers: int) -> Estimate:
-    """Return the estimate of a sweep from those of its points, in their order and all of one place; there is one."""
+    """Return the estimate of a sweep from those of its points (at least one), in order, on one instance type."""
 
-    def on_the_clock(seconds: Iterable[float]) -> float:
+    def wall_clock(seconds: Iterable[float]) -> float:
         busy_until = [0.0] * workers
         for each in seconds:
             heapq.heapreplace(busy_until, busy_until[0] + each)
         return max(busy_until)
 
-    seconds = on_the_clock(each.seconds for each in points)
+    seconds = wall_clock(each.seconds for each in points)
     usd, low_usd, high_usd = (sum(getattr(each, name) for each in points) for name in ("usd", "low_usd", "high_usd"))
     shortest, longest = (choose(each.seconds for each in points) for choose in (min, max))
     each_takes = f"{shortest:,.0f} s each" if longest - shortest < 1 else f"{shortest:,.0f} to {longest:,.0f} s each"
@@ -140,8 +150,8 @@ def sweep_estimate(points: Sequence[Estimate], workers: int) -> Estimate:
     return Estimate(
         place=points[0].place,
         seconds=seconds,
-        low_seconds=on_the_clock(each.low_seconds for each in points),
-        high_seconds=on_the_clock(each.high_seconds for each in points),
+        low_seconds=wall_clock(each.low_seconds for each in points),
+        high_seconds=wall_clock(each.high_seconds for each in points),
         usd=usd,
         low_usd=low_usd,
         high_usd=high_usd,
@@ -160,30 +170,31 @@ def _middle(values: Sequence[float | None]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What somebody has measured."""
+    """A published throughput."""
 
     job: str
     model: str
-    """The last part of the model's name; of a pre-training its shape."""
+    """The last part of the model's name; for a pre-training, the model's shape."""
     instance_type: str
     cards: int
     length: int
-    """Tokens of a sequence, padding among them."""
+    """Tokens per sequence, including padding."""
     samples_per_second: float
-    """Over all cards."""
+    """Throughput of all cards together."""
     start_seconds: float | None = None
-    """From the start to the first step that the throughput counts; None: the source does not say."""
+    """Time from the start to the first step that the throughput includes. None if the source does not give it."""
     date: str
     source: str
 
 
 def throughputs() -> list[Throughput]:
+    """Return the published throughputs."""
     lines = Path(__file__).with_name("throughputs.jsonl").read_text(encoding="utf-8").splitlines()
     return [Throughput(**json.loads(line)) for line in lines]
 
 
 def model_name(arguments: object) -> str:
-    """Return what a model is known by in the rows: the last part of its name, or the shape of one that is new."""
+    """Return the model's name in the rows: the last part of its location, or its shape if trained from scratch."""
     model = getattr(arguments, "model", None)
     if model is not None:
         return str(model).partition("?")[0].partition("@")[0].rstrip("/").rpartition("/")[2]
@@ -193,24 +204,24 @@ def model_name(arguments: object) -> str:
 
 
 UNSEEN_SECONDS = 120.0
-"""An attempt counts up to now where its last heartbeat is no older than that: they come every half minute."""
+"""An attempt is assumed to still run if its last heartbeat is at most this old; heartbeats are sent every 30 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The figures of a run that goes on; dollars are instance hours times recorded prices: an estimate."""
+    """The cost so far and at the end of a running run. Dollars are estimates: instance hours times recorded prices."""
 
     seconds_left: float | None
-    """Until its last step; None: nobody knows."""
+    """Time until the last step. None if unknown."""
     usd: float
     on_demand_usd: float
-    """The same hours at the On-Demand price."""
+    """Cost of the same hours at the On-Demand price."""
     usd_at_end: float | None
     on_demand_usd_at_end: float | None
 
 
 def seconds_per_step(attempt: Attempt, progress: Progress, *, at: datetime) -> float | None:
-    """Return the pace of an attempt that was at a step then; None before it has made one."""
+    """Return the mean seconds per step of an attempt, given its progress at a time; None before its first step."""
     steps = progress.step - attempt.start_step
     if attempt.training_started_at is None or steps < 1:
         return None
@@ -218,7 +229,7 @@ def seconds_per_step(attempt: Attempt, progress: Progress, *, at: datetime) -> f
 
 
 def forecast(attempts: Sequence[Attempt], progress: Progress | None, pace: float | None, *, now: datetime) -> Forecast:
-    """Return the figures of a run that is at `progress`. `pace`: its seconds for a step, where they are known."""
+    """Return the forecast of a run at `progress`. `pace` is its seconds per step, or None if unknown."""
     *before, last = attempts
     unseen = (now - last.last_seen_at).total_seconds()
     if last.finished_at is None and 0 < unseen < UNSEEN_SECONDS:
@@ -239,19 +250,19 @@ def forecast(attempts: Sequence[Attempt], progress: Progress | None, pace: float
 
 
 def money_text(found: Forecast, *, ended: bool = False) -> str:
-    """Return what it costs: `0.12 USD so far, 0.40 USD at the end; On-Demand 0.41 and 1.33 USD`."""
+    """Return the costs as text: `0.12 USD so far, 0.40 USD at the end; On-Demand 0.41 and 1.33 USD`."""
     parts = [usd(found.usd) if ended else f"{usd(found.usd)} so far"]
     if found.usd_at_end is not None:
         parts.append(f"{usd(found.usd_at_end)} at the end")
     text = ", ".join(parts)
     if found.on_demand_usd <= found.usd:
         return text
-    dearer = usd(found.on_demand_usd)
+    on_demand = usd(found.on_demand_usd)
     if found.on_demand_usd_at_end is not None:
-        dearer = f"{dearer.removesuffix(' USD')} and {usd(found.on_demand_usd_at_end)}"
-    return f"{text}; On-Demand {dearer}"
+        on_demand = f"{on_demand.removesuffix(' USD')} and {usd(found.on_demand_usd_at_end)}"
+    return f"{text}; On-Demand {on_demand}"
 
 
 def time_text(found: Forecast) -> str:
-    """Return the time until the last step; empty where nobody knows it."""
+    """Return the time until the last step as text; empty if unknown."""
     return "" if found.seconds_left is None else f"{time_left(found.seconds_left)} to the last step"

@@ -1,13 +1,13 @@
-"""Phases of a run, from the records of its attempts: what its time went into, and what each of them cost.
+"""The phases of a run, computed from the records of its attempts: time and cost of each phase.
 
-waiting    nodes that are jobs of their own waited for each other
-starting   from an attempt's start to its first step: containers, inputs, the checkpoint, the model
-compiling  what steps took longer because a graph was compiled for a new shape of a batch (HPUs, torch_compile)
-working    steps, evaluations and the last uploads; of a job that does not train, all of it
-saving     the training stood still for a checkpoint, or for the model that it leaves
-idle       further time after the first step in which no card did anything: input that is late, a hang, a slow upload
-lost       steps that a later attempt had to make again, at the mean time of the attempt's steps; of a script that reads
-           its checkpoints itself also what came after its last one, and what its own saves show to have been repeated
+waiting    nodes of a gang waited for each other
+starting   from an attempt's start to its first step: container, inputs, checkpoint, model
+compiling  extra time of steps in which a graph was compiled for a new batch shape (HPUs, torch_compile)
+working    steps, evaluations and the last uploads; all of a job that does not train
+saving     the training was paused to save a checkpoint or the final model
+idle       other time after the first step in which no card was busy: slow input, a hang, a slow upload
+lost       steps that a later attempt had to repeat, at the attempt's mean time per step; for a script that loads its
+           checkpoints itself, also the time after its last checkpoint, and steps that its saves show to be repeated
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from jobs.money.budget import attempt_usd_per_hour
 PhaseName = Literal["waiting", "starting", "compiling", "working", "saving", "idle", "lost"]
 PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 UNPRODUCTIVE = tuple(name for name in PHASES if name != "working")
-"""Those that bring no step that lasts."""
+"""Phases without lasting progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of an attempt."""
+    """One phase of an attempt, as a period."""
 
     attempt: int
     name: PhaseName
@@ -34,22 +34,22 @@ class Phase:
     ended_at: datetime
     instance_seconds: float
     usd: float
-    """At the recorded price of the capacity that the attempt ran on."""
+    """Cost at the recorded price of the attempt's capacity."""
 
 
 def ended_at(attempt: Attempt) -> datetime:
-    """Return the end of an attempt, never before its start: its machine's clock may have been set back meanwhile."""
+    """Return the end of an attempt; never before its start, even if its machine's clock was set back."""
     return max(attempt.started_at, attempt.finished_at or attempt.last_seen_at)
 
 
 def lost_steps(attempt: Attempt, later: Sequence[Attempt]) -> int:
-    """Return how many steps of the attempt any of the `later` ones had to make again, as far as that is known."""
+    """Return how many steps of the attempt a later attempt had to repeat, as far as known."""
     began = min((each.start_step for each in later), default=attempt.last_step)
     return max(0, attempt.last_step - max(began, attempt.start_step))
 
 
 def phases(attempts: Sequence[Attempt]) -> list[Phase]:
-    """Return the phases of the attempts, which are in their order; what takes no time is left out."""
+    """Return the phases of the attempts, given in order. Phases without any time are omitted."""
     trains = any(attempt.training_started_at for attempt in attempts)
     found: list[Phase] = []
     for number, attempt in enumerate(attempts, 1):
@@ -58,7 +58,7 @@ def phases(attempts: Sequence[Attempt]) -> list[Phase]:
 
 
 def usd_by_phase(attempts: Sequence[Attempt]) -> dict[PhaseName, float]:
-    """Return what each phase cost over all attempts."""
+    """Return the cost of each phase over all attempts."""
     total = dict.fromkeys(PHASES, 0.0)
     for phase in phases(attempts):
         total[phase.name] += phase.usd
@@ -66,8 +66,8 @@ def usd_by_phase(attempts: Sequence[Attempt]) -> dict[PhaseName, float]:
 
 
 def _lost_seconds(attempt: Attempt, later: Sequence[Attempt], worked: float) -> float:
-    """Return how much of the time that an attempt worked was in vain."""
-    if attempt.restored_step is not None and later:  # what a script did after its last save, nobody has kept
+    """Return how much of an attempt's working time was lost."""
+    if attempt.restored_step is not None and later:  # a script's work after its last save is lost
         kept = (attempt.saved_at - attempt.started_at).total_seconds() if attempt.saved_at else 0.0
     else:
         kept = worked
@@ -84,12 +84,14 @@ def _phases(attempt: Attempt, later: Sequence[Attempt], *, trains: bool) -> list
     compiling = min(seconds, attempt.compiling_seconds)
     saving = min(seconds - compiling, attempt.saving_seconds)
     lost = _lost_seconds(attempt, later, seconds - compiling - saving)
-    # Cards do nothing while a graph is compiled or a save is waited for.
+    # Cards are also idle while a graph is compiled or the training waits for a save.
     unexplained = attempt.cards.idle_seconds - compiling - saving if attempt.cards else 0.0
     idle = max(0.0, min(unexplained, seconds - compiling - saving - lost))
     price = attempt_usd_per_hour(attempt) / 3600
     waited = attempt.waited_instance_seconds
-    parts: list[tuple[PhaseName, float]] = [  # each drawn as one stretch, whenever its parts were
+    parts: list[
+        tuple[PhaseName, float]
+    ] = [  # each is drawn as one period, even if its parts were spread over the attempt
         ("starting", (first_step - start).total_seconds()),
         ("compiling", compiling),
         ("working", seconds - compiling - saving - idle - lost),
@@ -115,5 +117,5 @@ def _phases(attempt: Attempt, later: Sequence[Attempt], *, trains: bool) -> list
             usd=taken * price,
         )
         for name, begin, finish, taken in stretches
-        if taken >= 1e-6  # times know no less
+        if taken >= 1e-6  # times have microsecond resolution
     ]

@@ -1,7 +1,4 @@
-"""What an hour of an instance costs, with the day and the source of each figure: AWS's word, or the recorded row's.
-
-And what it costs to keep files, by storage_price.json.
-"""
+"""Prices of instances, each with its date and source, and the cost of storing files (storage_price.json)."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +22,7 @@ class Quote:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """The prices of an hour of one instance."""
+    """The prices of one instance for an hour."""
 
     on_demand: Quote
     spot: Quote
@@ -35,7 +32,7 @@ class Prices:
 
 
 def recorded(row: InstanceType) -> Prices:
-    """Return the prices of the row, which count where AWS does not answer."""
+    """Return the recorded prices of an instance type, which are used if AWS gives none."""
     return Prices(
         on_demand=Quote(usd_per_hour=row.on_demand_usd_per_hour, date=row.price_date, source=row.price_source),
         spot=Quote(usd_per_hour=row.spot_usd_per_hour, date=row.price_date, source=row.price_source),
@@ -43,16 +40,16 @@ def recorded(row: InstanceType) -> Prices:
 
 
 GB_OF_S3 = 2**30
-"""Bytes of what S3 bills as a GB (https://aws.amazon.com/s3/faqs/, the examples of its billing)."""
+"""Bytes that S3 bills as a GB (https://aws.amazon.com/s3/faqs/, billing examples)."""
 
 
 def stored(sizes: Mapping[str, int]) -> Stored:
-    """Return what it costs to keep a run's files, whose bytes are given by their names below the run's folder."""
+    """Return the size and storage cost of a run's files. `sizes` maps names below the run's folder to bytes."""
     row = json.loads(Path(__file__).with_name("storage_price.json").read_text(encoding="utf-8"))
     total = sum(sizes.values())
     return Stored(
         all_bytes=total,
         checkpoint_bytes=sum(size for name, size in sizes.items() if name.startswith(CHECKPOINTS)),
         usd_per_month=total / GB_OF_S3 * row["usd_per_gb_month"],
-        price=f"{row['usd_per_gb_month']:g} USD a GB-month, {row['date']}: {row['source']}",
+        price=f"{row['usd_per_gb_month']:g} USD per GB-month, {row['date']}: {row['source']}",
     )

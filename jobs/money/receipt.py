@@ -1,4 +1,4 @@
-"""What the attempts of a run took, added up for its receipt."""
+"""The totals of a receipt over a run's attempts, and the texts that show a receipt's amounts."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -12,9 +12,9 @@ from jobs.money.phases import usd_by_phase
 
 
 def sums(attempts: Sequence[Attempt], *, on_instance: bool) -> dict[str, Any]:
-    """Return the fields of a receipt that are sums over the attempts.
+    """Return the fields of a receipt that are totals over the attempts.
 
-    `on_instance` is False if the job runs on another machine than the instance type it names: nobody has paid for it.
+    `on_instance` is False if the job runs on a laptop and not on its instance type, so that it costs nothing.
     """
     so_far = spent(attempts)
     on_demand_usd = spent(attempts, all_on="on-demand").usd
@@ -38,12 +38,15 @@ def sums(attempts: Sequence[Attempt], *, on_instance: bool) -> dict[str, Any]:
 
 
 def with_end(receipt: Receipt, *, job_id: str, stopped_at: datetime) -> Receipt:
-    """Return the receipt of a run whose newest attempt left no end, with the one that Batch gives its job.
+    """Return the receipt with the end time of its Batch job, if the newest attempt has none.
 
-    The launcher was killed, or its node was lost: nobody could write down more than a heartbeat.
+    An attempt has no end time if its launcher was killed or its node was lost; its latest heartbeat is all that is
+    known.
     """
     *before, last = receipt.attempts
-    if last.finished_at is not None or not (last.job_id or "").startswith(job_id):  # a node's begins with its job's
+    if last.finished_at is not None or not (last.job_id or "").startswith(
+        job_id
+    ):  # a node's job id starts with the id of its job
         return receipt
     attempts = [*before, last.model_copy(update={"finished_at": max(stopped_at, last.last_seen_at)})]
     on_instance = instance_type(last.instance_type).accelerator == last.accelerator
@@ -52,23 +55,23 @@ def with_end(receipt: Receipt, *, job_id: str, stopped_at: datetime) -> Receipt:
 
 
 def savings(receipt: Receipt) -> str:
-    """Return what Spot saved, in dollars and per cent; empty where it saved nothing, or the receipt does not say."""
+    """Return the savings by Spot in dollars and per cent; empty if there are none, or they are unknown."""
     if not receipt.saved_usd or receipt.saved_percent is None:
         return ""
     return f"{usd(receipt.saved_usd)}, {receipt.saved_percent:.0f} % of the On-Demand price"
 
 
 def unknown_loss(receipts: Iterable[Receipt]) -> str:
-    """Return what the lost dollars leave out, since nobody knows it; empty if that is nothing."""
+    """Return a note if the cost of lost steps is incomplete, because a script may have repeated steps; else empty."""
     unknown = sum(attempt.may_repeat for receipt in receipts for attempt in receipt.attempts)
     if not unknown:
         return ""
     whose = "an attempt" if unknown == 1 else f"{unknown} attempts"
-    return f"without what {whose} did again if the script did not read the checkpoint that was put back"
+    return f"not including steps that {whose} repeated if the script did not load the restored checkpoint"
 
 
 def unproductive(receipt: Receipt) -> str:
-    """Return what brought no step: `starting 0.10 USD, lost steps 0.05 USD`; empty if nothing did."""
+    """Return the cost of phases without progress: `starting 0.10 USD, lost steps 0.05 USD`; empty if there are none."""
     parts = {
         "waiting": receipt.waiting_usd,
         "starting": receipt.starting_usd,
@@ -82,23 +85,23 @@ def unproductive(receipt: Receipt) -> str:
 
 
 def stored_text(kept: Stored | None) -> str:
-    """Return what a run's files take and cost; empty where nobody has asked S3."""
+    """Return the size and storage cost of a run's files; empty if S3 was not queried."""
     if kept is None:
         return ""
-    what = f"{size(kept.all_bytes)}, {size(kept.checkpoint_bytes)} of it checkpoints"
-    free = "old versions apart, and transfer within the region costs nothing"
-    return f"{what}: {usd(kept.usd_per_month)} a month at {kept.price}; {free}"
+    what = f"{size(kept.all_bytes)}, {size(kept.checkpoint_bytes)} of it in checkpoints"
+    free = "without old versions; transfer within the region is free"
+    return f"{what}: {usd(kept.usd_per_month)} per month at {kept.price}; {free}"
 
 
 def cards_name(attempt: Attempt) -> str:
-    """Return what people call what an attempt trains on."""
+    """Return the plural name of the cards that an attempt trains on: HPUs, GPUs or CPUs."""
     return {"hpu": "HPUs", "cuda": "GPUs", "cpu": "CPUs"}.get(attempt.accelerator, "cards")
 
 
 def cards_text(receipt: Receipt) -> str:
     """Return how busy the newest attempt's cards are: `HPUs 93 % busy (88 % on average), 61 % of their memory in use`.
 
-    Empty where nobody could say.
+    Empty if it was not measured.
     """
     last = receipt.attempts[-1]
     if (cards := last.cards) is None:

@@ -1,1 +1,1 @@
-"""The spec that a researcher writes, what it may say, and the way to the plan and its SubmitJob request. Pure."""
+"""The spec that a researcher writes, its keys, and the plan with its SubmitJob request. Pure."""

@@ -1,7 +1,8 @@
-"""The arguments of an entrypoint: one pydantic model, checked on the laptop and parsed again in the container.
+"""Base classes of job kinds and their arguments: pydantic models, checked on the laptop and in the container.
 
-A spec's `arguments` are validated against the model before anything is submitted, travel as command-line flags (the
-container gets arguments and environment only), and become the same model again inside. Nothing here needs torch.
+A spec's `arguments` are validated against the kind's model before anything is submitted, passed to the container as
+command-line flags, and parsed into the same model there. A field's docstring is its help in `--help`, in the JSON
+Schema and in jobs/docs/spec.md. Validation errors are reported in plain words. Nothing here needs torch.
 """
 
 import argparse
@@ -32,11 +33,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Switch:
-    """Marks a field of truth whose flag has no value: `Annotated[bool, Switch()]`. Without the flag it is false."""
+    """Marks a boolean field whose flag takes no value: `Annotated[bool, Switch()]`. Without the flag it is false."""
 
 
 def to_flags(model: BaseModel, *, exclude_defaults: bool = False) -> list[str]:
-    """Return `--key=value` for every field that is set."""
+    """Return `--key=value` for every field that is not None."""
     values = model.model_dump(mode="json", exclude_none=True, exclude_defaults=exclude_defaults)
     flags = []
     for name, value in values.items():
@@ -48,9 +49,9 @@ def to_flags(model: BaseModel, *, exclude_defaults: bool = False) -> list[str]:
 
 
 def parse_flags(model: type[ModelT], flags: Sequence[str], *, program: str) -> ModelT:
-    """Return the model that `flags` (from `to_flags`, or typed by hand) describe.
+    """Parse flags (from `to_flags`, or typed by hand) into the model.
 
-    Exits with status 2 and argparse's message on an unknown flag; raises pydantic.ValidationError on a bad value.
+    Exits with status 2 and argparse's message for an unknown flag; raises pydantic.ValidationError for a bad value.
     """
     parser = argparse.ArgumentParser(prog=program, description=model.__doc__, allow_abbrev=False)
     add_flags(parser, model)
@@ -58,7 +59,7 @@ def parse_flags(model: type[ModelT], flags: Sequence[str], *, program: str) -> M
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    """Let `parser` take a flag for every field of the model; a field's docstring is its help."""
+    """Add a flag for every field of the model to `parser`; the field's docstring is its help."""
     for name, field in model.model_fields.items():
         options: dict[str, Any] = {"action": "store_true"} if _is_switch(field) else {"required": field.is_required()}
         parser.add_argument(
@@ -71,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
 
 
 def from_flags(model: type[ModelT], given: Mapping[str, Any]) -> ModelT:
-    """Return the model whose fields are what a parser with `add_flags` found; what is not a field is left out."""
+    """Build the model from the values of a parser with `add_flags`; other values are ignored."""
     fields = model.model_fields
     return model.model_validate({name: _from_text(fields[name], given[name]) for name in fields if name in given})
 
@@ -85,7 +86,7 @@ def _is_switch(field: FieldInfo) -> bool:
 
 
 def _from_text(field: FieldInfo, text: str | bool) -> Any:
-    """Return a flag's text as what the field holds: strings as they are, the rest as JSON where it is JSON."""
+    """Convert a flag's text for its field: text fields unchanged, other fields from JSON if it is valid JSON."""
     if isinstance(text, bool) or _is_text(field.annotation):
         return text
     try:
@@ -95,7 +96,7 @@ def _from_text(field: FieldInfo, text: str | bool) -> Any:
 
 
 def _is_text(annotation: Any) -> bool:
-    """Return whether only a string, or nothing, can be meant."""
+    """Return whether the field accepts only strings, or None."""
     if get_origin(annotation) is Annotated:
         return _is_text(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -105,28 +106,29 @@ def _is_text(annotation: Any) -> bool:
 
 @dataclass(frozen=True)
 class SourceMarker:
-    """Marks a field that names something to read: `hf://…`, `s3://…`, `data://…`, `run://…` or a local path."""
+    """Marks a field with the location of an input: `hf://…`, `s3://…`, `data://…`, `run://…` or a local path."""
 
     what: str
+    """What the input is, as shown in messages."""
 
 
 @dataclass(frozen=True)
 class OfKind:
-    """Narrows an `Artifact` to one kind: `Annotated[Artifact, OfKind("corpus")]`."""
+    """Restricts an `Artifact` to one kind: `Annotated[Artifact, OfKind("corpus")]`."""
 
     kind: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What a job reads of a table."""
+    """The columns that a job reads from a table."""
 
     texts: tuple[str, ...]
     label: str | None = None
     missing_next: str
-    """What to do where a column is missing."""
+    """Next step if a column is missing."""
     skips: bool = False
-    """True where it leaves out rows that it cannot use."""
+    """Whether the job skips rows that it cannot use."""
 
 
 MODEL_FOLDER = "a pretrained model's folder"
@@ -146,7 +148,7 @@ Table = Annotated[str, AfterValidator(table_location), SourceMarker(TABLE)]
 
 
 def _table_locations(value: Any) -> Any:
-    """Return `value` as it is. Raises ValueError where it is neither a table nor a list of some."""
+    """Return `value` unchanged. Raises ValueError if it is neither a table nor a list of tables."""
     locations = [value] if isinstance(value, str) else value
     if not isinstance(locations, list) or not locations or not all(isinstance(item, str) for item in locations):
         raise ValueError(f"must be a table, or a list of tables, not {value!r}")
@@ -156,7 +158,7 @@ def _table_locations(value: Any) -> Any:
 
 
 Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker(TABLE)]
-"""A table, or a list of tables with the same columns, which are read one after the other as if they were one."""
+"""A table, or a list of tables with the same columns, which are read one after the other as one table."""
 
 
 def _class_name(value: Any) -> Any:
@@ -164,13 +166,13 @@ def _class_name(value: Any) -> Any:
 
 
 ClassName = Annotated[str, BeforeValidator(_class_name)]
-"""The name of a class: 1, "1" and 1.0 are one, as in a table."""
+"""A class name: 1, "1" and 1.0 are the same class, as in a table."""
 
 
 def _hub_repository(name: str) -> str:
-    """Return `name` as it is. Raises ValueError where the hub could have no repository of that name."""
+    """Return `name` unchanged. Raises ValueError if the hub does not allow it as the name of a repository."""
     if "--" in name or ".." in name or name.endswith((".git", "-", ".")):
-        raise ValueError(f"'{name}' can be no repository: it has '--' or '..', or ends in '.git', '-' or '.'")
+        raise ValueError(f"'{name}' is not a repository: it contains '--' or '..', or ends in '.git', '-' or '.'")
     return name
 
 
@@ -179,10 +181,10 @@ HubRepository = Annotated[
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=96),
     AfterValidator(_hub_repository),
 ]
-"""org/name on the Hugging Face Hub, to push to, as huggingface_hub's validate_repo_id allows it."""
+"""A repository to push to on the Hugging Face Hub: org/name, as huggingface_hub's validate_repo_id accepts it."""
 
 Documents = Annotated[str, AfterValidator(documents_location), SourceMarker(DOCUMENTS)]
-"""A table with a column of text, named as `Table` is, or a .txt file."""
+"""A table with a text column, with the same locations as `Table`, or a .txt file."""
 
 Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLDER)]
 """A folder of any files, on S3 (`data://`, `s3://`) or local."""
@@ -194,31 +196,31 @@ Input = Annotated[str, AfterValidator(input_location), SourceMarker(FILE_OR_FOLD
 """A file or a folder of any kind: `hf://org/name` (a model), on S3 (`data://`, `s3://`, `run://name/path`) or local."""
 
 Artifact = Annotated[str, AfterValidator(artifact_location), SourceMarker(ARTIFACT_FOLDER)]
-"""An artifact, which a run made to be read by others: `run://name` (of its spec) or `run://id`, or a folder that holds
-artifact.json or manifest.json, on S3 (`data://`, `s3://`) or local, or the `hf://org/name` that it was pushed to."""
+"""An artifact that another run produced: `run://name` (its spec's name) or `run://id`; a folder with artifact.json or
+manifest.json, on S3 (`data://`, `s3://`) or local; or the `hf://org/name` that it was pushed to."""
 
 Tokenizer = Annotated[str, AfterValidator(artifact_location), SourceMarker(TOKENIZER_FOLDER), OfKind("tokenizer")]
-"""An artifact that train-tokenizer made, or a model with a tokenizer.json: `run://name/model`, `hf://org/name`, …"""
+"""An artifact of train-tokenizer, or a model with a tokenizer.json: `run://name/model`, `hf://org/name`, …"""
 
 
-_NO_CHARACTER = re.compile("[\x00\ud800-\udfff]")
-"""A command line can hold no NUL, and UTF-8 no half of a surrogate pair."""
+_INVALID_CHARACTER = re.compile("[\x00\ud800-\udfff]")
+"""A command line cannot contain NUL, and UTF-8 cannot contain lone surrogates."""
 
 _MAX_NUMBER = 2**53
-"""Beyond it, prices and times are no longer reckoned exactly, and at last not at all."""
+"""Largest number that a float represents exactly; prices and times are computed with floats."""
 
 
 class Strict(BaseModel):
-    """Base of what users write: refuses unknown keys, infinities, `true` where a number belongs, and the like."""
+    """Base of models that users fill in: rejects unknown keys, infinities, `true` in place of a number, and so on."""
 
-    # A command that is about one kind builds that kind's validators, not those of all.
+    # defer_build: a command that needs one kind builds only that kind's validators.
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True, use_attribute_docstrings=True
     )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+    def _no_boolean_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(field.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
             raise ValueError(f"must be a number, not {value}")
@@ -226,34 +228,34 @@ class Strict(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_text_without_bytes(cls, value: Any) -> Any:
-        # Before all other validators, whose messages name the value: pydantic can show no half of a surrogate pair.
-        texts = value if isinstance(value, list | dict) else [value]  # of a dict its keys: its values come later
-        if any(isinstance(text, str) and _NO_CHARACTER.search(text) for text in texts):
-            raise ValueError("a NUL or half a surrogate pair is no character of a text")
+    def _no_invalid_characters(cls, value: Any) -> Any:
+        # Before all other validators: their messages contain the value, and pydantic cannot print lone surrogates.
+        texts = value if isinstance(value, list | dict) else [value]  # the keys of a dict; its values are checked later
+        if any(isinstance(text, str) and _INVALID_CHARACTER.search(text) for text in texts):
+            raise ValueError("must not contain NUL or lone surrogates")
         return value
 
     @field_validator("*")
     @classmethod
-    def _no_number_beyond_reckoning(cls, value: Any) -> Any:
+    def _no_inexact_number(cls, value: Any) -> Any:
         if isinstance(value, int | float) and abs(value) > _MAX_NUMBER:
-            raise ValueError(f"a number has to lie within {_MAX_NUMBER} of zero")
+            raise ValueError(f"must be between -{_MAX_NUMBER} and {_MAX_NUMBER}")
         return value
 
 
 class Arguments(Strict):
-    """Base of every entrypoint's arguments; a field's docstring is its --help."""
+    """Base class of every kind's arguments; a field's docstring is its help."""
 
     CHANGEABLE: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may change when a run is resumed, since what it makes does not depend on them."""
+    """Fields that may change when a run is resumed, because its results do not depend on them."""
 
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "model"
-    """Kind of the repository on the Hugging Face Hub to which the job pushes what it makes."""
+    """Type of the repository on the Hugging Face Hub that the job pushes its results to."""
 
     def sources(self) -> Iterator[tuple[str, str, str]]:
-        """Yield `(field, location, what it should be)` of each input that is set, in the order of the fields.
+        """Yield `(name, location, what it should be)` for each input that is set, in the order of the fields.
 
-        The inputs of a field that holds a list are `field.0`, `field.1`, …, those of one that has names `field.name`.
+        The name is that of the field; inputs in a list are named `field.0`, `field.1`, …, inputs in a dict `field.key`.
         """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -267,33 +269,33 @@ class Arguments(Strict):
                 yield from ((f"{name}.{key}", item, marker.what) for key, item in named)
 
     def artifact_kind(self, argument: str) -> str | None:
-        """Return the kind of artifact that an argument, by its name in `sources`, has to be.
+        """Return the required artifact kind of an argument, given its name in `sources`.
 
-        None: any kind will do, or the argument is no artifact.
+        None if any kind is accepted, or the argument is not an artifact.
         """
         field = type(self).model_fields[argument.partition(".")[0]]
         return next((item.kind for item in _marks(field) if isinstance(item, OfKind)), None)
 
     def columns(self, argument: str) -> Columns | None:
-        """Return the columns that are read of the table that an argument, by its name in `sources`, names.
+        """Return the columns that are read from the table of an argument, given its name in `sources`.
 
-        None: it names no table, or whichever columns it has.
+        None if the argument is not a table, or any columns are accepted.
         """
         del argument
         return None
 
     @property
     def longest_sequence(self) -> int | None:
-        """Return the tokens that the model gets at once, at most; None: it is not known before the job runs."""
+        """Return the maximum number of tokens in one input of the model; None if unknown before the job runs."""
         return None
 
     @property
     def classifies(self) -> bool:
-        """Return whether the model is used as the classifier that it is, and not trained."""
+        """Return whether the model must already be a classifier, because it is used and not trained."""
         return False
 
     def with_sources(self, **locations: str) -> Self:
-        """Return a copy in which the named inputs, by the names of `sources`, lie elsewhere."""
+        """Return a copy with new locations for the named inputs; the names are those of `sources`."""
         values = self.model_dump()
         for name, location in locations.items():
             field, _, key = name.partition(".")
@@ -311,30 +313,30 @@ class Arguments(Strict):
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.CHANGEABLE}
 
     def metrics(self) -> tuple[str, ...] | None:
-        """Return the metrics that an evaluation during the job has: none of a job that evaluates nothing.
+        """Return the metrics of an evaluation during the job; empty if the job does not evaluate.
 
-        None: only a script knows.
+        None for scripts, whose metrics are unknown.
         """
         return ()
 
     @property
     def hub_repository(self) -> str | None:
-        """Return the repository on the Hugging Face Hub, org/name, that the job pushes to; None: it does not."""
+        """Return the repository on the Hugging Face Hub, org/name, that the job pushes to, or None."""
         return None
 
     @property
     def resumes_on_other_ranks(self) -> bool:
-        """Return whether another number of ranks can go on from a checkpoint."""
+        """Return whether a different number of ranks can resume a checkpoint."""
         return True
 
     def check(self, *world_sizes: int) -> None:
-        """Raise UsageError where these arguments can't work on each of so many ranks.
+        """Raise UsageError if the arguments do not work with one of these world sizes.
 
         Called before anything is submitted, and by the launcher before any rank starts.
         """
 
     def to_flags(self) -> list[str]:
-        """Return `--key=value` for every field that is set, defaults included: the container's own may be older."""
+        """Return `--key=value` for every field that is not None; also defaults, which may differ in the container."""
         return to_flags(self)
 
 
@@ -357,7 +359,7 @@ def _marker(field: FieldInfo) -> SourceMarker | None:
 
 
 def _marks(field: FieldInfo) -> Iterator[Any]:
-    """Yield the marks of a field, also where they stand inside an optional, a list or an optional list."""
+    """Yield the markers of a field, including those inside an optional, a list or an optional list."""
     return chain(field.metadata, _inside(field.annotation))
 
 
@@ -367,8 +369,8 @@ def _inside(annotation: Any) -> Iterator[Any]:
         yield from _inside(part)
 
 
-_WHOLE_NUMBER, _NUMBER, _TRUTH = "must be a whole number", "must be a number", "must be true or false"
-_TEXT, _LIST, _MAPPING = "must be text", "must be a list", "must hold keys and their values"
+_WHOLE_NUMBER, _NUMBER, _BOOLEAN = "must be a whole number", "must be a number", "must be true or false"
+_TEXT, _LIST, _MAPPING = "must be text", "must be a list", "must be a mapping of keys to values"
 
 
 def _number(limit: float) -> str:
@@ -383,8 +385,8 @@ _IN_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "float_type": _NUMBER,
     "float_parsing": _NUMBER,
     "finite_number": "must be a finite number",
-    "bool_type": _TRUTH,
-    "bool_parsing": _TRUTH,
+    "bool_type": _BOOLEAN,
+    "bool_parsing": _BOOLEAN,
     "string_type": _TEXT,
     "list_type": _LIST,
     "tuple_type": _LIST,
@@ -403,13 +405,13 @@ _IN_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "string_too_long": lambda context: f"must have at most {context['max_length']} characters",
     "literal_error": lambda context: f"must be {context['expected']}",
 }
-"""By pydantic's type of error (https://docs.pydantic.dev/latest/errors/validation_errors/): what must be."""
+"""Messages by pydantic's error type (https://docs.pydantic.dev/latest/errors/validation_errors/)."""
 
 
 def error_in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> str:
-    """Return what is wrong with one value, without its place.
+    """Return what is wrong with one value, without its path.
 
-    `model`: what the value belongs to, whose docstrings say what a text may look like.
+    `model` is the model of the value; the docstring of a field with a pattern describes valid text.
     """
     if item["type"] == "value_error":
         return item["msg"].removeprefix("Value error, ")
@@ -418,14 +420,14 @@ def error_in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> 
         words = words(item["ctx"])
     if item["type"] == "string_pattern_mismatch":
         described = _first_sentence(_description(model, item["loc"])) if model is not None else ""
-        return f"{item['input']!r} does not fit{f': {described}' if described else ''}"
+        return f"{item['input']!r} is not valid{f'; expected {described}' if described else ''}"
     if item["type"] == "float_parsing" and str(item["loc"][-1]).endswith("hours") and ":" in item["input"]:
         return f"{words}, not {item['input']!r}; write hours as a number: 1.5"
     return words if item["input"] == "" else f"{words}, not {item['input']!r}"
 
 
 def _description(model: type[BaseModel], path: tuple[int | str, ...]) -> str | None:
-    """Return the description of the field at the end of a path; None where there is none on it."""
+    """Return the description of the field at the end of a path, or None if there is no such field."""
     for number, part in enumerate(path, start=1):
         field = model.model_fields.get(str(part))
         if field is None:
@@ -444,29 +446,29 @@ def _first_sentence(description: str | None) -> str:
 
 
 STOP_IF_IDLE_MINUTES = 30.0
-"""A run whose cards have done nothing for so long ends, unless its spec says otherwise: what a rank prepares before the
-first step, and what it saves after the last, keeps cards waiting for some minutes."""
+"""Default limit on idle cards. It must allow for some idle minutes before the first step, while a rank prepares, and
+after the last, while it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobKind:
-    """One kind of job: what runs, with which arguments, on what."""
+    """A kind of job: its entrypoint, arguments and instances. Each module of jobs.spec.kinds defines one."""
 
     name: str
     summary: str
     entrypoint: str
-    """Module that `python -m` runs in every rank."""
+    """Module that every rank runs with `python -m`."""
     arguments: type[Arguments]
     accelerated: bool
-    """True: runs on the stage's accelerator instances. False: on its CPU instances."""
+    """True to run on the stage's accelerator instances, False to run on its CPU instances."""
     timeout_hours: float
-    """Wall-clock limit of one attempt where the spec gives none."""
+    """Wall-clock limit of one attempt, unless the spec sets one."""
     stop_if_idle_minutes: float = STOP_IF_IDLE_MINUTES
-    """A run whose cards do nothing for so long ends, where its spec says nothing of it; 0: never. It holds for what is
-    accelerated."""
+    """Minutes of idle cards after which an accelerated run is stopped, unless the spec sets a limit. 0 disables it."""
     one_process: bool = False
-    """True: one process on one node, to which all its cards belong. False: one rank a card."""
+    """True for one process on one node, which uses all cards; False for one rank per card."""
     image: str | None = None
-    """Child under images/ of the instance type's image that it runs in; None: that image itself."""
+    """Child image under images/, built on the instance type's image. None to run in the instance type's image
+    itself."""
     makes: str | None = None
-    """Kind of the artifact that it leaves for other runs; None: it leaves none."""
+    """Kind of the artifact that the job produces for other runs, or None."""

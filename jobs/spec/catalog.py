@@ -1,8 +1,8 @@
-"""The job kinds by name: what jobs.spec.kinds has, one module a kind.
+"""The job kinds by name, collected from the modules of jobs.spec.kinds.
 
-A new kind is a module there (its arguments and its row), an entrypoint under jobs/container and a ready spec under
-jobs/specs; its job definitions follow from the row. Entrypoints are named as strings, so that nothing here imports
-torch; a test resolves them.
+To add a kind, add a module there (arguments and `KIND`), an entrypoint under jobs/container and a spec under
+jobs/specs; the job definitions follow from `KIND`. Entrypoints are strings, so that nothing here imports torch; a test
+resolves them.
 """
 
 import importlib
@@ -20,7 +20,7 @@ CATALOG = {row.name: row for row in sorted(_ROWS, key=lambda row: row.name)}
 
 
 def job_kind(name: str) -> JobKind:
-    """The kind called `name`. Raises UsageError with the closest name if there is none."""
+    """Return the kind called `name`. Raises UsageError with the closest name if there is none."""
     try:
         return CATALOG[name]
     except KeyError:

@@ -1,9 +1,9 @@
-"""The code of a script of one's own: which files a folder gives, what they are called together, where they lie.
+"""The code of a custom script: its files, fingerprint and location on S3, and the script's environment variables.
 
-    s3://<run bucket>/<team>/code/<fingerprint>.tar.gz   the files, once for all runs that have the same
-    s3://<run bucket>/<team>/<run id>/code.json          one `CodeRecord`: which of them the run has
+    s3://<run bucket>/<team>/code/<fingerprint>.tar.gz   the files, shared by all runs with the same code
+    s3://<run bucket>/<team>/<run id>/code.json          one `CodeRecord`: the code of the run
 
-The fingerprint is that of names, contents and the right to be executed, so the same files have the same anywhere.
+The fingerprint covers names, contents and execute permissions, so equal files have the same fingerprint on any machine.
 """
 
 import hashlib
@@ -21,22 +21,21 @@ from jobs.core.errors import UsageError
 from jobs.core.locations import S3, S3Location, stays_below
 
 CODE = "code/"
-"""Folder of a team's code, beside its runs; no run's id is that short."""
+"""Folder of a team's code, next to its runs. Run ids are longer, so the name cannot clash."""
 
 CODE_RECORD = "code.json"
 
 ARCHIVE = ".tar.gz"
 
 MAX_CODE_BYTES = 100_000_000
-"""Code is small; what is larger is data, which a run reads as an input."""
+"""Code is small; larger files are data, which a run reads as an input."""
 
 MAX_CODE_FILES = 10_000
 
 OWN_NAMES = ("jobs", "trainyard")
-"""Names at the top of a folder that would stand in the way of the platform's own packages."""
+"""Top-level names that would shadow the platform's packages."""
 
-
-_PACK_AGAIN = "aws s3 rm {}, then submit the spec again from the folder of the code: it is packed and uploaded again"
+_PACK_AGAIN = "aws s3 rm {}, then submit the spec again from the code's folder, which uploads the code again"
 
 
 @dataclass(frozen=True, order=True)
@@ -51,25 +50,25 @@ class CodeFile:
 
 
 class CodeRecord(BaseModel):
-    """What a run was submitted with."""
+    """The code that a run was submitted with."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     fingerprint: str
     location: str
     folder: str
-    """The folder that was packed, on the machine that it was submitted from."""
+    """The packed folder, on the machine that submitted the run."""
     files: int
     bytes: int
     commit: str | None = None
-    """The last git commit of the folder, in full; None: it is in no repository."""
+    """Full hash of the folder's last git commit; None if it is not in a repository."""
     dirty: bool = False
-    """True: the folder differed from that commit."""
+    """Whether the folder differed from that commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """The code of one submission, ready to be uploaded."""
+    """The code of one submission, ready to upload."""
 
     folder: Path
     files: tuple[CodeFile, ...]
@@ -100,36 +99,36 @@ class Pack:
 
 
 def code_fingerprint(files: Iterable[CodeFile]) -> str:
-    """Return 64 digits that tell these files from all others."""
+    """Return 64 hex digits that identify these files."""
     content = [[file.name, file.sha256, file.executable] for file in sorted(files)]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
 
 
 def fingerprint_of(location: str) -> str:
-    """Return the fingerprint of the code that lies at a location. Raises UsageError where that is none of code."""
+    """Return the fingerprint in a location of packed code. Raises UsageError for any other location."""
     name = location.rpartition("/")[2]
     digits = name.removesuffix(ARCHIVE)
     if not location.startswith(S3) or digits == name or len(digits) != 64:
-        raise UsageError(f"{location} is no code that `trainyard submit` has packed")
+        raise UsageError(f"{location} is not code that `trainyard submit` packed")
     return digits
 
 
 def is_packed(location: str) -> bool:
-    """Return whether a spec's code is that of a run that was submitted, and no folder."""
+    """Return whether a spec's code is already packed on S3, and not a local folder."""
     return location.startswith(S3)
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError where a name of an archive leads out of its folder."""
+    """Raise UsageError if a name in an archive leads out of its folder."""
     if name.startswith("/") or "\\" in name or not stays_below(name):
-        raise UsageError(f"'{name}' is no name of a file below a folder of code")
+        raise UsageError(f"'{name}' is not a file name below the code's folder")
 
 
 def read_archive(content: bytes, *, location: str, fingerprint: str) -> list[tuple[CodeFile, bytes]]:
     """Return the files of packed code with their contents.
 
-    Raises UsageError if the archive is damaged or too large, if a name leads out of its folder, or if it holds other
-    code than `fingerprint` says.
+    Raises UsageError if the archive is damaged or too large, a name leads out of its folder, or the content does not
+    match `fingerprint`.
     """
     found = []
     total = 0
@@ -139,26 +138,26 @@ def read_archive(content: bytes, *, location: str, fingerprint: str) -> list[tup
                 check_name(entry.name)
                 total += entry.size
                 if total > MAX_CODE_BYTES:
-                    raise UsageError(f"{location} is no packed code: it has more than {MAX_CODE_BYTES / 1e6:.0f} MB")
+                    raise UsageError(f"{location} is not packed code: it has more than {MAX_CODE_BYTES / 1e6:.0f} MB")
                 source = archive.extractfile(entry) if entry.isreg() else None
                 if source is None:
-                    raise UsageError(f"{location} is no packed code: '{entry.name}' is not a file")
+                    raise UsageError(f"{location} is not packed code: '{entry.name}' is not a file")
                 data = source.read()
                 digest = hashlib.sha256(data).hexdigest()
                 file = CodeFile(entry.name, bytes=len(data), sha256=digest, executable=bool(entry.mode & 0o100))
                 found.append((file, data))
-    # tarfile lets the last two out for a damaged header.
+    # tarfile raises the last two for a damaged header.
     except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError) as error:
         raise UsageError(f"{location} is damaged: {error}", next_step=_PACK_AGAIN.format(location)) from None
     if code_fingerprint(file for file, _ in found) != fingerprint:
         raise UsageError(
-            f"{location} holds other code than its run was submitted with", next_step=_PACK_AGAIN.format(location)
+            f"{location} contains other code than its run was submitted with", next_step=_PACK_AGAIN.format(location)
         )
     return found
 
 
 def write_file(file: CodeFile, content: bytes, folder: Path) -> Path:
-    """Write a file of packed code below a folder, and return its path."""
+    """Write a file of packed code below a folder and return its path."""
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -167,19 +166,19 @@ def write_file(file: CodeFile, content: bytes, folder: Path) -> Path:
 
 
 SCRIPT_VARIABLE = "TRAINYARD_SCRIPT"
-"""What decides the script's result, as JSON: its checkpoints are resumed with the same only."""
+"""The script's arguments that determine its result, as JSON; checkpoints are resumed only with the same values."""
 
 OUTPUT_VARIABLE = "TRAINYARD_OUTPUT"
-"""The folder whose files are kept on S3, below the run's output/."""
+"""Folder whose files are stored on S3 below the run's output/."""
 
 CHECKPOINTS_VARIABLE = "TRAINYARD_CHECKPOINTS"
-"""The folder whose complete checkpoints are kept on S3, and are there again in the next attempt."""
+"""Folder whose complete checkpoints are stored on S3 and restored for the next attempt."""
 
 INPUT_PREFIX = "TRAINYARD_INPUT_"
-"""Begins the variable that says where an input lies, followed by its name in capitals."""
+"""Prefix of the variable with an input's location; the input's name in upper case follows."""
 
 PARAMETER_PREFIX = "TRAINYARD_PARAMETER_"
-"""Begins the variable that holds a parameter, followed by its name in capitals."""
+"""Prefix of the variable with a parameter's value; the parameter's name in upper case follows."""
 
 NODE_VARIABLE = "TRAINYARD_NODE"
 NNODES_VARIABLE = "TRAINYARD_NNODES"
@@ -187,10 +186,10 @@ MAIN_ADDRESS_VARIABLE = "TRAINYARD_MAIN_ADDRESS"
 
 
 def input_variable(name: str) -> str:
-    """Return the variable that says where the input `name` lies."""
+    """Return the variable with the location of the input `name`."""
     return INPUT_PREFIX + name.upper().replace("-", "_")
 
 
 def parameter_variable(name: str) -> str:
-    """Return the variable that holds the parameter `name`."""
+    """Return the variable with the value of the parameter `name`."""
     return PARAMETER_PREFIX + name.upper()

@@ -1,6 +1,6 @@
-"""The placement of a job: its instance type, its queue and its ranks, and why.
+"""Chooses the instance type, queue and ranks of a job, with reasons.
 
-A spec names no queue, only what it needs.
+A spec names the resources it needs, not a queue.
 """
 
 from dataclasses import dataclass
@@ -19,28 +19,28 @@ class Placement:
     instance_type: InstanceType
     queue: Queue
     queue_name: str
-    """What the stage calls the queue: a team has one of its own, unless it shares."""
+    """Name of the queue in the stage: the team's own queue, or a shared one."""
     queue_reason: str
     accelerator: str
-    """hpu, cuda, cpu or auto: what the job's container is told to train on."""
+    """What the job's container trains on: hpu, cuda, cpu or auto."""
     accelerator_reason: str
     nnodes: int
     fewest_nnodes: int
-    """The fewest nodes that it may come to train on."""
+    """The smallest number of nodes that the job may train on."""
     nproc_per_node: int
     nproc_per_node_on_aws: int
-    """The same number, unless the emulator runs the job on a machine that is too small for it."""
+    """nproc_per_node, unless the emulator reduces it because this machine is too small."""
 
     @property
     def world_sizes(self) -> list[int]:
-        """Return the numbers of ranks that the arguments have to work on: what runs here should run on AWS too."""
+        """Return the world sizes that the arguments must work with; on the emulator, also those on AWS."""
         ranks = dict.fromkeys((self.nproc_per_node_on_aws, self.nproc_per_node))
         return [nnodes * nproc for nproc in ranks for nnodes in sorted({self.nnodes, self.fewest_nnodes})]
 
 
 def place(spec: JobSpec, stage: DeployedStage) -> Placement:
-    """Return where the stage runs what the spec asks for. Raises UsageError where it can't."""
-    stage.check_team(spec.team)  # whose queues it is that are looked for
+    """Return the placement of a spec's job in the stage. Raises UsageError if the stage cannot run it."""
+    stage.check_team(spec.team)  # the team determines the queues
     row = stage.row_of(accelerated=spec.kind.accelerated)
     queue, queue_reason = _choose_queue(spec, stage, row)
     nproc_per_node = nproc_per_node_on_aws = _ranks(spec, row)
@@ -65,13 +65,13 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
 
 
 def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tuple[Queue, str]:
-    """Return the first row of `QUEUES` that fits what the spec asks for, and why it is that one."""
+    """Return the first row of `QUEUES` that provides what the spec needs, and the reason."""
     asked = spec.resources
     capacity = asked.capacity or "spot"
     if asked.nnodes > 1 and spec.kind.one_process:
         raise UsageError(
-            f"resources.nnodes: a '{spec.job}' runs on one node, not on {asked.nnodes}",
-            next_step="leave resources.nnodes out",
+            f"resources.nnodes: '{spec.job}' runs on one node, not on {asked.nnodes}",
+            next_step="remove resources.nnodes",
         )
     several_nodes = asked.nnodes > 1 and not asked.is_gang
     for queue in QUEUES.values():
@@ -81,13 +81,12 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
             return queue, _queue_reason(spec, queue, row)
     if several_nodes:
         raise UsageError(
-            f"resources.nnodes: {asked.nnodes} were asked for, but stage '{stage.name}' has no queue for several nodes",
-            next_step="set resources.capacity to 'spot', resources.nnodes to 1, or have max_multinode_nodes of the "
-            "stage raised in infra/settings.py",
+            f"resources.nnodes: stage '{stage.name}' has no queue for {asked.nnodes} On-Demand nodes",
+            next_step="set resources.capacity to 'spot' or resources.nnodes to 1, or ask for a higher "
+            "max_multinode_nodes of the stage in infra/settings.py",
         )
     raise UsageError(
-        f"resources.capacity: '{capacity}' was asked for, but stage '{stage.name}' has no "
-        f"{CAPACITY_NAMES[capacity]} queue for '{spec.job}'",
+        f"resources.capacity: stage '{stage.name}' has no {CAPACITY_NAMES[capacity]} queue for '{spec.job}'",
         next_step=_other_capacity(spec),
     )
 
@@ -95,31 +94,34 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
 def _other_capacity(spec: JobSpec) -> str:
     if spec.resources.capacity != "on-demand":
         return "set resources.capacity to 'on-demand'"
-    limit = ", or have max_on_demand_nodes of the stage raised in infra/settings.py" if spec.kind.accelerated else ""
+    higher = "ask for a higher max_on_demand_nodes of the stage in infra/settings.py"
+    limit = f", or {higher}" if spec.kind.accelerated else ""
     return f"set resources.capacity to 'spot'{limit}"
 
 
 def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
     if queue.several_nodes:
-        return "several nodes: started together, On-Demand; resources.capacity: spot starts each as Spot has it"
+        return (
+            "several nodes start together On-Demand; with resources.capacity: spot, each starts when Spot has capacity"
+        )
     if not queue.accelerated:
         return f"'{spec.job}' needs no accelerator"
     if spec.resources.is_gang:
-        return f"{spec.resources.nnodes} nodes of {row.name}: Spot, each started for itself, and again after a reclaim"
+        return f"{spec.resources.nnodes} nodes of {row.name} on Spot: each starts separately, and again after a reclaim"
     if queue.capacity == "on-demand":
-        return f"one node of {row.name}: On-Demand, as resources.capacity asks; it is not interrupted"
-    return f"one node of {row.name}: Spot, started again after a reclaim"
+        return f"one node of {row.name}, On-Demand as resources.capacity requests: never interrupted"
+    return f"one node of {row.name} on Spot: started again after a reclaim"
 
 
 def _ranks(spec: JobSpec, row: InstanceType) -> int:
     asked = spec.resources.nproc_per_node
-    if spec.arguments.get("processes") == 1:  # of a script, which starts its own ranks
+    if spec.arguments.get("processes") == 1:  # a script that starts its own ranks
         return 1
     if spec.kind.one_process:
         if asked not in (None, 1):
             raise UsageError(
-                f"resources.nproc_per_node: a '{spec.job}' is one process, to which all {row.card}s of the node belong",
-                next_step="leave resources.nproc_per_node out",
+                f"resources.nproc_per_node: '{spec.job}' is one process that uses all {row.card}s of the node",
+                next_step="remove resources.nproc_per_node",
             )
         return 1
     if asked is None:
@@ -128,6 +130,6 @@ def _ranks(spec: JobSpec, row: InstanceType) -> int:
         raise UsageError(
             f"resources.nproc_per_node: {asked} ranks do not fit a {row.name}, which has "
             f"{row.accelerators or row.vcpus} {row.card}s",
-            next_step=f"ask for at most {row.processes}, or for more nodes",
+            next_step=f"set it to at most {row.processes}, or increase resources.nnodes",
         )
     return asked

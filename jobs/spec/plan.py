@@ -1,4 +1,4 @@
-"""Plan: JobSpec + stage -> the SubmitJob request, the queue and why, and the price. Pure."""
+"""Plans a submission: from a JobSpec and a stage to the SubmitJob request, with queue, reasons and price. Pure."""
 
 import functools
 import hashlib
@@ -27,51 +27,23 @@ from jobs.spec.submit_job import Dependency, is_too_long, submit_job_request
 from jobs.spec.sweep import SweepSize, points
 
 
-def check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
-    """Raise UsageError where the arguments push to the Hugging Face Hub and the team has no secret for a token."""
-    repository = arguments.hub_repository
-    if repository is not None and team not in stage.huggingface_teams:
-        raise UsageError(
-            f"arguments.push_to_hub: team '{team}' has no secret for a Hugging Face token in stage '{stage.name}', so "
-            f"nothing can be pushed to {repository}",
-            next_step="set the team's huggingface_token in infra/settings.py, deploy, and put a token into the secret; "
-            "or leave push_to_hub out",
-        )
-
-
-def check_trackers(arguments: Arguments, team: str, stage: DeployedStage) -> None:
-    """Raise UsageError where the arguments name a tracker and the team's secret has no key or address for it."""
-    missing = [
-        f"{tracker} ({TRACKER_VARIABLES[tracker]})"
-        for tracker in ((isinstance(arguments, Recipe) and arguments.report_to) or ())
-        if TRACKER_VARIABLES[tracker] not in stage.secret_variables.get(team, ())
-    ]
-    if missing:
-        raise UsageError(
-            f"arguments.report_to: team '{team}' has no secret in stage '{stage.name}' with what it takes for "
-            f"{' and '.join(missing)}",
-            next_step="name it in the team's secret_variables in infra/settings.py, deploy, and put its value into the "
-            "secret; or leave report_to out",
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResumedRun:
-    """A run whose jobs have ended, and with which a plan goes on."""
+    """An ended run that a plan resumes."""
 
     job_ids: tuple[str, ...]
-    """Ids of the jobs that it went through, the newest last; at least that one."""
+    """Ids of the run's previous jobs, newest last; at least one."""
     at: datetime
-    """The moment at which it is resumed."""
+    """Time at which the run is resumed."""
     spent: Spent = NOTHING_SPENT
-    """Hours and dollars that its attempts have taken so far."""
+    """Hours and dollars of the attempts so far."""
     allow_changes: bool = False
-    """True: a checkpoint that was made with other arguments is resumed all the same."""
+    """Whether to resume a checkpoint that was saved with other arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentsFile:
-    """The arguments of a job as a file among its run's, named by its content: no other job of the run rewrites it."""
+    """The arguments of a job as a file of its run, named by a hash, so that no other job of the run overwrites it."""
 
     name: str
     content: bytes
@@ -84,44 +56,44 @@ class ArgumentsFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A submission as it would be sent, and its price."""
+    """A submission, ready to send, and its price."""
 
     run_id: str
     run_location: S3Location
     spec: JobSpec
     request: dict[str, Any]
-    """SubmitJob's arguments, exactly as they will be sent."""
+    """The arguments of SubmitJob, exactly as they will be sent."""
     queue: str
     queue_reason: str
     capacity: Capacity
-    """The price that is expected; a Spot queue may go on to On-Demand instances where Spot has none."""
+    """Capacity of the expected price. A Spot queue may fall back to On-Demand instances if Spot has no capacity."""
     instance_type: InstanceType
     accelerator: str
     accelerator_reason: str
     nnodes: int
     nproc_per_node: int
     prices: Prices
-    """What an hour of one instance costs: AWS's word of today, or the recorded prices."""
+    """Price of one instance for an hour: AWS's current price, or the recorded price."""
     notes: tuple[str, ...]
-    """Sentences that the submitter should read before paying."""
+    """Sentences to read before submitting."""
     dependencies: tuple[Dependency, ...] = ()
-    """The runs that have to end before this one starts."""
+    """Runs that must end before this one starts."""
     resumed: ResumedRun | None = None
-    """The run that this one goes on with; None: it is a new one."""
+    """The run that is resumed; None for a new run."""
     pack: Pack | None = None
-    """The code that has to lie on S3 before it starts; None: it has none of its own, or that lies there already."""
+    """Code to upload before the job starts. None if the job has no custom code, or it is already on S3."""
     arguments_file: ArgumentsFile | None = None
-    """The arguments of the job, where they are too long for its command line."""
+    """The job's arguments, if they are too long for its command line."""
     container_arguments: Arguments
-    """The arguments as the job's container gets them."""
+    """The arguments as passed to the job's container."""
     sweep: SweepSize | None = None
-    """How much there is to run, where it is a sweep."""
+    """Number of points and workers, if the job is a sweep."""
     points: tuple[PlannedPoint, ...] = ()
-    """The points of a new sweep, whose specs have to lie on S3 before it starts."""
+    """Points of a new sweep, whose specs must be uploaded before it starts."""
 
     @property
     def instances(self) -> int:
-        """Return how many instances it has at once, at most."""
+        """Return the maximum number of instances in use at once."""
         return self.nnodes * (self.sweep.workers if self.sweep else 1)
 
     @property
@@ -134,18 +106,18 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float:
-        """Return the price an hour that it is expected to cost."""
+        """Return the expected price per hour of all instances, in US dollars."""
         return self.spot_usd_per_hour if self.capacity == "spot" else self.on_demand_usd_per_hour
 
     @property
     def inputs(self) -> tuple[tuple[str, str, str], ...]:
-        """Return `(argument, resolved location, what it should be)` of everything the job will read."""
+        """Return `(argument, resolved location, what it should be)` for every input of the job."""
         return tuple(self.spec.entrypoint_arguments().sources())
 
     def with_job_ids(self, job_ids: Mapping[str, str]) -> "Plan":
-        """Return the same plan, once the runs that are submitted together with it have ids in Batch.
+        """Return the plan with the Batch job ids of dependencies that were submitted together with it.
 
-        `job_ids`: run id to job id.
+        `job_ids` maps run ids to job ids.
         """
         depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.dependencies]
         return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
@@ -162,18 +134,18 @@ def plan(
     room_of: Callable[[Placement], int] | None = None,
     points_left: int | None = None,
 ) -> Plan:
-    """Return the plan of a submission: place the job, check budgets and arguments, find its inputs, make the request.
+    """Return the plan of a submission: place the job, check budgets and arguments, resolve inputs, build the request.
 
-    `prices_of` says what an hour of an instance type costs. A Spot price that is not the recorded one goes with the
-    job: its budget and its receipt count with it.
+    `prices_of` returns the prices of an instance type. A Spot price other than the recorded one is passed to the job,
+    whose budget and receipt use it.
 
-    `room_of` says how many instances a job's queue can hold; it is asked about sweeps only, which have no more workers
-    than that. None: unknown.
+    `room_of` returns how many instances a job's queue can hold, which limits the workers of a sweep; it is called only
+    for sweeps. None: unknown.
 
-    `points_left`: of a sweep that is resumed, the points that are left; None: all.
-    References to runs are resolved before (jobs.runs.references), to the runs in `dependencies` too.
-    Raises UsageError where the spec asks for what the stage can't give or a budget is used up, ConfigurationError
-    where the stage lacks what the kind needs.
+    `points_left` is the number of remaining points of a resumed sweep; None means all.
+    References to runs, including those in `dependencies`, must already be resolved (jobs.runs.references).
+    Raises UsageError if the stage cannot run the spec or a budget is used up, ConfigurationError if the stage lacks
+    something that the kind needs.
     """
     now = resumed.at if resumed else submitted_at(run_id)
     placement = place(spec, stage)
@@ -186,8 +158,8 @@ def plan(
         [
             *_refusal(lambda: _check_team_budget(spec.team, stage, at=now)),
             *_refusal(lambda: _check_run_budget(spec, placement, resumed, prices)),
-            *_refusal(lambda: check_push(arguments, spec.team, stage)),
-            *_refusal(lambda: check_trackers(arguments, spec.team, stage)),
+            *_refusal(lambda: _check_push(arguments, spec.team, stage)),
+            *_refusal(lambda: _check_trackers(arguments, spec.team, stage)),
             *_refusal(lambda: _check_ranks(spec, arguments, placement)),
             *_refusal(lambda: _check_compiling(arguments, placement.instance_type)),
             *_refusal(lambda: _check_team_reads(in_s3, spec.team, stage)),
@@ -210,7 +182,7 @@ def plan(
         resumed_job_id=resumed.job_ids[-1] if resumed else None,
         sweep=sweep,
     )
-    # The arguments of a sweep's points lie on S3.
+    # A sweep's workers read the arguments of their points from S3.
     of_job = [] if sweep else container_arguments.to_flags()
     request = request_with(flags=[*options.to_flags(), spec.job, *of_job])
     arguments_file = None
@@ -242,7 +214,7 @@ def plan(
 
 
 def with_s3_locations(spec: JobSpec, stage: DeployedStage) -> Arguments:
-    """Return a spec's arguments with the place on S3 of whatever lies in the stage's data bucket."""
+    """Return a spec's arguments with `data://` locations replaced by locations in the stage's data bucket."""
     return _with_locations(spec.entrypoint_arguments(), {DATA: f"s3://{stage.data_bucket}/"})
 
 
@@ -274,54 +246,56 @@ def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, al
 def _notes(
     spec: JobSpec, stage: DeployedStage, placement: Placement, dependencies: Sequence[Dependency], *, at: datetime
 ) -> list[str]:
-    """Return what the submitter should know before paying."""
+    """Return notes to read before submitting."""
     row = placement.instance_type
-    wanted, there = placement.nproc_per_node_on_aws, placement.nproc_per_node
+    wanted, local = placement.nproc_per_node_on_aws, placement.nproc_per_node
     notes = _image_notes(spec.kind, row, stage)
     stop = stage.stage_budget_stop
     if stop is not None and not stop.is_over(at):
         notes.append(
             f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
-            f"{stop.until[:10]}, or until the budget is raised"
+            f"{stop.until[:10]} or until the budget is raised"
         )
     if wanted < row.processes and row.accelerators and not spec.kind.one_process:
         notes.append(
-            f"uses {wanted} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid for"
+            f"uses {wanted} of the {row.accelerators} {row.card}s of a {row.name}; you pay for the whole instance"
         )
     if spec.resources.is_gang:
         notes.append(_gang_note(spec))
     notes += [note for run in dependencies if (note := run.note(stage))]
-    if there < wanted:
-        notes.append(f"runs {counted(there, 'rank')} on this machine instead of {wanted}; the global batch size stays")
+    if local < wanted:
+        notes.append(
+            f"runs {counted(local, 'rank')} on this machine instead of {wanted}, with the same global batch size"
+        )
     return notes
 
 
 def _gang_note(spec: JobSpec) -> str:
-    """Return what nodes that Batch starts one by one cost more than those that it starts together."""
-    least = spec.resources.fewest_nnodes
-    some = f"; after {GANG_WAIT_SECONDS / 60:g} minutes {least} begin" if least < spec.resources.nnodes else ""
+    """Return a note on the extra costs of nodes that start one by one instead of together."""
+    nnodes, fewest = spec.resources.nnodes, spec.resources.fewest_nnodes
+    start = f"; after {GANG_WAIT_SECONDS / 60:g} minutes, {fewest} are enough to start" if fewest < nnodes else ""
     return (
-        f"the {spec.resources.nnodes} nodes start as they come, and are paid for while they wait for each other{some}; "
-        f"when one is taken away all save and start again, which is one of their {counted(spec.attempts, 'attempt')}"
+        f"the {nnodes} nodes start one by one, and cost money while they wait for each other{start}; if one is "
+        f"reclaimed, all save and restart, which counts as one of {counted(spec.attempts, 'attempt')}"
     )
 
 
 def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Arguments:
-    """Return `arguments` with the beginning of each source replaced by what `places` has for it."""
+    """Return `arguments` with prefixes of their inputs' locations replaced as in `places`."""
     return arguments.with_sources(
         **{
-            name: place + location.removeprefix(beginning)
+            name: place + location.removeprefix(prefix)
             for name, location, _ in arguments.sources()
-            for beginning, place in places.items()
-            if location.startswith(beginning)
+            for prefix, place in places.items()
+            if location.startswith(prefix)
         }
     )
 
 
 def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
-    """Return the locations that the job finds as files, and where.
+    """Return S3 prefixes that the job sees as files, with their mount paths.
 
-    That is the shared data, on the accelerator instances of a stage that mounts it there.
+    Accelerator instances have the shared data mounted, if the stage has a file system for it.
     """
     if stage.shared_data_mount is None or stage.emulated or not spec.kind.accelerated:
         return {}
@@ -329,7 +303,7 @@ def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
 
 
 def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list[str]:
-    """Return what to know of the image that the job will run in. Raises ConfigurationError where there is none yet."""
+    """Return notes on the image that the job will run in. Raises ConfigurationError if it does not exist yet."""
     deployed = stage.job_images.get(kind.name)
     if deployed is None:
         return []
@@ -342,35 +316,66 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
         push = f"trainyard --stage {stage.name} images push {name}, then " if pushed == deployed else ""
         raise ConfigurationError(
             f"the image of '{kind.name}' jobs had not been pushed when stage '{stage.name}' was deployed: its job "
-            f"definitions name {deployed}",
+            f"definitions contain {deployed}",
             next_step=push + deploy,
         )
     if pushed.endswith(f":{NOT_BUILT_TAG}"):
-        return [f"runs in {deployed}, which the stage no longer records: 'trainyard images push' before it is deployed"]
+        return [f"runs in {deployed}, which the stage no longer records: push an image before you deploy again"]
     if pushed != deployed and stage.image_tag is None:
-        return [f"runs in {deployed}; a newer image was pushed, which '{deploy}' rolls out"]
+        return [f"runs in {deployed}; a newer image was pushed: '{deploy}' rolls it out"]
     return []
+
+
+def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
+    """Raise UsageError if the arguments push to the Hugging Face Hub but the team has no secret for a token.
+
+    This also holds on the emulator, which does not pass on keys of its environment to jobs.
+    """
+    repository = arguments.hub_repository
+    if repository is not None and team not in stage.huggingface_teams:
+        raise UsageError(
+            f"arguments.push_to_hub: team '{team}' has no secret for a Hugging Face token in stage '{stage.name}', so "
+            f"the job cannot push to {repository}",
+            next_step="set the team's huggingface_token in infra/settings.py, deploy, and store a token in the secret; "
+            "or remove push_to_hub",
+        )
+
+
+def _check_trackers(arguments: Arguments, team: str, stage: DeployedStage) -> None:
+    """Raise UsageError if the arguments name a tracker whose key or address is missing from the team's secret."""
+    missing = [
+        f"{tracker} ({TRACKER_VARIABLES[tracker]})"
+        for tracker in ((isinstance(arguments, Recipe) and arguments.report_to) or ())
+        if TRACKER_VARIABLES[tracker] not in stage.secret_variables.get(team, ())
+    ]
+    if missing:
+        raise UsageError(
+            f"arguments.report_to: the secret of team '{team}' in stage '{stage.name}' has no variable for "
+            f"{' and '.join(missing)}",
+            next_step="add it to the team's secret_variables in infra/settings.py, deploy, and store its value in the "
+            "secret; or remove report_to",
+        )
 
 
 def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> None:
     arguments.check(*placement.world_sizes)
     if placement.fewest_nnodes < placement.nnodes and not arguments.resumes_on_other_ranks:
         raise UsageError(
-            f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than "
-            f"{placement.nnodes} nodes: its checkpoints are of one number of ranks",
-            next_step="leave resources.min_nnodes out",
+            f"resources.min_nnodes: '{spec.job}' with these arguments cannot continue with fewer than "
+            f"{placement.nnodes} nodes, because its checkpoints need the same number of ranks",
+            next_step="remove resources.min_nnodes",
         )
 
 
 def _check_compiling(arguments: Arguments, row: InstanceType) -> None:
     if getattr(arguments, "torch_compile", False) and row.accelerator != "cuda":
         why = (
-            "on HPUs it would take Habana's backend, which nobody could try"
+            "on HPUs it would need Habana's backend, which was never tried"
             if row.accelerator == "hpu"
             else f"the image {row.image} has no compiler"
         )
         raise UsageError(
-            f"arguments.torch_compile: it is for GPUs, and the job is for {row.name}; {why}", next_step="leave it out"
+            f"arguments.torch_compile: works on GPUs only, but the job runs on {row.name}; {why}", next_step="remove it"
         )
 
 
@@ -378,9 +383,9 @@ def _check_team_budget(team: str, stage: DeployedStage, *, at: datetime) -> None
     stop = stage.budget_stop(team)
     if stop is not None and not stop.is_over(at):
         raise UsageError(
-            f"team '{team}' has used up its monthly budget of {stop.budget_usd:g} USD in stage '{stage.name}': no job "
-            f"of it is taken from {stop.since} until {stop.until}",
-            next_step="wait until then, or ask who runs the stage to raise the team's monthly_budget_usd in "
+            f"team '{team}' has used up its monthly budget of {stop.budget_usd:g} USD in stage '{stage.name}': its "
+            f"jobs are refused from {stop.since} until {stop.until}",
+            next_step="wait until then, or ask the stage's operators to raise the team's monthly_budget_usd in "
             "infra/settings.py and deploy",
         )
 
@@ -400,19 +405,19 @@ def _check_run_budget(spec: JobSpec, placement: Placement, resumed: ResumedRun |
     )
     used = f"; {spec.budget.text(so_far)} are used up" if resumed else ""
     raise UsageError(
-        f"{left.key}: {left.limit:g} leaves {max(0.0, left.seconds) / 60:.1f} minutes of {nnodes} x {row.name} "
+        f"{left.key}: {left.limit:g} pays for {max(0.0, left.seconds) / 60:.1f} more minutes of {nnodes} x {row.name} "
         f"({CAPACITY_NAMES[capacity]}){used}; a run needs at least {MIN_SECONDS / 60:g} to start, train and save",
         next_step=f"set {left.key} to more than {least}",
     )
 
 
 def _check_team_reads(arguments: Arguments, team: str, stage: DeployedStage) -> None:
-    """Raise UsageError where an input lies in the folder of another team, which this team's jobs cannot read."""
+    """Raise UsageError if an input is in the folder of another team, which this team's jobs cannot read."""
     for argument, location, _ in arguments.sources():
         for bucket in (stage.data_bucket, stage.run_bucket):
             owner = location.removeprefix(f"s3://{bucket}/").partition("/")[0]
             if location.startswith(f"s3://{bucket}/") and owner != team and owner in stage.teams:
                 raise UsageError(
-                    f"arguments.{argument}: {location} is of team '{owner}', which team '{team}' cannot read",
+                    f"arguments.{argument}: {location} belongs to team '{owner}'; team '{team}' cannot read it",
                     next_step=f"have it copied to {DATA}{SHARED_PREFIX}/, which all teams read, or to {DATA}{team}/",
                 )

@@ -1,6 +1,6 @@
-"""A file of requirements as pip reads it, with all that it includes: what the packages of a script are installed from.
+"""Reads a script's requirements file like pip does, with all files that it includes.
 
-pip's own format: https://pip.pypa.io/en/stable/reference/requirements-file-format/.
+Format: https://pip.pypa.io/en/stable/reference/requirements-file-format/.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from jobs.core.locations import stays_below
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar")
 
 _NAMED = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([<>=!~;(].*|@\s*(?!file:)\S+:.*)?", re.ASCII)
-"""A requirement that names a package, PEP 508. Everything else is an address or a path."""
+"""A requirement that names a package (PEP 508). Everything else is a URL or a path."""
 
 _ADDRESS = re.compile(r"(?:(?:git|hg|svn|bzr)\+)?(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -28,14 +28,14 @@ _EDITABLE = re.compile(r"^(?:-e|--editable)(?:\s*=\s*|\s*)")
 
 @dataclass(frozen=True)
 class Line:
-    """One requirement, with the file and the number of the line that it begins in."""
+    """One requirement, with the file and the line number where it starts."""
 
     file: str
     number: int
     text: str
-    """Without comments, and without `-e`: a job gets a package as it is, and no link to its source."""
+    """The requirement without comments and without `-e`: a job installs packages normally, not in editable mode."""
     asked: str = ""
-    """The package that it names, with versions and marker. Empty: it has options only, an address or a path."""
+    """The named package with versions and marker. Empty if the line has only options, a URL or a path."""
 
     def __str__(self) -> str:
         return f"{self.file}, line {self.number}"
@@ -43,21 +43,21 @@ class Line:
 
 @dataclass(frozen=True)
 class Requirements:
-    """All that pip installs from: the lines of a file and of those that it includes, and the paths that these name."""
+    """The lines of a requirements file and of the files that it includes, and the local paths that they name."""
 
     lines: tuple[Line, ...]
     constraints: tuple[Line, ...]
-    """The lines of files that `-c` names."""
+    """Lines of constraints files (`-c`)."""
     files: tuple[str, ...]
-    """The files that were read, relative to the folder of the code."""
+    """The files that were read, relative to the code's folder."""
     paths: tuple[tuple[Line, str], ...]
-    """Archives and folders that lines install or take packages from, relative to the folder of the code."""
+    """Local archives and folders that lines install or search, relative to the code's folder."""
 
 
 def read_requirements(folder: Path, name: str) -> Requirements:
-    """Read a file of requirements in a folder of code, and what it includes.
+    """Read a requirements file in a folder of code, and the files that it includes.
 
-    Raises UsageError for a file that is missing, or that includes itself or what is outside of the folder.
+    Raises UsageError for a file that is missing, includes itself, or names a path outside the folder.
     """
     return _Reader(folder, name).read()
 
@@ -98,15 +98,17 @@ class _Reader:
                 self._take(line, (*below, name), constrains=constrains)
             except ValueError as error:
                 raise UsageError(
-                    f"arguments.requirements: {line}: {error}", next_step="write it as pip's documentation does"
+                    f"arguments.requirements: {line}: {error}",
+                    next_step="see pip.pypa.io/en/stable/reference/requirements-file-format",
                 ) from None
 
     def _take(self, line: Line, below: tuple[str, ...], *, constrains: bool) -> None:
         text, options = _split(line.text)
         if included := [*options.requirement, *options.constraint]:
             if text or len(shlex.split(line.text)) > 2:
-                raise ValueError("-r or -c needs a line of its own")
-            # pip looks for it beside the file that includes it, and for packages in the working directory.
+                raise ValueError("-r or -c must be on a separate line")
+            # pip resolves included files relative to the including file, but packages relative to the working
+            # directory.
             name = self._below(line, Path(line.file).parent, included[0])
             self._include(name, below=below, constrains=constrains or bool(options.constraint))
             return
@@ -116,7 +118,7 @@ class _Reader:
         asked = "" if path or _ADDRESS.match(text) else text
         line = replace(line, text=_EDITABLE.sub("", line.text), asked=asked)
         for found in ([path] if path else []) + [source for source in options.find_links if not _ADDRESS.match(source)]:
-            # The working directory is the folder of the file that the spec names.
+            # The working directory is the folder of the requirements file that the spec names.
             name = self._below(line, Path(self._name).parent, found)
             if not (self._folder / name).exists():
                 raise UsageError(f"arguments.requirements: {line}: the code has no '{name}'")
@@ -127,14 +129,14 @@ class _Reader:
         name = os.path.normpath(start / path)
         if "://" in path or path.startswith("file:") or name.startswith("/") or not (name == "." or stays_below(name)):
             raise UsageError(
-                f"arguments.requirements: {line}: '{path}' is outside of the folder of the code",
-                next_step="put a copy into that folder and name it by a relative path",
+                f"arguments.requirements: {line}: '{path}' is outside the code's folder",
+                next_step="copy it into that folder and use a relative path",
             )
         return name
 
 
 def _path(text: str) -> str | None:
-    """Return the path of what is installed, without extras and marker. None: an index or an address has it."""
+    """Return the local path to install from, without extras and marker; None for a package or a URL."""
     path = re.sub(r"\[[^\]]*\]$", "", re.sub(r"\s*;.*$", "", text)).strip()
     is_archive = path.lower().endswith(_ARCHIVES)
     if _ADDRESS.match(text) or (_NAMED.fullmatch(text) and ("@" in text or not is_archive)):
@@ -143,7 +145,7 @@ def _path(text: str) -> str | None:
 
 
 def _split(text: str) -> tuple[str, argparse.Namespace]:
-    """Return what a line requires, and its options. Raises ValueError for an option that pip does not have there."""
+    """Split a line into requirement and options. Raises ValueError for an option that pip does not allow there."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for names in (
         *(("-r", "--requirement"), ("-c", "--constraint"), ("-e", "--editable"), ("-f", "--find-links")),
@@ -161,7 +163,7 @@ def _split(text: str) -> tuple[str, argparse.Namespace]:
 def _text(path: Path) -> str:
     content = path.read_bytes()
     try:
-        # Windows' shells write the second.
+        # Windows shells write UTF-16.
         return content.decode(
             "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
         )
@@ -170,7 +172,7 @@ def _text(path: Path) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each line that is not empty, without comments, with its number; a backslash continues a line."""
+    """Yield the number and text of each non-empty line, without comments; a backslash continues a line."""
     parts: list[str] = []
     begin = 0
     physical: Sequence[str] = text.splitlines()

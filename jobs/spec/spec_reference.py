@@ -1,13 +1,13 @@
-"""Every key of a spec as Markdown lists, with their defaults and what they are for; jobs/docs/spec.md holds them.
+"""Prints all keys of a spec as Markdown lists, with defaults, limits and help, for jobs/docs/spec.md.
 
-The schema has the rest of each text.
+The texts are the first sentences of the fields' docstrings; the JSON Schema has the whole docstrings.
 
 python -m jobs.spec.spec_reference
 """
 
 import json
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -27,13 +27,13 @@ def main() -> None:
 
 
 def _sections() -> Iterator[str]:
-    yield _table("Of every spec", JobSpec, leave_out={"arguments"})
+    yield _table("Every spec", JobSpec, leave_out={"arguments"})
     yield _table("`resources`", Resources)
     yield _table("`health`", Health)
     yield _table("`sweep`", Sweep)
     yield _table("`sweep.halving`", Halving)
     yield _table(
-        "`arguments` of every kind that trains (a kind may have other defaults, which its own table names)", Recipe
+        "`arguments` of every kind that trains (keys with other defaults are listed again under their kind)", Recipe
     )
     for kind in CATALOG.values():
         inherited = Recipe.model_fields if issubclass(kind.arguments, Recipe) else {}
@@ -54,7 +54,7 @@ def _table(title: str, model: type[BaseModel], *, leave_out: Collection[str] = (
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "*needed*"
+        return "*required*"
     value: Any = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel) or value in (None, {}, []):
         return ""
@@ -62,19 +62,28 @@ def _default(field: FieldInfo) -> str:
 
 
 def _given(field: FieldInfo) -> str:
-    """Return the default and the bounds of a key: ` (3; >= 1, <= 10)`."""
+    """Return the default, the choices and the bounds of a key: ` (3; >= 1, <= 10)`."""
     bounds = ", ".join(
         f"{sign} {_number(getattr(item, name))}"
         for item in field.metadata
         for name, sign in _BOUNDS.items()
         if isinstance(getattr(item, name, None), (int, float))
     )
-    given = "; ".join(filter(None, (_default(field), bounds)))
+    given = "; ".join(filter(None, (_default(field), _choices(field), bounds)))
     return f" ({given})" if given else ""
 
 
+def _choices(field: FieldInfo) -> str:
+    """Return the allowed values of a key with fixed choices: `spot or on-demand`."""
+    for annotation in (field.annotation, *get_args(field.annotation)):
+        if get_origin(annotation) is Literal:
+            *others, last = (f"{choice}" for choice in get_args(annotation))
+            return f"{', '.join(others)} or {last}" if others else ""
+    return ""
+
+
 def _text(description: str) -> str:
-    """Return the first sentence, and the one that begins with Default."""
+    """Return the first sentence and the one that starts with `Default`."""
     first, *rest = " ".join(description.split()).removesuffix(".").split(". ")
     return ". ".join([first, *(each for each in rest if each.startswith("Default"))])
 

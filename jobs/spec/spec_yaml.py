@@ -1,7 +1,7 @@
-"""YAML of a spec, whoever wrote it: within limits of size, and with the line of a mistake.
+"""Reads the YAML of a spec safely: with limits on its size, and with line numbers in errors.
 
-A file of a few hundred bytes can stand for more values than any machine holds, and one in the run bucket was perhaps
-not written by `trainyard submit`.
+A few hundred bytes of YAML can stand for more values than fit into memory, and `trainyard submit` need not be the
+writer of a spec in the run bucket.
 """
 
 import re
@@ -14,35 +14,36 @@ from jobs.core.errors import UsageError
 from jobs.core.words import shortened
 
 MAX_SPEC_BYTES = 1_000_000
-"""A spec has some hundred bytes; what is larger is something else."""
+"""A spec has a few hundred bytes; a larger file is something else."""
 
 _MAX_VALUES = 10_000
-"""A file has at most so many values, those counted again that an alias repeats."""
+"""Maximum number of values in a file, counting the values that an alias repeats."""
 
 _MAX_DEPTH = 100
-"""Values lie inside each other at most so deep."""
+"""Maximum nesting depth of values."""
 
 _MAX_DIGITS = 1000
-"""A longer number, in hexadecimal or sexagesimal digits, takes PyYAML minutes, or can't be shown by Python."""
+"""Maximum digits of a number. Longer hexadecimal or sexagesimal numbers take PyYAML minutes, or Python cannot print
+them."""
 
 _OCTAL_IN_1_1 = re.compile(r"[-+]?0[0-7]+")
 
-_TOO_DEEP = "its values lie too deep inside each other"
+_TOO_DEEP = "its values are nested too deeply"
 
 _SHOWN_CHARACTERS = 40
-"""An error shows so many characters of a value that cannot be read."""
+"""Characters of an invalid value that an error shows."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One part of a file, and the line that it begins on."""
+    """One document of a file, and the line on which it starts."""
 
     line: int
     data: Any
 
 
 def parse_documents(text: str, *, origin: str) -> list[Document]:
-    """Return the documents of a text that lies at `origin`. Raises UsageError, with the line, where it is no YAML."""
+    """Return the YAML documents of a text from `origin`. Raises UsageError, with the line, if the YAML is invalid."""
     loader = None
     documents = []
     try:
@@ -54,14 +55,14 @@ def parse_documents(text: str, *, origin: str) -> list[Document]:
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise UsageError(f"{origin}: {place}{shortened(str(error.problem or error.context))}") from None
     except yaml.YAMLError as error:
-        # A character that YAML forbids; its message carries lines of its own about the reader.
+        # A character that YAML forbids; the further lines of the message are about the reader.
         raise UsageError(f"{origin}: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise UsageError(f"{origin}: {_TOO_DEEP}") from None
     except ValueError as error:
-        # Python's own, which PyYAML's scanner lets through: an escape beyond Unicode's end, a version of 5,000 digits.
+        # Errors of Python that PyYAML's scanner does not catch: an escape beyond Unicode, a version with 5,000 digits.
         place = f"line {loader.line + 1}, column {loader.column + 1}: " if loader else ""
-        raise UsageError(f"{origin}: {place}this cannot be read ({error})") from None
+        raise UsageError(f"{origin}: {place}cannot be read ({error})") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -69,20 +70,20 @@ def parse_documents(text: str, *, origin: str) -> list[Document]:
 
 
 def dump_spec(data: Any) -> str:
-    """Write a spec so that every reader of YAML, of 1.1 or 1.2, reads the same values."""
+    """Return a spec as YAML from which every reader, of YAML 1.1 or 1.2, gets the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Loader(yaml.SafeLoader):
     """A SafeLoader that reads plain values by the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema).
 
-    PyYAML follows YAML 1.1, to which `no` is a boolean, 1:30 is 90 and 010 is 8. Two differences from 1.2 remain. 010
-    is refused, because other readers take it for 8. 1e-5 and 08 are text, as to PyYAML: where a number is expected, it
-    is read from that text, and a script's parameter keeps its spelling.
+    PyYAML follows YAML 1.1, in which `no` is a boolean, 1:30 is 90 and 010 is 8. Two differences from 1.2 remain. 010
+    is rejected, because other readers take it for 8. 1e-5 and 08 are text, as in PyYAML: a field that expects a number
+    parses the text, and a script's parameter keeps its spelling.
 
-    It refuses a key given twice, of which PyYAML would silently keep the last.
-    It also says where a value is that looks like a date or a number and is none, and it stops at what is too large:
-    a few hundred bytes of aliases can stand for more values than any machine holds.
+    Duplicate keys are rejected; PyYAML would silently keep the last one. Errors name the line of a value that looks
+    like a date or a number but is not valid. Files with too many values are rejected: a few hundred bytes of aliases
+    can stand for more values than fit into memory.
     """
 
     bool_values: ClassVar = {"true": True, "false": False}
@@ -92,7 +93,7 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
         self._values = 0
         self._sizes: dict[yaml.Node, int] = {}
-        """How many values each finished node holds, itself included."""
+        """Number of values in each finished node, including itself."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -112,7 +113,7 @@ class _Loader(yaml.SafeLoader):
         elif node in self._sizes:
             self._values += self._sizes[node]
         else:
-            raise yaml.composer.ComposerError(None, None, f"'{event.anchor}' lies inside itself", mark)
+            raise yaml.composer.ComposerError(None, None, f"'{event.anchor}' contains itself", mark)
         if self._values > _MAX_VALUES:
             raise yaml.composer.ComposerError(None, None, f"more than {_MAX_VALUES} values", mark)
         return node
@@ -122,21 +123,21 @@ class _Loader(yaml.SafeLoader):
             _check_digits(node)
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
-            # What constructors raise: of `!!timestamp 2020-13-45`, of a number of 5,000 digits, of `!!bool maybe`.
+            # Constructors raise these for `!!timestamp 2020-13-45`, a number of 5,000 digits, `!!bool maybe`.
             kind = node.tag.rpartition(":")[2]
             text = str(node.value)
             shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"'{shown}' cannot be read as {kind} ({error}); put quotes around what is text",
+                f"'{shown}' cannot be read as {kind} ({error}); put text in quotes",
                 node.start_mark,
             ) from None
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int:
         text = self.construct_scalar(node)
         if _OCTAL_IN_1_1.fullmatch(text):
-            raise ValueError("other readers of YAML take its 0 for octal; leave the 0 out where it is a number")
+            raise ValueError("other YAML readers take the leading 0 for octal; remove it if this is a number")
         return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
 
     def construct_fraction(self, node: yaml.ScalarNode) -> float:
@@ -148,15 +149,13 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key '{key.value}' is given twice", key.start_mark
-                    )
+                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key.value}'", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that a reader of YAML 1.1 or of 1.2 would take for something else."""
+    """Quotes text that a reader of YAML 1.1 or 1.2 would take for another type."""
 
 
 _PLAIN = {
@@ -169,14 +168,14 @@ _PLAIN = {
     ),
     "merge": ("<<", "<"),
 }
-"""What plain text is read as, and the characters that it begins with."""
+"""Type to the pattern of plain text that has it, and the characters that such text starts with."""
 
-_Loader.yaml_implicit_resolvers = {}  # in place of SafeLoader's, which are those of YAML 1.1
+_Loader.yaml_implicit_resolvers = {}  # replaces SafeLoader's, which follow YAML 1.1
 for _kind, (_pattern, _first) in _PLAIN.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), [*_first, ""])
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole_number)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_fraction)
-# What SafeDumper leaves plain although some reader takes it for a number or a boolean: 1e5, 0o17, 08, y.
+# Text that SafeDumper does not quote although some readers take it for a number or a boolean: 1e5, 0o17, 08, y.
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"(?:0o[0-7]+|[-+]?[0-9.]+([eE][-+]?[0-9]+)?|[yYnN])\Z"),
@@ -185,13 +184,11 @@ _Dumper.add_implicit_resolver(
 
 
 def _with_whole_characters(node: yaml.ScalarNode) -> str:
-    """Return a text whose pairs of surrogates are characters, as in JSON, which writes those beyond 16 bits so."""
+    """Return the text with surrogate pairs joined into characters; JSON escapes characters beyond 16 bits as pairs."""
     try:
         return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        raise yaml.composer.ComposerError(
-            None, None, "half a surrogate pair is no character", node.start_mark
-        ) from None
+        raise yaml.composer.ComposerError(None, None, "a lone surrogate is not a character", node.start_mark) from None
 
 
 def _check_digits(node: yaml.Node) -> None:

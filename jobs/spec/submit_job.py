@@ -1,4 +1,4 @@
-"""The SubmitJob request of a plan, as the dict that boto3 takes, and what job definitions have in common with it."""
+"""The SubmitJob request of a plan, as boto3's dict, and the values that it shares with job definitions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,52 +15,52 @@ from jobs.spec.spec import MAX_ATTEMPTS, MAX_TIMEOUT_HOURS, JobSpec
 from jobs.spec.sweep import SWEEP_TAG, SweepSize
 
 MAX_DEPENDENCIES = 20
-"""Runs that one may wait for: AWS Batch's own limit."""
+"""Limit of AWS Batch on the runs that a job can wait for."""
 
 DEPENDENCY_FAILED = "Dependent Job failed"
-"""Batch's own reason of a job that never started, since one that it depended on failed."""
+"""Batch's reason for a job that never started because a job that it depended on failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dependency:
-    """One run that a job waits for."""
+    """A run of the same team that has not ended, and that writes inputs of the waiting job."""
 
     run_id: str
     job_id: str | None
-    """Batch's id of its job; None: it is submitted together with the job that waits for it."""
+    """Batch job id of the run. None if it is submitted together with the waiting job."""
     queue: str
-    """The queue's name in the stage: cpu-spot, …"""
+    """Name of the run's queue in the stage: cpu-spot, …"""
     arguments: tuple[str, ...]
-    """Arguments of the job that waits; this run writes what they name."""
+    """Arguments of the waiting job that read the run's output."""
 
     def depends_on(self, job_id: str | None = None) -> dict[str, str]:
-        """Return the dependency as SubmitJob takes it; `job_id` is that of a run which was submitted meanwhile."""
+        """Return the dependency for SubmitJob; `job_id` is the run's job id if it was submitted in the meantime."""
         return {"jobId": self.job_id or job_id or f"<job id of {self.run_id}>"}
 
     def note(self, stage: DeployedStage) -> str | None:
-        """Return what may go wrong with it: a job that goes on On-Demand ends first, which Batch counts as failed."""
+        """Return a warning if the run may move to On-Demand: its first job then ends, which Batch counts as failed."""
         if on_demand_successor(self.queue) not in stage.queues:
             return None
         return (
-            f"waits for {self.run_id}, which runs on Spot: should that be moved to On-Demand, this run fails and has "
-            "to be submitted again"
+            f"waits for {self.run_id}, which runs on Spot: if that run is moved to On-Demand, this run fails and must "
+            "be submitted again"
         )
 
 
 CONTAINER_NAME = "main"
-"""The one container of every job definition; an override names it."""
+"""Name of the only container in every job definition; overrides refer to it."""
 
 MAX_OVERRIDES_CHARACTERS = 8192
-"""Amazon ECS's own limit. AWS Batch takes a job with longer overrides, which then can't start on its instance."""
+"""Limit of Amazon ECS. AWS Batch accepts a job with longer overrides, but the job cannot start on its instance."""
 
 _BATCH_VARIABLES_CHARACTERS = 1024
-"""Kept for the variables that AWS Batch adds to a job's own, with the names of its queue and compute environment."""
+"""Reserved for the variables that AWS Batch adds, with the names of the queue and the compute environment."""
 
 JOB_TAGS = ("trainyard:stage", "trainyard:run", "trainyard:team", "trainyard:job", SWEEP_TAG, RESUMED_TAG)
-"""Keys of all tags that a submission gives its job: people may give no others."""
+"""Keys of all tags that a submission sets on its job; members of a team may not set others."""
 
 NODE_RANGE = "0:"
-"""The one node range of every multi-node job definition: all of them, however many a submission asks for."""
+"""The only node range of every multi-node job definition: all nodes, for any number of nodes."""
 
 
 def submit_job_request(
@@ -75,10 +75,10 @@ def submit_job_request(
     resumed_job_id: str | None,
     sweep: SweepSize | None = None,
 ) -> dict[str, Any]:
-    """Return SubmitJob's arguments.
+    """Return the arguments of SubmitJob.
 
-    `flags` follow the launcher's name on the command line. `resumed_job_id`: the job that the run went through last.
-    `sweep`: how many points the job has to run, with how many workers.
+    `flags` follow the launcher's name on the command line. `resumed_job_id` is the previous job of a resumed run,
+    `sweep` the number of points and workers of a sweep.
     """
     several_nodes = placement.queue.several_nodes
     overrides = _container_overrides(run_location, accelerator=placement.accelerator, flags=flags)
@@ -89,12 +89,12 @@ def submit_job_request(
         "jobName": run_id,
         "jobQueue": stage.queue(placement.queue_name),
         "jobDefinition": stage.job_definition(spec.team, spec.job, several_nodes=several_nodes),
-        # A queue with fair share refuses a job that names no share.
+        # A queue with fair-share scheduling rejects a job without a share.
         "shareIdentifier": share_identifier(spec.team),
         **(_node_overrides(placement.nnodes, overrides) if several_nodes else {"ecsPropertiesOverride": overrides}),
-        # AWS Batch takes no array of one child.
+        # AWS Batch rejects an array of one child.
         **({"arrayProperties": {"size": children}} if children > 1 else {}),
-        # Given here the strategy replaces the definition's whole, so the rules go along with the number.
+        # A strategy in the request replaces the whole strategy of the definition, so the rules must be repeated.
         "retryStrategy": {
             "attempts": min(MAX_ATTEMPTS, spec.attempts * rounds),
             "evaluateOnExit": [dict(rule) for rule in RETRY_RULES],
@@ -114,7 +114,7 @@ def submit_job_request(
 
 
 def is_too_long(request: Mapping[str, Any]) -> bool:
-    """Return whether command line and variables of a request are too long for its container to start."""
+    """Return whether the command line and variables of a request are too long for the container to start."""
     overrides = {name: request[name] for name in ("ecsPropertiesOverride", "nodeOverrides") if name in request}
     length = len(json.dumps(overrides, separators=(",", ":"), ensure_ascii=False))
     return length > MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS
@@ -133,9 +133,9 @@ def _container_overrides(run_location: S3Location, *, accelerator: str, flags: S
 
 
 def _node_overrides(nnodes: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same command for all nodes.
+    """Return node overrides with the same command for all nodes.
 
-    Their number can be overridden since the definition's one range is open; the range named here must be that one.
+    The number of nodes can be overridden because the definition's range is open; the override must use the same range.
     """
     nodes = {"targetNodes": NODE_RANGE, "ecsPropertiesOverride": overrides}
     return {"nodeOverrides": {"numNodes": nnodes, "nodePropertyOverrides": [nodes]}}

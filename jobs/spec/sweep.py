@@ -1,17 +1,28 @@
-"""A sweep: one spec that stands for many runs, its points, which differ in some arguments and share all else.
+"""A sweep: one spec for many runs, its points, which differ in some arguments and share everything else.
 
     sweep: {arguments.learning_rate: [1e-5, 3e-5], arguments.seed: [1, 2, 3], parallel: 2}
     sweep: {random: 20, arguments.learning_rate: {log: [1e-6, 1e-3]}, arguments.epochs: {integers: [1, 8]}}
 
-The sweep is one submission: an array job whose children, the workers, each take the next point that nobody has. Each
-point is a run of its own, with a folder of its own. In the sweep's folder lie, beside its spec:
+The sweep is one submission: an array job whose children, the workers, each claim the next unclaimed point. Each point
+is a separate run with its own folder. The sweep's folder contains, in addition to the spec:
 
-    sweep.json                the points: one `SweepRecord`
-    claims/JOB/N.json         of the Batch job JOB: which worker took point N, and how that ended, one `Claim`
-    claims/JOB/stop.json      a `Claim` with the reason why no further point began: the budget
-    halving/                  how the points stood at the rungs of successive halving (jobs.spec.sweep)
+    sweep.json                       the points: one `SweepRecord`
+    claims/JOB/N.json                one `Claim`: which worker of the Batch job JOB took point N, and how it ended
+    claims/JOB/stop.json             a `Claim` with the reason why no further point was started: the budget
+    halving/RUNG/values/N.json       one `RungValue`: the evaluation of point N at that rung
+    halving/RUNG/verdicts/N.json     one `Verdict`: whether point N continued
 
-and in each point's folder `member-of.json`, which names the sweep.
+and each point's folder has `member-of.json`, which names the sweep.
+
+Successive halving stops points that are behind the others at a step, called a rung:
+
+    sweep: {arguments.learning_rate: [1e-5, 3e-5, 1e-4], halving: {from_step: 100, factor: 3}}
+
+Here the rungs are at the steps 100, 300, 900, …. At its first evaluation at or after a rung, a point is ranked against
+every point that has reached the rung so far, and continues only if it is in the top third; it does not wait for the
+others. (This is ASHA: Li et al. 2018, arXiv 1810.05934, in the variant that only stops points and never restarts them,
+like Optuna's SuccessiveHalvingPruner.) Values and verdicts are written once, so that an interrupted point decides as
+before.
 """
 
 import copy
@@ -37,15 +48,15 @@ _FOLDER = "halving"
 
 
 class Halving(Strict):
-    """When the worst points of a sweep are stopped."""
+    """When to stop the worst points of a sweep."""
 
     from_step: int = Field(ge=1)
     """First step at which points are compared."""
     factor: int = Field(default=3, ge=2, le=100)
-    """One of this many points goes on, and the next comparison is at this many times the step."""
+    """One in this many points continues, and the next comparison is at this multiple of the step."""
 
     def rung(self, step: int) -> int | None:
-        """Return the last rung up to a step; None before the first one."""
+        """Return the last rung at or before a step; None before the first rung."""
         if step < self.from_step:
             return None
         rung = self.from_step
@@ -55,15 +66,15 @@ class Halving(Strict):
 
 
 class Comparison(Halving):
-    """How a point of a sweep compares itself with the others."""
+    """How a point of a sweep is compared with the others."""
 
     metric: str
     smaller_is_better: bool
 
     def verdict(self, own: "RungValue", others: Iterable["RungValue"], *, rung: int) -> Verdict:
-        """Return whether a point goes on. `others`: those that have reached the rung, without it.
+        """Return whether a point continues. `others` are the other points that have reached the rung.
 
-        Equals share the better rank. A value that is no number is the worst, and does not go on even where it is alone.
+        Equal values share the better rank. A value that is not a number is the worst, and never continues.
         """
         values = [other.value for other in others]
         rank = 1 + sum(self._is_better(value, own.value) for value in values)
@@ -78,13 +89,13 @@ class Comparison(Halving):
 
 
 class RungValue(BaseModel):
-    """What a point was evaluated to when it reached a rung."""
+    """The evaluation of a point when it reached a rung."""
 
     model_config = ConfigDict(extra="forbid")
 
     step: int
     value: float | None
-    """None: it was no number."""
+    """None if it was not a number."""
 
     @classmethod
     def of(cls, step: int, value: float | None) -> "RungValue":
@@ -108,46 +119,46 @@ MEMBER_OF = "member-of.json"
 SWEEP_CLAIMS = "claims/"
 
 SWEEP_TAG = "trainyard:sweep"
-"""Tag of a sweep's job; its value is how many points the job has to run."""
+"""Tag of a sweep's job; its value is the number of points that the job has to run."""
 
 NO_POINT_LEFT_REASON = "no point of the sweep is left for this worker"
-"""The reason of a worker that was cancelled before it started, since the others had taken all points."""
+"""Reason of a worker that was cancelled before it started, because the others had taken all points."""
 
 BEST = "@best"
-"""Ends the name of a run in place of the best point's id: `run://name@best/model`."""
+"""Suffix of a sweep's name that stands for its best point: `run://name@best/model`."""
 
 MAX_POINTS = 1000
 
 _PREFIX = "arguments."
 _NAME_CHARACTERS = 63 - len("-p1000")
 _DRAWS_A_POINT = 100
-"""So often is drawn anew where a point was drawn before."""
+"""Maximum draws per point; a point that was drawn before is drawn again."""
 
 
 class Range(Strict):
-    """Where the values of an argument are drawn from. It has one of its keys."""
+    """A range from which values of an argument are drawn; exactly one key is set."""
 
     log: list[float] | None = Field(default=None, min_length=2, max_length=2)
-    """Least and greatest of numbers above 0; each order of magnitude is drawn as often."""
+    """Minimum and maximum, both above 0; each order of magnitude is equally likely."""
     uniform: list[float] | None = Field(default=None, min_length=2, max_length=2)
-    """Least and greatest of numbers, each drawn as often."""
+    """Minimum and maximum; each number is equally likely."""
     integers: list[int] | None = Field(default=None, min_length=2, max_length=2)
-    """Least and greatest of whole numbers, each drawn as often."""
+    """Minimum and maximum; each whole number is equally likely."""
 
     @model_validator(mode="after")
     def _is_one_range(self) -> Self:
         given = [ends for ends in (self.log, self.uniform, self.integers) if ends is not None]
         if len(given) != 1:
-            raise ValueError("a range is one of {log: [1e-6, 1e-3]}, {uniform: [0, 0.5]} and {integers: [1, 8]}")
+            raise ValueError("a range must be one of {log: [1e-6, 1e-3]}, {uniform: [0, 0.5]} or {integers: [1, 8]}")
         least, greatest = given[0]
         if not least < greatest:
-            raise ValueError(f"a range goes from the least to the greatest, not from {least} to {greatest}")
+            raise ValueError(f"a range must be [minimum, maximum], not [{least}, {greatest}]")
         if self.log is not None and least <= 0:
-            raise ValueError(f"a log range begins above 0, not at {least}")
+            raise ValueError(f"the minimum of a log range must be above 0, not {least}")
         return self
 
     def draw(self, share: float) -> int | float:
-        """Return the value at a share of the range, from 0 to below 1; numbers with four figures."""
+        """Return the value at a share of the range, from 0 to below 1, rounded to four significant digits."""
         if self.integers is not None:
             least, greatest = self.integers
             return least + int(share * (greatest - least + 1))
@@ -173,23 +184,25 @@ class Sweep(Strict):
     model_config = ConfigDict(json_schema_extra={"patternProperties": {r"^arguments\.": {}}})
 
     arguments: dict[str, Values] = Field(default_factory=dict)
-    """Values of each argument, or a range with `random`; in short `arguments.NAME` as a key of sweep itself."""
+    """Values of each argument, or a range if `random` is set; for short, `arguments.NAME` can be a key of sweep
+    itself."""
     random: int | None = Field(default=None, ge=1, le=MAX_POINTS)
-    """Number of points to draw. Default: one for each combination of the values."""
+    """Number of points to draw at random. Default: one point for each combination of the values."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of what random draws."""
+    """Seed of the random draws."""
     parallel: int | None = Field(default=None, ge=1, le=MAX_POINTS)
-    """Points that run at once, each on an instance. Default: as many as the stage has room for."""
+    """Number of points that run at once, each on one instance. Default: as many as the stage has room for."""
     metric: str | None = None
-    """Result that ranks the points. Default: the main result of the kind."""
+    """Metric that ranks the points. Default: the main metric of the kind."""
     direction: Literal["minimize", "maximize"] | None = None
-    """minimize or maximize. Default: minimize metrics that end in loss or perplexity."""
+    """Whether smaller or larger values of the metric are better. Default: minimize if the metric ends in loss or
+    perplexity, else maximize."""
     halving: Halving | None = None
-    """Stop early the points that are behind the others. Default: each runs to its end."""
+    """Stop points early that are behind the others. Default: every point runs to its end."""
 
     @model_validator(mode="before")
     @classmethod
-    def _in_short(cls, data: Any) -> Any:
+    def _expand_shorthand(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
         short = {key: value for key, value in data.items() if isinstance(key, str) and key.startswith(_PREFIX)}
@@ -206,28 +219,30 @@ class Sweep(Strict):
             return arguments
         for name, values in arguments.items():
             if not isinstance(name, str) or not all(name.split(".")):
-                raise ValueError(f"'{name}' is no argument's name; it should look like learning_rate")
+                raise ValueError(f"'{name}' is not an argument name; it should look like learning_rate")
             if name.partition(".")[0] == "code":
-                raise ValueError("code: all points run the same")
+                raise ValueError("code: all points must run the same code")
             if not isinstance(values, (list, Mapping, Range)) or not values:
-                raise ValueError(f"{name}: its values are a list, [1, 2, 3], or a range, {{log: [1e-6, 1e-3]}}")
+                raise ValueError(f"{name}: must be a list, [1, 2, 3], or a range, {{log: [1e-6, 1e-3]}}")
         return arguments
 
     @model_validator(mode="after")
     def _has_points(self) -> Self:
         if not self.arguments:
-            raise ValueError("it names no argument; it should look like {arguments.learning_rate: [1e-5, 3e-5]}")
+            raise ValueError("sweeps no argument; it should look like {arguments.learning_rate: [1e-5, 3e-5]}")
         names = list(self.arguments)
         for name in names:
             if any(other.startswith(f"{name}.") for other in names):
-                raise ValueError(f"{name}: it is swept as a whole and in parts")
+                raise ValueError(f"{name}: is swept both as a whole and in parts")
         if self.random is None:
             ranges = [name for name, values in self.arguments.items() if isinstance(values, Range)]
             if ranges:
-                raise ValueError(f"{ranges[0]}: values are drawn from a range where random says how many points")
+                raise ValueError(f"{ranges[0]}: a range needs random, the number of points to draw")
             count = math.prod(len(values) for values in self.arguments.values() if isinstance(values, list))
             if count > MAX_POINTS:
-                raise ValueError(f"{count} points; a sweep has at most {MAX_POINTS}. Next: random: {MAX_POINTS}")
+                raise ValueError(
+                    f"has {count} points, more than {MAX_POINTS}; draw some of them with random: {MAX_POINTS}"
+                )
         return self
 
     def smaller_is_better(self, metric: str) -> bool:
@@ -236,7 +251,7 @@ class Sweep(Strict):
         return metric in SMALLER_IS_BETTER or metric.endswith(("loss", "perplexity"))
 
     def metric_of(self, result: Mapping[str, Any]) -> tuple[str, float] | None:
-        """Return the figure that ranks a point, with its name; None where its result has none."""
+        """Return the metric that ranks a point, as name and value; None if its result does not have it."""
         if self.metric is None:
             return main_result(result)
         value = result.get(self.metric)
@@ -244,25 +259,24 @@ class Sweep(Strict):
         return (self.metric, float(value)) if is_number else None  # type: ignore[arg-type]
 
     def comparison(self, arguments: Arguments) -> Comparison | None:
-        """Return how a point with these arguments compares itself with the others; None: it does not.
+        """Return how a point with these arguments is compared with the others; None without successive halving.
 
-        Raises UsageError where it never could.
+        Raises UsageError if a comparison would never be possible.
         """
         if self.halving is None:
             return None
         known = arguments.metrics()
         if known == ():
-            raise UsageError("sweep.halving: this kind of job has no evaluations by which points could be compared")
+            raise UsageError("sweep.halving: this kind of job has no evaluations to compare points by")
         main = main_result(dict.fromkeys(known or (), 0.0))
         metric = self.metric or (main[0] if main else None)
         if metric is None:
             raise UsageError(
-                "sweep.halving: only your script knows what it evaluates; name that in sweep.metric (eval_loss, …)"
+                "sweep.halving: the metrics of a script are unknown; set sweep.metric to one it logs (eval_loss, …)"
             )
         if known is not None and metric not in known:
             raise UsageError(
-                f"sweep.metric: '{metric}' is no metric of this job's evaluations{did_you_mean(metric, known)}; they "
-                f"have {', '.join(known)}"
+                f"sweep.metric: evaluations of this job have no metric '{metric}'{did_you_mean(metric, known)}"
             )
         if isinstance(arguments, Recipe):
             _check_evaluates(arguments, self.halving.from_step)
@@ -270,47 +284,47 @@ class Sweep(Strict):
 
 
 def _check_evaluates(recipe: Recipe, from_step: int) -> None:
-    """Raise UsageError where no evaluation comes between a step and the end, as far as the recipe tells."""
+    """Raise UsageError if the recipe has no evaluation between a step and the end of the training."""
     every, max_steps = recipe.evaluate_every_steps, getattr(recipe, "max_steps", None)
     if every is None:
-        raise UsageError("sweep.halving compares evaluations: set arguments.evaluate_every_steps")
+        raise UsageError("sweep.halving needs evaluations: set arguments.evaluate_every_steps")
     first = from_step if every == "epoch" else -(-from_step // every) * every
     if max_steps is not None and first >= max_steps:
         raise UsageError(
-            f"sweep.halving: the training ends at step {max_steps}, before its first evaluation from step {from_step} "
-            f"on, which would be at step {first}; lower from_step or arguments.evaluate_every_steps"
+            f"sweep.halving: the training ends at step {max_steps}, before the first evaluation after from_step "
+            f"{from_step}, which would be at step {first}; lower from_step or arguments.evaluate_every_steps"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSize:
-    """How much one job of a sweep has to do."""
+    """The number of points and workers of one job of a sweep."""
 
     points: int
-    """Those that it has to run: of a resumed sweep, the ones that are left."""
+    """Points that the job has to run; of a resumed sweep, the remaining points."""
     workers: int
-    """So many children run them."""
+    """Children of the array job, which run the points."""
 
     @classmethod
     def of(cls, sweep: Sweep, count: int, *, room: int | None = None) -> "SweepSize":
         """Return the size of a sweep of `count` points.
 
-        `room`: instances that its queue can hold. More workers than that would wait until the others have run their
-        points, and start an instance each to find nothing to do. None: unknown.
+        `room` is the number of instances that the queue can hold, or None if unknown. Further workers would wait until
+        the others have run all points, and then each start an instance with nothing to do.
         """
         most = [number for number in (sweep.parallel, room) if number is not None]
         return cls(points=count, workers=max(1, min([count, *most])))
 
     @property
     def rounds(self) -> int:
-        """Return how many points a worker runs, one after the other, where all take as long."""
+        """Return how many points a worker runs one after the other, if all take equally long."""
         return -(-self.points // self.workers)
 
 
 def points(sweep: Sweep) -> list[dict[str, Any]]:
-    """Return the points, each as the values of the arguments that are swept: of a grid the last argument's first.
+    """Return the points, each as a dict of the swept arguments; in a grid, the last argument varies fastest.
 
-    Fewer than `random` asks for where there are no more that differ.
+    Returns fewer than `random` points if there are not enough different ones.
     """
     names = list(sweep.arguments)
     if sweep.random is None:
@@ -331,7 +345,7 @@ def _drawn(values: Sequence[Any] | Range, share: float) -> Any:
 
 
 def with_values(arguments: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with a point's values in them. Raises UsageError where a path leads into what has no keys."""
+    """Return the arguments with a point's values. Raises UsageError if a path leads into a value without keys."""
     found = copy.deepcopy(dict(arguments))
     for path, value in point.items():
         set_path(found, path.split("."), value, what=f"sweep: '{_PREFIX}{path}'")
@@ -339,13 +353,13 @@ def with_values(arguments: Mapping[str, Any], point: Mapping[str, Any]) -> dict[
 
 
 def set_path(target: Any, keys: Sequence[str], value: Any, *, what: str) -> None:
-    """Put a value into nested mappings. Raises UsageError, which begins with `what`, where none can hold it."""
+    """Set a value in nested mappings. Raises UsageError, starting with `what`, if the path leads into a non-mapping."""
     for key in keys[:-1]:
         if not isinstance(target, dict):
             break
         target = target.setdefault(key, {})
     if not isinstance(target, dict):
-        raise UsageError(f"{what} leads into a value that holds no keys")
+        raise UsageError(f"{what} leads into a value that is not a mapping")
     target[keys[-1]] = value
 
 
@@ -355,38 +369,40 @@ def values_text(point: Mapping[str, Any]) -> str:
 
 
 def point_name(name: str, number: int, *, count: int) -> str:
-    """Return what a point is called: `reviews-p07`, the seventh of some dozens."""
+    """Return the name of a point: `reviews-p07` for the seventh of a few dozen points."""
     return f"{name}-p{number:0{len(str(count))}d}"
 
 
 def point_ids(name: str, *, count: int, now: datetime) -> list[str]:
-    """Return the points' run ids. They sort just before the sweep's own, which is the newest run then."""
-    before = now - timedelta(microseconds=20)  # a digit of the id is a little less
+    """Return the points' run ids. They sort just before the sweep's run id, so that the sweep is the newest run."""
+    before = now - timedelta(microseconds=20)  # a digit of the id is about 15 microseconds
     return [new_run_id(point_name(name, number, count=count), now=before) for number in range(1, count + 1)]
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError where the points' names would be too long."""
+    """Raise ValueError if the names of the points would be too long."""
     if len(name) > _NAME_CHARACTERS:
-        raise ValueError(f"name: of a sweep it has at most {_NAME_CHARACTERS} characters, since points add theirs")
+        raise ValueError(
+            f"name: a sweep's name can have at most {_NAME_CHARACTERS} characters, as points append a number"
+        )
 
 
 class PointRecord(BaseModel):
-    """One point of a sweep, as sweep.json holds it."""
+    """One point of a sweep in sweep.json."""
 
     model_config = ConfigDict(extra="forbid")
 
     number: int
-    """From 1 on."""
+    """Number of the point, starting at 1."""
     run_id: str
     values: dict[str, Any]
-    """Those of the arguments that are swept."""
+    """Values of the swept arguments."""
     arguments: dict[str, Any]
-    """All of its arguments, as its container gets them."""
+    """All arguments of the point, as passed to its container."""
 
 
 class SweepRecord(BaseModel):
-    """The points of a sweep, as sweep.json holds them."""
+    """The points of a sweep, stored as sweep.json."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -395,7 +411,7 @@ class SweepRecord(BaseModel):
 
 
 class MemberOf(BaseModel):
-    """The sweep of which a run is a point."""
+    """The sweep that a run is a point of, stored as member-of.json."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -404,17 +420,19 @@ class MemberOf(BaseModel):
 
 
 class Claim(BaseModel):
-    """A worker's word that it runs a point, or how that ended."""
+    """A worker's claim to run a point, and how the point ended."""
 
     model_config = ConfigDict(extra="forbid")
 
     child: int
-    """The worker: its index among the children of the job."""
+    """The worker, as its index among the children of the job."""
     starts: int = 0
+    """Number of times that the point was started."""
     ended: Literal["succeeded", "stopped early", "failed", "stopped"] | None = None
-    """stopped early: by successive halving; stopped: at the end of the sweep's budget. None: it goes on, or its worker
-    was lost."""
+    """`stopped early` by successive halving, `stopped` at the end of the sweep's budget. None if the point is running,
+    or its worker was lost."""
     reason: str = ""
+    """Why the point failed or was stopped."""
 
 
 def claim_name(job: str, number: int) -> str:
@@ -426,7 +444,7 @@ def stop_name(job: str) -> str:
 
 
 def claimed(names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield job and point of each claim, from their names below claims/."""
+    """Yield job and point of each claim, given the names of files below claims/."""
     for name in names:
         job, _, file = name.partition("/")
         number = file.removesuffix(".json")

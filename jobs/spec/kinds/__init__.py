@@ -1,1 +1,1 @@
-"""The job kinds, one module each: the model of its arguments, and its row of the catalog as `KIND`."""
+"""The job kinds, one module each: the model of the arguments, and the catalog's row `KIND`."""

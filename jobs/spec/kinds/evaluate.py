@@ -1,4 +1,4 @@
-"""evaluate: what a classifier makes of a table, as predictions in Parquet, and how often it is right."""
+"""evaluate: predictions of a classifier for a table, in Parquet, and their accuracy."""
 
 from typing import Literal
 
@@ -11,44 +11,46 @@ from jobs.spec.recipe import MAX_BATCH_SIZE, HpuTrainer, LengthBuckets
 COLUMNS_NEXT = "name the columns with text_column, text_pair_column and label_column, or set predict_only"
 
 ADDED_COLUMNS = ("predicted", "confidence", "probabilities")
-"""What the predictions have beside the table's own columns."""
+"""Columns that the predictions have in addition to the table's columns."""
 
 
 class Evaluate(Arguments):
-    """Have a fine-tuned classifier predict the classes of a table, and hold them against the table's own."""
+    """Predict the classes of a table with a fine-tuned classifier, and compare them with the table's labels."""
 
     model: Model
     """A classifier with its tokenizer: run://NAME/model, hf://…, data://…, s3://… or a folder."""
     data: Tables
     """Texts: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them."""
     predict_only: bool = False
-    """The table needs no classes, and there are no metrics."""
+    """Only predict: the table needs no labels, and there are no metrics."""
     text_column: str = Field(default="text", min_length=1)
-    """Column of the sentence (of a pair: the first)."""
+    """Column of the text, or of the first text of a pair."""
     text_pair_column: str | None = Field(default=None, min_length=1)
-    """Column of the second sentence of a pair."""
+    """Column of the second text of a pair. Default: no pairs."""
     label_column: str = Field(default="label", min_length=1)
-    """Column of the class: the model's name of it, or its number if the model has no names."""
+    """Column of the label: the model's name of the class, or its number if the model has no names."""
     positive_class: ClassName | None = None
-    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers, else the mean over the classes."""
+    """The class whose F1 is eval_f1. Default: class 1 if there are two numeric classes, else the mean F1 of all
+    classes."""
     max_length: int = Field(default=128, ge=8, le=8192)
-    """Tokens a sequence is cut at. Take what the model was trained with."""
+    """Tokens at which sequences are truncated. Use the value that the model was trained with."""
     length_buckets: LengthBuckets = "auto"
-    """Lengths that sequences are padded to. 1: all alike. auto: 4, or 2 on HPUs, which compile a graph for each."""
+    """Number of lengths that sequences are padded to; 1 pads all to the same length. auto is 4, or 2 on HPUs, which
+    compile a graph for each length."""
     batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
-    """Sequences a rank takes at once."""
+    """Sequences that a rank processes at once."""
     hpu_trainer: HpuTrainer = "optimum-habana"
-    """The Trainer on an HPU: optimum-habana or transformers. The second was never tried on an HPU."""
+    """Library of the Trainer on HPUs. transformers was never tried on an HPU."""
     on_bad_rows: Literal["error", "skip"] = "error"
-    """error: a row that cannot be read, or has no text or no class, ends the job; skip: it is left out."""
+    """error ends the job at a row that cannot be read or has no text or label; skip leaves such rows out."""
     max_bad_rows: int = Field(default=100, ge=0)
-    """Most bad rows that `on_bad_rows: skip` leaves out, of all tables together."""
+    """Maximum number of rows, over all tables, that `on_bad_rows: skip` may leave out."""
 
     @model_validator(mode="after")
     def _columns_are_free(self) -> Self:
         for name in (self.text_column, self.text_pair_column, self.label_column):
             if name in ADDED_COLUMNS:
-                raise ValueError(f"the predictions have a column '{name}' of their own; rename the table's")
+                raise ValueError(f"'{name}' is a column of the predictions; rename that column of the table")
         return self
 
     @property
@@ -71,7 +73,7 @@ class Evaluate(Arguments):
         )
 
     def tables(self) -> list[str]:
-        """Return the tables, in the order in which they are read."""
+        """Return the tables in the order in which they are read."""
         return [self.data] if isinstance(self.data, str) else self.data
 
 

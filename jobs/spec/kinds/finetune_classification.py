@@ -1,4 +1,4 @@
-"""finetune-classification: an encoder that puts single sentences, or pairs, into classes."""
+"""finetune-classification: fine-tune an encoder to classify texts or pairs of texts."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +24,7 @@ class Inputs:
 
     train: list[str]
     evaluation: list[str]
-    """Empty: a share of `train` is held out."""
+    """Empty if a share of `train` is held out instead."""
     text: str
     text_pair: str | None
     label: str
@@ -44,8 +44,7 @@ _GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
     "rte": ("sentence1", "sentence2"),
     "wnli": ("sentence1", "sentence2"),
 }
-"""As the data set's own card on the hub lists them; `label` is the class in all of them."""
-
+"""Columns as listed on the data set's card on the hub; the label column is `label` in all of them."""
 
 GLUE_TRAINING_EXAMPLES: dict[GlueTask, int] = {
     "cola": 8_551,
@@ -57,58 +56,57 @@ GLUE_TRAINING_EXAMPLES: dict[GlueTask, int] = {
     "rte": 2_490,
     "wnli": 635,
 }
-"""Rows of each task's split `train`, as the card of nyu-mll/glue has them."""
+"""Rows of each task's split `train`, from the card of nyu-mll/glue."""
 
 
 class FinetuneClassification(Recipe):
-    """Fine-tune a pretrained encoder to put single sentences, or pairs, into classes."""
+    """Fine-tune a pretrained encoder to classify texts or pairs of texts."""
 
     model: Model
-    """Pretrained weights and tokenizer: hf://org/name, data://…, s3://… or a folder."""
+    """Pretrained model with its tokenizer: hf://org/name, data://…, s3://… or a folder."""
     glue_task: GlueTask | None = None
-    """A GLUE task, with its columns and metrics. Without train_data it is read from the hub."""
+    """A GLUE task, which sets columns and metrics. Without train_data, its data is read from the hub."""
     train_data: Tables | None = None
     """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them."""
     eval_data: Tables | None = None
     """Held-out examples. Default: eval_fraction of the training data."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of train_data that is held out without eval_data. The seed draws it."""
+    """Share of train_data that is held out if there is no eval_data. The seed determines the selection."""
     text_column: str = Field(default="text", min_length=1)
-    """Column of the sentence (of a pair: the first)."""
+    """Column of the text, or of the first text of a pair."""
     text_pair_column: str | None = Field(default=None, min_length=1)
-    """Column of the second sentence of a pair."""
+    """Column of the second text of a pair. Default: no pairs."""
     label_column: str = Field(default="label", min_length=1)
-    """Column of the class, a number or a name."""
+    """Column of the label, a number or a name."""
     positive_class: ClassName | None = None
-    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers or a GLUE task's, else the mean over the
-    classes."""
+    """The class whose F1 is eval_f1. Default: class 1 if there are two classes that are numeric or a GLUE task's, else
+    the mean F1 of all classes."""
     max_length: int = Field(default=128, ge=8, le=8192)
-    """Tokens a sequence is cut at."""
+    """Tokens at which sequences are truncated."""
     length_buckets: LengthBuckets = "auto"
-    """Lengths that sequences are padded to. 1: all alike. auto: 4, or 2 on HPUs, which compile a graph for each."""
+    """Number of lengths that sequences are padded to; 1 pads all to the same length. auto is 4, or 2 on HPUs, which
+    compile a graph for each length."""
     epochs: float = Field(default=3.0, gt=0)
     """Passes over the training data."""
     on_bad_rows: Literal["error", "skip"] = "error"
-    """error: a row that cannot be read, or has no text or no class, ends the job; skip: it is left out."""
+    """error ends the job at a row that cannot be read or has no text or label; skip leaves such rows out."""
     max_bad_rows: int = Field(default=100, ge=0)
-    """Most bad rows that `on_bad_rows: skip` leaves out, of all tables together."""
+    """Maximum number of rows, over all tables, that `on_bad_rows: skip` may leave out."""
 
     @model_validator(mode="after")
     def _one_data_set(self) -> Self:
         if self.train_data is None:
             if self.glue_task is None:
-                raise ValueError("name 'train_data' or a 'glue_task'")
+                raise ValueError("set 'train_data' or 'glue_task'")
             if self.eval_data is not None:
-                raise ValueError(
-                    "without 'train_data', 'glue_task' brings its own held-out data; leave 'eval_data' out"
-                )
+                raise ValueError("without 'train_data', 'glue_task' uses its own held-out data; remove 'eval_data'")
         return self
 
     def inputs(self) -> Inputs:
-        """Return the tables and columns that the arguments name.
+        """Return the tables and columns to read.
 
-        A GLUE task has its own columns, but for those that the arguments name too. Without other tables it is read
-        from the hub, and its public validation split is the held-out data.
+        A GLUE task sets the columns that the arguments do not. If no tables are given, its data is read from the hub,
+        and its public validation split is the held-out data.
         """
         task = self.glue_task
         text, text_pair, label = self.text_column, self.text_pair_column, self.label_column
@@ -160,7 +158,7 @@ def _listed(tables: str | list[str] | None) -> list[str]:
 
 KIND = JobKind(
     name="finetune-classification",
-    summary="fine-tune an encoder on labelled sentences or pairs",
+    summary="fine-tune an encoder on labelled texts or pairs of texts",
     entrypoint="jobs.container.kinds.finetune_classification",
     arguments=FinetuneClassification,
     accelerated=True,

@@ -8,21 +8,21 @@ from jobs.spec.arguments import Arguments, Folder, JobKind
 
 
 class Notebook(Arguments):
-    """JupyterLab and TensorBoard on an instance with all its cards, reached with `trainyard connect`."""
+    """Run JupyterLab and TensorBoard on an instance with all its cards; open them with `trainyard connect`."""
 
     files: Folder | None = None
-    """A folder to begin with, of an earlier run (s3://…/<run id>/notebook/) or any other. A run's own second attempt
-    continues with what the first has saved."""
+    """Folder to start with, from an earlier run (s3://…/<run id>/notebook/) or elsewhere. Default: an empty folder.
+    Later attempts of the run continue with the files that the first one saved."""
     tensorboard_logdir: str = "."
-    """The folder that TensorBoard shows: below the notebook's, or s3://…, such as a run's tensorboard/."""
+    """Folder that TensorBoard shows: below the notebook's folder, or on S3, such as a run's tensorboard/."""
     idle_timeout_hours: float = Field(default=2.0, gt=0)
-    """Hours after which the job ends if no cell and no command has run, and no file was saved."""
+    """End the job after this many hours in which no cell or command ran and no file was saved."""
 
     @field_validator("tensorboard_logdir")
     @classmethod
     def _below_the_notebooks(cls, logdir: str) -> str:
         if not logdir.startswith("s3://") and (re.match(r"/|\w+://", logdir) or ".." in logdir.split("/")):
-            raise ValueError(f"'{logdir}' is neither a folder below the notebook's nor s3://…")
+            raise ValueError(f"'{logdir}' is neither a folder below the notebook's folder nor s3://…")
         return logdir
 
 
@@ -33,7 +33,7 @@ KIND = JobKind(
     arguments=Notebook,
     accelerated=True,
     timeout_hours=12,
-    stop_if_idle_minutes=0,  # somebody reads and types: idle_timeout_hours knows better
+    stop_if_idle_minutes=0,  # cards are idle while people read and type; idle_timeout_hours applies instead
     one_process=True,
     image="notebook",
 )

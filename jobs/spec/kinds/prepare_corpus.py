@@ -1,4 +1,4 @@
-"""prepare-corpus: documents from tables and text files, as a corpus that is read fast."""
+"""prepare-corpus: gather documents from tables and text files into a corpus that is fast to read."""
 
 from typing import ClassVar, Literal
 
@@ -12,7 +12,7 @@ COLUMNS_NEXT = "name each input's column in text_columns"
 
 
 class PrepareCorpus(Arguments):
-    """Gather documents into one corpus: shards of about equal size, with a part held out."""
+    """Gather documents into one corpus of shards of about equal size, with a part held out."""
 
     CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
@@ -20,23 +20,24 @@ class PrepareCorpus(Arguments):
     data: list[Documents] = Field(min_length=1)
     """Documents: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
     text_columns: list[str] = Field(default=["text"], min_length=1)
-    """Column of the text: one for all of data, or one for each. A .txt file has none."""
+    """Column of the text: one for all inputs, or one for each input. .txt files have no columns."""
     text_documents: Literal["lines", "paragraphs"] = "lines"
-    """What a document of a .txt file is: a line, or what is between empty lines."""
+    """How .txt files are split into documents: at each line, or at empty lines (paragraphs)."""
     held_out_fraction: float = Field(default=0.01, gt=0, lt=1)
-    """Share of the documents that is held out, by their content."""
+    """Share of the documents that is held out; a document's content determines whether it is."""
     shard_bytes: int = Field(default=128 << 20, ge=1 << 10, le=4 << 30)
-    """Text in one shard. A restarted job makes the missing shards only."""
+    """Bytes of text in one shard. A restarted job builds only the missing shards."""
     max_document_bytes: int = Field(default=8 << 20, ge=1 << 10, le=1 << 30)
-    """A longer document is split at whitespace into several."""
+    """Maximum bytes of a document; longer documents are split at whitespace."""
     on_broken_text: Literal["error", "skip"] = "error"
-    """error: text that is not UTF-8 ends the job; skip: it is counted and left out."""
+    """error ends the job at text that is not UTF-8; skip counts such text and leaves it out."""
     drop_duplicates: bool = False
-    """Drop documents that equal an earlier one. Each document takes about 100 bytes of memory. Not for data whose rows
-    are sentences, which would be torn apart."""
+    """Drop documents that are equal to an earlier one. Needs about 100 bytes of memory per document. Do not use it for
+    data with one sentence per row: dropping repeated sentences would tear texts apart."""
 
     push_to_hub: HubRepository | None = None
-    """org/name of a data set on the Hugging Face Hub to push to as well. It is private; the team's HF_TOKEN is used."""
+    """Data set on the Hugging Face Hub (org/name) to which the corpus is also pushed. Default: none. The data set is
+    private; the team's HF_TOKEN is used."""
 
     @property
     def hub_repository(self) -> str | None:
@@ -46,16 +47,16 @@ class PrepareCorpus(Arguments):
     def _columns_fit(self) -> Self:
         if len(self.text_columns) not in (1, len(self.data)):
             raise ValueError(
-                f"'text_columns' names {len(self.text_columns)} columns for {len(self.data)} inputs; give one for "
-                "all, or one for each"
+                f"'text_columns' has {len(self.text_columns)} columns for {len(self.data)} inputs; set one for all, or "
+                "one for each"
             )
         twice = {location for location in self.data if self.data.count(location) > 1}
         if twice:
-            raise ValueError(f"'data' names {min(twice)} twice")
+            raise ValueError(f"'data' contains {min(twice)} twice")
         return self
 
     def column(self, number: int) -> str:
-        """Return the text column of that input."""
+        """Return the text column of an input, by its index."""
         return self.text_columns[number if len(self.text_columns) > 1 else 0]
 
     def columns(self, argument: str) -> Columns | None:

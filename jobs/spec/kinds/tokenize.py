@@ -1,4 +1,4 @@
-"""tokenize: a corpus as packed token ids, which pre-training reads."""
+"""tokenize: turn a corpus into packed token ids for pre-training."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -14,15 +14,17 @@ class Tokenize(Arguments):
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     corpus: Annotated[Artifact, OfKind("corpus")]
-    """The corpus that prepare-corpus made: run://name or its folder."""
+    """Corpus from a prepare-corpus run: run://name or its folder."""
     tokenizer: Tokenizer
-    """The tokenizer that train-tokenizer made, run://name or its folder, or a BERT's: hf://org/name, run://name/model."""
+    """Tokenizer from a train-tokenizer run (run://name or its folder), or of a BERT (hf://org/name,
+    run://name/model)."""
     sequence_length: int = Field(default=512, ge=8, le=65_536)
-    """Tokens in a sequence, [CLS] and [SEP] of its documents included."""
+    """Tokens per sequence, including [CLS] and [SEP]."""
     encoder: Literal["auto", "tokenizers"] = "auto"
-    """auto: nanotoken if it gives the ids of Hugging Face's tokenizers, else tokenizers itself."""
+    """Library that encodes the text. auto uses nanotoken if it gives the same ids as Hugging Face's tokenizers."""
     push_to_hub: HubRepository | None = None
-    """org/name of a data set on the Hugging Face Hub to push to as well. It is private; the team's HF_TOKEN is used."""
+    """Data set on the Hugging Face Hub (org/name) to which the tokens are also pushed. Default: none. The data set is
+    private; the team's HF_TOKEN is used."""
 
     @property
     def hub_repository(self) -> str | None:

@@ -1,4 +1,4 @@
-"""train-tokenizer: a WordPiece vocabulary, as BERT has it, learnt from a corpus."""
+"""train-tokenizer: learn a WordPiece vocabulary, like BERT's, from a corpus."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -14,22 +14,24 @@ class TrainTokenizer(Arguments):
     CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
 
     corpus: Annotated[Artifact, OfKind("corpus")]
-    """The corpus that prepare-corpus made: run://name or its folder."""
+    """Corpus from a prepare-corpus run: run://name or its folder."""
     vocabulary_size: int = Field(default=32_000, ge=100, le=1_000_000)
-    """Tokens, special ones included. The published tutorial's, and divisible by 128, which suits the HPU in bf16."""
+    """Number of tokens, including special tokens. The default is that of the published tutorial; it is divisible by
+    128, which suits HPUs in bf16."""
     sample_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    """Share of the documents to learn from. `auto` takes a tenth, and 16 MB at least: less than 1 % more
-    tokens than with all of them."""
+    """Share of the documents to learn from. auto takes a tenth, but at least 16 MB; texts then have less than 1 % more
+    tokens than with all documents."""
     lowercase: bool = True
-    """Lower case and without accents, as BERT uncased. False: as BERT cased."""
+    """Convert to lower case and strip accents, like BERT uncased; false keeps both, like BERT cased."""
     max_characters: int = Field(default=1000, ge=1, le=100_000)
-    """Most characters that become tokens; rarer ones are unknown. For Chinese, more."""
+    """Maximum number of characters that become tokens; rarer characters are unknown. Chinese needs more."""
     model_max_length: int = Field(default=512, ge=8)
-    """Tokens that the model to come can take."""
+    """Maximum input length, in tokens, of the model that will use the tokenizer."""
     seed: int = Field(default=42, ge=0, le=MAX_SEED)
-    """Draws the sample."""
+    """Seed of the sample."""
     push_to_hub: HubRepository | None = None
-    """org/name on the Hugging Face Hub to push to as well. It is private; the team's HF_TOKEN is used."""
+    """Repository on the Hugging Face Hub (org/name) that the tokenizer is also pushed to. Default: none. The repository
+    is private; the team's HF_TOKEN is used."""
 
     @property
     def hub_repository(self) -> str | None:

@@ -40,15 +40,15 @@ def test_every_ready_spec_is_valid(path: Path) -> None:
         pytest.param(
             GOOD.replace("model:", "modle:"), "arguments.modle: unknown key; did you mean 'model'?", id="misspelt"
         ),
-        pytest.param(GOOD + "job: other\n", "line 6, column 1: key 'job' is given twice", id="key given twice"),
+        pytest.param(GOOD + "job: other\n", "line 6, column 1: duplicate key 'job'", id="key given twice"),
         pytest.param("name: [a\njob: b\n", "line 2, column ", id="YAML syntax"),
         pytest.param(GOOD + "timeout_hours: 1:30\n", "not '1:30'; write hours as a number: 1.5", id="hours, minutes"),
         pytest.param(GOOD + "attempts: 010\n", "line 6, column 11: '010' cannot be read as int (other", id="octal"),
         pytest.param(f"name: {'9' * 5000}\n", f"'{'9' * 40}...' cannot be read as int", id="5000 digits"),
-        pytest.param("[" * 5000, "its values lie too deep inside each other", id="deep nesting"),
-        pytest.param("", "a spec is a mapping of keys to values, this is empty", id="empty"),
-        pytest.param('name: "\\U00110000"\n', "line 1, column 10: this cannot be read (chr() arg", id="beyond Unicode"),
-        pytest.param(f"%YAML 1.{'9' * 5000}\n---\n", "line 1, column 9: this cannot be read (Exceeds", id="version"),
+        pytest.param("[" * 5000, "its values are nested too deeply", id="deep nesting"),
+        pytest.param("", "a spec must be a mapping of keys to values, not an empty document", id="empty"),
+        pytest.param('name: "\\U00110000"\n', "line 1, column 10: cannot be read (chr() arg", id="beyond Unicode"),
+        pytest.param(f"%YAML 1.{'9' * 5000}\n---\n", "line 1, column 9: cannot be read (Exceeds", id="version"),
         pytest.param(b"name: caf\xe9\n", "line 1: byte 0xe9 is not UTF-8", id="Latin-1"),
     ],
 )
@@ -92,8 +92,8 @@ def _bomb(first: str, further: str) -> str:
         pytest.param(
             _bomb("k0: &k0 {a: 1, b: 2}", "k{0}: &k{0} {{<<: [*k{1}, *k{1}]}}"), "more than 10000 values", id="merges"
         ),
-        pytest.param("a: " + "[" * 200 + "]" * 200, "lie too deep inside each other", id="depth"),
-        pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' lies inside itself", id="recursion"),
+        pytest.param("a: " + "[" * 200 + "]" * 200, "nested too deeply", id="depth"),
+        pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' contains itself", id="recursion"),
         pytest.param(f"attempts: 0x{'f' * 100_000}\n", "cannot be read as int (more than 1000", id="hexadecimal"),
         pytest.param("name: " + "x" * 1_000_000, "it is larger than 1 MB, so it is no spec", id="too large"),
     ],
@@ -149,7 +149,7 @@ def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_ar
     assert read_spec(write(tmp_path, written)).arguments["text_column"] == "\N{GRINNING FACE}"
     for half in (r"\ud83d", r"\ude00\ud83d"):
         for place in ('"arguments.text_column"', "text_column", "finetune"):
-            with pytest.raises(UsageError, match=r"line 1, column \d+: half a surrogate pair is no character"):
+            with pytest.raises(UsageError, match=r"line 1, column \d+: a lone surrogate is not a character"):
                 read_spec(write(tmp_path, written.replace(place, place[:-1] + half + place[-1])))
 
 
@@ -174,10 +174,10 @@ def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) 
     ("override", "message"),
     [
         ("arguments.epochs", "it should look like --set arguments.epochs=2"),
-        ("name.first=x", "leads into a value that holds no keys"),
+        ("name.first=x", "leads into a value that is not a mapping"),
         ("arguments.epochs=[1", "--set arguments.epochs: line 1"),
-        ("sweep.arguments.\udcff=[1]", "a NUL or half a surrogate pair is no character of a text"),
-        ("attempts=010", "--set attempts: line 1, column 1: '010' cannot be read as int (other readers"),
+        ("sweep.arguments.\udcff=[1]", "must not contain NUL or lone surrogates"),
+        ("attempts=010", "--set attempts: line 1, column 1: '010' cannot be read as int (other YAML readers"),
     ],
 )
 def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
@@ -210,7 +210,9 @@ def test_several_specs_of_one_file_keep_their_order(tmp_path: Path) -> None:
         pytest.param(
             SEVERAL.replace("second", "reviews"), "document 2, line 8: name: 'reviews' is that of", id="names"
         ),
-        pytest.param(SEVERAL + "---\n", "document 3, line 12: a spec is a mapping of keys to values, this is empty"),
+        pytest.param(
+            SEVERAL + "---\n", "document 3, line 12: a spec must be a mapping of keys to values, not an empty document"
+        ),
     ],
 )
 def test_a_mistake_in_one_of_several_is_named_with_its_document(tmp_path: Path, text: str, message: str) -> None:

@@ -93,7 +93,7 @@ def test_what_cannot_run_is_refused_with_all_that_is_wrong_before_anything_is_se
         assert error in finished.stderr
     wrong = [f"--set=arguments.{item}" for item in ("global_batch_size=3", "label_column=lable", "max_length=513")]
     batch_size, positions, column = aws_trainyard("submit", spec, *wrong, "--dry-run", expect=2).stderr.splitlines()
-    assert batch_size.startswith("error: global_batch_size 3 does not divide over")
+    assert batch_size.startswith("error: global_batch_size 3 is not divisible by")
     assert "arguments.model: max_length 513 is more than the 512 tokens" in positions
     assert "line 1: no column 'lable'; did you mean 'label'?; next: name the columns" in column
     aws_trainyard("submit", spec, *wrong, "--set=arguments.global_batch_size=8", "--dry-run", "--no-check", expect=0)

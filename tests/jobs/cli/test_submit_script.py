@@ -135,11 +135,11 @@ def test_what_no_job_should_get_is_refused_before_anything_is_uploaded(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"command": "bash run.sh"}, "begins with 'bash', which is no Python script"),
-        ({"command": "train.py {inputs.texts}"}, "names {inputs.texts}, which is no place"),
-        ({"command": "../train.py"}, "'../train.py' is no file below the folder"),
+        ({"command": "bash run.sh"}, "starts with 'bash', which is not a Python script"),
+        ({"command": "train.py {inputs.texts}"}, "unknown placeholder {inputs.texts}"),
+        ({"command": "../train.py"}, "'../train.py' is not a file below the code's folder"),
         ({"inputs": {"texts": "ftp://a"}}, "arguments.inputs.texts: ftp://a: only hf://"),
-        ({"streamed_inputs": ["texts"]}, "'texts' is no input"),
+        ({"streamed_inputs": ["texts"]}, "unknown input 'texts'"),
     ],
 )
 def test_a_mistake_in_the_spec_is_told_in_its_place(arguments: dict[str, object], message: str) -> None:

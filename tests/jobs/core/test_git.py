@@ -1,4 +1,4 @@
-"""What a repository of somebody else's configures is not run, whichever way it is asked about."""
+"""Commands that a foreign repository configures are never run; and the revision of the sources."""
 
 import re
 import subprocess
@@ -21,11 +21,11 @@ def git_in(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> tuple[Path, Path]:
-    """A repository whose configuration names a command wherever git takes one, and the file that these would write."""
+    """A repository that configures a command wherever git allows one, and the file that the command would write."""
     folder, mark = tmp_path / "code", tmp_path / "mark"
     write_files(folder, {f"{name}/a.py": "1\n" for name in SOURCES})
     write_files(folder, {"train.py": "1\n", ".gitattributes": "* filter=evil diff=evil\n"})
-    write_files(folder, {".trainyardignore": "jobs/\ntrainyard/\n"})  # names that no code may have
+    write_files(folder, {".trainyardignore": "jobs/\ntrainyard/\n"})  # names that code must not have
     git_in(folder, "init", "--quiet")
     git_in(folder, "add", ".")
     git_in(folder, "commit", "--quiet", "--message=first")
@@ -50,13 +50,13 @@ def hostile(tmp_path: Path) -> tuple[Path, Path]:
         "protocol.ext.allow": "always",
     }.items():
         git_in(folder, "config", key, value)
-    # The content is compared only if its times or its size differ.
+    # Git compares contents only if times or sizes differ.
     (folder / "train.py").write_text("22\n")
     (folder / "jobs/a.py").write_text("22\n")
     return folder, mark
 
 
-def test_nothing_that_a_repository_configures_is_run(hostile: tuple[Path, Path]) -> None:
+def test_commands_of_a_repository_are_not_run(hostile: tuple[Path, Path]) -> None:
     folder, mark = hostile
     pack = pack_folder(folder)
     assert [file.name for file in pack.files] == [".gitattributes", "images/a.py", "train.py"]
@@ -65,14 +65,14 @@ def test_nothing_that_a_repository_configures_is_run(hostile: tuple[Path, Path])
     assert not mark.exists()
 
 
-def test_a_missing_object_is_fetched_from_nowhere(hostile: tuple[Path, Path]) -> None:
+def test_missing_object_is_not_fetched(hostile: tuple[Path, Path]) -> None:
     folder, mark = hostile
     with pytest.raises(subprocess.CalledProcessError):
         run_git("cat-file", "blob", "0123" * 10, folder=folder)
     assert not mark.exists()
 
 
-def test_a_bare_repository_inside_a_clone_is_refused(tmp_path: Path) -> None:
+def test_bare_repository_inside_a_clone_is_rejected(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     settings = f"[core]\n\tbare = false\n\tworktree = .\n\tfsmonitor = touch {mark}\n"
     part = {"HEAD": "ref: refs/heads/main\n", "config": settings, "objects/a": "", "refs/a": "", "train.py": "1\n"}
@@ -83,7 +83,7 @@ def test_a_bare_repository_inside_a_clone_is_refused(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_another_repository_in_the_environment_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_in_the_environment_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN the variables that git sets for a hook
     write_files(tmp_path / "other", {"other.py": ""})
     git_in(tmp_path / "other", "init", "--quiet")
@@ -95,7 +95,7 @@ def test_another_repository_in_the_environment_is_not_asked(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("name", ["a=b", "a.b c"])
-def test_a_filter_of_any_name_is_off(tmp_path: Path, name: str) -> None:
+def test_filter_of_any_name_is_disabled(tmp_path: Path, name: str) -> None:
     write_files(tmp_path, {"train.py": "1\n"})
     git_in(tmp_path, "init", "--quiet")
     git_in(tmp_path, "config", f"filter.{name}.clean", "touch mark")
@@ -112,7 +112,7 @@ Git = Callable[..., str]
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Sources in no repository; git looks for none above the test's own folders."""
+    """Sources without a repository; git does not look for one above the test's folders."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     root = tmp_path / "source"
     for name in ("images/cpu/Dockerfile", "jobs/spec/spec.py", "trainyard/run.py", "README.md"):
@@ -124,7 +124,7 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def git(root: Path) -> Git:
-    """git in the source, which is committed."""
+    """Runs git in the sources, which are committed."""
 
     def run(*arguments: str) -> str:
         identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
@@ -138,7 +138,7 @@ def git(root: Path) -> Git:
     return run
 
 
-def test_a_clean_tree_has_the_revision_of_what_images_are_built_from(root: Path, git: Git) -> None:
+def test_revision_of_a_clean_tree_depends_on_image_sources(root: Path, git: Git) -> None:
     first = source_revision(root)
     assert re.fullmatch("[0-9a-f]{12}", first)
     (root / "README.md").write_text("other\n")
@@ -149,14 +149,14 @@ def test_a_clean_tree_has_the_revision_of_what_images_are_built_from(root: Path,
     second = source_revision(root)
     assert "-dirty-" not in second != first
     assert source_commit(root) == git("rev-parse", "HEAD").strip()
-    # As the module's docstring has a user print it.
+    # The command of the module's docstring.
     printed = "git rev-parse {0}:images {0}:jobs {0}:trainyard | sha256sum | cut -c 1-12"
     for commit, expected in (("HEAD", second), ("HEAD~1", first)):
         shell = ["sh", "-c", printed.format(commit)]
         assert subprocess.run(shell, cwd=root, check=True, capture_output=True, text=True).stdout.strip() == expected
 
 
-def test_each_change_is_told_by_a_hash_of_its_content(root: Path, git: Git) -> None:
+def test_each_change_has_its_own_dirty_revision(root: Path, git: Git) -> None:
     clean = source_revision(root)
     (root / ".git/info/exclude").write_text("*.whl\n")
     path, found = root / "jobs/spec/spec.py", set()
@@ -177,7 +177,7 @@ def test_each_change_is_told_by_a_hash_of_its_content(root: Path, git: Git) -> N
     changed()
     path.rename(path.with_name("renamed.py"))
     changed()
-    # What git does not have counts too, ignored or not: it gets into the image.
+    # Untracked files count too, even ignored ones, because they are copied into the image.
     for name in ("jobs/new.py", "images/cpu/ignored.whl"):
         for content in "12":
             (root / name).write_text(content)
@@ -190,7 +190,7 @@ def test_each_change_is_told_by_a_hash_of_its_content(root: Path, git: Git) -> N
     assert source_revision(root) == clean
 
 
-def test_a_git_that_does_not_answer_is_told(
+def test_git_that_does_not_respond_is_an_error(
     root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = tmp_path / "slow" / "git"
@@ -200,12 +200,12 @@ def test_a_git_that_does_not_answer_is_told(
     monkeypatch.setenv("PATH", str(slow.parent))
     monkeypatch.setattr("jobs.core.git.SECONDS", 0.1)
     with pytest.raises(TrainyardError, match="git did not list the changes") as caught:
-        # Another revision than git's would be taken for it.
+        # The revision from the environment could differ from git's.
         source_revision(root, {"TRAINYARD_REVISION": "0123456789ab"})
     assert "status" in str(caught.value.next_step)
 
 
-def test_without_git_the_environment_says_it(root: Path) -> None:
+def test_without_git_the_environment_sets_the_revision(root: Path) -> None:
     assert source_commit(root) is None
     for given in ("0123456789ab", "0123456789ab-dirty-01234567"):
         assert source_revision(root, {"TRAINYARD_REVISION": given}) == given
@@ -213,7 +213,7 @@ def test_without_git_the_environment_says_it(root: Path) -> None:
     for given in ("", "v1 final", "a/b", "-x", "x" * 65):
         with pytest.raises(ConfigurationError, match="TRAINYARD_REVISION" if given else "not a git repository"):
             source_revision(root, {"TRAINYARD_REVISION": given})
-    # A copy of the source inside another repository is no part of it.
+    # A copy of the sources inside another repository is not part of that repository.
     identity = ["git", "-C", str(root.parent), "-c", "user.name=A", "-c", "user.email=a@example.com"]
     subprocess.run([*identity, "init", "--quiet"], check=True)
     subprocess.run([*identity, "commit", "--quiet", "--allow-empty", "--message", "another"], check=True)

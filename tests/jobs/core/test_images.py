@@ -19,12 +19,12 @@ TUTORIALS = ["1.5.0", "1.4.1"]
 FIRST_GENERATION = [row.name for row in releases().values() if 1 in row.gaudi]
 
 
-def test_the_default_supports_the_first_generation_and_is_the_row_of_its_name() -> None:
+def test_default_release_supports_first_generation_gaudi() -> None:
     assert release().name in FIRST_GENERATION
     assert release() == release(release().name)
 
 
-def test_a_row_names_the_image_that_habana_publishes() -> None:
+def test_base_image_is_habanas_published_image() -> None:
     assert release("1.21.0").base_image.partition("@")[0] == (
         "vault.habana.ai/gaudi-docker/1.21.0/ubuntu22.04/habanalabs/pytorch-installer-2.6.0:1.21.0-555"
     )
@@ -34,13 +34,13 @@ def test_a_row_names_the_image_that_habana_publishes() -> None:
 def test_rows_are_ordered_from_new_to_old() -> None:
     numbers = [tuple(map(int, name.split("."))) for name in releases()]
     assert numbers == sorted(numbers, reverse=True)
-    # The last with the first generation is not the last there is.
+    # The last release that supports the first generation is not the latest release.
     assert FIRST_GENERATION[0] == "1.21.0"
     assert list(releases())[-len(FIRST_GENERATION) :] == FIRST_GENERATION
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
-def test_a_row_is_complete_and_says_why_one_would_choose_it(row: Release) -> None:
+def test_row_is_complete_and_has_a_reason(row: Release) -> None:
     assert row.why
     assert row.build > 0
     assert row.os == "ubuntu22.04"
@@ -53,18 +53,18 @@ def test_a_row_is_complete_and_says_why_one_would_choose_it(row: Release) -> Non
     assert "" not in row.build_arguments.values()
 
 
-def test_the_laptop_trains_with_the_default_releases_transformers_and_accelerate() -> None:
+def test_laptop_uses_the_default_releases_transformers() -> None:
     laptop = re.findall(r"^(\S+==\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert {f"transformers=={release().transformers}", f"accelerate=={release().accelerate}"} <= set(laptop)
 
 
-def test_a_known_commit_of_deepspeed_is_what_is_installed() -> None:
+def test_known_commit_of_deepspeed_is_installed() -> None:
     assert release().build_arguments["DEEPSPEED"] == release().deepspeed
     assert replace(release(), deepspeed_commit="0" * 40).build_arguments["DEEPSPEED"] == "0" * 40
 
 
 @pytest.mark.parametrize("row", history().values(), ids=lambda row: row.name)
-def test_history_is_refused_with_the_reason(row: Release) -> None:
+def test_past_release_is_rejected_with_the_reason(row: Release) -> None:
     reason = (
         "its image has Python 3.8, but jobs/container needs 3.10" if row.name in TUTORIALS else "it has no lock files"
     )
@@ -75,7 +75,7 @@ def test_history_is_refused_with_the_reason(row: Release) -> None:
     )
 
 
-def test_history_holds_what_the_tutorials_ran() -> None:
+def test_history_has_the_releases_of_the_tutorials() -> None:
     assert [row.name for row in history().values() if row.python != MINIMUM_PYTHON] == TUTORIALS
     assert history()["1.4.1"].base_image == (
         "vault.habana.ai/gaudi-docker/1.4.1/ubuntu20.04/habanalabs/pytorch-installer-1.10.2:1.4.1-11"
@@ -90,7 +90,7 @@ def test_dl1_runs_every_release_up_to_1_21(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in releases() if name not in FIRST_GENERATION])
-def test_dl1_is_refused_what_dropped_its_generation(name: str) -> None:
+def test_dl1_rejects_releases_without_its_generation(name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         release_for(DL1, name)
     assert str(caught.value) == (
@@ -100,19 +100,19 @@ def test_dl1_is_refused_what_dropped_its_generation(name: str) -> None:
     assert caught.value.exit_code == 3
 
 
-def test_a_later_generation_and_a_type_without_gaudi_run_what_dl1_does_not() -> None:
+def test_other_types_run_releases_that_dl1_does_not() -> None:
     assert release_for(replace(DL1, gaudi_generation=2), "1.23.0").name == "1.23.0"
     assert release_for(INSTANCE_TYPES["m6i.4xlarge"], "1.23.0").name == "1.23.0"
     assert release_for(INSTANCE_TYPES["m6i.4xlarge"]) == release()
 
 
-def test_a_release_without_a_row_is_refused_with_the_closest_one() -> None:
+def test_unknown_release_is_rejected_with_the_closest_one() -> None:
     with pytest.raises(UsageError, match=r"^unknown release '1\.21'; did you mean '1\.21\.0'\?$"):
         release_for(DL1, "1.21")
 
 
 @pytest.mark.parametrize("page", ["images/README.md"])
-def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
+def test_pages_contain_the_printed_table(page: str) -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "jobs.core.images", "--table"],
         cwd=ROOT,
@@ -125,7 +125,7 @@ def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
     assert printed.count("\n| ") + 1 == 2 + len(releases()), "a line a row"
 
 
-def test_the_table_tells_what_is_refused() -> None:
+def test_table_shows_where_releases_are_rejected() -> None:
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in table().splitlines()}
     assert cells[f"**{release().name}** (default)"] == ""
     assert cells["1.23.0"] == "on dl1.24xlarge, which has Gaudi 1"

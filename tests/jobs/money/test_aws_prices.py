@@ -1,4 +1,4 @@
-"""Prices as AWS answers them, by botocore's own model of the answers; and the recorded row where it does not."""
+"""Current prices from AWS's responses (checked by botocore's model), and recorded prices if AWS gives none."""
 
 import json
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def spot(zone: str, price: str, hour: int) -> dict[str, Any]:
 
 
 def product(*dimensions: tuple[str, str]) -> str:
-    """A product of GetProducts, of which its API reference shows the shape."""
+    """A product of GetProducts, in the format of its API reference."""
     prices = {
         f"rate.{number}": {"unit": unit, "pricePerUnit": {"USD": price}}
         for number, (unit, price) in enumerate(dimensions)
@@ -43,7 +43,7 @@ def product(*dimensions: tuple[str, str]) -> str:
 
 
 def asked(aws: Aws, *, history: list[dict[str, Any]] | None, products: list[str] | None) -> tuple[Stubber, Stubber]:
-    """Stubs that answer so; None: that is denied."""
+    """Stubs with these responses; None: the request is denied."""
     ec2, pricing = Stubber(aws.quick_ec2), Stubber(aws.pricing)
     if history is None:
         ec2.add_client_error("describe_spot_price_history", "UnauthorizedOperation")
@@ -57,7 +57,7 @@ def asked(aws: Aws, *, history: list[dict[str, Any]] | None, products: list[str]
     return ec2, pricing
 
 
-def test_aws_is_asked_and_its_answer_said_with_its_zones(aws: Aws) -> None:
+def test_current_prices_come_from_aws_with_their_zones(aws: Aws) -> None:
     history = [spot("us-west-2a", "9.10", 11), spot("us-west-2a", "7.00", 10), spot("us-west-2b", "8.25", 9)]
     products = [product(("Hrs", "21.9576420000"), ("Hrs", "0.0000000000"))]
     ec2, pricing = asked(aws, history=history, products=products)
@@ -83,7 +83,7 @@ def test_aws_is_asked_and_its_answer_said_with_its_zones(aws: Aws) -> None:
     ],
     ids=["denied", "not offered", "of another shape", "ambiguous"],
 )
-def test_where_aws_does_not_say_the_recorded_row_counts(
+def test_recorded_price_is_used_if_aws_gives_none(
     aws: Aws, history: list[dict[str, Any]] | None, products: list[str] | None
 ) -> None:
     ec2, pricing = asked(aws, history=history, products=products)
@@ -92,7 +92,7 @@ def test_where_aws_does_not_say_the_recorded_row_counts(
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "https://stand-in.example"])
-def test_what_stands_in_for_aws_is_not_asked(aws: Aws, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_emulator_is_not_queried_for_prices(aws: Aws, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setattr(Aws, "pricing", property(lambda _: pytest.fail("it was asked")))
     assert current_prices(Aws(region="us-west-2"), ROW) == recorded(ROW)

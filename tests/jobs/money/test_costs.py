@@ -17,7 +17,7 @@ SPOT, ON_DEMAND = ROW.spot_usd_per_hour, ROW.on_demand_usd_per_hour
 
 
 def bill(run: str, *hours: tuple[datetime, float], capacity: str = "spot", job: str = "tokenize") -> Receipt:
-    """A run's receipt: begin and hours of each attempt, the first quarter of which goes into its start."""
+    """The receipt of a run, given start and hours of each attempt; the first quarter of the hours is startup."""
     attempts = [
         Attempt.model_validate(
             {
@@ -42,7 +42,7 @@ def day(number: int, month: int = 11) -> datetime:
     return datetime(2026, month, number, tzinfo=timezone.utc)
 
 
-def test_runs_are_added_up_by_team_by_kind_or_each_for_itself() -> None:
+def test_costs_are_added_up_by_team_kind_or_run() -> None:
     receipts = [
         bill("vision/a-20261101-000000-0000", (day(1), 2.0)),
         bill("vision/b-20261102-000000-0000", (day(2), 1.0), capacity="on-demand", job="train-tokenizer"),
@@ -63,7 +63,7 @@ def test_runs_are_added_up_by_team_by_kind_or_each_for_itself() -> None:
     assert everything.usd == pytest.approx(sum(each.estimated_usd or 0 for each in receipts))
 
 
-def test_what_ran_over_the_end_of_a_month_is_parted_there() -> None:
+def test_run_across_the_end_of_a_month_is_split() -> None:
     over = [bill("vision/a-20261031-000000-0000", (day(31, 10) + timedelta(hours=22), 3.0), (day(2), 1.0))]
     by_month = {name: total(costs(over, by="run", month=month_of(name, now=NOW))) for name in ("2026-10", "2026-11")}
     assert by_month["2026-10"].instance_hours == pytest.approx(2)
@@ -82,18 +82,18 @@ def test_what_ran_over_the_end_of_a_month_is_parted_there() -> None:
         ("2026-12", day(1, 12), datetime(2027, 1, 1, tzinfo=timezone.utc)),
     ],
 )
-def test_a_month_is_a_calendar_month_in_utc(text: str, begin: datetime, end: datetime) -> None:
+def test_month_is_a_calendar_month_in_utc(text: str, begin: datetime, end: datetime) -> None:
     month = month_of(text, now=NOW)
     assert (month.begin, month.end) == (begin, end)
 
 
 @pytest.mark.parametrize("text", ["", "2026-13", "2026-11-01"])
-def test_what_names_no_month_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="it should look like 2026-11"):
+def test_invalid_month_is_rejected(text: str) -> None:
+    with pytest.raises(UsageError, match="use a month like 2026-11"):
         month_of(text, now=NOW)
 
 
-def test_a_month_is_spent_day_by_day_and_all_time_month_by_month() -> None:
+def test_spans_of_a_month_are_days_and_of_all_time_months() -> None:
     receipts = [bill("vision/a-20261031-220000-0000", (day(31, month=10) + timedelta(hours=22), 4.0))]
     november = spans(month_of("2026-11", now=NOW), receipts, now=NOW)
     assert [name for name, _ in november] == [f"11-{number:02}" for number in range(1, 31)]

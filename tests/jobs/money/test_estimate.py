@@ -1,4 +1,4 @@
-"""What a spec would take, held against amounts worked out by hand; and the rows that it falls back on."""
+"""Estimates and forecasts, compared with amounts computed by hand; and the published throughputs."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ RUNS = (
 )
 
 
-def test_time_is_start_steps_and_rest_and_the_range_is_that_of_the_runs_with_the_reclaims_of_the_slowest() -> None:
+def test_estimate_is_start_plus_steps_plus_rest_with_a_range() -> None:
     found = estimate(WORK, RUNS, ROW, recorded(ROW))
     assert found.seconds == pytest.approx(200 + 7_200_000 / 500 + 60)
     assert found.low_seconds == pytest.approx(200 + 12_000 + 60)
@@ -49,18 +49,18 @@ def test_time_is_start_steps_and_rest_and_the_range_is_that_of_the_runs_with_the
     assert "start 200 s + steps 14,400 s + rest 60 s = 14,660 s" in found.arithmetic
 
 
-def test_several_nodes_on_demand_cost_each_and_are_not_reclaimed_and_a_laptop_costs_nothing() -> None:
+def test_estimate_of_several_on_demand_nodes_and_of_a_laptop() -> None:
     work = Work(samples=100, because="hands", nnodes=4, capacity="on-demand", mean_hours_between_reclaims=6.0)
     published = Measurement(name="published", samples_per_second=10.0)
     found = estimate(work, [published], ROW, recorded(ROW))
     assert found.high_seconds == found.seconds == found.low_seconds == 10
     assert found.usd == found.on_demand_usd == pytest.approx(10 / 3600 * 4 * ROW.on_demand_usd_per_hour)
-    assert found.arithmetic[-1] == "the start and what comes after the last step are not known, and left out"
+    assert found.arithmetic[-1] == "without start and rest, which are unknown"
     here = estimate(work, [published], None, None)
     assert (here.place, here.seconds, here.usd) == ("this machine", 10, 0)
 
 
-def test_a_sweep_costs_what_all_its_points_do_and_takes_as_long_as_its_workers() -> None:
+def test_sweep_costs_all_points_and_takes_as_long_as_its_workers() -> None:
     measured = Measurement(name="a", samples_per_second=10.0)
     points = [
         estimate(replace(WORK, samples=samples, mean_hours_between_reclaims=math.inf), [measured], ROW, recorded(ROW))
@@ -77,7 +77,7 @@ def test_a_sweep_costs_what_all_its_points_do_and_takes_as_long_as_its_workers()
     )
 
 
-def test_each_published_row_names_a_kind_a_type_with_as_many_cards_and_where_it_is_from() -> None:
+def test_published_throughputs_are_valid_and_have_a_source() -> None:
     rows = throughputs()
     assert rows
     for row in rows:
@@ -87,7 +87,7 @@ def test_each_published_row_names_a_kind_a_type_with_as_many_cards_and_where_it_
         assert "." in row.source.partition("/")[0]
 
 
-def test_models_are_known_by_the_last_part_of_their_name_and_new_ones_by_their_shape() -> None:
+def test_model_name_is_the_last_part_or_the_shape() -> None:
     def named(model: str) -> str:
         return model_name(FinetuneClassification.model_validate({"model": model, "glue_task": "mrpc"}))
 
@@ -114,7 +114,7 @@ def attempt(minutes: float, **changed: Any) -> Attempt:
     return Attempt.model_validate(fields)
 
 
-def test_money_at_the_end_is_what_it_has_cost_and_the_steps_that_are_left_at_the_pace_until_now() -> None:
+def test_forecast_adds_the_remaining_steps_at_the_current_pace() -> None:
     now = BEGIN + timedelta(minutes=60)
     running, progress = attempt(59.5, resumed_from_step=100), Progress(400, 1000)
     pace = seconds_per_step(running, progress, at=now)
@@ -128,7 +128,7 @@ def test_money_at_the_end_is_what_it_has_cost_and_the_steps_that_are_left_at_the
     assert time_text(found) == "1:48 h to the last step"
 
 
-def test_where_nothing_is_known_of_the_end_none_is_told_and_a_silent_attempt_counts_no_further() -> None:
+def test_forecast_without_pace_or_heartbeat() -> None:
     lost, late = attempt(30), BEGIN + timedelta(minutes=30, seconds=UNSEEN_SECONDS + 1)
     assert seconds_per_step(lost, Progress(0, 10), at=late) is None
     found = forecast([lost], Progress(0, 10), None, now=late)

@@ -1,4 +1,4 @@
-"""What a run's time went into, by hand-written records of its attempts."""
+"""The phases of a run, from hand-written records of its attempts."""
 
 from datetime import datetime, timedelta, timezone
 
@@ -13,7 +13,7 @@ START = datetime(2026, 11, 1, tzinfo=timezone.utc)
 def attempt(
     number: int, *, minutes: float, training_after: float | None = 2, steps: tuple[int, int] = (0, 0), **further: object
 ) -> Attempt:
-    """An attempt of one DL1 on Spot, which begins at the full hour of its number."""
+    """An attempt on one Spot DL1 that starts at the full hour of its number."""
     started_at = START + timedelta(hours=number)
     training = None if training_after is None else started_at + timedelta(minutes=training_after)
     fields = {
@@ -40,8 +40,8 @@ def minutes_of(*attempts: Attempt) -> list[tuple[int, str, float]]:
     return [(phase.attempt, phase.name, phase.instance_seconds / 60) for phase in found]
 
 
-def test_steps_that_are_made_again_are_lost_at_the_mean_time_of_a_step() -> None:
-    # 100 steps in 50 minutes, of which the second attempt makes 40 again.
+def test_repeated_steps_are_lost_at_the_mean_step_time() -> None:
+    # 100 steps in 50 minutes, of which the second attempt repeats 40.
     first = attempt(1, minutes=52, steps=(0, 100))
     second = attempt(2, minutes=12, steps=(60, 80))
     assert lost_steps(first, [second]) == 40
@@ -54,13 +54,13 @@ def test_steps_that_are_made_again_are_lost_at_the_mean_time_of_a_step() -> None
     ]
 
 
-def test_an_attempt_whose_checkpoints_are_gone_has_lost_no_more_than_its_own_steps() -> None:
+def test_attempt_loses_at_most_its_own_steps() -> None:
     first, second = attempt(1, minutes=52, steps=(50, 100)), attempt(2, minutes=12, steps=(0, 20))
     assert lost_steps(first, [second]) == 50
     assert [name for _, name, _ in minutes_of(first, second)] == ["starting", "lost", "starting", "working"]
 
 
-def test_steps_that_a_third_attempt_makes_again_are_lost_by_both_before_it() -> None:
+def test_steps_repeated_by_a_third_attempt_are_lost_by_both() -> None:
     first, second = attempt(1, minutes=52, steps=(0, 50)), attempt(2, minutes=52, steps=(50, 100))
     third = attempt(3, minutes=52, steps=(20, 100))
     assert lost_steps(first, [second, third]) == 30
@@ -68,23 +68,23 @@ def test_steps_that_a_third_attempt_makes_again_are_lost_by_both_before_it() -> 
     assert lost_steps(third, []) == 0
 
 
-def test_a_script_that_reads_its_checkpoints_itself_has_lost_what_came_after_its_last_one() -> None:
+def test_script_loses_the_time_after_its_last_checkpoint() -> None:
     saved_at = START + timedelta(hours=1, minutes=40)
     first = attempt(1, minutes=60, steps=(0, 4), training_after=None, restored_step=0, saved_at=saved_at)
     second = attempt(2, minutes=60, steps=(0, 8), training_after=None, restored_step=4)
     assert second.may_repeat
     assert minutes_of(first, second) == [(1, "working", 40), (1, "lost", 20), (2, "working", 60)]
-    # It saves step 2 again: it had not read step 4, and what the first attempt did is done again
+    # It saves step 2 again, so it did not load step 4, and repeats the first attempt's work.
     again = second.model_copy(update={"repeats_from_step": 1})
     assert not again.may_repeat
     assert minutes_of(first, again) == [(1, "working", 10), (1, "lost", 50), (2, "working", 60)]
-    # Of an attempt that saved nothing all is lost, once another one begins
+    # An attempt that saved nothing is lost completely once another attempt starts.
     nothing = attempt(1, minutes=60, training_after=None, restored_step=0)
     assert minutes_of(nothing) == [(1, "working", 60)]
     assert minutes_of(nothing, second.model_copy(update={"restored_step": 0}))[0] == (1, "lost", 60)
 
 
-def test_nodes_that_wait_for_each_other_are_paid_before_the_attempt() -> None:
+def test_waiting_of_nodes_is_a_phase_before_the_attempt() -> None:
     gang = attempt(1, minutes=12, nnodes=4, waited_instance_seconds=600)
     assert minutes_of(gang) == [(1, "waiting", 10), (1, "starting", 8), (1, "working", 40)]
     cost = usd_by_phase([gang])
@@ -101,17 +101,17 @@ def test_nodes_that_wait_for_each_other_are_paid_before_the_attempt() -> None:
     )
 
 
-def test_what_ends_before_its_first_step_only_started_unless_the_job_does_not_train() -> None:
+def test_attempt_without_a_step_is_only_starting_if_the_job_trains() -> None:
     early, later = attempt(1, minutes=5, training_after=None), attempt(2, minutes=12)
     assert minutes_of(early, later) == [(1, "starting", 5), (2, "starting", 2), (2, "working", 10)]
     assert minutes_of(early) == [(1, "working", 5)]
 
 
-def test_a_clock_that_was_set_back_makes_no_phase_negative() -> None:
+def test_clock_set_back_makes_no_phase_negative() -> None:
     assert minutes_of(attempt(1, minutes=-3, steps=(0, 10)), attempt(2, minutes=-1)) == []
 
 
-def test_cards_that_do_nothing_take_from_the_work_and_from_no_other_phase() -> None:
+def test_idle_time_reduces_only_working_time() -> None:
     cards = CardUse(utilization_percent=0.0, memory_percent=3.0, mean_utilization_percent=40.0, idle_seconds=240.0)
     one = attempt(1, minutes=12).model_copy(update={"cards": cards})
     assert minutes_of(one) == [(1, "starting", 2), (1, "working", 6), (1, "idle", 4)]
@@ -119,7 +119,7 @@ def test_cards_that_do_nothing_take_from_the_work_and_from_no_other_phase() -> N
     assert minutes_of(never) == [(1, "starting", 2), (1, "idle", 10)]
 
 
-def test_compiling_and_saving_are_no_work_and_explain_why_cards_did_nothing() -> None:
+def test_compiling_and_saving_explain_idle_cards() -> None:
     cards = CardUse(utilization_percent=0.0, memory_percent=3.0, mean_utilization_percent=40.0, idle_seconds=240.0)
     one = attempt(1, minutes=12, nnodes=2, compiling_seconds=120, saving_seconds=60, cards=cards)
     assert minutes_of(one) == [
@@ -129,7 +129,7 @@ def test_compiling_and_saving_are_no_work_and_explain_why_cards_did_nothing() ->
         (1, "saving", 2),
         (1, "idle", 2),
     ]
-    # 100 steps in the 7 minutes that were neither, of which half are made again.
+    # 100 steps in the remaining 7 minutes, of which half are repeated.
     first = attempt(1, minutes=12, steps=(0, 100), compiling_seconds=120, saving_seconds=60)
     found = minutes_of(first, attempt(2, minutes=2, steps=(50, 50)))
     assert found[:4] == [
@@ -142,6 +142,6 @@ def test_compiling_and_saving_are_no_work_and_explain_why_cards_did_nothing() ->
     assert found[4][2] == pytest.approx(3.5)
 
 
-def test_an_attempt_that_only_compiled_has_no_more_than_its_own_time() -> None:
+def test_compiling_time_is_limited_to_the_attempts_time() -> None:
     one = attempt(1, minutes=5, compiling_seconds=600, saving_seconds=60)
     assert minutes_of(one) == [(1, "starting", 2), (1, "compiling", 3)]

@@ -1,4 +1,4 @@
-"""The receipt of a run whose launcher was killed: what Batch knows of its end counts."""
+"""The receipt of a run whose launcher was killed, which ends when Batch's job ended."""
 
 from datetime import datetime, timedelta, timezone
 
@@ -13,7 +13,7 @@ from jobs.money.receipt import with_end
 STARTED = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
 
-def test_an_attempt_that_left_no_end_is_paid_to_the_end_that_batch_knows() -> None:
+def test_attempt_without_an_end_is_billed_until_its_jobs_end() -> None:
     row = instance_type("dl1.24xlarge")
     attempt = Attempt(
         number=1,
@@ -45,6 +45,6 @@ def test_an_attempt_that_left_no_end_is_paid_to_the_end_that_batch_knows() -> No
     assert found.estimated_usd == pytest.approx(2 * row.spot_usd_per_hour)
     assert found.instance_hours == 2
     assert found.saved_usd == pytest.approx(2 * (row.on_demand_usd_per_hour - row.spot_usd_per_hour))
-    # What has an end, or belongs to a job before, stays as it is
+    # An attempt that has an end, or belongs to an earlier job, is unchanged.
     assert with_end(found, job_id="0f0f", stopped_at=STARTED + timedelta(hours=3)) == found
     assert with_end(written, job_id="1a1a", stopped_at=stopped_at) == written

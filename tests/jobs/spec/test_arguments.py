@@ -15,7 +15,7 @@ from jobs.spec.kinds.finetune_classification import FinetuneClassification
 
 
 class Example(Arguments):
-    """Something to fill in."""
+    """An example of arguments."""
 
     model: Model
     """Weights."""
@@ -29,7 +29,7 @@ class Example(Arguments):
     flag: bool = False
 
 
-def test_flags_carry_every_value_defaults_included() -> None:
+def test_flags_include_defaults() -> None:
     assert Example(model="hf://a/b", steps=3).to_flags() == [
         "--model=hf://a/b",
         "--steps=3",
@@ -56,7 +56,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
     )
 )
 @example(arguments=Example(model="a b", note="--steps=3", label='{"a": 1}'))
-def test_flags_are_read_back_as_they_were(arguments: Example) -> None:
+def test_flags_are_parsed_to_the_same_arguments(arguments: Example) -> None:
     assert parse_flags(Example, arguments.to_flags(), program="test") == arguments
 
 
@@ -69,7 +69,7 @@ def test_flags_are_read_back_as_they_were(arguments: Example) -> None:
         (["--model"], "argument --model: expected one argument"),
     ],
 )
-def test_wrong_flags_end_with_usage(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags_print_the_usage(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_flags(Example, flags, program="launch example")
     assert caught.value.code == 2
@@ -79,7 +79,7 @@ def test_wrong_flags_end_with_usage(flags: list[str], message: str, capsys: pyte
 
 
 @pytest.mark.parametrize(("flag", "message"), [("--steps=1.5", "valid integer"), ("--mode=slow", "'fast' or 'good'")])
-def test_wrong_values_are_refused(flag: str, message: str) -> None:
+def test_invalid_values_are_rejected(flag: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         parse_flags(Example, ["--model=m", flag], program="test")
 
@@ -93,7 +93,7 @@ def test_sources_are_the_inputs_that_are_set() -> None:
 
 
 def test_every_entrypoint_exists() -> None:
-    # In a process of its own: finding a submodule imports its parents, and a broken one must not pass for found.
+    # In a separate process, because finding a submodule imports its parents, which must not be broken.
     names = [kind.entrypoint for kind in CATALOG.values()]
     code = f"import importlib.util; print([name for name in {names!r} if importlib.util.find_spec(name) is None])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -104,11 +104,11 @@ def test_every_entrypoint_exists() -> None:
     ("global_batch_size", "world_sizes", "sizes"),
     [(3, [8], "8"), (30, [8], "24 or 32"), (9, [3, 2], "6 or 12"), (8, [3, 2], "6 or 12")],
 )
-def test_a_global_batch_that_does_not_divide_is_refused_with_sizes_that_do(
+def test_indivisible_global_batch_is_rejected_with_valid_sizes(
     global_batch_size: int, world_sizes: list[int], sizes: str
 ) -> None:
     arguments = FinetuneClassification(model="m", train_data="t.csv", global_batch_size=global_batch_size)
-    with pytest.raises(UsageError, match=f"global_batch_size {global_batch_size} does not divide over ") as error:
+    with pytest.raises(UsageError, match=f"global_batch_size {global_batch_size} is not divisible by ") as error:
         arguments.check(*world_sizes)
     assert error.value.next_step == f"set it to {sizes}"
 
@@ -123,7 +123,7 @@ class Several(Arguments):
     tokens: Annotated[Artifact, OfKind("packed-tokens")] = "run://tokenize"
 
 
-def test_each_input_of_a_list_is_a_source_of_its_own() -> None:
+def test_each_input_of_a_list_is_a_separate_source() -> None:
     several = Several(texts=["hf://a/b", "data://c.jsonl"], corpus="run://corpus")
     assert [(name, location) for name, location, _ in several.sources()] == [
         ("texts.0", "hf://a/b"),
@@ -146,7 +146,7 @@ class Wide(Arguments):
     tables: Tables
 
 
-def test_a_field_of_tables_takes_one_or_several() -> None:
+def test_tables_field_accepts_one_table_or_a_list() -> None:
     for table, names in (("t.csv", ["tables"]), (["a.csv", "hf://b/c"], ["tables.0", "tables.1"])):
         wide = Wide(tables=table)
         assert [name for name, _, _ in wide.sources()] == names
@@ -161,7 +161,7 @@ def test_a_field_of_tables_takes_one_or_several() -> None:
         assert [error["loc"] for error in refused.value.errors()] == [("tables",)]
 
 
-def test_an_artifact_may_have_to_be_of_one_kind() -> None:
+def test_artifact_kind_of_an_argument() -> None:
     several = Several(texts=["hf://a/b"], tokenizer="run://tokenizer")
     kinds = {name: several.artifact_kind(name) for name in ("texts.0", "corpus", "tokenizer", "tokens")}
     assert kinds == {"texts.0": None, "corpus": None, "tokenizer": "tokenizer", "tokens": "packed-tokens"}

@@ -18,17 +18,17 @@ LEAST = {"instance_type": "dl1.24xlarge", "nproc_per_node": 8}
         ),
         ({"gang_min_nnodes": 2, "gang_attempts": 3}, ["--gang-min-nnodes=2", "--gang-attempts=3"]),
         ({"allow_changes": True}, ["--allow-changes"]),
-        # The launcher's own defaults are not said.
+        # Defaults are omitted.
         ({"hang_timeout_seconds": 120, "gang_wait_seconds": 900, "allow_changes": False}, []),
     ],
 )
-def test_options_become_flags_and_are_read_back(given: dict[str, object], flags: list[str]) -> None:
+def test_options_become_flags_and_are_parsed_again(given: dict[str, object], flags: list[str]) -> None:
     options = LauncherOptions.model_validate({**LEAST, **given})
     assert options.to_flags() == ["--instance-type=dl1.24xlarge", "--nproc-per-node=8", *flags]
     assert parse_flags(LauncherOptions, options.to_flags(), program="test") == options
 
 
 @pytest.mark.parametrize("wrong", [{"nproc_per_node": 0}, {"hang_timeout_seconds": -1}, {"max_usd": 0}], ids=str)
-def test_options_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_options_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="greater than"):
         LauncherOptions.model_validate({**LEAST, **wrong})

@@ -1,4 +1,4 @@
-"""A plan: the request as it is sent, where it runs and why, and what is refused before anything is paid for."""
+"""Plans: the request, the placement with reasons, and what is rejected before any money is spent."""
 
 import json
 from dataclasses import replace
@@ -25,23 +25,23 @@ from tests.support.jobs.planning import ARGUMENTS, EMULATED, LARGE, RUN_ID, STAG
 
 SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
 MAX_PAYLOAD_BYTES = 30 * 1024
-"""AWS Batch's limit of a SubmitJob request."""
+"""AWS Batch's limit on a SubmitJob request."""
 
 APART = replace(
     LARGE,
     queues={**LARGE.queues, "spot@research": "arn:queue/own", "cpu-spot@research": "arn:queue/own-cpu"},
 )
-"""A stage whose team `research` has instances of its own, on Spot only."""
+"""A stage whose team `research` has its own instances, on Spot only."""
 
 
 def test_the_whole_request() -> None:
     arguments = {"model": "s3://elsewhere/m", "train_data": "data://shared/t.jsonl", "learning_rate": 1e-4}
     planned = plan(spec(arguments=arguments, attempts=5, timeout_hours=1.5), STAGE, run_id=RUN_ID)
-    there = FinetuneClassification.model_validate({**arguments, "train_data": "s3://data-bucket/shared/t.jsonl"})
+    resolved = FinetuneClassification.model_validate({**arguments, "train_data": "s3://data-bucket/shared/t.jsonl"})
     options = ["--instance-type=dl1.24xlarge", "--nproc-per-node=8", "--capacity=spot"]
     container = {
         "name": "main",
-        "command": ["python", "-m", "jobs.container.launch", *options, "finetune-classification", *there.to_flags()],
+        "command": ["python", "-m", "jobs.container.launch", *options, "finetune-classification", *resolved.to_flags()],
         "environment": [
             {"name": "TRAINYARD_RUN_URI", "value": f"s3://run-bucket/research/{RUN_ID}/"},
             {"name": "TRAINYARD_ACCELERATOR", "value": "hpu"},
@@ -74,12 +74,12 @@ def test_the_whole_request() -> None:
     }
 
 
-def test_a_plan_tells_where_it_runs_what_it_reads_and_what_it_costs() -> None:
+def test_plan_has_placement_inputs_and_prices() -> None:
     planned = plan(spec(), STAGE, run_id=RUN_ID)
     assert str(planned.run_location) == f"s3://run-bucket/research/{RUN_ID}/"
     assert (planned.queue, planned.queue_reason) == (
         "spot",
-        "one node of dl1.24xlarge: Spot, started again after a reclaim",
+        "one node of dl1.24xlarge on Spot: started again after a reclaim",
     )
     assert (planned.accelerator, planned.accelerator_reason) == ("hpu", "dl1.24xlarge of stage 'dev'")
     assert (planned.nnodes, planned.nproc_per_node) == (1, 8)
@@ -89,18 +89,18 @@ def test_a_plan_tells_where_it_runs_what_it_reads_and_what_it_costs() -> None:
         ("model", "s3://data-bucket/shared/m", "a pretrained model's folder"),
         ("train_data", "s3://data-bucket/shared/t.jsonl", "a table of examples"),
     )
-    # The spec that is kept with the run names what was really read.
+    # The spec that is stored with the run has the resolved locations.
     assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
-    # A team pays by its share, whose identifier Batch wants of letters and digits, within the kind's time.
+    # The share identifier has only letters and digits, as Batch requires; the timeout is the kind's.
     other = plan(spec(team="nlp-core", resources={"nproc_per_node": 2}), STAGE, run_id=RUN_ID)
     assert (other.request["shareIdentifier"], other.request["jobDefinition"]) == ("nlpcore", "arn:definition/nlp:1")
     assert other.run_location.key == f"nlp-core/{RUN_ID}/"
     assert other.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
     assert (other.nproc_per_node, other.spot_usd_per_hour) == (2, 3.93)
-    assert other.notes == ("uses 2 of the 8 HPUs of a dl1.24xlarge; the whole instance is paid for",)
+    assert other.notes == ("uses 2 of the 8 HPUs of a dl1.24xlarge; you pay for the whole instance",)
 
 
-def test_the_launcher_gets_every_limit_of_a_spec_as_it_is() -> None:
+def test_launcher_gets_every_limit_of_the_spec() -> None:
     limits = {
         "max_usd": 40.0,
         "max_hours": 30.0,
@@ -110,8 +110,8 @@ def test_the_launcher_gets_every_limit_of_a_spec_as_it_is() -> None:
         "health": {"seconds": 20.0, "min_teraflops": 100.0, "min_gigabytes_per_second": 10.0},
     }
     assert limits.keys() == Limits.model_fields.keys()
-    told = command_of(plan(spec(**limits), STAGE, run_id=RUN_ID))
-    flags = told[told.index("jobs.container.launch") + 1 : told.index("finetune-classification")]
+    command = command_of(plan(spec(**limits), STAGE, run_id=RUN_ID))
+    flags = command[command.index("jobs.container.launch") + 1 : command.index("finetune-classification")]
     assert parse_flags(LauncherOptions, flags, program="test").model_dump(include=set(limits)) == limits
 
 
@@ -119,25 +119,25 @@ def test_the_launcher_gets_every_limit_of_a_spec_as_it_is() -> None:
     ("name", "accelerator", "ranks"),
     [("m6i.4xlarge", "cpu", 1), ("g5.4xlarge", "cuda", 1), ("p4d.24xlarge", "cuda", 8)],
 )
-def test_the_same_spec_runs_on_other_instances(name: str, accelerator: str, ranks: int) -> None:
+def test_same_spec_runs_on_other_instances(name: str, accelerator: str, ranks: int) -> None:
     planned = plan(spec(), replace(STAGE, instance_type=instance_type(name)), run_id=RUN_ID)
     assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == accelerator
     assert {f"--instance-type={name}", f"--nproc-per-node={ranks}"} <= set(command_of(planned))
     assert planned.notes == ()
 
 
-def test_on_the_emulator_the_machine_decides_what_to_train_on() -> None:
+def test_emulator_trains_on_what_the_machine_has() -> None:
     planned = plan(spec(), EMULATED, run_id=RUN_ID)
     assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "auto"
     assert planned.accelerator_reason == "the emulator runs jobs on this machine; on AWS: hpu of dl1.24xlarge"
     assert "--nproc-per-node=2" in command_of(planned)
-    assert planned.notes == ("runs 2 ranks on this machine instead of 8; the global batch size stays",)
-    # Everything else is what AWS would get.
+    assert planned.notes == ("runs 2 ranks on this machine instead of 8, with the same global batch size",)
+    # Everything else is as on AWS.
     assert planned.request["jobQueue"] == "arn:queue/gaudi"
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
-def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path) -> None:
+def test_ready_specs_fit_batchs_request_limit(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         ready = parse_spec(document, origin=path.name)
         for stage in (LARGE, replace(LARGE, emulated_processes=2)):
@@ -145,7 +145,7 @@ def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path) -> None
             assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
 
 
-def test_what_a_plan_waits_for_is_in_its_request() -> None:
+def test_dependencies_are_in_the_request() -> None:
     earlier = Dependency(
         run_id="clean-20261121-120005-00ab", job_id="5f3a", queue="cpu-spot", arguments=("train_data",)
     )
@@ -154,16 +154,16 @@ def test_what_a_plan_waits_for_is_in_its_request() -> None:
     assert planned.request["dependsOn"] == [{"jobId": "5f3a"}, {"jobId": "<job id of bert-20261121-120005-00ac>"}]
     submitted = planned.with_job_ids({"bert-20261121-120005-00ac": "77b0"})
     assert submitted.request == {**planned.request, "dependsOn": [{"jobId": "5f3a"}, {"jobId": "77b0"}]}
-    # Only a run on Spot can be moved, and only where there is an On-Demand queue.
+    # Only a run on Spot can be moved, and only if there is an On-Demand queue.
     assert [note for note in planned.notes if "moved to On-Demand" in note] == [together.note(LARGE)]
     assert plan(spec(), STAGE, run_id=RUN_ID, dependencies=(earlier, together)).notes == ()
-    # A team's may be moved to its own On-Demand queue, not to one that others share.
+    # A run in a team's queue can be moved to the team's On-Demand queue, not to a shared one.
     own = replace(together, queue="spot@research")
     assert own.note(LARGE) is None
     assert own.note(replace(LARGE, queues={**LARGE.queues, "on-demand@research": "arn:own"})) == together.note(LARGE)
 
 
-def test_what_a_job_sends_elsewhere_needs_its_teams_secret() -> None:
+def test_pushes_and_trackers_need_the_teams_secret() -> None:
     pushing = spec(arguments={**ARGUMENTS, "push_to_hub": "acme/reviews"})
     for stage in (replace(STAGE, huggingface_teams=frozenset({"nlp-core"})), EMULATED):
         with pytest.raises(UsageError, match=r"team 'research' has no secret for a Hugging Face token in stage 'dev'"):
@@ -171,33 +171,33 @@ def test_what_a_job_sends_elsewhere_needs_its_teams_secret() -> None:
     its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
     assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, its_own, run_id=RUN_ID))
     half = replace(STAGE, secret_variables={"research": frozenset({"WANDB_API_KEY"}), "nlp-core": frozenset()})
-    with pytest.raises(UsageError, match=r"with what it takes for mlflow \(MLFLOW_TRACKING_URI"):
+    with pytest.raises(UsageError, match=r"has no variable for mlflow \(MLFLOW_TRACKING_URI"):
         plan(spec(arguments={**ARGUMENTS, "report_to": ["wandb", "mlflow"]}), half, run_id=RUN_ID)
     one = plan(spec(arguments={**ARGUMENTS, "report_to": "wandb"}), half, run_id=RUN_ID)
     assert '--report-to=["wandb"]' in command_of(one)
 
 
-def test_all_that_a_plan_refuses_is_told_at_once() -> None:
+def test_all_errors_of_a_plan_are_reported_together() -> None:
     arguments = {**ARGUMENTS, "push_to_hub": "acme/reviews", "global_batch_size": 4}
     arguments["train_data"] = "data://nlp-core/t.jsonl"
     with pytest.raises(UsageError) as caught:
         plan(spec(arguments=arguments, max_usd=0.0001), STAGE, run_id=RUN_ID)
     budget, push, ranks, reads = str(caught.value).splitlines()
-    assert budget.startswith("max_usd: 0.0001 leaves 0.0 minutes")
+    assert budget.startswith("max_usd: 0.0001 pays for 0.0 more minutes")
     assert "; next: set max_usd to more than" in budget
     assert push.startswith("arguments.push_to_hub: team 'research' has no secret")
-    assert ranks == "global_batch_size 4 does not divide over 8 ranks; next: set it to 8"
-    assert reads.startswith("arguments.train_data: s3://data-bucket/nlp-core/t.jsonl is of team 'nlp-core'")
+    assert ranks == "global_batch_size 4 is not divisible by 8 ranks; next: set it to 8"
+    assert reads.startswith("arguments.train_data: s3://data-bucket/nlp-core/t.jsonl belongs to team 'nlp-core'")
 
 
-def test_arguments_that_ecs_would_not_start_a_container_with_lie_among_the_runs_files() -> None:
+def test_arguments_too_long_for_ecs_are_stored_as_a_file() -> None:
     tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(2000)]
     arguments = {**ARGUMENTS, "train_data": tables}
     several = {"resources": {"nnodes": 2, "capacity": "on-demand"}}
     on_two = plan(spec(arguments=arguments, **several), LARGE, run_id=RUN_ID)
     for planned in (plan(spec(arguments=arguments), STAGE, run_id=RUN_ID), on_two):
         assert planned.arguments_file is not None
-        # Room is left for what AWS Batch adds; the job's own options stay where one sees them.
+        # There is room for the variables that AWS Batch adds; the launcher's options stay on the command line.
         request = json.dumps(planned.request)
         assert len(request) < 8192 - 1024
         assert f'"--arguments-file={planned.arguments_file.name}", "finetune-classification"]' in request
@@ -209,21 +209,23 @@ def test_arguments_that_ecs_would_not_start_a_container_with_lie_among_the_runs_
 
 
 @pytest.mark.parametrize("location", ["data://nlp-core/t.jsonl", "s3://run-bucket/nlp-core/t.jsonl"])
-def test_data_of_another_team_is_refused(location: str) -> None:
-    with pytest.raises(UsageError, match=r"arguments.train_data: .* is of team 'nlp-core', .* 'research' cannot read"):
+def test_data_of_another_team_is_rejected(location: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"arguments.train_data: .* belongs to team 'nlp-core'; team 'research' cannot"
+    ):
         plan(spec(arguments={**ARGUMENTS, "train_data": location}), STAGE, run_id=RUN_ID)
     plan(spec(team="nlp-core", arguments={**ARGUMENTS, "train_data": location}), STAGE, run_id=RUN_ID)
     elsewhere = location.replace("-bucket", "-elsewhere").replace("data://nlp-core", "data://nlp-cores")
     plan(spec(arguments={**ARGUMENTS, "train_data": elsewhere}), STAGE, run_id=RUN_ID)
 
 
-def test_shared_data_is_read_from_the_file_system_where_the_stage_mounts_it() -> None:
+def test_shared_data_is_read_from_its_mount() -> None:
     mounting = replace(STAGE, shared_data_mount="/shared-data")
     arguments = {"model": "data://shared/m", "train_data": "data://research/t.jsonl"}
     planned = plan(spec(arguments=arguments), mounting, run_id=RUN_ID)
-    # Only what all teams share lies on it.
+    # Only the shared data is mounted.
     assert {"--model=/shared-data/m", "--train-data=s3://data-bucket/research/t.jsonl"} <= set(command_of(planned))
-    # Whether it is there is looked up in S3, which the laptop can reach, and the kept spec names what lasts.
+    # Inputs are checked on S3, which the laptop can reach, and the stored spec has the permanent locations.
     assert planned.inputs[0][:2] == ("model", "s3://data-bucket/shared/m")
     assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
     on_a_laptop = replace(EMULATED, shared_data_mount="/shared-data")
@@ -232,18 +234,18 @@ def test_shared_data_is_read_from_the_file_system_where_the_stage_mounts_it() ->
     assert "--corpus=s3://data-bucket/shared/c" in command_of(plan(spec(**tokenizing), mounting, run_id=RUN_ID))
 
 
-def test_several_nodes_that_start_together_get_the_command_through_node_overrides() -> None:
+def test_multinode_job_gets_its_command_by_node_overrides() -> None:
     one = plan(spec(), LARGE, run_id=RUN_ID)
     planned = plan(
         spec(resources={"nnodes": 3}, arguments={**ARGUMENTS, "global_batch_size": 48}), LARGE, run_id=RUN_ID
     )
     assert (planned.request["jobQueue"], planned.capacity) == ("arn:queue/multinode", "on-demand")
     assert planned.queue_reason == (
-        "several nodes: started together, On-Demand; resources.capacity: spot starts each as Spot has it"
+        "several nodes start together On-Demand; with resources.capacity: spot, each starts when Spot has capacity"
     )
     assert planned.usd_per_hour == planned.on_demand_usd_per_hour == pytest.approx(3 * 13.10904)
     assert planned.request["jobDefinition"] == "arn:definition/several:7"
-    # Trap: a number of nodes can only be overridden where the range is open.
+    # Trap: the number of nodes can be overridden only if the range is open.
     assert "ecsPropertiesOverride" not in planned.request
     (nodes,) = planned.request["nodeOverrides"]["nodePropertyOverrides"]
     assert (planned.request["nodeOverrides"]["numNodes"], nodes["targetNodes"]) == (3, "0:")
@@ -255,7 +257,7 @@ def test_several_nodes_that_start_together_get_the_command_through_node_override
     assert planned.request["retryStrategy"] == one.request["retryStrategy"]
 
 
-def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node() -> None:
+def test_gang_on_spot_is_an_array_of_single_node_jobs() -> None:
     one = plan(spec(), STAGE, run_id=RUN_ID)
     planned = plan(spec(resources={"nnodes": 4, "min_nnodes": 2, "capacity": "spot"}), STAGE, run_id=RUN_ID)
     same = {key: value for key, value in one.request.items() if key != "ecsPropertiesOverride"}
@@ -264,34 +266,34 @@ def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node(
     added = set(command_of(planned)) - set(command_of(one))
     assert added == {"--gang-min-nnodes=2", "--gang-attempts=3"}
     assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("spot", "spot", 4 * 3.93)
-    assert planned.queue_reason == "4 nodes of dl1.24xlarge: Spot, each started for itself, and again after a reclaim"
+    assert planned.queue_reason == "4 nodes of dl1.24xlarge on Spot: each starts separately, and again after a reclaim"
     assert planned.notes == (
         (
-            "the 4 nodes start as they come, and are paid for while they wait for each other; after 15 minutes 2 begin"
-            "; when one is taken away all save and start again, which is one of their 3 attempts"
+            "the 4 nodes start one by one, and cost money while they wait for each other; after 15 minutes, 2 are "
+            "enough to start; if one is reclaimed, all save and restart, which counts as one of 3 attempts"
         ),
     )
-    # All of them are needed where the spec does not say otherwise
+    # By default, all nodes are needed.
     whole = plan(spec(resources={"nnodes": 4, "capacity": "spot"}), LARGE, run_id=RUN_ID)
     assert "--gang-min-nnodes=4" in command_of(whole)
-    assert "begin" not in whole.notes[0]
+    assert "enough" not in whole.notes[0]
 
 
 @pytest.mark.parametrize(
     "resources", [{}, {"nnodes": 2}, {"nnodes": 2, "capacity": "spot"}, {"capacity": "on-demand"}], ids=str
 )
-def test_requests_have_the_shape_that_the_api_takes(resources: dict[str, Any]) -> None:
+def test_requests_are_valid_for_the_api(resources: dict[str, Any]) -> None:
     planned = plan(spec(resources=resources), LARGE, run_id=RUN_ID)
     shape = get_session().get_service_model("batch").shape_for("SubmitJobRequest")
     report = ParamValidator().validate(planned.request, shape)
     assert not report.has_errors(), report.generate_report()
 
 
-def test_the_queue_is_the_teams_own_or_that_of_the_capacity_or_of_the_kind() -> None:
+def test_queue_depends_on_team_capacity_and_kind() -> None:
     on_demand = plan(spec(resources={"capacity": "on-demand"}), LARGE, run_id=RUN_ID)
     assert (on_demand.queue, on_demand.request["jobQueue"]) == ("on-demand", "arn:queue/on-demand")
     assert on_demand.queue_reason == (
-        "one node of dl1.24xlarge: On-Demand, as resources.capacity asks; it is not interrupted"
+        "one node of dl1.24xlarge, On-Demand as resources.capacity requests: never interrupted"
     )
     assert (on_demand.capacity, on_demand.usd_per_hour) == ("on-demand", 13.10904)
     own = plan(spec(team="research"), APART, run_id=RUN_ID)
@@ -306,7 +308,7 @@ def test_the_queue_is_the_teams_own_or_that_of_the_capacity_or_of_the_kind() -> 
     assert (corpus.instance_type.name, corpus.accelerator) == ("m6i.4xlarge", "cpu")
 
 
-def test_a_notebook_is_one_process_with_all_cards_of_its_node() -> None:
+def test_notebook_is_one_process_with_all_cards() -> None:
     planned = plan(spec(job="notebook", arguments={"files": "data://research/earlier/"}), STAGE, run_id=RUN_ID)
     assert command_of(planned)[4:] == [
         "--nproc-per-node=1",
@@ -324,26 +326,26 @@ def test_a_notebook_is_one_process_with_all_cards_of_its_node() -> None:
 
 
 @pytest.mark.parametrize("until", ["2026-12-01", "2026-12-01T00:00:00+00:00"])
-def test_a_stop_that_nobody_took_back_ends_with_its_month(until: str) -> None:
+def test_budget_stop_ends_with_its_month(until: str) -> None:
     stop = json.dumps({"budget_usd": 500.0, "since": "2026-11-20", "until": until})
     stopped = replace(STAGE, budget_stops={"research": stop})
     with pytest.raises(UsageError, match=r"has used up its monthly budget of 500 USD .* from 2026-11-20 until 20"):
         plan(spec(), stopped, run_id="reviews-20261130-235959-00ab")
     assert plan(spec(), stopped, run_id="reviews-20261201-000000-00ab").notes == ()
-    # The whole stage's stop keeps jobs waiting, and refuses none.
+    # A stop of the whole stage keeps jobs waiting but does not reject them.
     waiting = replace(STAGE, stage_stop=stop)
     [note] = plan(spec(), waiting, run_id="reviews-20261130-235959-00ab").notes
     assert note == (
-        "stage 'dev' has used up its monthly budget of 500 USD: the job waits until 2026-12-01, or until the budget is "
+        "stage 'dev' has used up its monthly budget of 500 USD: the job waits until 2026-12-01 or until the budget is "
         "raised"
     )
     assert plan(spec(), waiting, run_id="reviews-20261201-000000-00ab").notes == ()
 
 
 @pytest.mark.parametrize("value", ["", "[1]", '{"budget_usd": 5, "until": "soon"}'])
-def test_a_budget_stop_that_nobody_can_read_stops_all_the_same(value: str) -> None:
+def test_invalid_budget_stop_still_stops_jobs(value: str) -> None:
     stopped = replace(STAGE, budget_stops={"research": value})
-    with pytest.raises(ConfigurationError, match="/trainyard/dev/budget-stop/research stops jobs") as caught:
+    with pytest.raises(ConfigurationError, match="/trainyard/dev/budget-stop/research, which stops jobs") as caught:
         plan(spec(), stopped, run_id=RUN_ID)
     assert "aws ssm delete-parameter --name /trainyard/dev/budget-stop/research" in str(caught.value)
 
@@ -369,19 +371,19 @@ def with_images(stage: DeployedStage, *, deployed: str, pushed: str, image_tag: 
         (with_images(STAGE, deployed=NEW, pushed=NEW), ()),
         (
             with_images(STAGE, deployed=OLD, pushed=NEW),
-            (f"runs in {OLD}; a newer image was pushed, which 'cdk deploy 'dev/jobs' -c stage=dev' rolls out",),
+            (f"runs in {OLD}; a newer image was pushed: 'cdk deploy 'dev/jobs' -c stage=dev' rolls it out",),
         ),
-        # Where the settings name a tag, that is on purpose.
+        # If the settings fix a tag, the older image is intended.
         (with_images(STAGE, deployed=f"{REPOSITORY}:1", pushed=NEW, image_tag="1"), ()),
-        # A deployment has put the first value back into the parameter, and there was no other since.
+        # A deployment has reset the parameter, and no image was pushed since.
         (
             with_images(STAGE, deployed=OLD, pushed=NEVER),
-            (f"runs in {OLD}, which the stage no longer records: 'trainyard images push' before it is deployed",),
+            (f"runs in {OLD}, which the stage no longer records: push an image before you deploy again",),
         ),
     ],
-    ids=["there", "newer", "pinned", "taken back"],
+    ids=["current", "newer", "pinned", "reset"],
 )
-def test_what_is_to_be_said_of_the_image_is_noted(stage: DeployedStage, notes: tuple[str, ...]) -> None:
+def test_newer_or_missing_images_are_noted(stage: DeployedStage, notes: tuple[str, ...]) -> None:
     assert plan(spec(), stage, run_id=RUN_ID).notes == notes
 
 
@@ -394,9 +396,7 @@ def test_what_is_to_be_said_of_the_image_is_noted(stage: DeployedStage, notes: t
     ],
     ids=["never pushed", "not deployed since", "emulated"],
 )
-def test_a_job_without_an_image_is_refused_before_money_is_spent(
-    stage: DeployedStage, pushed: str, next_step: str
-) -> None:
+def test_job_without_an_image_is_rejected(stage: DeployedStage, pushed: str, next_step: str) -> None:
     with pytest.raises(ConfigurationError, match="'finetune-classification' jobs had not been pushed") as caught:
         plan(spec(), with_images(stage, deployed=NEVER, pushed=pushed), run_id=RUN_ID)
     assert caught.value.next_step == next_step
@@ -413,34 +413,34 @@ SCRIPT = {"job": "script", "arguments": {"code": f"s3://runs/research/code/{'0' 
     ("changed", "stage", "message"),
     [
         ({"resources": {"nproc_per_node": 9}}, STAGE, "9 ranks do not fit a dl1.24xlarge, which has 8 HPUs"),
-        # It divides over the two ranks that this machine would run.
-        ({"arguments": {**ARGUMENTS, "global_batch_size": 4}}, EMULATED, "4 does not divide over 8 ranks"),
+        # It would be divisible by the two ranks that this machine runs.
+        ({"arguments": {**ARGUMENTS, "global_batch_size": 4}}, EMULATED, "4 is not divisible by 8 ranks"),
         (
             {"arguments": {**ARGUMENTS, "global_batch_size": 9}, "resources": {"nproc_per_node": 3}},
             EMULATED,
-            "9 does not divide over 2 ranks.*set it to 6 or 12$",
+            "9 is not divisible by 2 ranks.*set it to 6 or 12$",
         ),
-        ({"resources": FEWER}, STAGE, "32 does not divide over 24 ranks"),
+        ({"resources": FEWER}, STAGE, "32 is not divisible by 24 ranks"),
         ({**SCRIPT, "resources": {**FEWER, "min_nnodes": 2}}, STAGE, r"resources\.min_nnodes: .* fewer than 4 nodes"),
-        (COMPILED, STAGE, "it is for GPUs.*Habana's"),
+        (COMPILED, STAGE, "works on GPUs only.*Habana's"),
         (
             COMPILED,
             replace(STAGE, instance_type=instance_type("m6i.4xlarge")),
-            "it is for GPUs, and the job is for m6i.4xlarge; the image cpu has no compiler",
+            "works on GPUs only, but the job runs on m6i.4xlarge; the image cpu has no compiler",
         ),
         ({"team": "vision"}, STAGE, "team 'vision' not found in stage 'dev'"),
         ({}, replace(STAGE, job_definitions={("research", "x"): "arn"}), "no job definition of 'finetune-classificat"),
-        ({"resources": {"nnodes": 2}}, STAGE, "no queue for several nodes.*max_multinode_nodes"),
-        ({"resources": {"nnodes": 2}}, APART, "no queue for several nodes"),  # of its own
-        ({"resources": {"capacity": "on-demand"}}, STAGE, "has no On-Demand queue .* or have max_on_demand_nodes"),
+        ({"resources": {"nnodes": 2}}, STAGE, "no queue for 2 On-Demand nodes.*max_multinode_nodes"),
+        ({"resources": {"nnodes": 2}}, APART, "no queue for 2 On-Demand nodes"),  # the team's own queues are on Spot
+        ({"resources": {"capacity": "on-demand"}}, STAGE, "has no On-Demand queue .* higher max_on_demand_nodes"),
         ({}, replace(LARGE, queues={"on-demand": "arn"}), "no Spot queue .*set resources.capacity to 'on-demand'$"),
-        ({**CORPUS, "resources": {"nnodes": 2}}, STAGE, "a 'prepare-corpus' runs on one node, not on 2"),
+        ({**CORPUS, "resources": {"nnodes": 2}}, STAGE, "'prepare-corpus' runs on one node, not on 2"),
         ({**CORPUS, "resources": {"capacity": "on-demand"}}, STAGE, "no On-Demand queue for .*capacity to 'spot'$"),
-        ({**NOTEBOOK, "resources": {"nproc_per_node": 8}}, STAGE, "one process, to which all HPUs of the node"),
-        ({**NOTEBOOK, "resources": {"nnodes": 2}}, LARGE, "runs on one node, not on 2\nNext: leave resources.nnodes"),
+        ({**NOTEBOOK, "resources": {"nproc_per_node": 8}}, STAGE, "one process that uses all HPUs of the node"),
+        ({**NOTEBOOK, "resources": {"nnodes": 2}}, LARGE, "runs on one node, not on 2\nNext: remove resources.nnodes"),
     ],
 )
-def test_what_the_stage_cannot_run_is_refused_with_what_next(
+def test_impossible_placement_is_rejected_with_a_next_step(
     changed: dict[str, Any], stage: DeployedStage, message: str
 ) -> None:
     with pytest.raises(TrainyardError, match=f"(?s){message}"):

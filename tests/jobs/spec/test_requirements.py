@@ -1,4 +1,4 @@
-"""Requirements as pip reads them, with what they include."""
+"""Requirements files, read like pip reads them, with the files that they include."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ other @ https://example.com/other.whl
 }
 
 
-def test_each_line_is_taken_as_pip_takes_it(tmp_path: Path) -> None:
+def test_lines_are_read_like_pip_reads_them(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     found = read_requirements(tmp_path, "r.txt")
     assert [(line.file, line.number, line.text) for line in found.lines] == [
@@ -55,7 +55,7 @@ def test_each_line_is_taken_as_pip_takes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_file_of_windows_is_read(tmp_path: Path, encoding: str) -> None:
+def test_windows_encodings_are_read(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "r.txt").write_text("peft\r\n", encoding=encoding)
     assert [line.asked for line in read_requirements(tmp_path, "r.txt").lines] == ["peft"]
 
@@ -65,16 +65,16 @@ def test_a_file_of_windows_is_read(tmp_path: Path, encoding: str) -> None:
     [
         ("-r gone.txt", "the code has no file 'gone.txt', which r.txt includes"),
         ("-r r.txt", "r.txt includes r.txt, which includes it"),
-        ("-r ../base.txt", "r.txt, line 1: '../base.txt' is outside of the folder"),
-        ("-c /etc/pins.txt", "is outside of the folder"),
+        ("-r ../base.txt", "r.txt, line 1: '../base.txt' is outside the code's folder"),
+        ("-c /etc/pins.txt", "is outside the code's folder"),
         ("./gone.whl", "r.txt, line 1: the code has no 'gone.whl'"),
-        ("pkg @ file:///tmp/pkg", "is outside of the folder"),
-        ("-f file:///tmp", "is outside of the folder"),
+        ("pkg @ file:///tmp/pkg", "is outside the code's folder"),
+        ("-f file:///tmp", "is outside the code's folder"),
         ("--requirem base.txt", "unrecognized arguments"),
-        ("-r base.txt --pre", "-r or -c needs a line of its own"),
+        ("-r base.txt --pre", "-r or -c must be on a separate line"),
     ],
 )
-def test_what_cannot_be_installed_from_the_code_is_refused(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_requirements_are_rejected(tmp_path: Path, line: str, message: str) -> None:
     write_files(tmp_path, {"r.txt": line, "base.txt": ""})
     with pytest.raises(UsageError) as refused:
         read_requirements(tmp_path, "r.txt")

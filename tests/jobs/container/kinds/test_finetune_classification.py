@@ -176,7 +176,7 @@ def test_the_global_batch_is_split_over_ranks_and_accumulated(
     if isinstance(expected, tuple):
         assert arguments.batch_of_rank(world_size) == expected
     else:
-        with pytest.raises(UsageError, match=f"does not divide over 8 ranks\nNext: set it to {expected}$"):
+        with pytest.raises(UsageError, match=f"is not divisible by 8 ranks\nNext: set it to {expected}$"):
             arguments.batch_of_rank(world_size)
 
 

@@ -190,9 +190,9 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model": "m", "config": "c"}, "'model' has a shape; leave out config, hidden_size"),
-        ({"hidden_size": 100}, "hidden_size 100 does not divide over 12 heads"),
-        ({"config": "a", "layers": 6}, "'config' says the model's shape; leave out hidden_size, layers, heads"),
+        ({"model": "m", "config": "c"}, "'model' sets the model's shape; remove config, hidden_size"),
+        ({"hidden_size": 100}, "hidden_size 100 is not divisible by 12 heads"),
+        ({"config": "a", "layers": 6}, "'config' sets the model's shape; remove hidden_size, layers, heads"),
         ({"gaudi_config": "g.json", "hpu_trainer": "transformers"}, "'gaudi_config' is for optimum-habana's Trainer"),
     ],
     ids=str,

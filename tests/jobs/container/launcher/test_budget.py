@@ -33,7 +33,7 @@ def test_a_run_saves_and_stops_before_it_passes_its_budget_and_does_not_start_ag
     said = launched.lines[-1].removeprefix("error: ").strip()
     assert said.startswith("budget: 0.")
     assert f" USD of max_usd {budget:.2f} used, " in said
-    assert "; the rest is kept for saving, 2 minutes. " in said
+    assert "; the rest is reserved for saving, 2 minutes. " in said
     assert said.endswith(f"Next: trainyard resume {name} --set max_usd={2 * budget:g}")
     assert "Traceback" not in launched.output
     # AND what it did is saved, and counted at the dearer price

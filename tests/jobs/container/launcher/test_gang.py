@@ -326,7 +326,7 @@ def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> Non
     for least in (0, 5):
         with pytest.raises(UsageError, match=rf"--gang-min-nnodes is {least}; it goes from 1 to 4"):
             asked(f"--gang-min-nnodes={least}", **child)
-    with pytest.raises(UsageError, match="global_batch_size 12 does not divide over 8 ranks"):
+    with pytest.raises(UsageError, match="global_batch_size 12 is not divisible by 8 ranks"):
         asked("--gang-min-nnodes=1", batch=12, **child)
     assert asked("--gang-min-nnodes=4", kind=SCRIPT, **child).sizes == (4,)
     with pytest.raises(UsageError, match="its checkpoints are of one number of ranks"):

@@ -141,7 +141,7 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
     stopped = claim(run, 1)
     assert (stopped.ended, stopped.starts) == ("stopped", 1)
     assert stopped.reason.startswith("budget: 9.99 instance hours of max_hours 10 used, ")
-    assert "; the rest is kept for saving, 2 minutes for each of the 2 points that run. " in stopped.reason
+    assert "; the rest is reserved for saving, 2 minutes for each of the 2 running points. " in stopped.reason
     assert "--set max_hours=20" in stopped.reason
     assert not (tmp_path / "begun-2").exists()
     # Another worker that comes then begins none either, and says why.
@@ -152,7 +152,7 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
         run.s3.get_object(Bucket="runs", Key=f"{run.location.key}claims/job/stop.json")["Body"].read()
     )
     assert stop.reason.startswith(why)
-    assert "; the rest does not pay for 5 minutes of another point beside the 1 point that runs. " in stop.reason
+    assert "; the rest does not pay for 5 minutes of another point in addition to the 1 running point. " in stop.reason
     assert "claims/job/2.json" not in run.keys("claims/")
 
 

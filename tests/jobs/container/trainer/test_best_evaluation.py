@@ -81,7 +81,7 @@ def test_an_epoch_ends_where_the_last_of_its_sequences_was_taken() -> None:
         ({"metric_for_best_model": "eval_loss"}, "set 'evaluate_every_steps'"),
         (
             {"metric_for_best_model": "eval_acuracy", "evaluate_every_steps": 5},
-            "'eval_acuracy' is no metric of this job; did you mean 'eval_accuracy'",
+            "unknown metric 'eval_acuracy'; did you mean 'eval_accuracy'",
         ),
     ],
 )
