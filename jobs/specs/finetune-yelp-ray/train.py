@@ -1,8 +1,8 @@
-"""Fine-tune BERT on Yelp reviews with Ray Train: Ray starts a worker for each card, and each worker runs a Trainer.
+"""Fine-tune BERT on Yelp reviews with Ray Train, which starts a worker for each card; each worker runs a Trainer.
 
     python train.py MODEL Yelp/yelp_review_full --output out
 
-The two lines with `trainyard` are for the platform. On a machine without it they do nothing.
+The two lines with `trainyard` are for the platform. On a machine without the platform they have no effect.
 """
 
 import argparse
@@ -20,7 +20,7 @@ os.environ |= {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
-    # Time for Ray's own processes to start in, on a busy machine; start_ray tries again after the first.
+    # Timeouts for Ray's processes to start on a busy machine; start_ray retries after the first timeout.
     "RAY_raylet_start_wait_time_s": "60",
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
@@ -44,12 +44,12 @@ import trainyard
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("data", help="a data set of the hub, or a folder with the files of its splits train and test")
-    parser.add_argument("--output", required=True, help="folder of checkpoints and model")
+    parser.add_argument("data", help="data set on the hub, or a folder with files of the splits train and test")
+    parser.add_argument("--output", required=True, help="folder for checkpoints and model")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--examples", type=int, default=1000, help="the first examples of each split")
+    parser.add_argument("--examples", type=int, default=1000, help="number of examples of each split, from its start")
     parser.add_argument("--epochs", type=float, default=10.0)
-    parser.add_argument("--batch-size", type=int, default=8, help="of all workers together")
+    parser.add_argument("--batch-size", type=int, default=8, help="total over all workers")
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--save-steps", type=int, default=100)
@@ -66,7 +66,7 @@ def device() -> str:
 
 
 def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
-    """Return a Trainer, its arguments, and what is given to both here."""
+    """Return the Trainer class, its arguments class, and extra keyword arguments for the arguments and the Trainer."""
     if device() != "hpu":
         from transformers import Trainer, TrainingArguments
 
@@ -78,11 +78,11 @@ def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
 
 
 def train(config: dict[str, Any]) -> dict[str, float]:
-    """Train in one worker, and return the metrics of the held-out reviews."""
+    """Train in one worker and return the metrics on the held-out reviews."""
     args = argparse.Namespace(**config)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
-    # All alike on an HPU, which compiles a graph for each shape.
+    # Pad to one length on an HPU, which compiles a graph for each shape.
     padding = "max_length" if device() == "hpu" else False
 
     def split(name: str) -> Any:
@@ -120,19 +120,19 @@ def train(config: dict[str, Any]) -> dict[str, float]:
 
 
 def start_ray(args: argparse.Namespace, card: str | None, folder: str, tries: int = 3) -> None:
-    """Start a Ray for this node alone. On a busy machine its agents may take longer than it waits (issue 65983)."""
+    """Start Ray on this node only, with retries: on a busy machine its agents may time out (issue 65983)."""
     try:
         ray.init(
             address="local",
             num_cpus=args.workers + 2,  # two for Ray's own actors
             num_gpus=args.workers if card == "GPU" else 0,
-            resources={"HPU": args.workers} if card == "HPU" else None,  # Ray may not find them (issue 45302)
+            resources={"HPU": args.workers} if card == "HPU" else None,  # Ray may not detect them (issue 45302)
             include_dashboard=False,
-            object_store_memory=100_000_000,  # workers exchange tensors over their backend
+            object_store_memory=100_000_000,  # workers exchange tensors over their own backend
             _node_ip_address="127.0.0.1",
             _temp_dir=folder,
         )
-    except Exception:  # Ray raises no class of its own
+    except Exception:  # Ray has no specific exception class
         ray.shutdown()
         if tries == 1:
             raise
@@ -143,7 +143,7 @@ def main() -> None:
     args = arguments()
     Path(args.output).mkdir(parents=True, exist_ok=True)
     card, backend = {"hpu": ("HPU", "hccl"), "cuda": ("GPU", "nccl"), "cpu": (None, "gloo")}[device()]
-    # The path of a socket is short, so Ray's folder is right below /tmp.
+    # Socket paths must be short, so Ray's folder is directly below /tmp.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         start_ray(args, card, folder)
         result = TorchTrainer(

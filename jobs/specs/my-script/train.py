@@ -1,9 +1,9 @@
-"""Learn to tell good reviews from bad ones by their words: a script of one's own, as it runs on any machine.
+"""Learn to distinguish good reviews from bad ones by their words: an example of a custom script, for any machine.
 
     python train.py reviews.csv                           # columns `text` and `label`
 
-The lines with `run` are for the platform: with them it may be interrupted at any step, and goes on there. On a machine
-without the platform they do nothing.
+The lines with `run` are for the platform: they let an interrupted run continue at its last step. On a machine without
+the platform they have no effect.
 """
 
 import csv
@@ -19,7 +19,7 @@ WORDS, EPOCHS, BATCH = 2**14, 20, 32
 
 
 def words_of(text: str) -> torch.Tensor:
-    """Return the numbers of a text's words."""
+    """Return the hashed words of a text as ids."""
     return torch.tensor([zlib.crc32(word.encode()) % WORDS for word in text.lower().split()] or [0])
 
 
@@ -55,4 +55,4 @@ if step == steps:
         right = sum((model(text[None]).item() > 0) == (label > 0.5) for text, label in held_out)
     run.log(step, eval_accuracy=right / max(1, len(held_out)))
     torch.save(model.state_dict(), trainyard.output() / "model.pt")
-    print(f"{right} of {len(held_out)} held-out reviews are told right")
+    print(f"{right} of {len(held_out)} held-out reviews are classified correctly")

@@ -1,8 +1,9 @@
-"""Tune a language model with LoRA to answer as the examples do; on an HPU with optimum-habana's Trainer, else TRL's.
+"""Tune a language model with LoRA to answer like the examples, with optimum-habana's Trainer on an HPU, else TRL's.
 
     python train.py MODEL examples.jsonl          # lines with `messages`, or with `prompt` and `completion`
 
-The lines with `trainyard` are for the platform. On a machine without it they do nothing, and `output` is made here.
+The lines with `trainyard` are for the platform. On a machine without the platform they have no effect, except that they
+create `output` in the current folder.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, s
 
 import trainyard
 
-PLAIN_TEMPLATE = (  # for a tokenizer that has none; it is saved with the model
+PLAIN_TEMPLATE = (  # for a tokenizer without a chat template; saved with the model
     "{% for message in messages %}{{ '### ' + message['role'] + '\n' + message['content'] + eos_token + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '### assistant\n' }}{% endif %}"
 )
@@ -28,11 +29,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("data", type=Path)
-    parser.add_argument("--held-out", type=float, default=0.05, help="share of the examples to measure by")
+    parser.add_argument("--held-out", type=float, default=0.05, help="share of the examples to hold out for evaluation")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--max-steps", type=int, default=-1)
-    parser.add_argument("--max-length", type=int, default=512, help="tokens of a packed block, and of an example")
-    parser.add_argument("--batch-size", type=int, default=8, help="blocks of a rank in one step")
+    parser.add_argument(
+        "--max-length", type=int, default=512, help="maximum tokens of a packed block and of an example"
+    )
+    parser.add_argument("--batch-size", type=int, default=8, help="blocks per rank and step")
     parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--lora-rank", type=int, default=16)
@@ -46,17 +49,17 @@ def conversations(path: Path) -> list[list[dict[str, str]]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
         if "messages" not in row and not {"prompt", "completion"} <= row.keys():
-            raise SystemExit(f"{path.name}, line {number}: it has neither `messages` nor `prompt` and `completion`")
-        asked = [
+            raise SystemExit(f"{path.name}, line {number}: has neither `messages` nor `prompt` and `completion`")
+        pair = [
             {"role": "user", "content": row.get("prompt")},
             {"role": "assistant", "content": row.get("completion")},
         ]
-        found.append(row.get("messages", asked))
+        found.append(row.get("messages", pair))
     return found
 
 
 def encoded(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> Example:
-    """Return the tokens of a conversation and what is learnt of them: what the assistant says, and that it ends."""
+    """Return the tokens and labels of a conversation; only the assistant's turns and their end token have labels."""
     tokens, labels, done = [], [], ""
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -64,17 +67,17 @@ def encoded(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> 
         asked = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
         answered = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
         if not (asked.startswith(done) and answered.startswith(asked)):
-            raise SystemExit("this chat template does not leave what was said before as it was; set a plainer one")
-        for text, is_learnt in ((asked[len(done) :], False), (answered[len(asked) :], True)):
+            raise SystemExit("this chat template changes earlier turns; set a simpler template")
+        for text, has_labels in ((asked[len(done) :], False), (answered[len(asked) :], True)):
             part = tokenizer(text, add_special_tokens=False).input_ids
             tokens += part
-            labels += part if is_learnt else [-100] * len(part)
+            labels += part if has_labels else [-100] * len(part)
         done = answered
     return tokens[:max_length], labels[:max_length]
 
 
 def packed(examples: list[Example], max_length: int) -> list[Example]:
-    """Put whole examples one after the other into blocks, so that little is padded."""
+    """Pack whole examples into blocks, to reduce padding."""
     blocks: list[Example] = []
     for tokens, labels in examples:
         if not blocks or len(blocks[-1][0]) + len(tokens) > max_length:
@@ -96,7 +99,7 @@ def collate(rows: list[Example], padding: int, length: int | None) -> dict[str, 
 
 
 def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
-    """Return a Trainer, its arguments, and what is given to both here."""
+    """Return the Trainer class, its arguments class, and extra keyword arguments for the arguments and the Trainer."""
     try:
         from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
     except ImportError:
@@ -109,7 +112,7 @@ def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
 
 
 class KeepsBaseLoss(TrainerCallback):
-    """Keeps the loss of the model that was tuned in each checkpoint, so that it is measured once."""
+    """Stores the base model's loss in each checkpoint, so that it is measured only once."""
 
     def __init__(self, loss: float) -> None:
         self.loss = loss
@@ -126,9 +129,10 @@ def kept_base_loss(checkpoint: str | None) -> float | None:
 
 def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], new_tokens: int) -> str:
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    asked = tokenizer(text, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False).to(model.device)
-    said = model.generate(**asked, max_new_tokens=new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id)
-    return str(tokenizer.decode(said[0, asked.input_ids.shape[1] :], skip_special_tokens=True))
+    prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False)
+    prompt = prompt.to(model.device)
+    tokens = model.generate(**prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    return str(tokenizer.decode(tokens[0, prompt.input_ids.shape[1] :], skip_special_tokens=True))
 
 
 def main() -> None:
@@ -142,7 +146,7 @@ def main() -> None:
     count = max(1, round(len(talks) * args.held_out))
     held_out, learnt = ([talks[place] for place in part] for part in (order[:count], order[count:]))
     rows = [[encoded(tokenizer, talk, args.max_length) for talk in part] for part in (held_out, learnt)]
-    # Of what is cut before the assistant speaks there is nothing to learn.
+    # Examples that are truncated before the assistant's first turn have no labels.
     evaluated, examples = ([row for row in part if any(label >= 0 for label in row[1])] for part in rows)
     blocks = packed(examples, args.max_length)
 
@@ -156,9 +160,9 @@ def main() -> None:
         **({"attn_implementation": "eager"} if is_hpu else {}),
     )
     if missing := sorted(found["missing_keys"]):  # transformers only warns
-        raise SystemExit(f"{args.model}: its files lack {len(missing)} weights: {missing[0]}, …")
+        raise SystemExit(f"{args.model}: {len(missing)} weights are missing from its files: {missing[0]}, …")
     model.config.use_cache = False
-    if is_hpu:  # GaudiTrainer asks a Llama for these, which only the models that Habana rewrote have
+    if is_hpu:  # GaudiTrainer reads these from a Llama's configuration, but only Habana's versions of models have them
         for name in ("use_flash_attention", "flash_attention_recompute", "flash_attention_causal_mask"):
             setattr(model.generation_config, name, False)
         model.generation_config.attn_softmax_bf16 = False
@@ -185,16 +189,18 @@ def main() -> None:
     )  # fmt: skip
     base_loss = kept_base_loss(checkpoint)
     if base_loss is None:
-        base_loss = trainer.evaluate(metric_key_prefix="base")["base_loss"]  # of the model as it came
+        base_loss = trainer.evaluate(metric_key_prefix="base")["base_loss"]  # of the untuned model
     trainer.add_callback(KeepsBaseLoss(base_loss))
-    set_seed(args.seed)  # whether or not there was an evaluation
+    set_seed(args.seed)  # the same state with or without that evaluation
     trainer.train(resume_from_checkpoint=checkpoint)
     loss = trainer.evaluate()["eval_loss"]
     trainyard.result(base_eval_loss=base_loss, eval_loss=loss, training_examples=len(examples), blocks=len(blocks))
     trainer.save_model(str(trainyard.output() / "adapter"))
     if not trainer.is_world_process_zero():
         return
-    tokenizer.save_pretrained(trainyard.output() / "adapter")  # not by the Trainer, whose releases name it differently
+    tokenizer.save_pretrained(
+        trainyard.output() / "adapter"
+    )  # not by the Trainer, whose argument for it differs between releases
     tuned = trainer.model.eval()
     tuned.config.use_cache = True
     with (trainyard.output() / "generations.jsonl").open("w", encoding="utf-8") as file:
@@ -202,14 +208,15 @@ def main() -> None:
             asked = talk[: next(place for place, message in enumerate(talk) if message["role"] == "assistant")]
             with tuned.disable_adapter():
                 before = answer(tuned, tokenizer, asked, args.new_tokens)
-            said = {"base": before, "tuned": answer(tuned, tokenizer, asked, args.new_tokens)}
-            file.write(json.dumps({"prompt": asked[-1]["content"], **said}, ensure_ascii=False) + "\n")
+            answers = {"base": before, "tuned": answer(tuned, tokenizer, asked, args.new_tokens)}
+            file.write(json.dumps({"prompt": asked[-1]["content"], **answers}, ensure_ascii=False) + "\n")
             if number < 3:
-                print(f"asked: {asked[-1]['content']}\n  base:  {said['base']}\n  tuned: {said['tuned']}", flush=True)
+                text = f"prompt: {asked[-1]['content']}\n  base:  {answers['base']}\n  tuned: {answers['tuned']}"
+                print(text, flush=True)
     merged = tuned.merge_and_unload()
     merged.save_pretrained(trainyard.output() / "model")
     tokenizer.save_pretrained(trainyard.output() / "model")
-    print(f"held-out loss: {base_loss:.4f} of the base model, {loss:.4f} tuned, {len(evaluated)} examples")
+    print(f"held-out loss on {len(evaluated)} examples: base model {base_loss:.4f}, tuned {loss:.4f}")
 
 
 if __name__ == "__main__":

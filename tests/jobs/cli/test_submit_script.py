@@ -46,7 +46,7 @@ def test_the_ready_spec_trains_and_gives_its_code_back(
     run_id = done.stdout.splitlines()[0]
     assert "1 file, " in done.stderr
     assert ", uploaded" in done.stderr
-    assert "of 20 held-out reviews are told right" in done.stdout
+    assert "of 20 held-out reviews are classified correctly" in done.stdout
     assert "eval_accuracy" in done.stdout, "the receipt has the metrics"
 
     fetched = aws_trainyard("fetch", run_id, "--code")
