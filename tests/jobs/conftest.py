@@ -13,8 +13,8 @@ from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
 from jobs.spec.plan import Plan
-from tests.support.jobs.faulty_proxy import FaultyProxy
 from tests.support.jobs.pages import OpenedPage
+from tests.support.jobs.proxies import FaultyProxy
 from tests.support.jobs.submitting import (
     DATA,
     DATA_KEY,

@@ -8,7 +8,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
 from jobs.core.errors import ConfigurationError, NotFoundError, TrainyardError
 from jobs.runs.batch import read_stage
-from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.proxies import Fault, FaultyProxy
 
 
 @pytest.mark.parametrize(

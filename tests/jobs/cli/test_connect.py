@@ -21,7 +21,7 @@ from jobs.cli.submit import plan_run, send
 from jobs.core.stage import DeployedStage
 from jobs.runs.job import Job
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.jobs.faulty_proxy import FaultyProxy
+from tests.support.jobs.proxies import FaultyProxy
 from tests.support.jobs.submitting import Begin, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.running_emulator import Emulator, environment_of

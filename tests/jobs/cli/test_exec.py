@@ -16,7 +16,7 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import Begin, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 from tests.support.running_emulator import Emulator, environment_of

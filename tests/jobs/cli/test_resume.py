@@ -17,7 +17,7 @@ from jobs.core.stage import DeployedStage
 from jobs.money.budget import Budget
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import SPEC, Run, RunCommand, no_instances, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.running_emulator import environment_of

@@ -18,7 +18,7 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.logs import LogLine
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.recorded_runs import BEGIN, job_of, three_attempts
 from tests.support.jobs.submitting import Begin, RunCommand, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal

@@ -16,7 +16,7 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
-from tests.support.jobs.faulty_proxy import FaultyProxy
+from tests.support.jobs.proxies import FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 from tests.support.running_emulator import Emulator, environment_of

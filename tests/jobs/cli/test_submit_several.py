@@ -11,7 +11,7 @@ from jobs.core.run import is_run_id
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, SPEC, wait_for
 from tests.support.running_emulator import environment_of
 

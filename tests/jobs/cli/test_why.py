@@ -15,7 +15,7 @@ from jobs.runs.job import Job
 from jobs.runs.why import Finding, findings, is_waiting
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at
-from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import Begin, no_instances, planned_to_run, wait_for
 from tests.support.running_emulator import Emulator
 

@@ -11,7 +11,7 @@ from jobs.aws import s3 as object_store
 from jobs.core.errors import ConfigurationError, NotFoundError
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINT_TAG
-from tests.support.jobs.limited_role import LimitedRole
+from tests.support.jobs.proxies import LimitedRole
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

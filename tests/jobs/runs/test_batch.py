@@ -15,7 +15,7 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.logs import LogReader
 from jobs.spec.plan import Plan
-from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
 from tests.support.waiting import wait_until
 

@@ -20,8 +20,8 @@ from jobs.runs import storage
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.plan import ResumedRun, plan
 from tests.jobs.conftest import point_at
-from tests.support.jobs.limited_role import LimitedRole
 from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
+from tests.support.jobs.proxies import LimitedRole
 from tests.support.running_emulator import Emulator
 
 OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-0002"

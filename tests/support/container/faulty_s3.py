@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import pytest
 
 from jobs.aws import s3 as object_store
-from tests.support.jobs.faulty_proxy import Answer, Proxy
+from tests.support.jobs.proxies import Answer, Proxy
 
 Fault = Literal[
     "InternalError", "SlowDown", "AccessDenied", "slow", "cut on the way", "cut before the answer", "cut in the answer"

@@ -1,4 +1,4 @@
-"""Surroundings of an acceptance run, of a stage with `dl1.24xlarge` at recorded prices."""
+"""The environment of an acceptance run: a stage with `dl1.24xlarge` at recorded prices."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""`trainyard` in this process, with a folder, an environment and standard streams of its own.
+"""Runs `trainyard` in this process, with a separate folder, environment and standard streams.
 
-A process of its own takes half a second and more to import what this one has. Tests of a terminal, of signals or of two
-commands at once start the program itself.
+A separate process would need half a second or more for imports. Tests of a terminal, of signals or of two commands at
+once start the program itself.
 """
 
 import logging
@@ -26,7 +26,7 @@ from jobs.cli.plain import show_warnings
 def run(
     arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], stdin: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `trainyard ARGUMENTS…` to its end in a folder, with just this environment."""
+    """Run `trainyard ARGUMENTS…` in a folder with exactly this environment, and wait for its end."""
     show_warnings()
     with ExitStack() as stack:
         streams = [stack.enter_context(tempfile.TemporaryFile("w+b")) for _ in range(3)]
@@ -38,9 +38,9 @@ def run(
             for name, value in environment.items():
                 patch.setenv(name, value)
             patch.chdir(folder)
-            patch.setattr(tempfile, "tempdir", None)  # read from TMPDIR when it is asked for next
+            patch.setattr(tempfile, "tempdir", None)  # read from TMPDIR again at its next use
             patch.setattr(sys, "argv", ["trainyard", *arguments])
-            patch.setattr(logging.getLogger(), "handlers", [])  # pytest's would keep warnings from stderr
+            patch.setattr(logging.getLogger(), "handlers", [])  # pytest's handlers would keep warnings from stderr
             for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
                 patch.setattr(sys, name, stack.enter_context(open(number, mode, encoding="utf-8", closefd=False)))
             code = _exit_code(arguments)
@@ -58,7 +58,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
         return run_reporting(lambda given: app(given, standalone_mode=False), arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
-    except BaseException:  # noqa: BLE001 - what the interpreter would print
+    except BaseException:  # noqa: BLE001 - print it like the interpreter
         traceback.print_exc()
         return 1
     finally:
@@ -68,7 +68,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _descriptors(streams: Sequence[IO[bytes]]) -> Iterator[None]:
-    """Let this process, and what it starts, read and write these files in place of its standard streams."""
+    """Use these files as the standard streams of this process and its children."""
     sys.stdout.flush()
     sys.stderr.flush()
     before = [os.dup(number) for number in range(3)]

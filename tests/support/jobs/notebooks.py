@@ -1,4 +1,4 @@
-"""JupyterLab as a browser talks to it: over HTTP and WebSockets, with the token of its address."""
+"""A client of JupyterLab that works like a browser: over HTTP and WebSockets, with the token from the URL."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 120
 
 @dataclass(frozen=True)
 class Browser:
-    """Someone who has the address of a notebook."""
+    """A client with the URL of a notebook."""
 
     port: int
     token: str
@@ -30,7 +30,7 @@ class Browser:
     def ask(
         self, path: str, *, method: str = "GET", body: object = None, token: str | None = None
     ) -> tuple[int, bytes]:
-        """Status and content. `token`: another than one's own; empty: none."""
+        """Return status and content. `token` replaces the client's token; an empty one sends none."""
         given = self.token if token is None else token
         headers = {"Authorization": f"token {given}"} if given else {}
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)) as connection:
@@ -48,7 +48,7 @@ class Browser:
         return kernel
 
     def run(self, kernel: str, code: str, *, until: str = "idle") -> str:
-        """Return what a cell prints, up to the state that is waited for. Fails where the cell does."""
+        """Run a cell and return its output up to the given state. Fails if the cell fails."""
         message = uuid.uuid4().hex
         request = {
             "header": {
@@ -77,7 +77,7 @@ class Browser:
                     return printed
 
     def type_in_terminal(self, text: str, *, until: str) -> None:
-        """Run a command in a new terminal, whose viewer then leaves."""
+        """Run a command in a new terminal and close the terminal's view."""
         name = self.json("/api/terminals", method="POST")["name"]
         with closing(self._websocket(f"/terminals/websocket/{name}")) as terminal:
             terminal.send(json.dumps(["stdin", text]))
@@ -87,7 +87,7 @@ class Browser:
                 shown += words[0] if kind == "stdout" else ""
 
     def shut_down(self) -> None:
-        """Do what File > Shut Down does."""
+        """Shut JupyterLab down like the menu entry File > Shut Down."""
         status, _ = self.ask("/api/shutdown", method="POST")
         assert status == 200
 
@@ -95,6 +95,6 @@ class Browser:
         return websocket.create_connection(
             f"ws://127.0.0.1:{self.port}{path}",
             header=[f"Authorization: token {self.token}"],
-            # Ours, since it would look for a proxy.
+            # Pass our own socket, because the client would look for a proxy.
             socket=socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS),
         )

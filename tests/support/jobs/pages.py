@@ -1,4 +1,4 @@
-"""A page in a browser: opened from a file or an address, with all that the browser complains of."""
+"""A page in a browser, opened from a file or a URL, and the browser's errors and warnings."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _DRAWN = """() => [...document.querySelectorAll(".chart")].map((place) => [
 
 
 class OpenedPage:
-    """One page at a time."""
+    """A browser that shows one page at a time."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -30,7 +30,7 @@ class OpenedPage:
         self.requests: list[str] = []
 
     def open(self, address: Path | str, *, width: int = 1200, dark: bool = False) -> Page:
-        """Return the page once its charts are drawn."""
+        """Open a page and return it once its charts are drawn."""
         self.close()
         self._page = page = self._browser.new_page(
             viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
@@ -48,13 +48,13 @@ class OpenedPage:
 
     @staticmethod
     def marks(page: Page) -> dict[str, int]:
-        """How many marks each chart shows; fails where a chart is larger than its place."""
+        """Return the number of marks in each chart. Fails if a chart is larger than its container."""
         drawn: list[list[Any]] = page.evaluate(_DRAWN)
         assert all(fits for *_, fits in drawn), drawn
         return {name: count for name, count, _ in drawn}
 
     @staticmethod
     def layout_shift(page: Page) -> float:
-        """The browser's own sum of what moved since the page was there (Cumulative Layout Shift)."""
+        """Return the browser's Cumulative Layout Shift since the page was loaded."""
         shift: float = page.evaluate(_SHIFTS)
         return shift

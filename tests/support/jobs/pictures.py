@@ -1,7 +1,7 @@
-"""The pictures of README.md: what a terminal and a browser show of one real run, whose records are beside them.
+"""Draws the pictures of README.md: one real run in a terminal and in a browser. Its records are next to the pictures.
 
-trainyard demo && python -m tests.support.jobs.pictures runs/RUN        another run, and its pictures
-python -m tests.support.jobs.pictures                                   those of the run that is there, drawn anew
+trainyard demo && python -m tests.support.jobs.pictures runs/RUN        use another run and draw its pictures
+python -m tests.support.jobs.pictures                                   draw the pictures of the stored run again
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
         for name in (SPEC, RECEIPT, METRICS, DATA):
             shutil.copy(options.run / name, RECORDS / name)
         classes = ClassReport.model_validate_json((options.run / CLASSES).read_bytes())
-        without_texts = classes.model_copy(update={"mistakes": []})  # they are others'
+        without_texts = classes.model_copy(update={"mistakes": []})  # the texts have other authors
         (RECORDS / CLASSES).write_text(without_texts.model_dump_json(indent=1) + "\n", encoding="utf-8")
     run = read_fetched_run(RECORDS)
     run = replace(run, location=f"s3://runs/{run.team}/{run.run_id}/")
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def terminal(run: RecordedRun) -> str:
-    """Return what `trainyard receipt` prints of the run, less its place, as SVG that loads no font."""
+    """Return the output of `trainyard receipt` for the run, without its location, as SVG that loads no font."""
     assert run.receipt is not None
     console = Console(
         record=True,
@@ -61,7 +61,7 @@ def terminal(run: RecordedRun) -> str:
         file=io.StringIO(),
         force_terminal=True,
         color_system="truecolor",
-        _environ={},  # the same picture from whatever terminal, or from none
+        _environ={},  # the same picture on any terminal, or without one
     )
     console.print(Text(f"$ trainyard receipt runs/{run.run_id}", style="bold"))
     tables.show_result(tables.receipt_table(run.receipt, location="", emulated=True), run.classes, on=console)
@@ -70,7 +70,7 @@ def terminal(run: RecordedRun) -> str:
 
 
 def photograph(run: RecordedRun) -> None:
-    """Draw the report of the run as of a minute after its end."""
+    """Draw the report of the run one minute after its end."""
     ended = max(attempt.finished_at for attempt in run.attempts if attempt.finished_at)
     html = run_page(run, now=ended + timedelta(minutes=1), recipe=ready_spec(run))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

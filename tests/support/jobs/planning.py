@@ -1,4 +1,4 @@
-"""A stage as the tests of plans see it, and what they read a plan with."""
+"""Stages for the tests of plans, and functions that read a plan."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ LARGE = replace(
         ("research", "finetune-classification"): "arn:definition/several:7",
     },
 )
-"""A stage with On-Demand instances and jobs of several nodes."""
+"""A stage with On-Demand instances and multi-node jobs."""
 
 
 ARGUMENTS = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"}

@@ -1,4 +1,4 @@
-"""Runs as they leave their records: written by hand, with the shapes that trainings of these tests leave."""
+"""Hand-written records of runs, in the format that trainings in these tests write."""
 
 import json
 import math
@@ -29,7 +29,7 @@ CLASSES = ("alarm", "music", "weather", "news & more", "<b>calendar</b>")
 
 
 def job_of(run_id: str, **values: Any) -> Job:
-    """A job on Spot that was submitted at `BEGIN` and, if `state` says that it has ended, ended hours later."""
+    """Return a job on Spot that was submitted at `BEGIN`; if `state` is an end state, it ended hours later."""
     given: dict[str, Any] = {
         "state": "RUNNING",
         "attempts": (),
@@ -51,7 +51,7 @@ def three_attempts(
     end: str = "succeeded",
     accuracy: float = 0.874,
 ) -> RecordedRun:
-    """A fine-tuning on DL1 that EC2 reclaimed, that was then killed, and that ended; with so many lines of metrics.
+    """Return a fine-tuning on DL1 that was reclaimed, then killed, and then ended, with this many lines of metrics.
 
     `end`: `succeeded`, or `running` while its third attempt is under way.
     """
@@ -79,7 +79,7 @@ def three_attempts(
                     {"step": step, "time": at, "eval_accuracy": share, "eval_f1": share - 0.02, "eval_loss": loss + 0.1}
                 )
         last_step = 10 * cuts[number]
-        again = number == 2  # killed: it had made more steps than its newest checkpoint has
+        again = number == 2  # killed after more steps than its newest checkpoint has
         finished = at + timedelta(seconds=1 if not again else 70)
         endings: dict[int, dict[str, Any]] = {
             1: {
@@ -126,7 +126,7 @@ def three_attempts(
 
 
 def _minutes(attempts: Sequence[Attempt], chance: random.Random) -> list[dict[str, Any]]:
-    """How busy the cards are, a line a minute: little before an attempt's first step, and then nearly all the time."""
+    """Return one line per minute of card utilization: low before an attempt's first step, then high."""
     found = []
     for attempt in attempts:
         seconds = (attempt.last_seen_at - attempt.started_at).total_seconds()
@@ -198,13 +198,13 @@ def _run(
 
 
 def with_samples(run: RecordedRun) -> RecordedRun:
-    """The run with what a language model leaves to be read."""
+    """Return the run with generations of a language model."""
     said = {"prompt": "What is <b>tar</b>?", "base": "tar tar tar", "tuned": "It packs files into one."}
     return replace(run, generations=[said, {"prompt": "And zip?", "tuned": "It too."}])
 
 
 def class_report(names: Sequence[str] = CLASSES) -> ClassReport:
-    """Each class is found nine times of ten, and else taken for the next one."""
+    """Return a report in which each class is predicted correctly nine times of ten, and else as the next class."""
     confusion = [
         [18 if column == row else 2 if column == (row + 1) % len(names) else 0 for column in range(len(names))]
         for row in range(len(names))
@@ -217,7 +217,7 @@ def class_report(names: Sequence[str] = CLASSES) -> ClassReport:
 
 
 def files_of(run: RecordedRun) -> dict[str, bytes]:
-    """What the run would have below its folder on S3, by name."""
+    """Return the files of the run's folder on S3, by name."""
     assert run.receipt is not None
     return {
         "spec.yaml": run.spec_text.encode(),
@@ -247,7 +247,7 @@ def _lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def sweep() -> list[RecordedRun]:
-    """Seven runs of one recipe, with learning rates over two decades, the middle ones the best."""
+    """Return seven runs of one recipe with learning rates over two decades, of which the middle ones are best."""
     rates = [3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 3e-4]
     return [
         three_attempts(

@@ -1,4 +1,4 @@
-"""Plans whose job runs a command of the test in place of a training, and everything else as it is."""
+"""Plans whose job runs a command of the test instead of a training; everything else is unchanged."""
 
 import copy
 import time
@@ -22,11 +22,11 @@ MODEL_FILES = {
     "tokenizer.json": b"{}",
     "model.safetensors": b"",
 }
-"""What passes for a model before a job is submitted."""
+"""Files that are accepted as a model before a job is submitted."""
 DATA = (
     b"".join(b'{"text": "%s", "label": %d}\n' % (b"good " * 200, row % 2) for row in range(600)) + b'{"text": "late"}\n'
 )
-"""A table whose one mistake lies behind what is looked at before a job is submitted, so that a job of it fails soon."""
+"""A table whose only error is after the rows that are checked before submission, so that its job fails soon."""
 SPEC = {
     "name": "probe",
     "job": "finetune-classification",
@@ -37,21 +37,21 @@ SPEC = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended."""
+    """An ended run."""
 
     plan: Plan
     ended: Job
 
 
 Begin = Callable[..., Job]
-"""`begin(plan, state="RUNNING")`: submits, waits for the state; the job ends with the test."""
+"""`begin(plan, state="RUNNING")` submits the plan and waits for the state; the job ends with the test."""
 
 RunCommand = Callable[..., Run]
-"""`run_command(["sh", "-c", …], name="probe")`: submits, waits for the end."""
+"""`run_command(["sh", "-c", …], name="probe")` submits a job with the command and waits for its end."""
 
 
 def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe") -> Plan:
-    """The plan of `SPEC`, with `command` in the container."""
+    """Return the plan of `SPEC` with `command` in the container."""
     plan = plan_run(aws, stage, parse_spec({**SPEC, "name": name}, origin="the test"))
     request = copy.deepcopy(plan.request)
     request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = list(command)
@@ -60,7 +60,7 @@ def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, na
 
 @contextmanager
 def no_instances(aws: Aws, stage: DeployedStage, queue: str) -> Iterator[None]:
-    """Switch off what the jobs of a queue run on: those that come have to wait, until the block ends."""
+    """Disable the compute environments of a queue, so that new jobs wait until the end of the block."""
     [found] = aws.batch.describe_job_queues(jobQueues=[stage.queue(queue)])["jobQueues"]
     names = [item["computeEnvironment"] for item in found["computeEnvironmentOrder"]]
     for name in names:
@@ -73,7 +73,7 @@ def no_instances(aws: Aws, stage: DeployedStage, queue: str) -> Iterator[None]:
 
 
 def wait_for(aws: Aws, stage: DeployedStage, job_id: str, *, state: str | None = None) -> Job:
-    """The job once it is in `state`, or has ended."""
+    """Return the job once it is in `state` or has ended."""
     since = time.monotonic()
     while time.monotonic() < since + PATIENCE_SECONDS:
         [job] = batch.describe(aws, stage, [job_id])

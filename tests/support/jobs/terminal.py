@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, as a user at a keyboard runs it."""
+"""Runs a command on a separate terminal, like a user at a keyboard."""
 
 import os
 import pty
@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 TRAINYARD = Path(sys.executable).with_name("trainyard")
-"""The console script that the project installs."""
+"""The installed console script."""
 
 
 class Terminal:
-    """Runs a command under a pseudo-terminal, 120 columns wide, reads what it shows and types on it."""
+    """Runs a command on a pseudo-terminal with 120 columns, reads its output and types input."""
 
     def __init__(self, command: Sequence[str | Path], *, environment: Mapping[str, str], folder: Path) -> None:
         self._ours, theirs = pty.openpty()
@@ -54,7 +54,7 @@ class Terminal:
                 raise AssertionError(f"ended or timed out without showing {text!r}; it showed:\n{self.shown}")
 
     def wait(self, *, timeout_seconds: float = 120) -> int:
-        """Read to the end; returns the exit code."""
+        """Read to the end and return the exit code."""
         give_up_at = time.monotonic() + timeout_seconds
         while self._read(give_up_at):
             pass
@@ -66,7 +66,7 @@ class Terminal:
             return False
         try:
             chunk = os.read(self._ours, 65536)
-        except OSError:  # Linux's way to say that nobody holds the other end any more
+        except OSError:  # on Linux: the other end was closed
             return False
         self.shown += chunk.decode(errors="replace")
         return bool(chunk)

@@ -1,4 +1,4 @@
-"""Proxies between a client and its server, and one in front of the emulator that fails as services do."""
+"""Proxies between a client and a server: one that injects errors of services, and one that limits access to S3."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from typing_extensions import Self
 
@@ -22,7 +22,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Proxy:
-    """Serves from when it is made until its block ends; `handle` of a subclass passes requests on, or does not."""
+    """Serves from its creation until the end of its `with` block. Subclasses decide in `handle` how to respond."""
 
     def __init__(self, upstream: str, *, host: str = "localhost") -> None:
         proxy = self
@@ -43,14 +43,14 @@ class Proxy:
             request_queue_size = 100
 
             def handle_error(self, *_: object) -> None:
-                """A client that is killed leaves its connection; nobody wants to read that."""
+                """Ignore errors of the connection, which a killed client leaves open."""
 
         self._upstream = urlsplit(upstream).netloc
         self._lock = threading.Lock()
         self._server = Server(("127.0.0.1" if host == "localhost" else host, 0), Handler)
         self.url = f"http://{host}:{self._server.server_address[1]}"
         self._hop_by_hop = {"connection", "expect"} | (set() if host == "localhost" else {"host"})
-        """Headers that are not passed on. The emulator answers to no other name than localhost."""
+        """Headers that are not forwarded. The emulator responds only to the host name localhost."""
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -73,12 +73,12 @@ class Proxy:
     def _answer(
         self, request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False
     ) -> None:
-        """Send an answer; `cut`: its first half, after which the connection ends."""
+        """Send a response; with `cut`, only its first half, and then close the connection."""
         request.send_response_only(status)
         for name, value in headers.items():
             if name.lower() not in ("content-length", "transfer-encoding", "connection"):
                 request.send_header(name, value)
-        # What a HEAD request is told of is not sent along.
+        # The response to a HEAD request has no body.
         is_head = request.command == "HEAD"
         request.send_header("Content-Length", headers.get("Content-Length", "0") if is_head else str(len(body)))
         request.end_headers()
@@ -104,28 +104,26 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that happens to one request in place of a plain answer."""
+    """A fault of one request."""
 
     kind: Literal["answer", "cut"]
-    """`answer`: an error of the service. `cut`: the connection ends without an answer."""
+    """`answer` for an error response of the service, `cut` to close the connection without a response."""
     taken: Literal["never", "before", "late"] = "never"
-    """The moment at which the service gets the request: not at all, before the fault, or just before the next of its
-    operation."""
+    """When the service gets the request: never, before the fault, or just before the next request of its operation."""
     status: int = 500
     code: str = "InternalFailure"
 
 
 class FaultyProxy(Proxy):
-    """Passes requests on to `upstream`, except where `faults` has something else for an operation."""
+    """Forwards requests to `upstream`, except requests for which `faults` has a fault."""
 
     def __init__(self, upstream: str, *, host: str = "localhost") -> None:
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
-        """Faults by operation, in lower case (`submitjob`): the first is for its next request, None lets that one
-        pass."""
+        """Faults by operation in lower case (`submitjob`): the first applies to the next request; None forwards it."""
         self.seen: list[str] = []
-        """Operations asked for, in order."""
+        """Requested operations, in order."""
         self.when_over: Callable[[], object] = lambda: None
-        """Called when the last of the faults is taken."""
+        """Called when the last fault is used."""
         self._late: dict[str, Message] = {}
         super().__init__(upstream, host=host)
         passes_on(self.url, upstream)
@@ -154,3 +152,21 @@ class FaultyProxy(Proxy):
             return
         text = json.dumps({"__type": fault.code, "message": f"injected {fault.code}"}).encode()
         self._answer(request, fault.status, {"x-amzn-errortype": fault.code}, text)
+
+
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+
+
+class LimitedRole(FaultyProxy):
+    """An S3 with the permissions of a role of team `research`, which may list, read and write only below `research/`."""
+
+    def _pass_on(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        url = urlsplit(path)
+        _, _, key = url.path.lstrip("/").partition("/")
+        prefix = key or parse_qs(url.query).get("prefix", [""])[0]
+        status, answered, content = super()._pass_on(method, path, headers, body)
+        if not prefix.startswith("research/") or (key and status == 404):
+            return 403, {"Content-Length": str(len(DENIED))}, DENIED
+        return status, answered, content
