@@ -58,7 +58,7 @@ def test_damaged_record_is_skipped_with_a_printable_warning(
         parse_record(Receipt, content, place=place)
 
 
-def test_numbers_that_are_not_finite_are_skipped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_infinite_numbers_are_skipped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     lines = [
         '{"step": 1, "loss": 0.5, "tokens": ' + 400 * "9" + "}",
         '{"step": 2, "loss": 1e999, "tokens": 7}',

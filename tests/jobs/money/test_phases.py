@@ -101,7 +101,7 @@ def test_waiting_of_nodes_is_a_phase_before_the_attempt() -> None:
     )
 
 
-def test_attempt_without_a_step_is_only_starting_if_the_job_trains() -> None:
+def test_attempt_without_a_step_is_only_starting() -> None:
     early, later = attempt(1, minutes=5, training_after=None), attempt(2, minutes=12)
     assert minutes_of(early, later) == [(1, "starting", 5), (2, "starting", 2), (2, "working", 10)]
     assert minutes_of(early) == [(1, "working", 5)]

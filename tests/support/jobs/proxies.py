@@ -158,7 +158,7 @@ DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Err
 
 
 class LimitedRole(FaultyProxy):
-    """An S3 with the permissions of a role of team `research`, which may list, read and write only below `research/`."""
+    """An S3 as a role of team `research` sees it, which may list, read and write only below `research/`."""
 
     def _pass_on(
         self, method: str, path: str, headers: dict[str, str], body: bytes

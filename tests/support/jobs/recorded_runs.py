@@ -53,7 +53,7 @@ def three_attempts(
 ) -> RecordedRun:
     """Return a fine-tuning on DL1 that was reclaimed, then killed, and then ended, with this many lines of metrics.
 
-    `end`: `succeeded`, or `running` while its third attempt is under way.
+    `end` is `succeeded`, or `running` if the third attempt is still running.
     """
     chance = random.Random(run_id)
     cuts = (0, int(lines * 0.45), int(lines * 0.8), lines)
