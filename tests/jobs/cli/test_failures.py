@@ -93,7 +93,7 @@ def test_credentials_and_settings(
 def test_an_output_that_takes_nothing(clean_environment: Mapping[str, str], stdout: str, error: str) -> None:
     shell = ["sh", "-c", f'"{TRAINYARD}" schema {stdout}']
     finished = subprocess.run(shell, env=dict(clean_environment), capture_output=True, text=True, check=False)
-    check(finished, exit_code=1, error=error, next_step="send it to a file ")
+    check(finished, exit_code=1, error=error, next_step="redirect it to a file ")
 
 
 def test_a_file_that_the_disk_has_no_room_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def test_what_cannot_be_built_is_refused(trainyard: Trainyard, arguments: list[s
     ("arguments", "exit_code", "said"),
     [
         (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
-        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history"),
+        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is no longer available"),
         (["cpu", "--tag", "latest"], 2, f"tag 'latest' is not one of release {RELEASE}, whose tags are {RELEASE}-<"),
         (["gaudi", "--release", "1.23.0"], 3, "release '1.23.0' supports Gaudi 2 and 3"),
         (["cpu"], 3, "no Docker engine answers at unix:///nowhere/docker.sock"),
@@ -103,7 +103,7 @@ def test_with_a_stage_its_release_is_meant(
             assert "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1" in done.stderr
         emulated.ssm.put_parameter(Name=name, Value="1.5.0", Overwrite=True)
         done = trainyard("images", "sbom", "cpu", environment={**environment, "TRAINYARD_STAGE": DEFAULT_STAGE})
-        assert "release '1.5.0' is history" in done.stderr
+        assert "release '1.5.0' is no longer available" in done.stderr
     finally:
         emulated.ssm.put_parameter(Name=name, Value=RELEASE, Overwrite=True)
     # Where a release is named, no stage is asked.

@@ -61,7 +61,7 @@ def test_a_receipt_shows_the_result_its_estimated_cost_and_what_is_stored(
     rows = {label: value.strip() for label, _, value in (line.partition("  ") for line in out.splitlines())}
     assert (rows["accuracy"], rows["majority class"], rows["samples/s"]) == ("0.874", "0.070", "907.3")
     assert rows["in AWS it would cost"].startswith("0.25 USD; the same hours On-Demand: 0.83 USD (0.06")
-    assert "transfer within the region costs nothing" in " ".join(out.split())
+    assert "transfer within the region is free" in " ".join(out.split())
     before = Receipt.model_validate_json(command("receipt", run_of(place), "-o", "json")[1])
     assert before.model_copy(update={"stored": None}) == RECEIPT
     key = (place / "checkpoints/step-3/optimizer.pt").key

@@ -209,7 +209,7 @@ def test_a_point_that_cannot_work_is_told_with_its_number_and_nothing_is_written
     with pytest.raises(Exception, match=r"none\.jsonl"):
         plan_run(emulated, stage, parse_spec({**base, "sweep": swept}, origin="a"))
     odd = {"arguments.train_data": ["data://tests/train.jsonl"], "arguments.global_batch_size": [32, 31]}
-    with pytest.raises(UsageError, match="point 2 of 2: global_batch_size 31 does not divide"):
+    with pytest.raises(UsageError, match="point 2 of 2: global_batch_size 31 is not divisible"):
         plan_run(emulated, stage, parse_spec({**base, "sweep": odd}, origin="a"))
     [first, *_] = plan_runs(emulated, stage, [parse_spec(spec, origin="a")])
     with pytest.raises(UsageError, match="shows when the sweep has ended"):

@@ -46,4 +46,4 @@ def test_a_model_no_better_than_its_largest_class_is_warned_of(result: dict[str,
     text = baseline_warning(result)
     assert bool(text) == warns
     if warns:
-        assert "0.500, the model one of 0." in text
+        assert "0.500, the model 0." in text

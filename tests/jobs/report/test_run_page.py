@@ -75,7 +75,7 @@ def test_a_model_that_is_no_better_than_the_largest_class_is_told_so(run: Record
     assert run.receipt is not None
     worse = {**run.receipt.result, "eval_accuracy": 0.07}
     page = run_page(replace(run, receipt=run.receipt.model_copy(update={"result": worse})), now=NOW)
-    assert "naming the largest class each time has an accuracy of 0.070, the model one of 0.070." in text_of(page)
+    assert "always predicting the largest class has accuracy 0.070, the model 0.070." in text_of(page)
 
 
 def test_what_others_wrote_is_shown_and_never_obeyed(html: str) -> None:

@@ -173,5 +173,5 @@ def test_what_is_no_classifier_is_refused(tiny_bert: Path, classifier: Path, tmp
 
 
 def test_columns_of_the_predictions_own_names_are_refused() -> None:
-    with pytest.raises(ValidationError, match="have a column 'confidence' of their own"):
+    with pytest.raises(ValidationError, match="'confidence' is a column of the predictions"):
         Evaluate(model="m", data="t.csv", text_column="confidence")
