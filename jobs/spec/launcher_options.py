@@ -143,7 +143,7 @@ class LauncherOptions(Limits, _Instance):  # the fields of the last base come fi
     halving: Comparison | None = None
     """How to compare a point of a sweep with the others, to stop it early. Default: points are not compared."""
     arguments_file: str | None = None
-    """Name of a file in the run's folder with the kind's arguments, if they are too long for flags."""
+    """Name of a file in the run's folder with the kind's arguments. Default: the arguments are flags."""
     allow_changes: Annotated[bool, Switch()] = False
     """Resume a checkpoint even if it was saved with other arguments."""
 

@@ -104,7 +104,7 @@ class JobSpec(Limits, _Submission):  # the fields of the last base come first
     """One validated submission."""
 
     sweep: Sweep | None = None
-    """Many runs that differ in some arguments, submitted together with one budget."""
+    """Many runs that differ in some arguments, submitted together with one budget. Default: a single run."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the kind. In a sweep, swept arguments have the first point's values."""
 

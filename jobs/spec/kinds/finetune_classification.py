@@ -65,9 +65,10 @@ class FinetuneClassification(Recipe):
     model: Model
     """Pretrained model with its tokenizer: hf://org/name, data://…, s3://… or a folder."""
     glue_task: GlueTask | None = None
-    """A GLUE task, which sets columns and metrics. Without train_data, its data is read from the hub."""
+    """A GLUE task, which sets columns and metrics. Default: none. Without train_data, its data is read from the hub."""
     train_data: Tables | None = None
-    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them."""
+    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them.
+    Default: the data of glue_task."""
     eval_data: Tables | None = None
     """Held-out examples. Default: eval_fraction of the training data."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
