@@ -16,9 +16,10 @@ from xml.sax.saxutils import escape
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Response
 
-from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, kept_objects, server_errors
+from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, s3
 from infra.emulator.access import HEALTH_PATH, Gate
 from infra.emulator.credentials import Credentials
+from infra.emulator.errors import record_error, record_exception, recorded_errors
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Application:
             "pid": os.getpid(),
             "started_at": self._started_at.isoformat(timespec="seconds"),
             "jobs": batch.job_counts(),
-            "server_errors": server_errors.recorded(),
+            "server_errors": recorded_errors(),
             "unproven": cloudformation.recorded_types(),
             "undelivered": events.undelivered(),
         }
@@ -90,16 +91,16 @@ class Application:
 
         def watch(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
             if status.startswith("500"):
-                server_errors.record(path, operation, status)
+                record_error(path, operation, status)
             # moto would let the pages of every origin read its answers.
             kept = [(name, value) for name, value in headers if not name.lower().startswith("access-control-")]
             return start_response(status, kept, *rest)
 
         try:
             answer: Iterable[bytes] = self._aws(environ, watch)
-            kept_objects.write_changes()
+            s3.write_changes()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server answers and goes on
-            server_errors.record_exception(path, operation, error)
+            record_exception(path, operation, error)
             message = f"the emulator failed in {operation}: {type(error).__name__}: {error}"
             failure = _failure("InternalFailure", message, environ, status=500)
             # moto may have begun an answer, of which nothing has been sent.

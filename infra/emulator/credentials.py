@@ -4,6 +4,11 @@ import base64
 import os
 import secrets
 from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+import botocore.session
+from botocore.config import Config
 
 from infra.emulator import REGION
 from infra.emulator.errors import ConfigurationError
@@ -49,3 +54,20 @@ class Credentials:
 def random_letters() -> str:
     """Make up 32 letters and digits that nobody can guess."""
     return base64.b32encode(secrets.token_bytes(_RANDOM_BYTES)).decode()
+
+
+def session(credentials: Credentials) -> boto3.Session:
+    """Make a session with its own credentials that reads no profile: AWS_PROFILE may name one that is not there."""
+    own = botocore.session.Session(session_vars={"profile": (None, None, None, None)})
+    return boto3.Session(
+        aws_access_key_id=credentials.access_key_id,
+        aws_secret_access_key=credentials.secret_access_key,
+        region_name=REGION,
+        botocore_session=own,
+    )
+
+
+def client(service: str, endpoint: str, credentials: Credentials, config: Config | None = None) -> Any:
+    """Make a client of one service."""
+    make: Any = session(credentials).client  # typed by service name, of which any may come
+    return make(service, endpoint_url=endpoint, config=config)

@@ -67,31 +67,20 @@ def serve(
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import (
-            access,
-            batch,
-            cloudformation,
-            ecr,
-            events,
-            functions,
-            kept_objects,
-            notifications,
-            shortcuts,
-        )
+        from infra.emulator import access, batch, cloudformation, ecr, events, functions, s3, settings
         from infra.emulator.application import Application
         from infra.emulator.containers import process_executor
 
         endpoint = f"http://{HOST}:{listener.getsockname()[1]}"
-        functions.check_settings()
+        settings.check_all()
         credentials = Credentials.random()
         access.install()
         functions.install(endpoint, credentials)
-        notifications.install()
         events.install()
         cloudformation.install(endpoint, credentials)
-        shortcuts.install()
+        s3.install()
         if keep is not None:
-            kept_objects.install(keep.absolute())
+            s3.keep_objects(keep.absolute())
         if registry:
             ecr.install(registry)
         process_executor.adopt_orphans()

@@ -19,8 +19,9 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from infra.emulator import REGION, cdk_cli, client
-from infra.emulator.credentials import Credentials
+from infra.emulator import REGION
+from infra.emulator.credentials import Credentials, client, session
+from infra.emulator.deploy import run_cdk
 from tests.support.container import warm_launcher
 from tests.support.container.warm_launcher import WarmLauncher
 
@@ -61,12 +62,12 @@ class Emulator:
 
     @property
     def session(self) -> boto3.Session:
-        return client.session(self.credentials)
+        return session(self.credentials)
 
     @functools.cache  # noqa: B019 - there are few servers, and a client takes longer to make than to use
     def client(self, service: str) -> Any:
         """A boto3 client that does not try again: an error is what the test wants to see."""
-        return client.client(service, self.endpoint, self.credentials, Config(retries={"total_max_attempts": 1}))
+        return client(service, self.endpoint, self.credentials, Config(retries={"total_max_attempts": 1}))
 
     def health(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.endpoint}/trainyard/health", timeout=30) as answer:
@@ -94,7 +95,7 @@ class Emulator:
     def cdk(self, *arguments: str, scratch: Path, cwd: Path | None = None) -> tuple[int, str]:
         """Run the CDK CLI against it, in `scratch` unless told otherwise; return its exit code and all it said."""
         lines: list[str] = []
-        code = cdk_cli.run(
+        code = run_cdk(
             [*arguments, "--no-notices"],
             endpoint=self.endpoint,
             credentials=self.credentials,

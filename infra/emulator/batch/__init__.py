@@ -13,9 +13,8 @@ from moto.batch.models import batch_backends
 
 from infra.emulator.batch.backend import BatchBackend
 from infra.emulator.batch.job import Job
-from infra.emulator.batch.quotas import check_settings
 from infra.emulator.batch.responses import BatchResponse
-from infra.emulator.containers.executor import Executor
+from infra.emulator.containers import Executor
 from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.credentials import Credentials
 
@@ -29,7 +28,6 @@ def install(executor_name: str, *, credentials: Credentials, registry: str | Non
 
     Raises ConfigurationError where the executor cannot work here.
     """
-    check_settings()
     BatchBackend.credentials = credentials
     BatchBackend.executor = _make_executor(executor_name, registry)
     batch_backends.clear()

@@ -17,14 +17,12 @@ from moto.ec2.exceptions import InvalidSubnetIdError
 from infra.emulator import events
 from infra.emulator.batch.attempt import Place
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
-from infra.emulator.batch.detail import describe_job
-from infra.emulator.batch.environment import ArrayPosition
-from infra.emulator.batch.job import Job
+from infra.emulator.batch.describe import describe_job, select_jobs
+from infra.emulator.batch.job import ArrayPosition, Job
 from infra.emulator.batch.job_definition import JobDefinition, check_request
-from infra.emulator.batch.listing import select_jobs
 from infra.emulator.batch.scheduler import Scheduler
 from infra.emulator.batch.submission import Submission, parse_submission
-from infra.emulator.containers.executor import Executor
+from infra.emulator.containers import Executor
 from infra.emulator.credentials import Credentials
 
 QUEUE_DELETED = "The job queue was deleted"

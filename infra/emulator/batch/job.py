@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from infra.emulator.batch.environment import ArrayPosition, NodePosition
 from infra.emulator.batch.submission import Submission
 
 
@@ -34,6 +33,22 @@ class Status(str, Enum):
 
 FINAL = frozenset({Status.SUCCEEDED, Status.FAILED})
 BEFORE_STARTING = frozenset({Status.SUBMITTED, Status.PENDING, Status.RUNNABLE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayPosition:
+    """The place of a child in its array job."""
+
+    index: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePosition:
+    """The place of a node in its multi-node job."""
+
+    index: int
+    count: int
 
 
 def now_milliseconds() -> int:

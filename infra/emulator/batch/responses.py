@@ -10,10 +10,13 @@ from moto.batch.models import batch_backends
 from moto.batch.responses import BatchResponse as MotoBatchResponse
 
 from infra.emulator.batch.backend import BatchBackend
-from infra.emulator.batch.detail import summarize_job
+from infra.emulator.batch.describe import page, summarize_job
 from infra.emulator.batch.job import Job
-from infra.emulator.batch.listing import page
-from infra.emulator.batch.quotas import MAX_DESCRIBED, MAX_LISTED, MAX_SUBMIT_BYTES
+
+MAX_SUBMIT_BYTES = 30 * 1024
+MAX_DESCRIBED = 100
+"""Jobs that one DescribeJobs takes, and results that one filtered page of ListJobs or of DescribeJobDefinitions has."""
+MAX_LISTED = 1000
 
 
 class BatchResponse(MotoBatchResponse):

@@ -12,13 +12,60 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from infra.emulator.batch import fair_share
 from infra.emulator.batch.attempt import Attempt, Place
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.job import BEFORE_STARTING, Job, Status
-from infra.emulator.batch.retry import Outcome, should_retry
+from infra.emulator.batch.job_definition import Outcome, should_retry
+
+DEFAULT_WINDOW_SECONDS = 600.0
+"""What shareDecaySeconds = 0 stands for."""
+MINIMUM_USE_SECONDS = 60.0
+"""What a job that was just started counts for at least, so that one look does not give all room to one share."""
+
+
+@dataclass(kw_only=True)
+class Usage:
+    """vCPUs that one share held from `started` to `stopped` (None: still), in seconds of one clock."""
+
+    share: str
+    vcpus: float
+    started: float
+    stopped: float | None = None
+
+
+def weight_factor(policy: Mapping[str, Any], share: str) -> float:
+    """The weight of a share: its own entry's, its prefix's, or 1. A lower one means more of the capacity."""
+    for entry in policy.get("shareDistribution") or ():
+        name = entry["shareIdentifier"]
+        if name == share or (name.endswith("*") and share.startswith(name[:-1])):
+            return float(entry.get("weightFactor", 1.0))
+    return 1.0
+
+
+def weighted_usage(policy: Mapping[str, Any], usages: Iterable[Usage], share: str, now: float) -> float:
+    """The share's vCPU seconds within the policy's window, recent ones counting more, times its weight."""
+    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
+    total = sum(usage.vcpus * _faded_seconds(usage, now, window) for usage in usages if usage.share == share)
+    return total * weight_factor(policy, share)
+
+
+def is_forgotten(policy: Mapping[str, Any], usage: Usage, now: float) -> bool:
+    """Say whether a usage has left the window."""
+    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
+    return usage.stopped is not None and usage.stopped < now - window
+
+
+def _faded_seconds(usage: Usage, now: float, window: float) -> float:
+    """The integral of a weight that falls from 1 now to 0 at the window's far end."""
+    end = now if usage.stopped is None else usage.stopped
+    age_from = min(window, now - usage.started)
+    age_to = min(window, now - end)
+    faded = (age_from - age_to) - (age_from**2 - age_to**2) / (2 * window)
+    return max(faded, MINIMUM_USE_SECONDS) if usage.stopped is None else faded
+
 
 DEPENDENCY_FAILED = "Dependent Job failed"
 CHILD_FAILED = "Array Child Job failed"
@@ -56,7 +103,7 @@ class Scheduler:
         self._runnable: dict[str, list[Job]] = {}
         """By the queue's ARN, in the order of submission."""
         self._attempts: dict[str, Attempt] = {}
-        self._usages: dict[str, dict[str, fair_share.Usage]] = {}
+        self._usages: dict[str, dict[str, Usage]] = {}
         """The latest use of queues with a scheduling policy, by job and attempt."""
         self._ended: deque[Job] = deque()
         """Jobs whose end is still to be followed up."""
@@ -200,10 +247,10 @@ class Scheduler:
         policy = self._policy(queue.scheduling_policy_arn)
         now = time.monotonic()
         recent = self._usages.setdefault(queue.arn, {})
-        for key in [key for key, usage in recent.items() if fair_share.is_forgotten(policy, usage, now)]:
+        for key in [key for key, usage in recent.items() if is_forgotten(policy, usage, now)]:
             del recent[key]
         usage_of = {
-            share: fair_share.weighted_usage(policy, recent.values(), share, now)
+            share: weighted_usage(policy, recent.values(), share, now)
             for share in {job.submission.share_identifier or "" for job in self._runnable.get(queue.arn, [])}
         }
         return lambda job: (
@@ -228,7 +275,7 @@ class Scheduler:
         self._runnable[job.submission.queue.arn].remove(job)
         environment.used_vcpus += job.submission.vcpus
         if job.submission.queue.scheduling_policy_arn is not None:
-            self._usages.setdefault(job.submission.queue.arn, {})[f"{job.id} {number}"] = fair_share.Usage(
+            self._usages.setdefault(job.submission.queue.arn, {})[f"{job.id} {number}"] = Usage(
                 share=job.submission.share_identifier or "", vcpus=job.submission.vcpus, started=time.monotonic()
             )
         attempt = Attempt(

@@ -10,10 +10,19 @@ from typing import Any
 from moto.batch.exceptions import ClientException
 
 from infra.emulator.batch.compute import JobQueue
-from infra.emulator.batch.job_definition import ALL_NODES, JobDefinition, check_name, check_timeout, resource
-from infra.emulator.batch.quotas import ARRAY_SIZES, MAX_DEPENDENCIES, MAX_OVERRIDES_CHARACTERS
-from infra.emulator.batch.retry import check_strategy
+from infra.emulator.batch.job_definition import (
+    ALL_NODES,
+    JobDefinition,
+    check_name,
+    check_strategy,
+    check_timeout,
+    resource,
+)
 
+MAX_OVERRIDES_CHARACTERS = 8192
+"""Amazon ECS takes no longer container overrides; Batch accepts such a job, which then fails when it is placed."""
+MAX_DEPENDENCIES = 20
+ARRAY_SIZES = range(2, 10_000 + 1)
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _MAX_TAGS = 50
 _UNKNOWN = frozenset(

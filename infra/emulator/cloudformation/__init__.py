@@ -1,16 +1,13 @@
-"""CloudFormation of the emulator: a stack engine that behaves like AWS's.
+"""CloudFormation in the emulator: a stack engine that behaves like the one on AWS.
 
-`template` resolves, `stack` makes, changes and rolls back, `changes` previews, `responses` is the API. `resources`
-makes one resource as its type's row in `*_types` says; `schemas` says which changes take another resource.
+`template` resolves references, `stack` creates, updates, deletes and rolls back, `changes` previews an update, and
+`responses` is the API. `resources` handles one resource as the row of its type in `*_types` declares.
 """
 
 from infra.emulator.cloudformation import (
-    batch_types,  # noqa: F401 - defines types
-    iam_types,
-    image_types,  # noqa: F401 - defines types
-    network_types,  # noqa: F401 - defines types
+    compute_types,  # noqa: F401 - adds its types
     responses,
-    service_types,  # noqa: F401 - defines types
+    service_types,
     storage_types,
 )
 from infra.emulator.cloudformation.api import Api
@@ -21,8 +18,8 @@ __all__ = ["install", "recorded_types"]
 
 
 def install(endpoint: str, credentials: Credentials) -> None:
-    """Put this CloudFormation in moto's place. Call it before the server starts, which it will send requests to."""
+    """Replace moto's CloudFormation. Call it before the server starts; `endpoint` is where the server will answer."""
     Api.endpoint, Api.credentials = endpoint, credentials
-    iam_types.install()
+    service_types.install()
     storage_types.install()
     responses.install()

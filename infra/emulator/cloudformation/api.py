@@ -18,8 +18,7 @@ from botocore import xform_name
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 from moto.core.exceptions import ServiceException
 
-from infra.emulator.client import session
-from infra.emulator.credentials import Credentials
+from infra.emulator.credentials import Credentials, session
 
 Properties = Mapping[str, Any]
 """The properties of a resource, references resolved."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from infra.emulator.cloudformation.schemas import replacing
+from infra.emulator.cloudformation.resources import replacing
 from infra.emulator.cloudformation.stack import Stack, StackResource
 from infra.emulator.cloudformation.template import TemplateError
 

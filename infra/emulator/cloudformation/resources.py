@@ -2,18 +2,23 @@
 
 import copy
 import hashlib
-from collections.abc import Iterator
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from botocore.exceptions import ClientError, ParamValidationError
 from moto.cloudformation.utils import random_suffix
 from moto.core.exceptions import ServiceException
 from werkzeug.exceptions import HTTPException
 
-from infra.emulator import kept_objects
+from infra.emulator import REGION, s3
 from infra.emulator.cloudformation.api import Account, Api, Properties
 from infra.emulator.cloudformation.resource_type import RECORDED, TYPES, Made, ResourceType, without
-from infra.emulator.server_errors import record_exception
+from infra.emulator.errors import ConfigurationError, record_exception
 
 
 class ResourceError(Exception):
@@ -111,7 +116,7 @@ def _generated_name(resource_type: str, stack_name: str, logical_id: str) -> str
         suffix = hashlib.sha256(f"{stack_name}/{logical_id}".encode()).hexdigest()[:12]
     name = f"{f'{stack_name}-{logical_id}'[: NAME_LIMITS.get(resource_type, 128) - 13]}-{suffix}"
     name = name.lower() if resource_type in LOWER_CASE_NAMES else name
-    return kept_objects.lasting_name(name, f"{stack_name}/{logical_id}") if resource_type == _BUCKET else name
+    return s3.lasting_name(name, f"{stack_name}/{logical_id}") if resource_type == _BUCKET else name
 
 
 @contextmanager
@@ -128,3 +133,50 @@ def _reasons(doing: str) -> Iterator[None]:
     except Exception as error:
         record_exception("CloudFormation", doing, error)
         raise ResourceError(f"{type(error).__name__}: {error} (an error of the emulator, see its log)") from error
+
+
+_CONDITIONAL = "conditionalCreateOnlyProperties"
+_IN_PLACE_ANYWAY = "ReplaceComputeEnvironment"
+"""What a compute environment says of its conditional properties; those of other types replace."""
+
+
+def replacing(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the names of the changed properties that AWS changes only by making another resource."""
+    schema = _schema(resource_type)
+    paths = list(schema.get("createOnlyProperties", []))
+    if str(new.get(_IN_PLACE_ANYWAY, True)).lower() != "false":
+        paths += schema.get(_CONDITIONAL, [])
+    steps = [path.removeprefix("/properties/").split("/") for path in paths]
+    return sorted({step[0] for step in steps if _at(old, step) != _at(new, step)})
+
+
+def _at(value: Any, steps: Sequence[str]) -> Any:
+    for step in steps:
+        if not isinstance(value, Mapping):
+            return value  # a list: all of it counts
+        value = value.get(step)
+    return value
+
+
+@cache
+def _schema(resource_type: str) -> Mapping[str, Any]:
+    digest = _digests().get(resource_type)
+    if digest is None:
+        return {}
+    schema: Mapping[str, Any] = json.loads((_folder() / "resources" / f"{digest}.json").read_text())
+    return schema
+
+
+@cache
+def _digests() -> Mapping[str, str]:
+    digests: Mapping[str, str] = json.loads((_folder() / "providers" / f"{REGION}.json").read_text())
+    return digests
+
+
+@cache
+def _folder() -> Path:
+    """Find the schemas without importing cfn-lint, which takes a second."""
+    spec = importlib.util.find_spec("cfnlint")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("cfn-lint is not installed", next_step="pip install -e '.[infra]'")
+    return Path(spec.origin).parent / "data" / "schemas"

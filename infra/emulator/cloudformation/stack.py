@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from infra.emulator import events
-from infra.emulator.cloudformation import resources, schemas
+from infra.emulator.cloudformation import resources
 from infra.emulator.cloudformation.api import Account
 from infra.emulator.cloudformation.resource_type import Made
 from infra.emulator.cloudformation.resources import ResourceError
@@ -212,7 +212,7 @@ class Stack:
         # Compared after references are resolved, so what needs a replaced resource follows it.
         if properties == old_properties:
             return
-        if schemas.replacing(resource.resource_type, old_properties, properties):
+        if resources.replacing(resource.resource_type, old_properties, properties):
             resources.check_replaceable(resource.resource_type, old_properties, properties)
             self._create_resource(logical_id, declaration, properties)
             replacement = self.resources[logical_id]

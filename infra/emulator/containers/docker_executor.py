@@ -15,7 +15,7 @@ from docker.context import ContextAPI
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import Mount, Ulimit
 
-from infra.emulator.containers.executor import CannotStartError, ContainerRun, Exit
+from infra.emulator.containers import CannotStartError, ContainerRun, Exit
 from infra.emulator.ecr import in_registry, is_in_ecr
 from infra.emulator.errors import ConfigurationError
 

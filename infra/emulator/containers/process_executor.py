@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 
 import psutil
 
-from infra.emulator.containers.executor import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
+from infra.emulator.containers import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
 from infra.emulator.errors import ConfigurationError
 
 PASSED_VARIABLES = (

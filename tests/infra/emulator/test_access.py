@@ -15,9 +15,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from playwright.sync_api import Page
 
-from infra.emulator import client
 from infra.emulator.access import Gate
-from infra.emulator.credentials import Credentials
+from infra.emulator.credentials import Credentials, client
 from tests.support.emulator.web_page import web_page
 from tests.support.running_emulator import Emulator, run_emulator
 
@@ -121,7 +120,7 @@ def test_requests_without_the_key_are_refused(key: str) -> None:
 
 
 def test_the_server_refuses_as_its_gate_does_and_lets_browsers_run_nothing(aws: Emulator) -> None:
-    stranger = client.client("batch", aws.endpoint, KEY)
+    stranger = client("batch", aws.endpoint, KEY)
     with pytest.raises(ClientError, match="trainyard local env") as answer:
         stranger.describe_job_queues()
     assert answer.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403

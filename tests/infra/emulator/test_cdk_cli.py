@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.emulator import cdk_cli
 from infra.emulator.credentials import Credentials
+from infra.emulator.deploy import cdk_environment
 from tests.support.running_emulator import Emulator
 
 APP = """
@@ -37,7 +37,7 @@ def assemblies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("assemblies")
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", APP, str(folder)],
-        env={**os.environ, **cdk_cli.environment("http://localhost:9", Credentials.random(), scratch=folder)},
+        env={**os.environ, **cdk_environment("http://localhost:9", Credentials.random(), scratch=folder)},
         timeout=120,
         check=True,
     )
@@ -80,7 +80,7 @@ def test_environment_holds_nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
 
     credentials = Credentials.random()
-    environment = cdk_cli.environment("http://localhost:1", credentials, scratch=tmp_path)
+    environment = cdk_environment("http://localhost:1", credentials, scratch=tmp_path)
 
     assert "of-the-user" not in environment.values()
     assert environment["AWS_ENDPOINT_URL"] == "http://localhost:1"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.emulator import cdk_cli
 from infra.emulator.cloudformation.resource_type import RECORDED, TYPES
+from infra.emulator.deploy import ROOT
 from infra.settings import STAGES
 from infra.stages import Alerts
 from jobs.core.stage import parameter_path
@@ -100,7 +100,7 @@ def shown(said: str) -> list[str]:
 def test_one_changed_limit_is_all_that_is_shown(deployed_aws: Emulator, tmp_path: Path) -> None:
     app = synthesise_as_the_cli_does(replace(STAGES["dev"], max_nodes=NODES), tmp_path / "assembly")
     arguments = ("--app", app, "--output", str(tmp_path / "cdk.out"))
-    code, said = deployed_aws.cdk("diff", "dev/*", "--fail", *arguments, scratch=tmp_path, cwd=cdk_cli.ROOT)
+    code, said = deployed_aws.cdk("diff", "dev/*", "--fail", *arguments, scratch=tmp_path, cwd=ROOT)
 
     vcpus = STAGES["dev"].row.vcpus
     assert code == 1, said

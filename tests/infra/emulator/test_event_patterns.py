@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from infra.emulator.events.message import message_for, refusal
-from infra.emulator.events.pattern import PatternError, check_pattern, matches
+from infra.emulator.events import PatternError, check_pattern, matches, message_for, refusal
 
 EVENT = {
     "source": "aws.batch",

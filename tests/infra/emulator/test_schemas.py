@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from infra.emulator.cloudformation.schemas import replacing
+from infra.emulator.cloudformation.resources import replacing
 
 ENVIRONMENT = "AWS::Batch::ComputeEnvironment"
 SPOT = {"Type": "SPOT", "MaxvCpus": 8, "InstanceTypes": ["dl1.24xlarge"]}

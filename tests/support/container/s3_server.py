@@ -25,9 +25,9 @@ import os
 import signal
 import sys
 gc.disable()  # what is loaded stays: to search it for what can be freed takes almost half of the start
-from infra.emulator import shortcuts
+from infra.emulator import s3
 from moto.server import ThreadedMotoServer
-shortcuts.install()
+s3.install()
 server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
 server.start()
 gc.freeze()

@@ -53,9 +53,8 @@ _EMULATOR = (
     "ecr",
     "events",
     "functions",
-    "kept_objects",
+    "s3",
     "server",
-    "shortcuts",
 )
 _IMPORTED = (
     _SERVER,  # first: it keeps out what moto would load

@@ -6,7 +6,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
+from infra.emulator import ACCOUNT_ID, REGION
+from infra.emulator.deploy import APP, ROOT
 from infra.settings import STAGES
 from jobs.core.queues import SPOT
 from jobs.core.stage import (
@@ -49,10 +50,10 @@ class Account:
     jobs: dict[str, str] = field(default_factory=dict)
     """Ids of jobs by what they are for."""
 
-    def cdk(self, *arguments: str, app: str = cdk_cli.APP) -> tuple[int, str]:
+    def cdk(self, *arguments: str, app: str = APP) -> tuple[int, str]:
         """Run the CLI; its exit code and all it said."""
         output = ["--output", str(self.folder / "cdk.out"), "--no-version-reporting"]
-        return self.aws.cdk(*arguments, "--app", app, *output, scratch=self.folder, cwd=cdk_cli.ROOT)
+        return self.aws.cdk(*arguments, "--app", app, *output, scratch=self.folder, cwd=ROOT)
 
     def bootstrap(self) -> tuple[int, str]:
         # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
@@ -62,7 +63,7 @@ class Account:
         """Return, for `--app`, the stage `dev` with other settings."""
         return synthesise_as_the_cli_does(replace(STAGES["dev"], **changes), Path(mkdtemp(dir=self.folder)))
 
-    def deploy(self, *selected: str, app: str = cdk_cli.APP) -> tuple[int, str]:
+    def deploy(self, *selected: str, app: str = APP) -> tuple[int, str]:
         return self.cdk("deploy", *(selected or ("dev/*",)), "--method=direct", "--require-approval=never", app=app)
 
     def parameters(self, stage: str = "dev") -> dict[str, str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.emulator.batch.fair_share import MINIMUM_USE_SECONDS, Usage, is_forgotten, weight_factor, weighted_usage
+from infra.emulator.batch.scheduler import MINIMUM_USE_SECONDS, Usage, is_forgotten, weight_factor, weighted_usage
 
 POLICY = {
     "shareDecaySeconds": 1000,

@@ -30,7 +30,7 @@ while not os.path.exists(os.environ["GATE"]):
 
 EXECUTOR = """
 import sys, threading
-from infra.emulator.containers.executor import ContainerRun
+from infra.emulator.containers import ContainerRun
 from infra.emulator.containers.process_executor import ProcessExecutor
 
 executor = ProcessExecutor()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.emulator.batch.retry import Outcome, check_strategy, should_retry
+from infra.emulator.batch.job_definition import Outcome, check_strategy, should_retry
 from jobs.core.retries import RETRY_RULES
 
 FAILED = Outcome(exit_code=1, reason=None, status_reason="Essential container in task exited")

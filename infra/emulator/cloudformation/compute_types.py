@@ -1,7 +1,9 @@
 """EC2: networks, security groups and launch templates. No packet passes any of them, and no instance starts."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
+
+from moto.core.exceptions import JsonRESTError
 
 from infra.emulator.cloudformation.api import Api, Properties, PropertyError
 from infra.emulator.cloudformation.resource_type import TYPES, Fixed, Made, Operation, Row, Tagging, holds, without
@@ -186,4 +188,109 @@ TYPES |= {
         ids=("InternetGatewayId", "VpcId"),
         delete_by="DetachInternetGateway",
     ),
+}
+
+
+class JobDefinition(Row):
+    """AWS::Batch::JobDefinition."""
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        changed = self.create(api, made.name, new)
+        if not holds(new.get("ResourceRetentionPolicy", {}).get("SkipDeregisterOnUpdate")):
+            self.delete(api, made, old)
+        return changed
+
+
+TYPES |= {
+    "AWS::Batch::ComputeEnvironment": Row(
+        service="batch",
+        name_property="ComputeEnvironmentName",
+        create_by="CreateComputeEnvironment",
+        ref="computeEnvironmentArn",
+        attributes={"ComputeEnvironmentArn": "computeEnvironmentArn"},
+        update_by="UpdateComputeEnvironment",
+        ids=("ComputeEnvironment",),
+        left_out=frozenset({"ReplaceComputeEnvironment"}),
+        sets={"UpdatePolicy": lambda policy: ("UpdateComputeEnvironment", {"UpdatePolicy": policy})},
+        disable={"State": "DISABLED"},
+        tagging=Tagging(),
+    ),
+    "AWS::Batch::JobDefinition": JobDefinition(
+        service="batch",
+        name_property="JobDefinitionName",
+        create_by="RegisterJobDefinition",
+        ref="jobDefinitionArn",
+        attributes={"JobDefinitionArn": "jobDefinitionArn"},
+        ids=("JobDefinition",),
+        left_out=frozenset({"ResourceRetentionPolicy"}),
+        delete_by="DeregisterJobDefinition",
+    ),
+    "AWS::Batch::JobQueue": Row(
+        service="batch",
+        name_property="JobQueueName",
+        create_by="CreateJobQueue",
+        ref="jobQueueArn",
+        attributes={"JobQueueArn": "jobQueueArn"},
+        update_by="UpdateJobQueue",
+        emptied={"JobStateTimeLimitActions": []},
+        ids=("JobQueue",),
+        disable={"State": "DISABLED"},
+        tagging=Tagging(),
+    ),
+    "AWS::Batch::SchedulingPolicy": Row(
+        service="batch",
+        name_property="Name",
+        create_by="CreateSchedulingPolicy",
+        ref="arn",
+        attributes={"Arn": "arn"},
+        update_by="UpdateSchedulingPolicy",
+        tagging=Tagging(),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Versioned(Fixed):
+    """A type whose name and version are its identity."""
+
+    service = "imagebuilder"
+    kind: str
+    """As ARNs call it."""
+    _taken: ClassVar[set[str]] = set()
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        arn = api.arn(f"{self.kind}/{properties['Name']}/{properties['Version']}")
+        if arn in self._taken:
+            raise JsonRESTError(
+                "ResourceAlreadyExistsException",
+                f"The following resource '{self.kind}' already exists: '{arn}'. Change its version.",
+            )
+        self._taken.add(arn)
+        return Made(arn, {"Arn": arn}, name)
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        self._taken.discard(made.ref)
+
+
+class Image(Fixed):
+    """AWS::ImageBuilder::Image: one AMI, made and gone with the resource."""
+
+    service = "ec2"
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        recipe, version = properties["ImageRecipeArn"].split("/")[-2:]
+        ami = api("RegisterImage", Name=f"{recipe} {version}")["ImageId"]
+        if properties.get("Tags"):
+            api("CreateTags", Resources=[ami], Tags=properties["Tags"])
+        arn = api.arn(f"image/{recipe}/{version}/{ami}", service="imagebuilder")
+        return Made(arn, {"Arn": arn, "ImageId": ami}, name)
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        api("DeregisterImage", ImageId=made.attributes["ImageId"])
+
+
+TYPES |= {
+    "AWS::ImageBuilder::Component": Versioned("component"),
+    "AWS::ImageBuilder::Image": Image(),
+    "AWS::ImageBuilder::ImageRecipe": Versioned("image-recipe"),
 }

@@ -21,23 +21,96 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import moto.awslambda.models
+from moto.awslambda.exceptions import InvalidParameterValueException
+from moto.awslambda.models import EventInvokeConfig, LambdaBackend, LambdaFunction, lambda_backends
 from moto.logs.models import logs_backends
 from moto.sqs.models import sqs_backends
 from moto.utilities.arns import parse_arn
 
-from infra.emulator.containers.executor import KILLED_EXIT_CODE, ContainerRun
+from infra.emulator.containers import KILLED_EXIT_CODE, ContainerRun
 from infra.emulator.containers.logs import LogStreamWriter, add_stream
 from infra.emulator.containers.process_executor import ProcessExecutor
-from infra.emulator.functions.function import Function
-from infra.emulator.server_errors import record_exception
-from infra.emulator.settings import number_setting
+from infra.emulator.credentials import Credentials
+from infra.emulator.errors import record_exception
+from infra.emulator.settings import function_retry_seconds
+
+
+class Function(LambdaFunction):
+    """A function."""
+
+    endpoint: str
+    """The server's own address; `service.install` sets it."""
+    credentials: Credentials
+    """The server's own; `service.install` sets it."""
+
+    def __init__(self, account_id: str, spec: dict[str, Any], region: str, version: str | int = 1) -> None:
+        super().__init__(account_id=account_id, spec=spec, region=region, version=version)
+        self.dead_letter_config: dict[str, Any] | None = spec.get("DeadLetterConfig")
+        self.logging_config: dict[str, Any] = spec.get("LoggingConfig") or {}
+
+    @property
+    def log_group(self) -> str:
+        return str(self.logging_config.get("LogGroup") or f"/aws/lambda/{self.function_name}")
+
+    @property
+    def retries(self) -> int:
+        """Return how often an asynchronous invocation that failed is tried again."""
+        config = self.event_invoke_config[0].config if self.event_invoke_config else {}
+        return int(config.get("MaximumRetryAttempts", 2))
+
+    @property
+    def why_it_cannot_run(self) -> str | None:
+        """Say what stands in the way of running it here; None if nothing does."""
+        if self.package_type != "Zip":
+            return "the emulator runs functions from zip files only, not from container images"
+        if not str(self.run_time).startswith("python"):
+            return f"the emulator runs Python functions only, not {self.run_time}"
+        if self.layers:
+            return "the emulator runs functions without layers only"
+        return None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return all variables that it sees."""
+        return {
+            **self.credentials.environment,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_LAMBDA_FUNCTION_NAME": self.function_name,
+            "AWS_LAMBDA_LOG_GROUP_NAME": self.log_group,
+            "TZ": "UTC",
+            **{name: str(value) for name, value in (self.environment_vars or {}).items()},
+        }
+
+    def get_configuration(self, on_create: bool = False) -> dict[str, Any]:
+        configuration: dict[str, Any] = super().get_configuration(on_create)
+        configuration["LoggingConfig"] = {"LogFormat": "Text", "LogGroup": self.log_group}
+        if self.dead_letter_config:
+            configuration["DeadLetterConfig"] = self.dead_letter_config
+        return configuration
+
+    def update_configuration(self, config_updates: dict[str, Any]) -> dict[str, Any]:
+        if "DeadLetterConfig" in config_updates:
+            self.dead_letter_config = config_updates["DeadLetterConfig"]
+        if "LoggingConfig" in config_updates:
+            self.logging_config = config_updates["LoggingConfig"] or {}
+        super().update_configuration(config_updates)
+        return self.get_configuration()
+
+    def _set_function_code(self, updated_spec: dict[str, Any]) -> None:
+        try:
+            super()._set_function_code(updated_spec)
+        except ValueError as error:  # moto's way to say that the bucket or the object is not there
+            raise InvalidParameterValueException(str(error.args[-1])) from None
+
 
 logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT = 4
 """Invocations that run at once on this machine; the others wait. An AWS account starts with 1000."""
-RETRY_VARIABLE = "TRAINYARD_FUNCTION_RETRY_SECONDS"
-"""Server's environment: seconds before the second try of an invocation; the third comes after twice as many."""
 _TAIL_BYTES = 4096
 _LOOK_SECONDS = 0.2
 _TIMED_OUT = -14
@@ -56,11 +129,6 @@ class Outcome:
     """The handler's result, or the error, as JSON."""
     failed: bool
     log_tail: bytes
-
-
-def check_settings() -> None:
-    """Raise ConfigurationError if the variable is no number of seconds."""
-    _retry_seconds()
 
 
 def shutdown() -> None:
@@ -82,7 +150,9 @@ def _run_unwatched(function: Function, event: str, number: int) -> None:
         if not outcome.failed or _stopping.is_set():
             return
         if number <= function.retries:
-            timer = threading.Timer(_retry_seconds() * number, invoke_later, (function, event), {"number": number + 1})
+            timer = threading.Timer(
+                function_retry_seconds() * number, invoke_later, (function, event), {"number": number + 1}
+            )
             timer.daemon = True
             timer.start()
         elif target := (function.dead_letter_config or {}).get("TargetArn"):
@@ -90,10 +160,6 @@ def _run_unwatched(function: Function, event: str, number: int) -> None:
             sqs_backends[arn.account][arn.region].send_message(arn.resource_id, event)
     except Exception as error:  # noqa: BLE001 - nobody else would hear of it
         record_exception("Lambda", f"invoking {function.function_name}", error)
-
-
-def _retry_seconds() -> float:
-    return number_setting(RETRY_VARIABLE, 60)
 
 
 def run(function: Function, event: str) -> Outcome:
@@ -152,7 +218,7 @@ def _write(function: Function, output: bytes) -> None:
 
 
 class _Host:
-    """The process that runs functions (host.py), started when it is first needed."""
+    """The process that runs functions (function_host.py), started when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -190,7 +256,7 @@ class _Host:
         os.mkfifo(fifo, 0o600)
         run = ContainerRun(
             name="trainyard-functions",
-            command=(sys.executable, "-I", "-u", str(Path(__file__).with_name("host.py")), fifo),
+            command=(sys.executable, "-I", "-u", str(Path(__file__).with_name("function_host.py")), fifo),
             environment={},
             properties={},
             task={},
@@ -221,7 +287,9 @@ class _Host:
         *lines, self._rest = (self._rest + output).split(b"\n")
         for line in lines:
             if not line.startswith(b"{"):
-                logger.warning("functions: %s", line.decode(errors="replace"))  # what host.py itself fails with
+                logger.warning(
+                    "functions: %s", line.decode(errors="replace")
+                )  # what function_host.py itself fails with
                 continue
             end = json.loads(line)
             with self._lock:
@@ -239,3 +307,49 @@ def _write_all(descriptor: int, text: bytes, ended: threading.Event) -> None:
 
 
 _host = _Host()
+
+
+class InvokableFunction(Function):
+    """A function that the Invoke operation runs."""
+
+    def invoke(self, body: Any, request_headers: Any, response_headers: Any) -> bytes:
+        """Do what the Invoke operation does. Raises InvalidParameterValueException for a payload that is no JSON."""
+        text = body.decode() if isinstance(body, bytes) else body or "{}"
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise InvalidParameterValueException(f"Could not parse request body into json: {error}") from None
+        headers = {str(name).lower(): value for name, value in dict(request_headers).items()}
+        if headers.get("x-amz-invocation-type", "RequestResponse") == "Event":
+            invoke_later(self, text)
+            return b""
+        outcome = run(self, text)
+        if outcome.failed:
+            response_headers["x-amz-function-error"] = "Unhandled"
+        response_headers["x-amz-log-result"] = base64.b64encode(outcome.log_tail).decode()
+        return outcome.payload.encode()
+
+
+def install(endpoint: str, credentials: Credentials) -> None:
+    """Have moto make functions that run. Call it before the server starts; `endpoint` is where it will answer."""
+    Function.endpoint = endpoint
+    Function.credentials = credentials
+    moto.awslambda.models.LambdaFunction = InvokableFunction
+    LambdaBackend.put_function_event_invoke_config = _put_event_invoke_config
+
+
+def find(arn: str) -> Function:
+    """Return the function of an ARN. Raises moto's UnknownFunctionException."""
+    place = parse_arn(arn)
+    function: Function = lambda_backends[place.account][place.region].get_function(arn)
+    return function
+
+
+def _put_event_invoke_config(backend: Any, function_name: str, config: dict[str, Any]) -> Any:
+    """Put the one configuration that there is; moto adds another and continues with the first."""
+    if config.get("DestinationConfig"):
+        raise InvalidParameterValueException("the emulator sends no results to destinations")
+    function = backend.get_function(function_name)
+    settings = {name: config[name] for name in ("MaximumRetryAttempts", "MaximumEventAgeInSeconds") if name in config}
+    function.event_invoke_config[:] = [EventInvokeConfig(function.function_arn, function.last_modified, settings)]
+    return function.event_invoke_config[0].response()

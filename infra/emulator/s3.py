@@ -10,10 +10,12 @@ A bucket without a name of its own gets the one that it had, since runs and rece
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import inspect
 import json
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -21,7 +23,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.s3.models import FakeDeleteMarker, FakeKey, S3Backend
+from moto.s3.responses import S3Response
 
 from infra.emulator.errors import ConfigurationError
 
@@ -36,7 +40,7 @@ _CHECKSUM = ("checksum_value", "checksum_type", "checksum_parts")
 _kept: "KeptObjects | None" = None
 
 
-def install(folder: Path) -> None:
+def keep_objects(folder: Path) -> None:
     """Keep objects in `folder` from now on. Raises ConfigurationError where it cannot be used, or another server does.
 
     Call it before the first bucket is made.
@@ -214,3 +218,58 @@ def _restored(backend: Any, bucket_name: str, described: dict[str, Any], body: b
     if described["tags"]:
         backend.tagger.tag_resource(key.arn, backend.tagger.convert_dict_to_tags_input(described["tags"]))
     return key
+
+
+_ONE_RANGE = re.compile(r"bytes=(\d+-\d*|-\d+)", re.ASCII)
+"""moto cuts it out of what it was given. Of several it returns the whole object, as of what is no range."""
+
+_asked = threading.local()
+
+_whole_value, _set_value = FakeKey.value.fget, FakeKey.value.fset
+_get_object, _key_response = S3Response.get_object, S3Response.key_response
+
+
+def install() -> None:
+    """Take them from now on. Call it before the server starts."""
+    DomainDispatcherApplication.get_backend_for_host = functools.cache(DomainDispatcherApplication.get_backend_for_host)
+    FakeKey.value = property(_value, _set_value)
+    S3Response.get_object = _get_range_or_object
+    S3Response.key_response = _answer_with_bytes
+
+
+class _Content:
+    """The bytes of an object, of which a slice is read when it is asked for."""
+
+    def __init__(self, key: Any) -> None:
+        self._key = key
+
+    def __len__(self) -> int:
+        size: int = self._key.contentsize
+        return size
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(len(self))
+        with self._key.lock:
+            self._key._value_buffer.seek(begin)  # noqa: SLF001 - moto has no other way
+            read: bytes = self._key._value_buffer.read(max(0, end - begin))  # noqa: SLF001 - likewise
+            return read
+
+
+def _value(key: Any) -> "bytes | _Content":
+    if getattr(_asked, "for_range", False):
+        return _Content(key)
+    whole: bytes = _whole_value(key)
+    return whole
+
+
+def _get_range_or_object(response: Any) -> Any:
+    _asked.for_range = _ONE_RANGE.fullmatch(response.headers.get("range", "")) is not None
+    try:
+        return _get_object(response)
+    finally:
+        _asked.for_range = False
+
+
+def _answer_with_bytes(response: Any, *arguments: Any) -> Any:
+    status, headers, content = _key_response(response, *arguments)
+    return status, headers, content[:] if isinstance(content, _Content) else content

@@ -1,6 +1,6 @@
 """The process that functions run in: it has the AWS SDK imported, and forks itself for each invocation.
 
-    python -I -u host.py FIFO
+    python -I -u function_host.py FIFO
 
 FIFO gives it invocations, a line of JSON each; their ends go to standard output, likewise. Modules are found as in
 Lambda: those in the function's zip file, those of Python itself, and the AWS SDK. Whatever else is installed on this
