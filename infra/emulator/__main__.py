@@ -1,7 +1,7 @@
-"""The emulator and the CDK CLI against it.
+"""Run the emulator, or deploy a stage to a running one.
 
 python -m infra.emulator serve --port 0 --state-file .trainyard/emulator.json [--executor docker --registry HOST:PORT]
-python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]    (credentials: as AWS_ACCESS_KEY_ID …)
+python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]    (reads AWS_ACCESS_KEY_ID, …)
 """
 
 import argparse
@@ -14,29 +14,33 @@ from infra.emulator.errors import EmulatorError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m infra.emulator", description="An AWS on this machine.")
+    parser = argparse.ArgumentParser(prog="python -m infra.emulator", description="AWS on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
 
     serve_parser = commands.add_parser("serve", help="run the server in the foreground")
-    serve_parser.add_argument("--port", type=_port, default=0, help="0, the default: any that is free")
+    serve_parser.add_argument("--port", type=_port, default=0, help="port to listen on (default: any free port)")
     serve_parser.add_argument(
         "--state-file",
         type=Path,
         required=True,
-        help="gets address and credentials once the server answers; removed at its end",
+        help="where to write address and credentials when the server is ready; deleted on exit",
     )
-    serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
-    serve_parser.add_argument("--registry", metavar="HOST:PORT", help="the container registry that stands in for ECR's")
-    serve_parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what S3 holds there (default: in memory)")
-    serve_parser.add_argument("--exit-with-pid", type=int, help="end when that process has ended")
+    serve_parser.add_argument(
+        "--executor", choices=("process", "docker"), default="process", help="how jobs run (default: %(default)s)"
+    )
+    serve_parser.add_argument(
+        "--registry", metavar="HOST:PORT", help="container registry to use for ECR (default: none)"
+    )
+    serve_parser.add_argument("--keep", type=Path, metavar="DIR", help="save S3 objects here (default: in memory only)")
+    serve_parser.add_argument("--exit-with-pid", type=int, help="exit when this process does")
 
-    deploy_parser = commands.add_parser("deploy", help="cdk bootstrap and cdk deploy of one stage")
-    deploy_parser.add_argument("--endpoint", required=True, help="as the state file has it")
-    deploy_parser.add_argument("--stage", help="a name in infra/settings.py; dev by default")
+    deploy_parser = commands.add_parser("deploy", help="bootstrap and deploy one stage")
+    deploy_parser.add_argument("--endpoint", required=True, help="address of the emulator, from its state file")
+    deploy_parser.add_argument("--stage", help="a stage of infra/settings.py (default: dev)")
 
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request hides the rest
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # one line per request would hide the rest
     try:
         if options.command == "serve":
             from infra.emulator.server import serve
@@ -52,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         from infra.emulator.deploy import deploy
 
-        # As Ctrl-C: an exception, on which deploy() stops the CLI and all it started.
+        # Handle SIGTERM like Ctrl-C: deploy() then stops the CLI and every process it started.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         return deploy(endpoint=options.endpoint, stage=options.stage)
     except KeyboardInterrupt:
@@ -64,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _port(text: str) -> int:
     if not (text.isdecimal() and int(text) < 2**16):
-        raise argparse.ArgumentTypeError(f"{text} is not a port: they go from 0 to {2**16 - 1}")
+        raise argparse.ArgumentTypeError(f"{text} is not a port; ports are 0 to {2**16 - 1}")
     return int(text)
 
 

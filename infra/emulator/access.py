@@ -1,15 +1,16 @@
-"""Who may talk to the emulator: programs that have its credentials, and no web page whatever it has.
+"""Who may use the emulator: programs with its credentials, and never a web page, even with the credentials.
 
-Whoever may talk to it runs commands as the user who started it. Loopback keeps other machines out, but neither other
-users of this machine nor a page in one of its browsers. So a request must
+Anyone who may use the emulator can run commands as the user who started it. Loopback keeps other machines out, but not
+other users of this machine, nor a page in one of its browsers. So a request must
 
-- name this machine in its Host: under DNS rebinding that is the name of the page's own server;
-- come from no page of another origin, which browsers tell in Origin and Sec-Fetch-Site, and pages can't change;
-- show the credentials, which are random for each server: AWS's own requests by the access key id that they are signed
-  with, the server's own paths by the secret access key as a bearer token.
+- name this machine in its Host header. Under DNS rebinding, Host is the name of the page's server;
+- not come from a page of another origin. Browsers report the origin in Origin and Sec-Fetch-Site, and pages cannot
+  change these headers;
+- show the credentials, which are random for each server. Requests to AWS's API are signed with the access key id; the
+  server's other paths take the secret access key as a bearer token.
 
-Signatures are not verified. The access key id is a secret here, of 160 random bits, and travels on loopback only. It is
-known to whoever can read the state file or the environment of a process, where the secret access key stands beside it.
+Signatures are not verified. The access key id is a secret here: it has 160 random bits and travels on loopback only.
+Anyone who can read it, in the state file or in the environment of a process, can read the secret access key there too.
 """
 
 import getpass
@@ -27,43 +28,49 @@ from moto.sts.models import STSBackend
 from infra.emulator.credentials import NEXT_STEP, Credentials, random_letters
 
 HEALTH_PATH = "/trainyard/health"
-"""Open to every program of this machine: it tells nothing secret and changes nothing."""
+"""Open to every program on this machine: the answer has no secret, and the request changes nothing."""
 
 _HOST = re.compile(r"(?:(?:[a-z0-9_.-]+\.)?localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
-"""S3's clients may put the bucket in front: `bucket.localhost`."""
+"""S3 clients may put the bucket first: `bucket.localhost`."""
 _SIGNED_WITH = re.compile(r"AWS4-\S+ .*?\bCredential=([^/,\s=]+)/|AWS ([^:\s]+):")
-"""No key has an equals sign; with one in it, a header of nothing but `Credential=` would be read for seconds."""
+"""Keys have no equals sign. If one were allowed, matching a header of repeated `Credential=` would take seconds."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a request is refused, in the form of AWS's errors."""
+    """Why a request is refused, as an AWS error code and message."""
 
     code: str
     message: str
 
 
 class Gate:
-    """Decides on every request before anything else sees it."""
+    """Checks every request before anything else handles it."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
 
     def refusal(self, environ: Mapping[str, Any]) -> Refusal | None:
-        """Say why a request is refused; None where it may pass."""
+        """Return why a request is refused, or None to let it pass."""
         host = environ.get("HTTP_HOST", "")
         if not _HOST.fullmatch(host):
-            return Refusal("AccessDenied", f"the emulator answers to localhost, not to {host!r}")
+            return Refusal("AccessDenied", f"the emulator answers requests for localhost, not for {host!r}")
         if _is_of_another_page(environ, host):
             return Refusal("AccessDenied", "the emulator does not answer web pages")
         path = environ.get("PATH_INFO", "")
         if path == HEALTH_PATH:
             return None
         if path.startswith(("/trainyard/", "/moto-api")):
-            return None if self._has_token(environ) else Refusal("AccessDenied", f"{path} needs the server's token")
+            return (
+                None
+                if self._has_token(environ)
+                else Refusal(
+                    "AccessDenied", f"{path} needs the server's token: Authorization: Bearer <secret access key>"
+                )
+            )
         if self._is_known(_access_key_id(environ)):
             return None
-        return Refusal("InvalidClientTokenId", f"the emulator has credentials of its own: {NEXT_STEP}")
+        return Refusal("InvalidClientTokenId", f"these are not the emulator's credentials; set them: {NEXT_STEP}")
 
     def _has_token(self, environ: Mapping[str, Any]) -> bool:
         given = environ.get("HTTP_AUTHORIZATION", "").encode()
@@ -75,20 +82,20 @@ class Gate:
 
 
 _temporary_key_ids: set[str] = set()
-"""What AssumeRole gave to clients that were let in."""
+"""Keys that AssumeRole returned."""
 
 _USER_ID = "AIDATRAINYARDEMULATED"
 _moto_caller_identity = STSBackend.get_caller_identity
 
 
 def install() -> None:
-    """Have the keys of assumed roles be as hard to guess as the server's own, and its own key be a user's.
+    """Make keys of assumed roles hard to guess, and make GetCallerIdentity name the local user.
 
     Call it before the server starts.
     """
     IAMBackend.create_temp_access_key = _create_temporary_key
     STSBackend.get_caller_identity = _caller_identity
-    # moto looks for keys of 20 characters, by which it finds the role that was assumed.
+    # moto finds the assumed role by a key of exactly 20 characters; the keys here are longer.
     BaseResponse.access_key_regex = re.compile(r"AWS.*(?P<access_key>(?<![A-Z0-9])[A-Z0-9]{20,}(?![A-Z0-9]))[:/]")
 
 
@@ -101,9 +108,9 @@ def _create_temporary_key(backend: IAMBackend) -> AccessKey:
 
 
 def _caller_identity(backend: STSBackend, access_key_id: str, region: str) -> tuple[str, str, str]:
-    """Return id, ARN and account of who calls: with the server's own key the IAM user of this machine's user.
+    """Return user id, ARN and account of the caller. The server's key belongs to an IAM user named like the local user.
 
-    The form is that of the API reference of GetCallerIdentity; moto answers `user/moto`, of STS.
+    Follows the API reference of GetCallerIdentity; moto returns `user/moto` in the STS namespace.
     """
     if access_key_id in _temporary_key_ids:
         assumed: tuple[str, str, str] = _moto_caller_identity(backend, access_key_id, region)
@@ -112,10 +119,10 @@ def _caller_identity(backend: STSBackend, access_key_id: str, region: str) -> tu
 
 
 def _user_name() -> str:
-    """Return the login name, in the characters that IAM takes."""
+    """Return the login name, in characters that IAM allows."""
     try:
         return re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", getpass.getuser())[:64] or "local"
-    except (KeyError, OSError):  # a user id without a name, in a container for instance
+    except (KeyError, OSError):  # a user id without a name, for example in a container
         return "local"
 
 
@@ -126,7 +133,7 @@ def _is_of_another_page(environ: Mapping[str, Any], host: str) -> bool:
 
 
 def _access_key_id(environ: Mapping[str, Any]) -> str:
-    """Return the key that a request names: in its header, or in its address where that was signed beforehand."""
+    """Return the access key id from the Authorization header, or from the query of a presigned address."""
     signed = _SIGNED_WITH.match(environ.get("HTTP_AUTHORIZATION", ""))
     if signed:
         return str(signed[1] or signed[2])

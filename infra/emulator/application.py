@@ -1,4 +1,4 @@
-"""The WSGI application: moto's services, /trainyard/… beside them, and the record of what went wrong inside."""
+"""The WSGI application: moto's services, the server's paths under /trainyard/, and the record of server errors."""
 
 import functools
 import io
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 StartResponse = Callable[..., Any]
 _RECLAIM = re.compile(r"/trainyard/jobs/([^/]+)/reclaim")
 _ENTER = re.compile(r"/trainyard/jobs/([^/]+)/enter")
-OWN_PATHS = (
+PATHS = (
     "GET /trainyard/health",
     "POST /trainyard/jobs/<id>/reclaim",
     "POST /trainyard/jobs/<id>/enter",
@@ -37,7 +37,7 @@ _CREDENTIAL_SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/")
 
 
 class Application:
-    """Answers every request of the emulator."""
+    """Answers every request to the emulator."""
 
     def __init__(self, executor: str, credentials: Credentials) -> None:
         self._gate = Gate(credentials)
@@ -55,10 +55,10 @@ class Application:
             return _failure(refusal.code, refusal.message, environ, status=403)(environ, start_response)
         path = environ.get("PATH_INFO", "")
         if path.startswith("/trainyard/"):
-            return self._own(environ["REQUEST_METHOD"], path, environ)(environ, start_response)
+            return self._trainyard(environ["REQUEST_METHOD"], path, environ)(environ, start_response)
         return self._service(environ, start_response)
 
-    def _own(self, method: str, path: str, environ: Mapping[str, Any]) -> Response:
+    def _trainyard(self, method: str, path: str, environ: Mapping[str, Any]) -> Response:
         if (method, path) == ("GET", HEALTH_PATH):
             return _json(self.health())
         if (method, path) == ("POST", "/trainyard/events"):
@@ -68,14 +68,14 @@ class Application:
             job_id = reclaim[1]
             if batch.reclaim(job_id):
                 return _json({"jobId": job_id, "reclaimed": True})
-            return _json({"message": f"no job {job_id} is running on an instance"}, status=404)
+            return _json({"message": f"job {job_id} is not running on an instance"}, status=404)
         enter = _ENTER.fullmatch(path)
         if method == "POST" and enter:
             return _enter(enter[1], _body(environ))
-        return _json({"message": f"{method} {path}: there is {', '.join(OWN_PATHS)}"}, 404)
+        return _json({"message": f"unknown path {method} {path}; known paths: {', '.join(PATHS)}"}, 404)
 
     def health(self) -> dict[str, Any]:
-        """Return what GET /trainyard/health answers."""
+        """Return the body of GET /trainyard/health."""
         return {
             "executor": self._executor,
             "pid": os.getpid(),
@@ -92,27 +92,27 @@ class Application:
         def watch(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
             if status.startswith("500"):
                 record_error(path, operation, status)
-            # moto would let the pages of every origin read its answers.
+            # moto would let pages of every origin read the answer.
             kept = [(name, value) for name, value in headers if not name.lower().startswith("access-control-")]
             return start_response(status, kept, *rest)
 
         try:
             answer: Iterable[bytes] = self._aws(environ, watch)
             s3.write_changes()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server answers and goes on
+        except Exception as error:  # noqa: BLE001 - the server answers every request and keeps running
             record_exception(path, operation, error)
             message = f"the emulator failed in {operation}: {type(error).__name__}: {error}"
             failure = _failure("InternalFailure", message, environ, status=500)
-            # moto may have begun an answer, of which nothing has been sent.
+            # moto may have started an answer; nothing of it has been sent yet.
             return failure(environ, functools.partial(start_response, exc_info=sys.exc_info()))
         return answer
 
 
 def _sandboxed(start_response: StartResponse) -> StartResponse:
-    """Have a browser run nothing of an answer, and give it an origin of its own.
+    """Add a policy by which browsers run no script of the answer and give it a separate origin.
 
-    Whoever opens HTML that lies on S3, by a presigned address, would otherwise run its scripts in the server's own
-    origin, with the key id in the address to send whatever they want (Content Security Policy Level 3, 6.3.2 sandbox).
+    Otherwise HTML in S3, opened by a presigned address, would run its scripts in the server's origin, and could send
+    any request with the key id in that address (Content Security Policy Level 3, 6.3.2 sandbox).
     """
 
     def start(status: str, headers: list[tuple[str, str]], *rest: Any, **options: Any) -> Any:
@@ -123,19 +123,21 @@ def _sandboxed(start_response: StartResponse) -> StartResponse:
 
 
 def _enter(job_id: str, request: Any) -> Response:
-    """Tell where a job's container is entered, as ECS's ExecuteCommand opens a session, and record who does what."""
-    entrance = batch.entrance(job_id)
-    if entrance is None:
-        return _json({"message": f"no job {job_id} is running in a container that may be entered"}, status=404)
-    said = request if isinstance(request, Mapping) else {}
-    logger.info("%r runs %r in job %s", said.get("user", ""), said.get("command", ""), job_id)
-    return _json(entrance)
+    """Return how to enter a job's container, like ECS's ExecuteCommand, and log who runs which command."""
+    target = batch.exec_target(job_id)
+    if target is None:
+        return _json(
+            {"message": f"job {job_id} is not running, or its definition does not set enableExecuteCommand"}, status=404
+        )
+    body = request if isinstance(request, Mapping) else {}
+    logger.info("%r runs %r in job %s", body.get("user", ""), body.get("command", ""), job_id)
+    return _json(target)
 
 
 def _inject_event(event: Any) -> Response:
-    """Put an event on the default bus as a service of AWS would, whose sources clients may not use."""
+    """Put an event on the default bus as an AWS service does. Clients cannot: PutEvents refuses the sources of AWS."""
     if not isinstance(event, Mapping) or not {"source", "detail-type", "detail"} <= event.keys():
-        return _json({"message": "an event needs source, detail-type and detail"}, status=400)
+        return _json({"message": "an event needs the keys source, detail-type and detail"}, status=400)
     event_id = events.emit(
         account_id=event.get("account", ACCOUNT_ID),
         region=event.get("region", REGION),
@@ -148,7 +150,7 @@ def _inject_event(event: Any) -> Response:
 
 
 def _body(environ: Mapping[str, Any]) -> Any:
-    """A request's JSON, or None."""
+    """Parse the JSON of a request; None if it has none."""
     try:
         return json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
     except ValueError:
@@ -156,7 +158,7 @@ def _body(environ: Mapping[str, Any]) -> Any:
 
 
 def _operation(environ: dict[str, Any]) -> str:
-    """Name what was asked for as its client would: `cloudformation:CreateStack`, `s3:PUT`."""
+    """Return service and operation of a request: `cloudformation:CreateStack`, `s3:PUT`."""
     scope = _CREDENTIAL_SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     service = scope[1] if scope else "unsigned"
     target = environ.get("HTTP_X_AMZ_TARGET")
@@ -165,14 +167,14 @@ def _operation(environ: dict[str, Any]) -> str:
     query = environ.get("QUERY_STRING", "")
     if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        environ["wsgi.input"] = io.BytesIO(body)  # for those who read it after us
+        environ["wsgi.input"] = io.BytesIO(body)  # moto reads the body again
         query = body.decode(errors="replace")
     action = parse_qs(query).get("Action")
     return f"{service}:{action[0] if action else environ.get('REQUEST_METHOD')}"
 
 
 def _failure(code: str, message: str, environ: Mapping[str, Any], *, status: int) -> Response:
-    """Return an error that the client of the service can read: some speak JSON, some XML."""
+    """Return an error in the format of the client's service: JSON or XML."""
     if "HTTP_X_AMZ_TARGET" in environ or "json" in environ.get("CONTENT_TYPE", ""):
         return _json({"__type": code, "message": message}, status=status)
     error = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"

@@ -1,4 +1,7 @@
-"""The credentials of one emulator: made up by the server, handed on through its state file and environments."""
+"""Credentials of one emulator, and boto3 clients that use them whatever the user's environment says about AWS.
+
+The server makes the credentials up. Clients get them from its state file and from environment variables.
+"""
 
 import base64
 import os
@@ -27,22 +30,22 @@ class Credentials:
 
     @classmethod
     def random(cls) -> "Credentials":
-        """Make up credentials that nobody can guess."""
+        """Make up credentials that cannot be guessed."""
         return cls(f"TRAINYARD{random_letters()}", secrets.token_hex(_RANDOM_BYTES))
 
     @classmethod
     def from_environment(cls) -> "Credentials":
-        """Read what `trainyard local env` sets. Raises ConfigurationError where it is not set."""
+        """Read the variables that `trainyard local env` prints. Raises ConfigurationError if one is not set."""
         try:
             return cls(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
         except KeyError as error:
             raise ConfigurationError(
-                f"the credentials of the emulator are missing: {error.args[0]} is not set", next_step=NEXT_STEP
+                f"{error.args[0]} is not set: the credentials of the emulator are missing", next_step=NEXT_STEP
             ) from None
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return what a client's environment needs besides AWS_ENDPOINT_URL."""
+        """Return the variables that a client needs besides AWS_ENDPOINT_URL."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key_id,
             "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
@@ -52,12 +55,12 @@ class Credentials:
 
 
 def random_letters() -> str:
-    """Make up 32 letters and digits that nobody can guess."""
+    """Make up 32 letters and digits that cannot be guessed."""
     return base64.b32encode(secrets.token_bytes(_RANDOM_BYTES)).decode()
 
 
 def session(credentials: Credentials) -> boto3.Session:
-    """Make a session with its own credentials that reads no profile: AWS_PROFILE may name one that is not there."""
+    """Make a session that reads no profile, because AWS_PROFILE may name a missing one."""
     own = botocore.session.Session(session_vars={"profile": (None, None, None, None)})
     return boto3.Session(
         aws_access_key_id=credentials.access_key_id,
@@ -68,6 +71,6 @@ def session(credentials: Credentials) -> boto3.Session:
 
 
 def client(service: str, endpoint: str, credentials: Credentials, config: Config | None = None) -> Any:
-    """Make a client of one service."""
-    make: Any = session(credentials).client  # typed by service name, of which any may come
+    """Make a boto3 client for one service."""
+    make: Any = session(credentials).client  # the stubs type it by the name of the service
     return make(service, endpoint_url=endpoint, config=config)

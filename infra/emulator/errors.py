@@ -1,4 +1,8 @@
-"""Errors that whoever starts the emulator can act on: the program prints one and ends with its exit code."""
+"""Errors: those that the program prints and exits with, and those that the server records while it runs.
+
+The server records every answer of 500, and every crash of a model behind CloudFormation. /trainyard/health returns the
+record as `server_errors`; tests fail if there is one.
+"""
 
 import logging
 import traceback
@@ -8,16 +12,16 @@ from typing import Any
 
 
 class EmulatorError(Exception):
-    """Says what is wrong and what to do about it; printed without a traceback."""
+    """An error that the user can fix: what is wrong, and what to do next. Printed without a traceback."""
 
     def __init__(self, message: str, *, next_step: str | None = None, exit_code: int = 1) -> None:
-        """`next_step` is the command or edit that gets the user further; it is printed on a line of its own."""
+        """`next_step` is the command or edit that fixes it; printed on a separate line."""
         super().__init__(f"{message}\nNext: {next_step}" if next_step else message)
         self.exit_code = exit_code
 
 
 class ConfigurationError(EmulatorError):
-    """A setting of the server is wrong, or something that it needs is not there."""
+    """A setting of the server is wrong, or something that it needs is missing. Exit code 3."""
 
     def __init__(self, message: str, *, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step, exit_code=3)
@@ -28,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ServerError:
-    """One failure: which operation, and the error's last words; the traceback is in the log."""
+    """One failed operation; the traceback is in the log."""
 
     path: str
     operation: str
@@ -40,19 +44,19 @@ _lock = Lock()
 
 
 def record_error(path: str, operation: str, error: str) -> None:
-    """Put an answer of 500 on record; whatever explains it must already be in the log."""
+    """Record an answer of 500. Log its cause first."""
     with _lock:
         _errors.append(ServerError(path=path, operation=operation, error=error))
     logger.error("500 %s %s: %s", path, operation, error)
 
 
 def record_exception(path: str, operation: str, error: BaseException) -> None:
-    """Put an exception on record, with its traceback in the log."""
+    """Record an exception, and log its traceback."""
     logger.error("".join(traceback.format_exception(error)).rstrip())
     record_error(path, operation, f"{type(error).__name__}: {error}")
 
 
 def recorded_errors() -> list[dict[str, Any]]:
-    """Return all that is on record, the oldest first."""
+    """Return all recorded errors, oldest first."""
     with _lock:
         return [asdict(error) for error in _errors]

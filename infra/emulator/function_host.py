@@ -1,10 +1,10 @@
-"""The process that functions run in: it has the AWS SDK imported, and forks itself for each invocation.
+"""Run Lambda functions: a process that has imported the AWS SDK and forks itself for each invocation.
 
     python -I -u function_host.py FIFO
 
-FIFO gives it invocations, a line of JSON each; their ends go to standard output, likewise. Modules are found as in
-Lambda: those in the function's zip file, those of Python itself, and the AWS SDK. Whatever else is installed on this
-machine stays hidden, so that a function which forgot to pack something fails here, too.
+It reads invocations from FIFO, one line of JSON each, and prints how each ended, one line of JSON each. A function can
+import what Lambda has: the modules in its zip file, Python's standard library and the AWS SDK. Other packages of this
+machine are hidden, so that a function with a missing dependency fails here too.
 """
 
 import base64
@@ -31,26 +31,26 @@ from typing import Any, NoReturn
 import boto3
 
 SDK = frozenset({"boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six", "urllib3"})
-"""What Lambda's Python runtimes carry besides Python. Source: AWS Lambda developer guide, "Runtime-included SDK"."""
-USED = ("batch", "ec2", "ecs", "iam", "s3", "sns", "ssm")
-"""Services whose descriptions functions find loaded: that is most of the time that one of ours takes."""
+"""Packages of Lambda's Python runtimes. Source: AWS Lambda developer guide, "Runtime-included SDK"."""
+PRELOADED = ("batch", "ec2", "ecs", "iam", "s3", "sns", "ssm")
+"""Services whose API models are loaded in advance, which is most of the run time of this project's functions."""
 NICENESS = 5
-"""Functions make way for the jobs on the same machine: each change of a job's state may start several."""
+"""Functions give way to jobs on the same machine: each change of a job's state may start several."""
 INIT_SECONDS = 60
-"""For the import of the handler's module, which does not count against the timeout. Lambda gives 10; a laptop that
-trains beside it is slower."""
+"""Time limit for importing the handler's module, which does not count against the timeout. Lambda allows 10 s; a laptop
+that trains at the same time is slower."""
 PR_SET_CHILD_SUBREAPER = 36
 OUTPUT, RESULT = "output", "result"
 
 
 class OnlyWhatLambdaHas:
-    """A finder that hides what the machine has and Lambda has not."""
+    """A finder that hides the packages that this machine has and Lambda does not."""
 
     def __init__(self, task_root: str) -> None:
         self._task_root = task_root
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None) -> None:
-        """Return nothing: the finders after it look. Raises ModuleNotFoundError if there is nothing to be found."""
+        """Leave the search to later finders. Raises ModuleNotFoundError for a package that Lambda does not have."""
         if path is not None or name in sys.stdlib_module_names or name in SDK:
             return
         if importlib.machinery.PathFinder.find_spec(name, [self._task_root]) is None:
@@ -72,14 +72,14 @@ class Context:
 
 
 def main(fifo: str) -> None:
-    """Run what the server asks for, as long as it is there."""
+    """Run invocations until the server closes the FIFO."""
     os.nice(NICENESS)
     boto3.setup_default_session()
     make: Any = boto3.client  # typed by service name
-    for service in USED:  # with keys of their own: the session must look for its own in each function's environment
+    for service in PRELOADED:  # explicit keys: the session must read each function's environment later
         make(service, region_name="us-east-1", aws_access_key_id="-", aws_secret_access_key="-")  # noqa: S106 - none
     gc.freeze()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what functions leave behind becomes its child
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of functions become its children
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -107,7 +107,7 @@ def main(fifo: str) -> None:
 
 
 def _report_ended(running: dict[int, tuple[str, Path]]) -> None:
-    """Print how invocations ended, once what they left behind is killed: it has become this process's child."""
+    """Print how invocations ended, after killing the processes that they left, now children of this process."""
     ended = [(pid, status) for pid, status in (os.waitpid(child, os.WNOHANG) for child in running) if pid]
     known = running.keys() - {pid for pid, _ in ended}
     while left := [pid for pid in map(int, _children()) if pid not in known]:
@@ -128,7 +128,7 @@ def _children() -> list[str]:
 
 
 def _run(work: dict[str, Any], folder: Path) -> NoReturn:
-    """Become one invocation. The kernel ends it when its time is up."""
+    """Turn this process into one invocation. SIGALRM kills it when its time is up."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, INIT_SECONDS)
@@ -152,12 +152,12 @@ def _run(work: dict[str, Any], folder: Path) -> NoReturn:
 def _result(work: dict[str, Any]) -> dict[str, Any]:
     try:
         handler = _load(work["handler"])
-    except Exception as error:  # noqa: BLE001 - any error of the module is returned to the caller
+    except Exception as error:  # noqa: BLE001 - the caller gets any error of the module
         return _failure(error, kind=_kind_of_load_failure(error))
     signal.setitimer(signal.ITIMER_REAL, work["timeout_seconds"])
     try:
         return {"payload": json.dumps(handler(json.loads(work["event"]), Context(work)))}
-    except Exception as error:  # noqa: BLE001 - the caller is told
+    except Exception as error:  # noqa: BLE001 - the caller gets it
         return _failure(error, kind=type(error).__name__)
 
 
@@ -170,7 +170,7 @@ def _load(handler: str) -> Any:
 
 
 class _HandlerNotFoundError(Exception):
-    """The module has no such function."""
+    """The module does not have the handler."""
 
 
 def _kind_of_load_failure(error: Exception) -> str:
@@ -184,7 +184,7 @@ def _kind_of_load_failure(error: Exception) -> str:
 
 
 def _failure(error: Exception, *, kind: str) -> dict[str, Any]:
-    """Return what Lambda answers; the whole of it goes to the log."""
+    """Return an error as Lambda does, and print its traceback to the log."""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     print(f"[ERROR] {kind}: {error}\n{trace}", end="", flush=True)
     return {"payload": json.dumps({"errorMessage": str(error), "errorType": kind}), "error": True}

@@ -1,7 +1,7 @@
-"""Runs of functions: in the host process, with a log; those that nobody waits for are tried again.
+"""Lambda: moto's API over Python functions that really run, in the process of function_host.py, with a log.
 
-Source: AWS Lambda developer guide, "How Lambda handles errors and retries with asynchronous invocation": two more
-tries, one minute and then two minutes later; then the dead-letter queue.
+Source: AWS Lambda developer guide, "How Lambda handles errors and retries with asynchronous invocation": two retries,
+after one minute and then two; then the dead-letter queue.
 """
 
 import base64
@@ -35,14 +35,47 @@ from infra.emulator.credentials import Credentials
 from infra.emulator.errors import record_exception
 from infra.emulator.settings import function_retry_seconds
 
+logger = logging.getLogger(__name__)
+
+MAX_CONCURRENT = 4
+"""Invocations that run at the same time; the others wait. The default of an AWS account is 1000."""
+
+_TAIL_BYTES = 4096
+
+_LOOK_SECONDS = 0.2
+
+_TIMED_OUT = -14
+"""Exit code of a process that SIGALRM killed."""
+
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
+
+_workers = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="functions")
+
+_stopping = threading.Event()
+
+
+def install(endpoint: str, credentials: Credentials) -> None:
+    """Make moto create functions that run. Call it before the server starts; `endpoint` is where it will answer."""
+    Function.endpoint = endpoint
+    Function.credentials = credentials
+    moto.awslambda.models.LambdaFunction = Function
+    LambdaBackend.put_function_event_invoke_config = _put_event_invoke_config
+
+
+def shutdown() -> None:
+    """Kill running invocations and drop waiting ones."""
+    _stopping.set()
+    _workers.shutdown(wait=False, cancel_futures=True)
+    _host.close()
+
 
 class Function(LambdaFunction):
-    """A function."""
+    """A Lambda function: moto's, with the settings that moto drops, and an Invoke that runs it."""
 
     endpoint: str
-    """The server's own address; `service.install` sets it."""
+    """Address of the server; set by `install`."""
     credentials: Credentials
-    """The server's own; `service.install` sets it."""
+    """Credentials of the server; set by `install`."""
 
     def __init__(self, account_id: str, spec: dict[str, Any], region: str, version: str | int = 1) -> None:
         super().__init__(account_id=account_id, spec=spec, region=region, version=version)
@@ -55,24 +88,24 @@ class Function(LambdaFunction):
 
     @property
     def retries(self) -> int:
-        """Return how often an asynchronous invocation that failed is tried again."""
+        """Return how often a failed asynchronous invocation is retried."""
         config = self.event_invoke_config[0].config if self.event_invoke_config else {}
         return int(config.get("MaximumRetryAttempts", 2))
 
     @property
-    def why_it_cannot_run(self) -> str | None:
-        """Say what stands in the way of running it here; None if nothing does."""
+    def unsupported_reason(self) -> str | None:
+        """Return why the emulator cannot run the function, or None if it can."""
         if self.package_type != "Zip":
-            return "the emulator runs functions from zip files only, not from container images"
+            return "the emulator runs functions from zip files, not from container images"
         if not str(self.run_time).startswith("python"):
-            return f"the emulator runs Python functions only, not {self.run_time}"
+            return f"the emulator runs only Python functions, not {self.run_time}"
         if self.layers:
-            return "the emulator runs functions without layers only"
+            return "the emulator does not support layers"
         return None
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return all variables that it sees."""
+        """Return all environment variables of the function."""
         return {
             **self.credentials.environment,
             "AWS_REGION": self.region,
@@ -84,6 +117,23 @@ class Function(LambdaFunction):
             "TZ": "UTC",
             **{name: str(value) for name, value in (self.environment_vars or {}).items()},
         }
+
+    def invoke(self, body: Any, request_headers: Any, response_headers: Any) -> bytes:
+        """Run the Invoke operation. Raises InvalidParameterValueException if the payload is not JSON."""
+        text = body.decode() if isinstance(body, bytes) else body or "{}"
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise InvalidParameterValueException(f"Could not parse request body into json: {error}") from None
+        headers = {str(name).lower(): value for name, value in dict(request_headers).items()}
+        if headers.get("x-amz-invocation-type", "RequestResponse") == "Event":
+            invoke_later(self, text)
+            return b""
+        outcome = run(self, text)
+        if outcome.failed:
+            response_headers["x-amz-function-error"] = "Unhandled"
+        response_headers["x-amz-log-result"] = base64.b64encode(outcome.log_tail).decode()
+        return outcome.payload.encode()
 
     def get_configuration(self, on_create: bool = False) -> dict[str, Any]:
         configuration: dict[str, Any] = super().get_configuration(on_create)
@@ -103,22 +153,25 @@ class Function(LambdaFunction):
     def _set_function_code(self, updated_spec: dict[str, Any]) -> None:
         try:
             super()._set_function_code(updated_spec)
-        except ValueError as error:  # moto's way to say that the bucket or the object is not there
+        except ValueError as error:  # how moto reports a missing bucket or object
             raise InvalidParameterValueException(str(error.args[-1])) from None
 
 
-logger = logging.getLogger(__name__)
+def find(arn: str) -> Function:
+    """Return the function with an ARN. Raises moto's UnknownFunctionException."""
+    place = parse_arn(arn)
+    function: Function = lambda_backends[place.account][place.region].get_function(arn)
+    return function
 
-MAX_CONCURRENT = 4
-"""Invocations that run at once on this machine; the others wait. An AWS account starts with 1000."""
-_TAIL_BYTES = 4096
-_LOOK_SECONDS = 0.2
-_TIMED_OUT = -14
-"""Exit code of a process that SIGALRM ended."""
 
-_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
-_workers = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="functions")
-_stopping = threading.Event()
+def _put_event_invoke_config(backend: Any, function_name: str, config: dict[str, Any]) -> Any:
+    """Replace the configuration. moto would append another one and keep using the first."""
+    if config.get("DestinationConfig"):
+        raise InvalidParameterValueException("the emulator does not send results to destinations")
+    function = backend.get_function(function_name)
+    settings = {name: config[name] for name in ("MaximumRetryAttempts", "MaximumEventAgeInSeconds") if name in config}
+    function.event_invoke_config[:] = [EventInvokeConfig(function.function_arn, function.last_modified, settings)]
+    return function.event_invoke_config[0].response()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +184,9 @@ class Outcome:
     log_tail: bytes
 
 
-def shutdown() -> None:
-    """Kill what runs and forget what waits; return when it is gone."""
-    _stopping.set()
-    _workers.shutdown(wait=False, cancel_futures=True)
-    _host.close()
-
-
 def invoke_later(function: Function, event: str, *, number: int = 1) -> None:
-    """Have a function run in the background. `event` is JSON, `number` the try."""
-    with suppress(RuntimeError):  # the server is ending
+    """Run a function in the background. `event` is JSON; `number` counts the tries from 1."""
+    with suppress(RuntimeError):  # the server is shutting down
         _workers.submit(_run_unwatched, function, event, number)
 
 
@@ -158,16 +204,16 @@ def _run_unwatched(function: Function, event: str, number: int) -> None:
         elif target := (function.dead_letter_config or {}).get("TargetArn"):
             arn = parse_arn(target)
             sqs_backends[arn.account][arn.region].send_message(arn.resource_id, event)
-    except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+    except Exception as error:  # noqa: BLE001 - nothing else would report it
         record_exception("Lambda", f"invoking {function.function_name}", error)
 
 
 def run(function: Function, event: str) -> Outcome:
-    """Invoke a function and wait for its end; `event` is JSON."""
+    """Invoke a function and wait until it ends. `event` is JSON."""
     request_id = str(uuid.uuid4())
     with _slots:
         started = time.monotonic()
-        if problem := function.why_it_cannot_run:
+        if problem := function.unsupported_reason:
             output, payload, failed = _failure("Runtime.Unsupported", f"Error: {problem}")
         else:
             output, payload, failed = _outcome(_host.call(_work(function, event, request_id)), function)
@@ -192,7 +238,7 @@ def _work(function: Function, event: str, request_id: str) -> dict[str, Any]:
 
 
 def _outcome(end: dict[str, Any], function: Function) -> tuple[str, str, bool]:
-    """Return output, payload and whether it failed."""
+    """Return output, payload and whether the invocation failed."""
     if result := end["result"]:
         return end["output"], result["payload"], bool(result.get("error"))
     if end["code"] == _TIMED_OUT:
@@ -209,7 +255,7 @@ def _failure(kind: str, message: str) -> tuple[str, str, bool]:
 
 
 def _write(function: Function, output: bytes) -> None:
-    """Write a stream of its own for each run."""
+    """Write the output of one run to a new log stream."""
     backend = logs_backends[function.account_id][function.region]
     stream_name = f"{datetime.now(timezone.utc):%Y/%m/%d}/{function.function_name}[$LATEST]{uuid.uuid4().hex}"
     writer = LogStreamWriter(add_stream(backend, function.log_group, stream_name))
@@ -218,7 +264,7 @@ def _write(function: Function, output: bytes) -> None:
 
 
 class _Host:
-    """The process that runs functions (function_host.py), started when it is first needed."""
+    """The process that runs functions (function_host.py), started for the first invocation."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -227,11 +273,11 @@ class _Host:
         self._requests: int | None = None
         self._handle: Any = None
         self._ended = threading.Event()
-        """Set when the process has ended: nobody reads requests any more."""
+        """Set when the process has ended and nothing reads requests any more."""
         self._rest = b""
 
     def call(self, work: dict[str, Any]) -> dict[str, Any]:
-        """Have it run one invocation; return how that ended."""
+        """Run one invocation and return how it ended."""
         future: Future[dict[str, Any]] = Future()
         with self._lock:
             if _stopping.is_set():
@@ -250,7 +296,7 @@ class _Host:
                 self._handle.kill()
 
     def _start(self) -> int:
-        """Start the process; return what writes to it."""
+        """Start the process; return the descriptor that requests are written to."""
         folder = tempfile.TemporaryDirectory(prefix="trainyard-functions-")
         fifo = str(Path(folder.name, "requests"))
         os.mkfifo(fifo, 0o600)
@@ -268,7 +314,7 @@ class _Host:
         threading.Thread(
             target=self._watch, args=(self._handle, folder, self._ended), name="functions-host", daemon=True
         ).start()
-        # For writing alone it would wait for the process, which may have failed.
+        # Opening it only for writing would wait for the process, which may have failed.
         return os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
 
     def _watch(self, handle: Any, folder: "tempfile.TemporaryDirectory[str]", ended: threading.Event) -> None:
@@ -287,9 +333,7 @@ class _Host:
         *lines, self._rest = (self._rest + output).split(b"\n")
         for line in lines:
             if not line.startswith(b"{"):
-                logger.warning(
-                    "functions: %s", line.decode(errors="replace")
-                )  # what function_host.py itself fails with
+                logger.warning("functions: %s", line.decode(errors="replace"))  # an error of function_host.py itself
                 continue
             end = json.loads(line)
             with self._lock:
@@ -299,7 +343,7 @@ class _Host:
 
 
 def _write_all(descriptor: int, text: bytes, ended: threading.Event) -> None:
-    """Write to a process that may end meanwhile: a request is longer than what the system keeps for a reader."""
+    """Write to a process that may end before it has read everything: a request is longer than the pipe's buffer."""
     while text and not ended.is_set():
         if select.select([], [descriptor], [], _LOOK_SECONDS)[1]:
             with suppress(BlockingIOError):
@@ -307,49 +351,3 @@ def _write_all(descriptor: int, text: bytes, ended: threading.Event) -> None:
 
 
 _host = _Host()
-
-
-class InvokableFunction(Function):
-    """A function that the Invoke operation runs."""
-
-    def invoke(self, body: Any, request_headers: Any, response_headers: Any) -> bytes:
-        """Do what the Invoke operation does. Raises InvalidParameterValueException for a payload that is no JSON."""
-        text = body.decode() if isinstance(body, bytes) else body or "{}"
-        try:
-            json.loads(text)
-        except ValueError as error:
-            raise InvalidParameterValueException(f"Could not parse request body into json: {error}") from None
-        headers = {str(name).lower(): value for name, value in dict(request_headers).items()}
-        if headers.get("x-amz-invocation-type", "RequestResponse") == "Event":
-            invoke_later(self, text)
-            return b""
-        outcome = run(self, text)
-        if outcome.failed:
-            response_headers["x-amz-function-error"] = "Unhandled"
-        response_headers["x-amz-log-result"] = base64.b64encode(outcome.log_tail).decode()
-        return outcome.payload.encode()
-
-
-def install(endpoint: str, credentials: Credentials) -> None:
-    """Have moto make functions that run. Call it before the server starts; `endpoint` is where it will answer."""
-    Function.endpoint = endpoint
-    Function.credentials = credentials
-    moto.awslambda.models.LambdaFunction = InvokableFunction
-    LambdaBackend.put_function_event_invoke_config = _put_event_invoke_config
-
-
-def find(arn: str) -> Function:
-    """Return the function of an ARN. Raises moto's UnknownFunctionException."""
-    place = parse_arn(arn)
-    function: Function = lambda_backends[place.account][place.region].get_function(arn)
-    return function
-
-
-def _put_event_invoke_config(backend: Any, function_name: str, config: dict[str, Any]) -> Any:
-    """Put the one configuration that there is; moto adds another and continues with the first."""
-    if config.get("DestinationConfig"):
-        raise InvalidParameterValueException("the emulator sends no results to destinations")
-    function = backend.get_function(function_name)
-    settings = {name: config[name] for name in ("MaximumRetryAttempts", "MaximumEventAgeInSeconds") if name in config}
-    function.event_invoke_config[:] = [EventInvokeConfig(function.function_arn, function.last_modified, settings)]
-    return function.event_invoke_config[0].response()

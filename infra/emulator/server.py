@@ -1,4 +1,4 @@
-"""The emulator as a process: binds a port, says where in a state file, and leaves nothing behind at its end."""
+"""Run the emulator as a process: bind a port, write the state file, serve, and clean up at the end."""
 
 import errno
 import gc
@@ -25,9 +25,9 @@ from infra.emulator.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 PARENT_POLL_SECONDS = 0.5
-"""How often the process given with --exit-with-pid is looked for."""
+"""Interval for checking the process of --exit-with-pid."""
 SHUTDOWN_POLL_SECONDS = 0.1
-"""How long the end may have to wait for the thread that takes connections; socketserver's own is half a second."""
+"""How long a shutdown may wait for the thread that accepts connections. socketserver's default is 0.5."""
 
 
 def serve(
@@ -39,12 +39,12 @@ def serve(
     registry: str | None = None,
     keep: Path | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or the end of `exit_with_pid`; then stop every job.
+    """Serve until SIGTERM, SIGINT or the exit of process `exit_with_pid`, then stop all jobs.
 
-    `registry`: host and port of the one that stands in for ECR's. `keep`: folder in which the objects of S3 outlive the
-    server; all else is in memory.
+    `registry` is host and port of the container registry to use for ECR. `keep` is a folder in which S3 objects outlive
+    the server; everything else is in memory.
 
-    Raises ConfigurationError where the port is taken, the state cannot be written, or `keep` is in use.
+    Raises ConfigurationError if the port is taken, the state file cannot be written, or `keep` is in use.
     """
     stop = Event()
 
@@ -56,12 +56,11 @@ def serve(
         signal.signal(number, on_signal)
     parent = _process(exit_with_pid)
 
-    # Here rather than above: the port is checked and the signals are set before moto takes its second to load.
+    # Import moto only now: it takes a second, and the port is checked and the signals are handled before that.
     with _listening(port) as listener:
-        # moto loads jsonschema, which loads a grammar of IRIs where it finds one: as much again as all the rest takes.
+        # moto loads jsonschema, which loads a grammar of IRIs if it is installed: that would double the start time.
         sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
-        # What is loaded stays for as long as the server runs: to search it for what can be freed, again and again while
-        # it is loaded, takes almost half of the start.
+        # Loaded modules are never freed. Collecting garbage while they load would take almost half the start time.
         gc.disable()
 
         from moto.moto_server.werkzeug_app import MotoRequestHandler
@@ -110,14 +109,14 @@ def serve(
     try:
         _write_state(state_file, state)
         logger.info(
-            "emulator at %s (jobs run as: %s; state is in memory and ends with this process%s)",
+            "emulator at %s (executor: %s; state is in memory%s)",
             endpoint,
             executor,
-            "" if keep is None else f", but for the objects of S3, which {keep} keeps",
+            "" if keep is None else f", except S3 objects, which are kept in {keep}",
         )
         while not stop.wait(PARENT_POLL_SECONDS if parent else None):
             if parent is not None and not _alive(parent):
-                logger.info("process %s is gone: stopping", parent.pid)
+                logger.info("process %s has exited: stopping", parent.pid)
                 break
     finally:
         _remove_state(state_file)
@@ -126,7 +125,7 @@ def serve(
         batch.shutdown()
         server.shutdown()
         thread.join()
-        # The interpreter would search all of moto for what can be freed, for half a second, and then end anyway.
+        # Otherwise the interpreter would collect garbage in all of moto for half a second before it exits.
         gc.freeze()
 
 
@@ -137,19 +136,19 @@ def _listening(port: int) -> Iterator[Any]:
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
-            reasons = {errno.EADDRINUSE: "is taken by another process", errno.EACCES: "needs more rights"}
+            reasons = {errno.EADDRINUSE: "is in use by another process", errno.EACCES: "needs more privileges"}
             reason = reasons.get(error.errno or 0, f"cannot be opened: {error.strerror}")
             raise ConfigurationError(
-                f"port {port} {reason}", next_step="choose another with --port, or --port 0 for any that is free"
+                f"port {port} {reason}", next_step="choose another port with --port, or --port 0 for any free one"
             ) from None
         listener.listen(128)
         yield listener
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
-    """Write all of the file or nothing: whoever waits for it reads it as soon as it is there.
+    """Write the state file atomically, because clients read it as soon as it exists.
 
-    It holds the credentials, so nobody but its owner may read it.
+    It contains the credentials, so only its owner may read it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,31 +160,31 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"the state file {path} cannot be written: {error.filename2 or error.filename}: {error.strerror}",
-            next_step="name another with --state-file",
+            next_step="choose another with --state-file",
         ) from None
 
 
 def _remove_state(path: Path) -> None:
     try:
         if json.loads(path.read_text())["pid"] != os.getpid():
-            return  # another server's by now
+            return  # it belongs to another server now
     except (OSError, ValueError, KeyError):
         return
     path.unlink(missing_ok=True)
 
 
 def _process(pid: int | None) -> psutil.Process | None:
-    """The process to end with. Raises ConfigurationError where there is none of that id."""
+    """Return the process to exit with. Raises ConfigurationError if it does not exist."""
     if pid is None:
         return None
     try:
         return psutil.Process(pid)
-    except (psutil.NoSuchProcess, ValueError):  # ValueError: less than nothing
-        raise ConfigurationError(f"--exit-with-pid: there is no process {pid}") from None
+    except (psutil.NoSuchProcess, ValueError):  # ValueError: negative
+        raise ConfigurationError(f"--exit-with-pid: process {pid} does not exist") from None
 
 
 def _alive(process: psutil.Process) -> bool:
-    # A zombie has ended; only its parent has not looked yet.
+    # A zombie has exited; its parent has just not waited for it.
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
-"""AWS Batch of the emulator: moto's API with a job engine that follows AWS's documentation.
+"""Batch in the emulator: moto's API with a job engine that follows AWS's documentation.
 
-The server calls `install` once before it starts, and `shutdown` once at its end; the README of infra/emulator says what
-behaves as on AWS and what is not proven.
+The server calls `install` once before it starts, and `shutdown` once when it stops. The README of infra/emulator lists
+what the emulator does not prove.
 """
 
 from collections import Counter
@@ -18,15 +18,16 @@ from infra.emulator.containers import Executor
 from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.credentials import Credentials
 
-__all__ = ["entrance", "install", "job_counts", "reclaim", "shutdown"]
+__all__ = ["exec_target", "install", "job_counts", "reclaim", "shutdown"]
 
 
 def install(executor_name: str, *, credentials: Credentials, registry: str | None = None) -> None:
-    """Put this Batch in moto's place. `executor_name`: `process`, or `docker`, which needs a Docker engine.
+    """Replace moto's Batch.
 
-    `credentials`: what jobs get; `registry`: host and port of the one that containers' images in ECR are pulled from.
+    `executor_name` is `process`, or `docker`, which needs a Docker engine. Jobs get `credentials`. `registry` is host
+    and port of the container registry to use for ECR.
 
-    Raises ConfigurationError where the executor cannot work here.
+    Raises ConfigurationError if the executor cannot work on this machine.
     """
     BatchBackend.credentials = credentials
     BatchBackend.executor = _make_executor(executor_name, registry)
@@ -37,13 +38,13 @@ def install(executor_name: str, *, credentials: Credentials, registry: str | Non
 
 
 def shutdown() -> None:
-    """Kill all jobs with all their descendants; returns when they are gone."""
+    """Kill all jobs with all their processes; return when they are gone."""
     for backend in _backends():
         backend.scheduler.shutdown()
 
 
 def job_counts() -> dict[str, int]:
-    """Count the jobs in each state, where there are any; the nodes of multi-node jobs are not counted."""
+    """Count the jobs in each state, without the nodes of multi-node jobs. States without jobs are left out."""
     counts: Counter[str] = Counter()
     for backend in _backends():
         with backend.scheduler.lock:
@@ -52,19 +53,19 @@ def job_counts() -> dict[str, int]:
 
 
 def reclaim(job_id: str) -> bool:
-    """Take the instance away that a job, or a node `<id>#<index>`, runs on. False where no such job runs."""
+    """Reclaim the instance of a job, or of a node `<id>#<index>`. Returns False if it is not running."""
     found = _find(job_id)
     return found is not None and found[0].scheduler.reclaim(found[1])
 
 
-def entrance(job_id: str) -> Mapping[str, Any] | None:
-    """Return what the container of a job, a child or a node is entered by; None where none runs that may be."""
+def exec_target(job_id: str) -> Mapping[str, Any] | None:
+    """Return how to run a command in the container of a job, child or node. None: not running, or not allowed."""
     found = _find(job_id)
-    return found[0].scheduler.entrance(found[1]) if found else None
+    return found[0].scheduler.exec_target(found[1]) if found else None
 
 
 def _find(job_id: str) -> tuple[BatchBackend, Job] | None:
-    """Return a job with the backend that has it."""
+    """Find a job and its backend."""
     for backend in _backends():
         job = backend.scheduler.jobs.get(job_id)
         if job is not None:
@@ -74,7 +75,7 @@ def _find(job_id: str) -> tuple[BatchBackend, Job] | None:
 
 def _make_executor(name: str, registry: str | None) -> Executor:
     if name == "docker":
-        # The Docker SDK is loaded by those who ask for it only.
+        # Load the Docker SDK only if it is needed.
         from infra.emulator.containers.docker_executor import DockerExecutor  # noqa: PLC0415
 
         return DockerExecutor(registry=registry)

@@ -1,7 +1,13 @@
-"""One attempt of a job: its task, or those of all its nodes, from the start of the main node to the end of the last.
+"""Run one attempt of a job: one task, or a task for each node.
 
-Source for several nodes: AWS Batch user guide, "Job lifecycle for MNP jobs": the main node starts first and the others
-once it runs; its exit ends the job, the exit of another does nothing; the timeout is the job's.
+Sources:
+- AWS Batch user guide, "Job lifecycle for MNP jobs": the main node starts first, and the others when it is running. The
+  exit of the main node ends the job; the exit of another node does nothing. The timeout applies to the job.
+- AWS Batch user guide, "Job environment variables", "Array jobs" and "Environment variables" of multi-node parallel
+  jobs. That AWS_BATCH_JOB_ID has the suffix of the child or node (`:1`, `#1`) is seen in many public job scripts.
+- Amazon ECS developer guide, "Pass Secrets Manager secrets through environment variables": the ARN of a secret, with an
+  optional `:json-key:version-stage:version-id`, or the ARN or name of a parameter of Systems Manager. A secret is read
+  when its container starts, and put only into the environment of the container.
 """
 
 import json
@@ -17,7 +23,7 @@ from moto.ssm.models import ssm_backends
 from werkzeug.exceptions import HTTPException
 
 from infra.emulator.batch.compute import ComputeEnvironment
-from infra.emulator.batch.job import ArrayPosition, Job, NodePosition, TaskRecord, now_milliseconds
+from infra.emulator.batch.job import Job, TaskRecord, now_milliseconds
 from infra.emulator.batch.job_definition import resource
 from infra.emulator.containers import CannotStartError, ContainerRun, Executor, Handle
 from infra.emulator.containers.logs import LogDestinationError, LogStreamWriter, open_log_stream
@@ -26,111 +32,20 @@ from infra.emulator.errors import record_exception
 from infra.emulator.settings import stop_timeout_seconds
 
 LOOPBACK = "127.0.0.1"
-"""The address of every node: all run on this machine."""
-
-
-def container_environment(
-    *,
-    own: Mapping[str, str],
-    endpoint: str,
-    credentials: Credentials,
-    region: str,
-    job_id: str,
-    attempt: int,
-    queue: str,
-    compute_environment: str,
-    array: ArrayPosition | None,
-    node: NodePosition | None,
-) -> dict[str, str]:
-    """Return all variables: `own` (of definition and submission), an instance role's and its SDK's, and Batch's."""
-    variables = {
-        **credentials.environment,
-        "AWS_REGION": region,
-        "AWS_DEFAULT_REGION": region,
-        "AWS_ENDPOINT_URL": endpoint,
-        # There is no instance metadata service here, and asking for it takes seconds to fail.
-        "AWS_EC2_METADATA_DISABLED": "true",
-        **own,
-        "AWS_BATCH_JOB_ID": job_id,
-        "AWS_BATCH_JOB_ATTEMPT": str(attempt),
-        "AWS_BATCH_JQ_NAME": queue,
-        "AWS_BATCH_CE_NAME": compute_environment,
-    }
-    if array is not None:
-        variables["AWS_BATCH_JOB_ARRAY_INDEX"] = str(array.index)
-        variables["AWS_BATCH_JOB_ARRAY_SIZE"] = str(array.size)
-    if node is not None:
-        variables["AWS_BATCH_JOB_NODE_INDEX"] = str(node.index)
-        variables["AWS_BATCH_JOB_NUM_NODES"] = str(node.count)
-        variables["AWS_BATCH_JOB_MAIN_NODE_INDEX"] = "0"
-        if node.index:  # absent on the main node
-            variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = LOOPBACK
-    return variables
-
-
-_ARN_PARTS = 7
-"""The number of parts of a secret's ARN: arn:aws:secretsmanager:<region>:<account>:secret:<name>."""
-
-
-class SecretError(Exception):
-    """The container cannot start: what ECS says of it."""
-
-    def __init__(self, source: str, reason: str) -> None:
-        super().__init__(
-            "ResourceInitializationError: unable to pull secrets or registry auth: execution resource retrieval "
-            f"failed: unable to retrieve secret from {source}: service call has been retried 1 time(s): {reason}"
-        )
-
-
-def resolve_secrets(secrets: Iterable[Mapping[str, str]], *, account_id: str, region: str) -> dict[str, str]:
-    """The values by the names of their variables. Raises SecretError where one cannot be had."""
-    found = {}
-    for secret in secrets:
-        source = secret["valueFrom"]
-        if ":secretsmanager:" in source:
-            found[secret["name"]] = _secret(source, account_id=account_id, region=region)
-        else:
-            found[secret["name"]] = _parameter(source, account_id=account_id, region=region)
-    return found
-
-
-def _secret(source: str, *, account_id: str, region: str) -> str:
-    parts = source.split(":")
-    arn = ":".join(parts[:_ARN_PARTS])
-    key, stage, version = (*parts[_ARN_PARTS:], "", "", "")[:3]
-    try:
-        answer = secretsmanager_backends[account_id][region].get_secret_value(arn, version or None, stage or None)
-        text = answer.get("SecretString")
-    except (ServiceException, HTTPException) as error:
-        raise SecretError(
-            "asm", f"failed to fetch secret {arn} from secrets manager: {getattr(error, 'message', error)}"
-        ) from None
-    if text is None:
-        raise SecretError("asm", f"failed to fetch secret {arn} from secrets manager: it holds no text")
-    if not key:
-        return str(text)
-    try:
-        return str(json.loads(text)[key])
-    except (ValueError, KeyError, TypeError):
-        raise SecretError("asm", f"retrieved secret from {arn} did not contain json key {key}") from None
-
-
-def _parameter(source: str, *, account_id: str, region: str) -> str:
-    parameter = ssm_backends[account_id][region].get_parameter(source)
-    if parameter is None:
-        raise SecretError("ssm", f"failed to fetch {source}: invalid parameters")
-    return str(parameter.response_object(decrypt=True, region=region)["Value"])
-
+"""Address of every node: all run on this machine."""
 
 EXITED = "Essential container in task exited"
+
 FAILED_TO_START = "Task failed to start"
+
 TIMED_OUT = "Job attempt duration exceeded timeout"
+
 _MAX_REASON_CHARACTERS = 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """What the attempts of one account and region need besides their jobs."""
+class Services:
+    """What the attempts of an account and region use: executor, credentials and logs."""
 
     executor: Executor
     credentials: Credentials
@@ -140,29 +55,29 @@ class Place:
 
 
 class Attempt(threading.Thread):
-    """Supervises one attempt in a separate thread."""
+    """Supervises one attempt, in a thread."""
 
     def __init__(
         self,
         job: Job,
         number: int,
         environment: ComputeEnvironment,
-        place: Place,
+        services: Services,
         *,
         on_running: Callable[[Job], None],
         on_node_ended: Callable[[Job, bool], None],
         on_ended: Callable[["Attempt"], None],
     ) -> None:
-        """The callbacks come from the attempt's threads; `on_running` for each that runs: the job, or its nodes."""
+        """The attempt's threads call the callbacks; `on_running` is called for the job, or for each of its nodes."""
         super().__init__(name=f"attempt-{job.id}-{number}", daemon=True)
         self.job = job
         self.number = number
         self.environment = environment
-        self.place = place
+        self.services = services
         self.on_running = on_running
         self.on_node_ended = on_node_ended
         self.stop_reason: str | None = None
-        """Why it was ended from outside: terminated, timed out, shut down. Batch never starts such a job again."""
+        """Why the attempt was stopped: terminated, timed out or shut down. Batch never retries such a job."""
         self.succeeded = False
         self.failed_inside = False
         """Whether the emulator itself failed."""
@@ -173,14 +88,14 @@ class Attempt(threading.Thread):
         job.current = self._main.record
 
     def stop(self, reason: str, *, grace_seconds: float | None = None) -> None:
-        """End the attempt: SIGTERM to all nodes, SIGKILL later. Returns at once; the first reason is the one shown."""
+        """Stop all nodes with SIGTERM, then SIGKILL. Returns at once. DescribeJobs shows the first reason."""
         with self._lock:
             self.stop_reason = self.stop_reason or reason
         for task in self._tasks.values():
             task.stop(grace_seconds=grace_seconds)
 
     def reclaim(self, unit: Job) -> bool:
-        """Take the instance away that `unit` (the job, or one of its nodes) runs on; False where it has ended there."""
+        """Reclaim the instance of `unit` (the job, or one of its nodes). Returns False if it has already ended."""
         task = self._task(unit)
         if task.finished.is_set():
             return False
@@ -188,16 +103,16 @@ class Attempt(threading.Thread):
         task.stop()
         return True
 
-    def entrance(self, unit: Job) -> Mapping[str, Any] | None:
-        """Return what the container of `unit` (the job, or one of its nodes) is entered by; None where it cannot be."""
+    def exec_target(self, unit: Job) -> Mapping[str, Any] | None:
+        """Return how to run a command in the container of `unit` (the job, or a node), or None if not allowed."""
         if not self.job.submission.task.get("enableExecuteCommand"):
             return None
-        return self._task(unit).entrance()
+        return self._task(unit).exec_target()
 
     def run(self) -> None:
         try:
             self._run()
-        except Exception as error:  # noqa: BLE001 - whatever happens, the job must end and the server go on
+        except Exception as error:  # noqa: BLE001 - the job must end and the server keep running
             self.failed_inside = True
             self._main.record.status_reason = note_failure(self.name, error)
             for task in self._tasks.values():
@@ -225,15 +140,15 @@ class Attempt(threading.Thread):
 
 
 class Task(threading.Thread):
-    """The container of a job or node in one attempt: started, and stopped by SIGTERM and then SIGKILL."""
+    """Runs the container of a job or node in one attempt, in a thread."""
 
     def __init__(self, attempt: Attempt, unit: Job) -> None:
         super().__init__(name=f"task-{unit.id}-{attempt.number}", daemon=True)
-        self.record = unit.current = TaskRecord.on_a_new_instance(
-            f"arn:aws:ecs:{attempt.place.region}:{attempt.place.account_id}", attempt.environment.ecs_name
+        self.record = unit.current = TaskRecord.on_new_instance(
+            f"arn:aws:ecs:{attempt.services.region}:{attempt.services.account_id}", attempt.environment.ecs_name
         )
         self.settled = threading.Event()
-        """Set once it runs, or never will."""
+        """Set when the container runs, or never will."""
         self.finished = threading.Event()
         self.succeeded = False
         self.started = False
@@ -247,19 +162,19 @@ class Task(threading.Thread):
         self._timers: list[threading.Timer] = []
 
     def stop(self, *, grace_seconds: float | None = None) -> None:
-        """Ask it to stop: SIGTERM, then SIGKILL after the stop timeout, or after `grace_seconds`.
+        """Send SIGTERM, then SIGKILL after `grace_seconds` (default: the stop timeout). Returns at once.
 
-        Returns at once. A task that has not been started yet then starts no container.
+        A task that has not started yet will not start its container.
         """
         with self._lock:
             again, self._stop_asked = self._stop_asked, True
             if self._handle is not None and (not again or grace_seconds is not None):
                 self._end(self._handle, grace_seconds)
 
-    def entrance(self) -> Mapping[str, Any] | None:
-        """Return what its container is entered by; None if it does not run."""
+    def exec_target(self) -> Mapping[str, Any] | None:
+        """Return how to run a command in the container, or None if it is not running."""
         with self._lock:
-            return self._handle.entrance() if self._handle is not None else None
+            return self._handle.exec_target() if self._handle is not None else None
 
     def status_reason(self) -> str:
         if self._attempt.stop_reason is not None:
@@ -271,7 +186,7 @@ class Task(threading.Thread):
     def run(self) -> None:
         try:
             self._run()
-        except Exception as error:  # noqa: BLE001 - a job may end in any way, the server continues
+        except Exception as error:  # noqa: BLE001 - the server must keep running
             if self._handle is not None:
                 self._handle.kill()
             self.record.status_reason = note_failure(self.name, error)
@@ -309,7 +224,7 @@ class Task(threading.Thread):
 
     def _note_end(self) -> None:
         self.record.stopped_at = now_milliseconds()
-        if self.reclaimed:  # with its instance gone, nothing reports how the container ended
+        if self.reclaimed:  # the instance is gone, so nothing reports how the container ended
             self.record.exit_code = None
         self.record.status_reason = self.status_reason()
         if self._unit is not self._attempt.job:
@@ -318,7 +233,7 @@ class Task(threading.Thread):
     def _take(self, handle: Handle) -> None:
         with self._lock:
             self._handle = handle
-            if self._stop_asked:  # while it was being started
+            if self._stop_asked:  # stopped while the container was starting
                 self._end(handle, None)
 
     def _end(self, handle: Handle, grace_seconds: float | None) -> None:
@@ -329,20 +244,22 @@ class Task(threading.Thread):
         timer.start()
 
     def _start_container(self) -> tuple[Handle, LogStreamWriter]:
-        """Start the container, and the log stream that it writes to. Raises CannotStartError."""
-        unit, place, submission = self._unit, self._attempt.place, self._unit.submission
+        """Start the container and open its log stream. Raises CannotStartError."""
+        unit, services, submission = self._unit, self._attempt.services, self._unit.submission
         container = submission.container
         if submission.overrides_too_long:
             raise CannotStartError("Container Overrides length must be at most 8192")
         try:
-            secrets = resolve_secrets(container.get("secrets") or (), account_id=place.account_id, region=place.region)
+            secrets = resolve_secrets(
+                container.get("secrets") or (), account_id=services.account_id, region=services.region
+            )
         except SecretError as error:
             self.record.status_reason = str(error)
             raise CannotStartError(str(error)) from error
         task_id = self.record.task_arn.rsplit("/", 1)[-1]
         try:
             log = open_log_stream(
-                place.logs,
+                services.logs,
                 container.get("logConfiguration"),
                 definition=submission.definition.name,
                 container=container["name"],
@@ -355,30 +272,100 @@ class Task(threading.Thread):
         run = ContainerRun(
             name=f"trainyard-{task_id}-{container['name']}",
             command=tuple(container.get("command") or ()),
-            environment=container_environment(
-                own={**own, **secrets},
-                endpoint=submission.endpoint,
-                credentials=place.credentials,
-                region=place.region,
-                job_id=unit.id,
-                attempt=self._attempt.number,
-                queue=submission.queue.name,
-                compute_environment=self._attempt.environment.name,
-                array=unit.array,
-                node=unit.node_position,
-            ),
+            environment=self._environment({**own, **secrets}),
             properties=container,
             task=submission.task,
             memory_mib=None if memory is None else int(memory),
             job_id=unit.id,
             on_output=log.write,
         )
-        handle = place.executor.start(run)
+        handle = services.executor.start(run)
         self.record.log_stream_name = log.name
         return handle, log
 
+    def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return the container's variables: the SDK's, `own` (of definition, submission and secrets), then Batch's."""
+        unit, services, attempt = self._unit, self._attempt.services, self._attempt
+        variables = {
+            **services.credentials.environment,
+            "AWS_REGION": services.region,
+            "AWS_DEFAULT_REGION": services.region,
+            "AWS_ENDPOINT_URL": unit.submission.endpoint,
+            # There is no instance metadata service, and a request to it takes seconds to fail.
+            "AWS_EC2_METADATA_DISABLED": "true",
+            **own,
+            "AWS_BATCH_JOB_ID": unit.id,
+            "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),
+            "AWS_BATCH_JQ_NAME": unit.submission.queue.name,
+            "AWS_BATCH_CE_NAME": attempt.environment.name,
+        }
+        if unit.array is not None:
+            variables["AWS_BATCH_JOB_ARRAY_INDEX"] = str(unit.array.index)
+            variables["AWS_BATCH_JOB_ARRAY_SIZE"] = str(unit.array.size)
+        if unit.node is not None:
+            variables["AWS_BATCH_JOB_NODE_INDEX"] = str(unit.node)
+            variables["AWS_BATCH_JOB_NUM_NODES"] = str(unit.submission.nodes or 1)
+            variables["AWS_BATCH_JOB_MAIN_NODE_INDEX"] = "0"
+            if not unit.is_main_node:
+                variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = LOOPBACK
+        return variables
+
 
 def note_failure(what: str, error: Exception) -> str:
-    """Put an error of the emulator on record; return what DescribeJobs shows of it."""
+    """Record an error of the emulator; return the status reason for DescribeJobs."""
     record_exception("Batch", f"running {what}", error)
-    return f"{type(error).__name__}: {error} (an error of the emulator, see its log)"
+    return f"{type(error).__name__}: {error} (an error of the emulator; see its log)"
+
+
+_ARN_PARTS = 7
+"""Number of parts in the ARN of a secret: arn:aws:secretsmanager:<region>:<account>:secret:<name>."""
+
+
+class SecretError(Exception):
+    """A secret cannot be read, so the container cannot start. The message is ECS's."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(
+            "ResourceInitializationError: unable to pull secrets or registry auth: execution resource retrieval "
+            f"failed: unable to retrieve secret from {source}: service call has been retried 1 time(s): {reason}"
+        )
+
+
+def resolve_secrets(secrets: Iterable[Mapping[str, str]], *, account_id: str, region: str) -> dict[str, str]:
+    """Return the values of secrets by the names of their variables. Raises SecretError if one cannot be read."""
+    found = {}
+    for secret in secrets:
+        source = secret["valueFrom"]
+        if ":secretsmanager:" in source:
+            found[secret["name"]] = _secret(source, account_id=account_id, region=region)
+        else:
+            found[secret["name"]] = _parameter(source, account_id=account_id, region=region)
+    return found
+
+
+def _secret(source: str, *, account_id: str, region: str) -> str:
+    parts = source.split(":")
+    arn = ":".join(parts[:_ARN_PARTS])
+    key, stage, version = (*parts[_ARN_PARTS:], "", "", "")[:3]
+    try:
+        answer = secretsmanager_backends[account_id][region].get_secret_value(arn, version or None, stage or None)
+        text = answer.get("SecretString")
+    except (ServiceException, HTTPException) as error:
+        raise SecretError(
+            "asm", f"failed to fetch secret {arn} from secrets manager: {getattr(error, 'message', error)}"
+        ) from None
+    if text is None:
+        raise SecretError("asm", f"failed to fetch secret {arn} from secrets manager: it has no text value")
+    if not key:
+        return str(text)
+    try:
+        return str(json.loads(text)[key])
+    except (ValueError, KeyError, TypeError):
+        raise SecretError("asm", f"retrieved secret from {arn} did not contain json key {key}") from None
+
+
+def _parameter(source: str, *, account_id: str, region: str) -> str:
+    parameter = ssm_backends[account_id][region].get_parameter(source)
+    if parameter is None:
+        raise SecretError("ssm", f"failed to fetch {source}: invalid parameters")
+    return str(parameter.response_object(decrypt=True, region=region)["Value"])

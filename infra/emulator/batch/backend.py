@@ -1,7 +1,7 @@
-"""The Batch service of the emulator: moto's, with an engine that runs jobs as Batch documents it.
+"""The state and the operations of Batch, for one account and region. All state is in memory.
 
-moto supplies routes, tags and scheduling policies. Compute environments, queues, job definitions and jobs are this
-package's. All state is in memory.
+moto provides routes, tags and scheduling policies. This package provides compute environments, queues, job definitions
+and jobs.
 """
 
 import uuid
@@ -15,7 +15,7 @@ from moto.batch.utils import make_arn_for_job
 from moto.ec2.exceptions import InvalidSubnetIdError
 
 from infra.emulator import events
-from infra.emulator.batch.attempt import Place
+from infra.emulator.batch.attempt import Services
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.describe import describe_job, select_jobs
 from infra.emulator.batch.job import ArrayPosition, Job
@@ -29,12 +29,12 @@ QUEUE_DELETED = "The job queue was deleted"
 
 
 class BatchBackend(MotoBatchBackend):
-    """Batch of one account and region."""
+    """Batch in one account and region."""
 
     executor: Executor
     """Runs the containers of all accounts and regions; set by `install`."""
     credentials: Credentials
-    """What their jobs talk to the server with; set by `install`."""
+    """Credentials with which jobs access the server; set by `install`."""
 
     def __init__(self, region_name: str, account_id: str) -> None:
         super().__init__(region_name, account_id)
@@ -42,7 +42,7 @@ class BatchBackend(MotoBatchBackend):
         self.queues: dict[str, JobQueue] = {}
         self.definitions: dict[str, JobDefinition] = {}
         self.scheduler = Scheduler(
-            place=self._place,
+            services=self._services,
             queues=self._all_queues,
             policy=self._fair_share_policy,
             on_blocked=self._note_blocked,
@@ -60,21 +60,21 @@ class BatchBackend(MotoBatchBackend):
     # Compute environments
 
     def create_environment(self, request: Mapping[str, Any]) -> ComputeEnvironment:
-        """Make a compute environment. Raises ClientException where Batch refuses."""
+        """Create a compute environment. Raises ClientException if Batch refuses it."""
         environment = ComputeEnvironment(request, account_id=self.account_id, region=self.region_name)
         with self.scheduler.lock:
             if environment.arn in self.environments:
                 raise ClientException("Object already exists")
             self._check_network(environment.resources)
             environment.ecs_arn = self.ecs_backend.create_cluster(environment.ecs_name).arn
-            # Without it moto fails at a question for instances; with it, it says that there are none.
+            # Without this entry, moto fails if asked for instances; with it, moto returns none.
             self.ecs_backend.container_instances.setdefault(environment.ecs_name, {})
             self.environments = {**self.environments, environment.arn: environment}
         self._tag(environment.arn, request)
         return environment
 
     def update_environment(self, request: Mapping[str, Any]) -> ComputeEnvironment:
-        """Change a compute environment. Raises ClientException where Batch refuses."""
+        """Update a compute environment. Raises ClientException if Batch refuses."""
         with self.scheduler.lock:
             environment = self.environment(request["computeEnvironment"])
             self._check_network(request.get("computeResources") or {})
@@ -83,7 +83,7 @@ class BatchBackend(MotoBatchBackend):
         return environment
 
     def delete_environment(self, identifier: str) -> None:
-        """Delete a compute environment. Raises ClientException while it is enabled or a queue has it."""
+        """Delete a compute environment. Raises ClientException if it is enabled or a queue uses it."""
         with self.scheduler.lock:
             environment = _find(self.environments, identifier)
             if environment is None:
@@ -96,13 +96,13 @@ class BatchBackend(MotoBatchBackend):
             self.environments = {arn: one for arn, one in self.environments.items() if one is not environment}
 
     def environment(self, identifier: str) -> ComputeEnvironment:
-        """Find a compute environment by name or ARN. Raises ClientException where there is none."""
+        """Find a compute environment by name or ARN. Raises ClientException if it does not exist."""
         return _find_or_refuse(self.environments, identifier, f"Compute environment {identifier} does not exist")
 
     # Job queues
 
     def create_queue(self, request: Mapping[str, Any]) -> JobQueue:
-        """Make a job queue. Raises ClientException where Batch refuses."""
+        """Create a job queue. Raises ClientException if Batch refuses it."""
         with self.scheduler.lock:
             queue = JobQueue(
                 request, self._ordered_environments(request), account_id=self.account_id, region=self.region_name
@@ -115,7 +115,7 @@ class BatchBackend(MotoBatchBackend):
         return queue
 
     def update_queue(self, request: Mapping[str, Any]) -> JobQueue:
-        """Change a job queue. Raises ClientException where Batch refuses."""
+        """Update a job queue. Raises ClientException if Batch refuses."""
         with self.scheduler.lock:
             queue = self.queue(request["jobQueue"])
             environments = (
@@ -127,7 +127,7 @@ class BatchBackend(MotoBatchBackend):
         return queue
 
     def delete_queue(self, identifier: str) -> None:
-        """Ends the jobs in it, too. Raises ClientException while it is enabled."""
+        """Delete a job queue and terminate its jobs. Raises ClientException if it is enabled."""
         with self.scheduler.lock:
             queue = _find(self.queues, identifier)
             if queue is None:
@@ -139,13 +139,13 @@ class BatchBackend(MotoBatchBackend):
             self.queues = {arn: one for arn, one in self.queues.items() if one is not queue}
 
     def queue(self, identifier: str) -> JobQueue:
-        """Find a job queue by name or ARN. Raises ClientException where there is none."""
+        """Find a job queue by name or ARN. Raises ClientException if it does not exist."""
         return _find_or_refuse(self.queues, identifier, f"JobQueue {identifier} not found.")
 
     # Job definitions
 
     def register_definition(self, request: Mapping[str, Any]) -> JobDefinition:
-        """Make a job definition, or a new revision of one. Raises ClientException where Batch refuses."""
+        """Register a revision of a job definition. Raises ClientException if Batch refuses it."""
         check_request(request)
         with self.scheduler.lock:
             revisions = self.revisions(request["jobDefinitionName"])
@@ -160,24 +160,24 @@ class BatchBackend(MotoBatchBackend):
         return definition
 
     def deregister_definition(self, identifier: str) -> None:
-        """Deactivate one revision. Raises ClientException where there is none of that name and revision."""
+        """Deactivate one revision. Raises ClientException if it does not exist."""
         definition = self._definition_of_revision(identifier)
         if definition is None:
             raise ClientException(f"JobDefinition {identifier} not found.")
         definition.status = "INACTIVE"
 
     def revisions(self, name: str) -> list[JobDefinition]:
-        """Return all revisions of a name, the newest first."""
+        """Return all revisions of a definition, newest first."""
         found = [definition for definition in self.definitions.values() if definition.name == name]
         return sorted(found, key=lambda definition: -definition.revision)
 
     def find_definitions(self, identifiers: Iterable[str]) -> list[JobDefinition]:
-        """Return the job definitions of `name:revision` or ARN that exist."""
+        """Find job definitions by `name:revision` or ARN. Missing ones are left out."""
         found = (self._definition_of_revision(identifier) for identifier in identifiers)
         return [definition for definition in found if definition is not None]
 
     def active_definition(self, identifier: str) -> JobDefinition:
-        """Find a job definition by ARN or name, its newest active revision unless told one. Raises ClientException."""
+        """Find an active job definition by ARN, `name:revision` or name (newest revision). Raises ClientException."""
         definition = self._definition_of_revision(identifier)
         if definition is None:
             name = identifier.rsplit("/", 1)[-1]
@@ -194,7 +194,7 @@ class BatchBackend(MotoBatchBackend):
     # Jobs
 
     def submit(self, request: Mapping[str, Any], *, endpoint: str) -> Job:
-        """Take on a job. Raises ClientException where Batch refuses."""
+        """Accept a job. Raises ClientException if Batch refuses it."""
         with self.scheduler.lock:
             jobs = self.scheduler.jobs
             submission = parse_submission(
@@ -213,23 +213,23 @@ class BatchBackend(MotoBatchBackend):
         return job
 
     def job(self, job_id: str) -> Job:
-        """Find a job by its id or ARN. Raises ClientException where there is none."""
+        """Find a job by id. Raises ClientException if it does not exist."""
         try:
             return self.scheduler.jobs[job_id]
         except KeyError:
             raise ClientException(f"Job {job_id} does not exist") from None
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return a job as DescribeJobs shows it; children and nodes have the tags of the whole."""
+        """Return a job as DescribeJobs does. Children and nodes have the tags of their parent."""
         return describe_job(job, self.list_tags_for_resource((job.parent or job).arn))
 
     def find_jobs(self, identifiers: Iterable[str]) -> list[Job]:
-        """Return the jobs of the ids or ARNs that exist; DescribeJobs leaves the others out."""
+        """Find jobs by id or ARN. Missing ones are left out, as in DescribeJobs."""
         found = (self.scheduler.jobs.get(identifier.rsplit("/", 1)[-1]) for identifier in identifiers)
         return [job for job in found if job is not None]
 
     def list_selected(self, request: Mapping[str, Any]) -> list[Job]:
-        """ListJobs, all pages: of a queue the newest first, else by the index. Raises ClientException."""
+        """Return all pages of ListJobs: a queue's jobs newest first, others by index. Raises ClientException."""
         given = [name for name in ("jobQueue", "arrayJobId", "multiNodeJobId") if request.get(name)]
         if len(given) != 1:
             raise ClientException("Exactly one of jobQueue, arrayJobId and multiNodeJobId must be specified")
@@ -243,7 +243,7 @@ class BatchBackend(MotoBatchBackend):
             return select_jobs(jobs, request)
 
     def _jobs_of(self, queue: JobQueue) -> list[Job]:
-        """Return a queue's jobs, the newest first, without the children of arrays and the nodes of multi-node jobs."""
+        """Return a queue's jobs, newest first, without children of arrays and nodes of multi-node jobs."""
         return [
             job
             for job in reversed(list(self.scheduler.jobs.values()))
@@ -274,11 +274,11 @@ class BatchBackend(MotoBatchBackend):
         for each in job.children or [job]:
             each.outstanding = {dependency["jobId"] for dependency in submission.depends_on}
 
-    # What EventBridge hears: the job as DescribeJobs shows it at that moment. Source: AWS Batch user guide, "Job state
+    # Events: their detail is the job as DescribeJobs shows it at that moment. Source: AWS Batch user guide, "Job state
     # change events" and "Job queue blocked events".
 
     def _note_change(self, job: Job) -> None:
-        if job.node is None:  # the nodes of a multi-node job are no jobs of their own
+        if job.node is None:  # nodes emit no events
             self._emit("Batch Job State Change", job, job.arn)
 
     def _note_blocked(self, job: Job) -> None:
@@ -295,10 +295,10 @@ class BatchBackend(MotoBatchBackend):
                 resources=resources,
             )
 
-    # What the parts above share
+    # Shared by the operations above
 
-    def _place(self) -> Place:
-        return Place(
+    def _services(self) -> Services:
+        return Services(
             executor=self.executor,
             credentials=self.credentials,
             logs=self.logs_backend,

@@ -1,6 +1,6 @@
-"""Compute environments and job queues: what Batch's API shows of them, and what the scheduler asks them.
+"""Compute environments and job queues. The capacity of an environment is maxvCpus; no instance is started.
 
-Capacity is maxvCpus. No instance is started: a job that fits runs on this machine.
+Source of limits: AWS Batch user guide, "Service quotas".
 """
 
 import copy
@@ -18,10 +18,10 @@ MAX_QUEUE_ENVIRONMENTS = 3
 
 
 class _Described:
-    """What compute environments and queues have in common: the request that made one, as it was changed since."""
+    """Common to environments and queues: the properties of the request that created one, as updated since."""
 
     kind: str
-    """As the names of its properties begin."""
+    """Prefix of its property names."""
     name: str
     arn: str
     properties: dict[str, Any]
@@ -32,11 +32,11 @@ class _Described:
 
     @property
     def named(self) -> dict[str, str]:
-        """Return what a request that makes or changes one is answered with."""
+        """Return the answer to a request that creates or updates it."""
         return {f"{self.kind}Name": self.name, f"{self.kind}Arn": self.arn}
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
-        """Return it as the Describe operations show it."""
+        """Return it as the Describe operations do."""
         return {
             **copy.deepcopy(self.properties),
             f"{self.kind}Arn": self.arn,
@@ -47,12 +47,12 @@ class _Described:
 
 
 class ComputeEnvironment(_Described):
-    """One compute environment."""
+    """A compute environment."""
 
     kind = "computeEnvironment"
 
     def __init__(self, request: Mapping[str, Any], *, account_id: str, region: str) -> None:
-        """Raises ClientException where Batch refuses such a request."""
+        """Raises ClientException if Batch refuses the request."""
         self.properties = {"state": "ENABLED", **_without(request, "tags")}
         _check_environment(self.properties)
         self.name = self.properties["computeEnvironmentName"]
@@ -61,7 +61,7 @@ class ComputeEnvironment(_Described):
             "serviceRole",
             f"arn:aws:iam::{account_id}:role/aws-service-role/batch.amazonaws.com/AWSServiceRoleForBatch",
         )
-        # moto's ECS backend keeps the cluster under this name; Batch names it after the environment, too.
+        # The name of its cluster in moto's ECS. Batch also names the cluster after the environment.
         self.ecs_name = f"{self.name}_Batch"
         self.ecs_arn = ""
         self.used_vcpus = 0.0
@@ -73,16 +73,16 @@ class ComputeEnvironment(_Described):
 
     @property
     def max_vcpus(self) -> float:
-        """Return how many vCPUs it may have."""
+        """Return the capacity in vCPUs."""
         return float(self.resources["maxvCpus"])
 
     @property
     def takes_multinode(self) -> bool:
-        """Multi-node parallel jobs run on On-Demand instances of managed environments only."""
+        """Return whether multi-node jobs can run here: only On-Demand environments take them."""
         return self.resources.get("type") == "EC2"
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Change it. Raises ClientException, with nothing changed, where Batch refuses."""
+        """Update it. Raises ClientException and changes nothing if Batch refuses."""
         properties = {**self.properties, **_without(changes, "computeEnvironment", "computeResources")}
         properties["computeResources"] = {**self.resources, **(changes.get("computeResources") or {})}
         _check_environment(properties)
@@ -93,14 +93,14 @@ class ComputeEnvironment(_Described):
 
 
 class JobQueue(_Described):
-    """One job queue."""
+    """A job queue."""
 
     kind = "jobQueue"
 
     def __init__(
         self, request: Mapping[str, Any], environments: list[ComputeEnvironment], *, account_id: str, region: str
     ) -> None:
-        """`environments` in the request's order. Raises ClientException where Batch refuses such a request."""
+        """`environments` are in the order of the request. Raises ClientException if Batch refuses the request."""
         self.properties = {"state": "ENABLED", **_without(request, "tags")}
         self.environments = environments
         _check_queue(self.properties, environments)
@@ -116,7 +116,7 @@ class JobQueue(_Described):
         return self.properties.get("schedulingPolicyArn")
 
     def update(self, changes: Mapping[str, Any], environments: list[ComputeEnvironment]) -> None:
-        """Change it. Raises ClientException, with nothing changed, where Batch refuses."""
+        """Update it. Raises ClientException and changes nothing if Batch refuses."""
         if changes.get("schedulingPolicyArn") and not self.scheduling_policy_arn:
             raise ClientException("A job queue without a fair-share scheduling policy can't have one added")
         properties = {**self.properties, **_without(changes, "jobQueue")}
@@ -131,26 +131,26 @@ def _check_environment(properties: Mapping[str, Any]) -> None:
     check_name(properties.get("computeEnvironmentName"), "computeEnvironmentName")
     _check_state(properties)
     if properties.get("type") != "MANAGED" or properties.get("eksConfiguration"):
-        raise ClientException("the emulator Batch knows MANAGED compute environments on ECS only")
+        raise ClientException("the emulator supports only MANAGED compute environments on ECS")
     resources = properties.get("computeResources") or {}
     if resources.get("type") not in _TYPES:
-        raise ClientException(f"computeResources.type must be one of {' | '.join(_TYPES)} on the emulator")
+        raise ClientException(f"computeResources.type must be {' or '.join(_TYPES)} on the emulator")
     if "desiredvCpus" in resources:
-        raise ClientException("computeResources.desiredvCpus: the emulator starts no instances")
+        raise ClientException("computeResources.desiredvCpus is not supported: the emulator starts no instances")
     for name in ("subnets", "instanceRole"):
         if not resources.get(name):
-            raise ClientException(f"computeResources.{name} must be given")
+            raise ClientException(f"computeResources.{name} is missing")
     if not 0 <= resources.get("minvCpus", 0) <= resources.get("maxvCpus", -1):
-        raise ClientException("computeResources.maxvCpus must be given, and minvCpus be between 0 and maxvCpus")
+        raise ClientException("computeResources.maxvCpus is missing, or minvCpus is not between 0 and maxvCpus")
     if not resources.get("securityGroupIds") and not resources.get("launchTemplate"):
-        raise ClientException("computeResources.securityGroupIds must be given, or a launch template that has some")
+        raise ClientException("computeResources.securityGroupIds is missing, and no launch template sets it")
 
 
 def _check_queue(properties: Mapping[str, Any], environments: list[ComputeEnvironment]) -> None:
     check_name(properties.get("jobQueueName"), "jobQueueName")
     _check_state(properties)
     if properties.get("priority") is None or properties["priority"] < 0:
-        raise ClientException("priority must be given, and not be negative")
+        raise ClientException("priority is missing or negative")
     if not 1 <= len(environments) <= MAX_QUEUE_ENVIRONMENTS:
         raise ClientException(
             f"computeEnvironmentOrder must have 1 to {MAX_QUEUE_ENVIRONMENTS} compute environments, "

@@ -1,6 +1,7 @@
-"""Jobs as DescribeJobs and ListJobs show them.
+"""Jobs as DescribeJobs and ListJobs return them, with filters and pages. Source: the API reference of both.
 
-`attempts` holds the finished attempts only; the one that runs shows beside it, in `ecsProperties`.
+`attempts` has finished attempts only; the running attempt is in `ecsProperties`. Of the filters of ListJobs, the
+emulator supports the two that the command line uses.
 """
 
 import base64
@@ -15,7 +16,7 @@ from infra.emulator.batch.job import Job, Status, TaskRecord
 
 
 def describe_job(job: Job, tags: Mapping[str, str]) -> dict[str, Any]:
-    """Return a job as DescribeJobs shows it."""
+    """Return a job as DescribeJobs does."""
     submission = job.submission
     shown = {
         **_head(job),
@@ -50,7 +51,7 @@ def describe_job(job: Job, tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def summarize_job(job: Job) -> dict[str, Any]:
-    """Return a job as ListJobs shows it."""
+    """Return a job as ListJobs does."""
     shown = _head(job)
     shown["shareIdentifier"] = job.submission.share_identifier
     if (task := job.last_task) is not None:
@@ -80,10 +81,10 @@ def _head(job: Job) -> dict[str, Any]:
 
 
 def _running_task(job: Job) -> dict[str, Any]:
-    """Return what runs, or ran last, in the shape that it was defined in."""
+    """Return the running or last task, in the shape of its definition."""
     task, record = copy.deepcopy(dict(job.submission.task)), job.last_task
     if record is not None:
-        task.update(_where(record))
+        task.update(_arns(record))
         task["containers"][0].update(_container(record))
     return task
 
@@ -96,12 +97,12 @@ def _attempt(job: Job, task: TaskRecord) -> dict[str, Any]:
             "stoppedAt": task.stopped_at,
             "statusReason": task.status_reason,
             "container": {},
-            "taskProperties": [{**_where(task), "containers": [container]}],
+            "taskProperties": [{**_arns(task), "containers": [container]}],
         }
     )
 
 
-def _where(task: TaskRecord) -> dict[str, Any]:
+def _arns(task: TaskRecord) -> dict[str, Any]:
     return {"taskArn": task.task_arn, "containerInstanceArn": task.container_instance_arn}
 
 
@@ -120,10 +121,7 @@ ItemT = TypeVar("ItemT")
 
 
 def select_jobs(jobs: Iterable[Job], request: Mapping[str, Any]) -> list[Job]:
-    """Return the jobs of a queue, of an array or of a multi-node job that `jobStatus` or `filters` leave.
-
-    Raises ClientException on a status or a filter that is not known.
-    """
+    """Select jobs by `jobStatus` or `filters`. Raises ClientException if the status or a filter is unknown."""
     status = request.get("jobStatus")
     if status is not None and status not in Status.__members__:
         raise ClientException(f"Job status {status} is not one of {' | '.join(Status.__members__)}")
@@ -135,16 +133,16 @@ def select_jobs(jobs: Iterable[Job], request: Mapping[str, Any]) -> list[Job]:
         raise ClientException("Only one filter can be used at a time")
     [item] = filters
     if item.get("name") not in _FILTERS:
-        raise ClientException(f"the emulator knows the filters {' and '.join(_FILTERS)}, not {item.get('name')}")
-    # Beside a filter, jobStatus counts for nothing.
+        raise ClientException(f"the emulator supports the filters {' and '.join(_FILTERS)}, not {item.get('name')}")
+    # With a filter, jobStatus is ignored.
     return [job for job in jobs if any(_matches(job, item["name"], value) for value in item.get("values") or ())]
 
 
 def page(items: Sequence[ItemT], request: Mapping[str, Any], *, most: int) -> tuple[list[ItemT], str | None]:
-    """The page that `maxResults` and `nextToken` ask for, and the token of the next one.
+    """Return the page that `maxResults` and `nextToken` ask for, and the token of the next page.
 
-    Raises ClientException on a token that is none of ours. `items` may grow at its front meanwhile without a page
-    showing an item twice: a token counts what is left, from the end.
+    A token counts the remaining items, from the end. So items added at the front meanwhile repeat nothing on the next
+    page. Raises ClientException if the token is invalid.
     """
     size = min(request.get("maxResults") or most, most)
     start = 0
@@ -167,4 +165,4 @@ def _matches(job: Job, name: str, value: str) -> bool:
     try:
         return job.created_at > int(value)
     except ValueError:
-        raise ClientException(f"Filter {name}: {value} is no number of milliseconds") from None
+        raise ClientException(f"Filter {name}: {value} is not a number of milliseconds") from None

@@ -5,8 +5,8 @@
         └────────────┼──► ──► ──► │ ◄─────────┴────────────┤  another attempt
                      └──► ──► ──► FAILED ◄─── ◄─── ◄─── ◄──┘
 
-A job without dependencies goes from SUBMITTED to RUNNABLE. An array job's parent is PENDING from the moment that one of
-its children is RUNNABLE, and then SUCCEEDED or FAILED. Source: AWS Batch user guide, "Job states" and "Array jobs".
+A job without dependencies goes from SUBMITTED to RUNNABLE. The parent of an array is PENDING as soon as a child is
+RUNNABLE, and then SUCCEEDED or FAILED. Source: AWS Batch user guide, "Job states" and "Array jobs".
 """
 
 import time
@@ -20,7 +20,7 @@ from infra.emulator.batch.submission import Submission
 
 
 class Status(str, Enum):
-    """Batch's job states, in their order."""
+    """Batch's job states, in order."""
 
     SUBMITTED = "SUBMITTED"
     PENDING = "PENDING"
@@ -37,43 +37,35 @@ BEFORE_STARTING = frozenset({Status.SUBMITTED, Status.PENDING, Status.RUNNABLE})
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayPosition:
-    """The place of a child in its array job."""
+    """The position of a child in its array job."""
 
     index: int
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodePosition:
-    """The place of a node in its multi-node job."""
-
-    index: int
-    count: int
-
-
 def now_milliseconds() -> int:
-    """Milliseconds since 1970, as Batch gives times."""
+    """Return the time as Batch does, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(kw_only=True)
 class TaskRecord:
-    """What DescribeJobs shows of a task; times are milliseconds since 1970."""
+    """A task as DescribeJobs shows it. Times are milliseconds since 1970."""
 
     task_arn: str
     container_instance_arn: str
     instance_id: str
     exit_code: int | None = None
     reason: str | None = None
-    """The container's: an error of the container runtime, mostly absent."""
+    """The container's reason: an error of the container runtime, usually absent."""
     log_stream_name: str | None = None
     started_at: int | None = None
     stopped_at: int | None = None
     status_reason: str | None = None
 
     @classmethod
-    def on_a_new_instance(cls, prefix: str, cluster: str) -> "TaskRecord":
-        """Return a task on a new instance of an ECS cluster; `prefix` begins ARNs of ECS."""
+    def on_new_instance(cls, prefix: str, cluster: str) -> "TaskRecord":
+        """Make up a task on a new instance of an ECS cluster. `prefix` is the start of an ECS ARN."""
         return cls(
             task_arn=f"{prefix}:task/{cluster}/{uuid.uuid4().hex}",
             container_instance_arn=f"{prefix}:container-instance/{cluster}/{uuid.uuid4().hex}",
@@ -82,9 +74,9 @@ class TaskRecord:
 
 
 class Job:
-    """One job: single, the parent or a child of an array, or a multi-node job or one of its nodes.
+    """A single job, the parent or a child of an array, a multi-node job, or a node.
 
-    Changed under the scheduler's lock only.
+    Changed only under the scheduler's lock.
     """
 
     def __init__(
@@ -99,9 +91,9 @@ class Job:
         array: ArrayPosition | None = None,
         node: int | None = None,
     ) -> None:
-        """`sequence` orders jobs by their submission. Of `array` and `node` (an index) a child has one.
+        """`sequence` orders jobs by submission. A child has `array`, a node has `node`, its index.
 
-        `on_change` is called at each change of state, under the scheduler's lock.
+        `on_change` is called on every change of state, under the scheduler's lock.
         """
         self.id = job_id
         self.arn = arn
@@ -112,26 +104,26 @@ class Job:
         self.array = array
         self.node = node
         self.children: list[Job] = []
-        """The children, where this is the parent of an array."""
+        """Children, if this is the parent of an array."""
         self.unfinished_children = 0
         self.nodes: list[Job] = []
-        """The nodes of a multi-node job, by their index."""
+        """Nodes, in order, if this is a multi-node job."""
         self.status = Status.PENDING if array else Status.SUBMITTED
         self.status_reason: str | None = None
         self.created_at = now_milliseconds()
         self.started_at: int | None = None
         self.stopped_at: int | None = None
         self.attempts: list[TaskRecord] = []
-        """The finished ones."""
+        """Finished attempts."""
         self.current: TaskRecord | None = None
-        """The attempt that is starting or running."""
+        """The starting or running attempt."""
         self.is_cancelled = False
         self.is_terminated = False
         self.outstanding: set[str] = set()
-        """Ids of jobs that must succeed first."""
+        """Ids of jobs that must succeed before this one starts."""
         self.cancel_reason: str | None = None
-        """Why it was asked to end: while PENDING, carried out when the dependencies are through; an array's parent ends
-        with it when all its children have ended."""
+        """Reason of a cancellation. A PENDING job ends with it when its dependencies have ended, and the parent of an
+        array when all its children have ended."""
 
     @property
     def ended(self) -> bool:
@@ -139,21 +131,15 @@ class Job:
 
     @property
     def last_task(self) -> TaskRecord | None:
-        """Return what the job's details show: the attempt that runs, or the last one."""
+        """Return the running attempt, or the last one, for the job's details."""
         return self.current or (self.attempts[-1] if self.attempts else None)
-
-    @property
-    def node_position(self) -> NodePosition | None:
-        if self.node is None:
-            return None
-        return NodePosition(index=self.node, count=self.submission.nodes or 1)
 
     @property
     def is_main_node(self) -> bool:
         return self.node == 0
 
     def enter(self, status: Status, reason: str | None = None) -> None:
-        """Change the state, as the picture above shows."""
+        """Change the state, as in the diagram above."""
         self.status = status
         self.status_reason = reason
         if status is Status.RUNNING:
@@ -163,13 +149,13 @@ class Job:
         self._on_change(self)
 
     def restart(self) -> None:
-        """Begin anew as a node whose job gets another attempt, whatever became of it in the last one."""
+        """Reset a node, because its job gets another attempt."""
         self.status = Status.RUNNABLE
         self.status_reason = None
         self.stopped_at = None
         self.current = None
 
     def status_summary(self) -> dict[str, int]:
-        """Count the children in each state; of an array's parent."""
+        """Count the children of an array in each state."""
         counts = Counter(child.status for child in self.children)
         return {status.value: counts[status] for status in Status}

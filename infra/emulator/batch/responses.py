@@ -1,4 +1,4 @@
-"""The HTTP side of the Batch service: requests in, moto's routes, answers out."""
+"""Batch's HTTP API, on moto's routes. Source of limits: AWS Batch user guide, "Service quotas"."""
 
 import json
 import time
@@ -15,12 +15,12 @@ from infra.emulator.batch.job import Job
 
 MAX_SUBMIT_BYTES = 30 * 1024
 MAX_DESCRIBED = 100
-"""Jobs that one DescribeJobs takes, and results that one filtered page of ListJobs or of DescribeJobDefinitions has."""
+"""Maximum of jobs in DescribeJobs, and of results on a filtered page of ListJobs or a page of other lists."""
 MAX_LISTED = 1000
 
 
 class BatchResponse(MotoBatchResponse):
-    """One method an action; tags and scheduling policies are moto's."""
+    """One method per operation. moto handles tags and scheduling policies."""
 
     @property
     def batch_backend(self) -> BatchBackend:
@@ -29,7 +29,7 @@ class BatchResponse(MotoBatchResponse):
 
     @property
     def _request(self) -> dict[str, Any]:
-        """The request's body, without what is null."""
+        """Return the body of the request, without nulls."""
         body = json.loads(self.body or "{}")
         return {name: value for name, value in body.items() if value is not None}
 
@@ -88,8 +88,8 @@ class BatchResponse(MotoBatchResponse):
         size = len(self.body.encode() if isinstance(self.body, str) else self.body)
         if size > MAX_SUBMIT_BYTES:
             raise ClientException(f"SubmitJob request is {size} bytes long, the limit is {MAX_SUBMIT_BYTES} bytes")
-        where = urlsplit(self.uri)
-        job = self.batch_backend.submit(self._request, endpoint=f"{where.scheme}://{where.netloc}")
+        address = urlsplit(self.uri)
+        job = self.batch_backend.submit(self._request, endpoint=f"{address.scheme}://{address.netloc}")
         return json.dumps({"jobId": job.id, "jobName": job.submission.name, "jobArn": job.arn})
 
     def describejobs(self) -> str:
@@ -125,7 +125,7 @@ class BatchResponse(MotoBatchResponse):
                 raise ClientException(f"'{name}' is a required field (cannot be an empty string)")
         job = self.batch_backend.job(request["jobId"])
         if job.node is not None:
-            raise ClientException(f"Job {job.id} is a node: only its multi-node parallel job can be ended")
+            raise ClientException(f"Job {job.id} is a node; end its multi-node parallel job instead")
         return job, request["reason"]
 
     def _describe(self, name: str, things: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""When jobs run: dependencies, queues and capacity, attempts and what follows them.
+"""Schedule jobs: dependencies, queues, capacity, fair share and retries.
 
-Nothing here waits: each change (a submission, the end of an attempt, a queue that was enabled) is followed through in
-the thread that brought it, under one lock.
+Nothing waits here. The thread that causes a change (a submission, the end of an attempt, an enabled queue) also handles
+its consequences, under one lock.
 
 Source: AWS Batch user guide, "Job scheduling", "Job dependencies", "Array jobs". A queue without a scheduling policy is
-first in, first out: a job that cannot be placed holds back those behind it.
+first in, first out: a job that cannot be placed holds back the jobs behind it.
 """
 
 import bisect
@@ -15,20 +15,40 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.emulator.batch.attempt import Attempt, Place
+from infra.emulator.batch.attempt import Attempt, Services
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.job import BEFORE_STARTING, Job, Status
 from infra.emulator.batch.job_definition import Outcome, should_retry
 
+DEPENDENCY_FAILED = "Dependent Job failed"
+
+CHILD_FAILED = "Array Child Job failed"
+
+TOO_LARGE = (
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - All compute environments have a maxVcpu setting that is "
+    "smaller than the job requirements."
+)
+
+NO_CAPACITY = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity requested for instance type"
+)
+
+MAX_TASKS = 32
+"""Tasks that run at the same time on this machine, each with a process and three threads. Others wait, as they would
+for an instance."""
+
+_SHUTDOWN_SECONDS = 20
+
 DEFAULT_WINDOW_SECONDS = 600.0
-"""What shareDecaySeconds = 0 stands for."""
+"""The meaning of shareDecaySeconds = 0."""
+
 MINIMUM_USE_SECONDS = 60.0
-"""What a job that was just started counts for at least, so that one look does not give all room to one share."""
+"""Minimum usage of a running job, so that one share does not get all capacity in a single dispatch."""
 
 
 @dataclass(kw_only=True)
 class Usage:
-    """vCPUs that one share held from `started` to `stopped` (None: still), in seconds of one clock."""
+    """vCPUs that a share used from `started` to `stopped` (None: until now), in seconds of one clock."""
 
     share: str
     vcpus: float
@@ -36,84 +56,38 @@ class Usage:
     stopped: float | None = None
 
 
-def weight_factor(policy: Mapping[str, Any], share: str) -> float:
-    """The weight of a share: its own entry's, its prefix's, or 1. A lower one means more of the capacity."""
-    for entry in policy.get("shareDistribution") or ():
-        name = entry["shareIdentifier"]
-        if name == share or (name.endswith("*") and share.startswith(name[:-1])):
-            return float(entry.get("weightFactor", 1.0))
-    return 1.0
-
-
-def weighted_usage(policy: Mapping[str, Any], usages: Iterable[Usage], share: str, now: float) -> float:
-    """The share's vCPU seconds within the policy's window, recent ones counting more, times its weight."""
-    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
-    total = sum(usage.vcpus * _faded_seconds(usage, now, window) for usage in usages if usage.share == share)
-    return total * weight_factor(policy, share)
-
-
-def is_forgotten(policy: Mapping[str, Any], usage: Usage, now: float) -> bool:
-    """Say whether a usage has left the window."""
-    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
-    return usage.stopped is not None and usage.stopped < now - window
-
-
-def _faded_seconds(usage: Usage, now: float, window: float) -> float:
-    """The integral of a weight that falls from 1 now to 0 at the window's far end."""
-    end = now if usage.stopped is None else usage.stopped
-    age_from = min(window, now - usage.started)
-    age_to = min(window, now - end)
-    faded = (age_from - age_to) - (age_from**2 - age_to**2) / (2 * window)
-    return max(faded, MINIMUM_USE_SECONDS) if usage.stopped is None else faded
-
-
-DEPENDENCY_FAILED = "Dependent Job failed"
-CHILD_FAILED = "Array Child Job failed"
-TOO_LARGE = (
-    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - All compute environments have a maxVcpu setting that is "
-    "smaller than the job requirements."
-)
-NO_CAPACITY = (
-    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity requested for instance type"
-)
-MAX_TASKS = 32
-"""Tasks that run on this machine at once, each with a process and three threads. What comes after waits, as for an
-instance."""
-_SHUTDOWN_SECONDS = 20
-
-
 class Scheduler:
-    """All jobs of one account and region."""
+    """Schedules all jobs of one account and region."""
 
     def __init__(
         self,
         *,
-        place: Callable[[], Place],
+        services: Callable[[], Services],
         queues: Callable[[], Iterable[JobQueue]],
         policy: Callable[[str], Mapping[str, Any]],
         on_blocked: Callable[[Job], None],
     ) -> None:
-        """`policy` gives the fairsharePolicy of a scheduling policy's ARN; `on_blocked` hears of stuck queues."""
+        """`policy` returns the fairsharePolicy for an ARN; `on_blocked` is called with the job that blocks a queue."""
         self.lock = threading.RLock()
         self.jobs: dict[str, Job] = {}
-        self._place = place
+        self._services = services
         self._queues = queues
         self._policy = policy
         self._dependents: dict[str, list[Job]] = {}
         self._runnable: dict[str, list[Job]] = {}
-        """By the queue's ARN, in the order of submission."""
+        """By ARN of the queue, in order of submission."""
         self._attempts: dict[str, Attempt] = {}
         self._usages: dict[str, dict[str, Usage]] = {}
-        """The latest use of queues with a scheduling policy, by job and attempt."""
+        """Recent usage of queues with a scheduling policy, by ARN of the queue, then by job and attempt."""
         self._ended: deque[Job] = deque()
-        """Jobs whose end is still to be followed up."""
+        """Jobs whose end has not been followed up yet."""
         self._on_blocked = on_blocked
         self._closed = False
 
-    # What the API asks for
+    # Called by the API
 
     def submit(self, job: Job) -> None:
-        """Take on a job, with its children or nodes; `outstanding` of each says what it waits for."""
+        """Add a job with its children or nodes. Each waits for the jobs in its `outstanding`."""
         with self.lock:
             self.jobs.update({each.id: each for each in (job, *job.children, *job.nodes)})
             for each in job.children or [job]:
@@ -121,7 +95,7 @@ class Scheduler:
             self.dispatch()
 
     def cancel(self, job: Job, reason: str) -> None:
-        """End it if it has not been started; a job that waits for others ends when they are through."""
+        """Cancel a job that has not started. A job with dependencies ends only when they have ended."""
         with self.lock:
             self._cancel(job, reason)
             if job.children and not job.ended:
@@ -129,7 +103,7 @@ class Scheduler:
             self.dispatch()
 
     def terminate(self, job: Job, reason: str) -> None:
-        """End it, whatever it is doing."""
+        """Cancel or stop a job, whatever its state."""
         with self.lock:
             self._cancel(job, reason)
             for each in job.children or [job]:
@@ -142,30 +116,32 @@ class Scheduler:
             self.dispatch()
 
     def front(self, queue: JobQueue) -> list[Job]:
-        """Return what waits for capacity in a queue, in the order in which it would be picked."""
+        """Return the jobs that wait for capacity in a queue, in the order in which they would start."""
         with self.lock:
             waiting = list(self._runnable.get(queue.arn, []))
-            return sorted(waiting, key=self._turn(queue)) if queue.scheduling_policy_arn and waiting else waiting
+            if queue.scheduling_policy_arn:
+                waiting.sort(key=self._fair_share_key(queue))
+            return waiting
 
     def reclaim(self, job: Job) -> bool:
-        """Take the instance away that it runs on; False where it runs on none."""
+        """Reclaim the instance of a job. Returns False if it is not running."""
         with self.lock:
             attempt = self._attempt_of(job)
             return attempt is not None and attempt.reclaim(job)
 
-    def entrance(self, job: Job) -> Mapping[str, Any] | None:
-        """Return what its container is entered by; None where it does not run, or where nobody may enter it."""
+    def exec_target(self, job: Job) -> Mapping[str, Any] | None:
+        """Return how to run a command in a job's container. None: not running, or not allowed."""
         with self.lock:
             attempt = self._attempt_of(job)
-            return attempt.entrance(job) if attempt is not None else None
+            return attempt.exec_target(job) if attempt is not None else None
 
     def _attempt_of(self, job: Job) -> Attempt | None:
-        """Return the attempt that a job runs in, or the job of which it is a node."""
+        """Return the running attempt of a job, or of the multi-node job that it is a node of."""
         owner = job.parent if job.node is not None and job.parent is not None else job
         return self._attempts.get(owner.id)
 
     def shutdown(self) -> None:
-        """Kill everything that runs, and start nothing any more. Returns when it is gone."""
+        """Kill all running jobs and start no more. Returns when they are gone."""
         with self.lock:
             self._closed = True
             attempts = list(self._attempts.values())
@@ -175,7 +151,7 @@ class Scheduler:
         for attempt in attempts:
             attempt.join(max(0, deadline - time.monotonic()))
 
-    # What follows from it; all under the lock
+    # Consequences; all under the lock
 
     def _cancel(self, job: Job, reason: str) -> None:
         if job.children and not job.ended:
@@ -188,7 +164,7 @@ class Scheduler:
                     self._fail(each, each.cancel_reason)
 
     def dispatch(self) -> None:
-        """Start what can be started now: queues by their priority, and in each as its policy says."""
+        """Start all jobs that can start now: queues by priority, and in each queue by its policy."""
         with self.lock:
             self._follow_up()
             for queue in sorted(self._queues(), key=lambda queue: -queue.priority):
@@ -198,11 +174,11 @@ class Scheduler:
                         self._note_blocked(job)
                         break
                     self._start(job, environment)
-            if self._ended:  # something was cancelled, and others may have waited for it
+            if self._ended:  # a job was cancelled, and others may depend on it
                 self.dispatch()
 
     def _note_blocked(self, job: Job) -> None:
-        """Say why a job at the head of its queue will not start as things are, if it just has to wait for nobody."""
+        """Set the reason why the job at the head of a queue will not start, unless it only waits for capacity."""
         reason = _blocking_reason(job)
         if reason != job.status_reason:
             job.status_reason = reason
@@ -210,7 +186,7 @@ class Scheduler:
                 self._on_blocked(job)
 
     def _evaluate(self, job: Job) -> None:
-        """A new job: wait for others, or for capacity."""
+        """Put a new job in its first state: wait for dependencies, or for capacity."""
         for job_id in sorted(job.outstanding):
             other = self.jobs[job_id]
             if other.status is Status.SUCCEEDED:
@@ -239,10 +215,10 @@ class Scheduler:
         waiting = self._runnable.get(queue.arn)
         if not waiting:
             return None
-        return waiting[0] if queue.scheduling_policy_arn is None else min(waiting, key=self._turn(queue))
+        return waiting[0] if queue.scheduling_policy_arn is None else min(waiting, key=self._fair_share_key(queue))
 
-    def _turn(self, queue: JobQueue) -> Callable[[Job], tuple[float, int, int]]:
-        """Return the key by which the jobs of a queue with fair share are picked, the least first."""
+    def _fair_share_key(self, queue: JobQueue) -> Callable[[Job], tuple[float, int, int]]:
+        """Return the sort key for jobs of a queue with fair share; the smallest starts first."""
         assert queue.scheduling_policy_arn is not None  # noqa: S101 - narrows the type
         policy = self._policy(queue.scheduling_policy_arn)
         now = time.monotonic()
@@ -265,7 +241,7 @@ class Scheduler:
             return None
         for environment in job.submission.queue.environments:
             fits = environment.used_vcpus + job.submission.vcpus <= environment.max_vcpus
-            # On Spot a multi-node job waits for ever, as it does on AWS.
+            # On Spot, a multi-node job waits forever, as on AWS.
             if environment.enabled and fits and (environment.takes_multinode or job.submission.nodes is None):
                 return environment
         return None
@@ -282,7 +258,7 @@ class Scheduler:
             job,
             number,
             environment,
-            self._place(),
+            self._services(),
             on_running=self._note_running,
             on_node_ended=self._note_node_ended,
             on_ended=self._note_ended,
@@ -308,7 +284,7 @@ class Scheduler:
                 return
             node.attempts.append(node.current)
             node.current = None
-            # What becomes of the main node is what becomes of the job.
+            # The main node takes the state of the job.
             if not node.is_main_node:
                 reason = node.attempts[-1].status_reason
                 node.enter(Status.SUCCEEDED if succeeded else Status.FAILED, reason)
@@ -340,13 +316,13 @@ class Scheduler:
         return should_retry(attempt.job.submission.retry_strategy, attempt.number, outcome)
 
     def _enter(self, job: Job, status: Status, reason: str | None = None) -> None:
-        """Change a job's state, and with it that of its nodes."""
+        """Change the state of a job and of its nodes."""
         job.enter(status, reason)
         for node in job.nodes:
             if status is Status.RUNNABLE and node.status is not Status.SUBMITTED:
                 node.restart()
             elif not node.ended:
-                # A node that never started, since the main node was faster or nothing ran at all, did not succeed.
+                # A node that never started did not succeed: the main node was faster, or nothing ran at all.
                 never_started = status is Status.SUCCEEDED and node.status in (Status.RUNNABLE, Status.STARTING)
                 node.enter(Status.FAILED if never_started else status, reason)
                 node.current = None
@@ -362,7 +338,7 @@ class Scheduler:
         self._ended.append(job)
 
     def _follow_up(self) -> None:
-        """Do what the end of jobs means for their parents and dependents; in a loop, since chains may be long."""
+        """Update parents and dependents of ended jobs. It is a loop, because chains of dependencies may be long."""
         while self._ended:
             job = self._ended.popleft()
             if job.array is not None and job.parent is not None:
@@ -377,7 +353,7 @@ class Scheduler:
                     self._make_runnable(dependent)
 
     def _follow_child(self, parent: Job) -> None:
-        """End the parent of an array once all its children are through."""
+        """End the parent of an array when all its children have ended."""
         parent.unfinished_children -= 1
         if parent.unfinished_children:
             return
@@ -392,11 +368,11 @@ class Scheduler:
 
 
 def _blocking_reason(job: Job) -> str | None:
-    """Return why a job will not start as things are; None if it just has to wait for others.
+    """Return why a job will not start, or None if it only waits for capacity.
 
-    Source: AWS Batch user guide, "Jobs stuck in a RUNNABLE status". Of its reasons two can arise here: a job that is
-    larger than any environment, and, as the stand-in for instances that EC2 does not have, that every environment which
-    could hold the job is DISABLED. Of a multi-node job Batch gives none if all environments are Spot.
+    Source: AWS Batch user guide, "Jobs stuck in a RUNNABLE status". Two of its reasons can occur here: the job is
+    larger than any environment; or all environments large enough are DISABLED, which counts as a lack of instances.
+    Batch gives no reason for a multi-node job if all environments are Spot.
     """
     environments = list(job.submission.queue.environments)
     if job.submission.nodes is not None:
@@ -408,3 +384,39 @@ def _blocking_reason(job: Job) -> str | None:
         return TOO_LARGE
     types = sorted({str(name) for one in large_enough for name in one.resources.get("instanceTypes", ())})
     return f"{NO_CAPACITY} [{', '.join(types)}]"
+
+
+# Fair share. Source: AWS Batch user guide, "Use share identifiers to identify workloads": the scheduler weighs each
+# share's usage as T * weightFactor, T being vCPUs over time, and picks from the share with the least. How usage decays
+# within shareDecaySeconds is not published; here the decay is linear.
+
+
+def weight_factor(policy: Mapping[str, Any], share: str) -> float:
+    """Return the weight of a share: from its entry or its prefix, else 1. A lower weight gets more capacity."""
+    for entry in policy.get("shareDistribution") or ():
+        name = entry["shareIdentifier"]
+        if name == share or (name.endswith("*") and share.startswith(name[:-1])):
+            return float(entry.get("weightFactor", 1.0))
+    return 1.0
+
+
+def weighted_usage(policy: Mapping[str, Any], usages: Iterable[Usage], share: str, now: float) -> float:
+    """Return a share's vCPU seconds within the window of the policy, recent ones counting more, times its weight."""
+    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
+    total = sum(usage.vcpus * _faded_seconds(usage, now, window) for usage in usages if usage.share == share)
+    return total * weight_factor(policy, share)
+
+
+def is_forgotten(policy: Mapping[str, Any], usage: Usage, now: float) -> bool:
+    """Return whether a usage ended before the window."""
+    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
+    return usage.stopped is not None and usage.stopped < now - window
+
+
+def _faded_seconds(usage: Usage, now: float, window: float) -> float:
+    """Return the integral of a weight that falls from 1 now to 0 at the start of the window."""
+    end = now if usage.stopped is None else usage.stopped
+    age_from = min(window, now - usage.started)
+    age_to = min(window, now - end)
+    faded = (age_from - age_to) - (age_from**2 - age_to**2) / (2 * window)
+    return max(faded, MINIMUM_USE_SECONDS) if usage.stopped is None else faded

@@ -1,4 +1,7 @@
-"""SubmitJob's request, checked and applied to its definition: what Batch refuses is refused before there is a job."""
+"""Check a SubmitJob request and apply its overrides to the job definition.
+
+Source of limits: AWS Batch user guide, "Service quotas" and "Array jobs".
+"""
 
 import copy
 import json
@@ -20,7 +23,7 @@ from infra.emulator.batch.job_definition import (
 )
 
 MAX_OVERRIDES_CHARACTERS = 8192
-"""Amazon ECS takes no longer container overrides; Batch accepts such a job, which then fails when it is placed."""
+"""Limit of Amazon ECS for container overrides. Batch accepts longer ones, and the job fails when it is placed."""
 MAX_DEPENDENCIES = 20
 ARRAY_SIZES = range(2, 10_000 + 1)
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
@@ -32,17 +35,17 @@ _UNKNOWN = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """One accepted SubmitJob."""
+    """An accepted SubmitJob request."""
 
     name: str
     definition: JobDefinition
     queue: JobQueue
     endpoint: str
-    """Where the request came in, which is where the job finds the emulator."""
+    """Address to which the request was sent, and at which the job reaches the emulator."""
     task: Mapping[str, Any]
-    """What each node runs, in the shape of the API, overrides applied."""
+    """The task of each node, in the shape of the API, with overrides applied."""
     nodes: int | None
-    """The number of nodes of a multi-node job, or None for a job of one node."""
+    """Number of nodes of a multi-node job; None for other jobs."""
     retry_strategy: Mapping[str, Any]
     timeout_seconds: float | None
     depends_on: tuple[Mapping[str, str], ...]
@@ -51,7 +54,7 @@ class Submission:
     scheduling_priority: int | None
     propagate_tags: bool
     overrides_too_long: bool
-    """Accepted all the same: ECS refuses the task when the job is placed."""
+    """True if ECS will refuse the task when the job is placed."""
 
     @property
     def container(self) -> Mapping[str, Any]:
@@ -71,10 +74,10 @@ def parse_submission(
     endpoint: str,
     job_exists: Callable[[str], bool],
 ) -> Submission:
-    """Read a request of SubmitJob. Raises ClientException if Batch refuses it, or the emulator does."""
+    """Parse a SubmitJob request. Raises ClientException if Batch or the emulator refuses it."""
     check_name(request.get("jobName"), "Job name")
     if unknown := sorted(request.keys() & _UNKNOWN):
-        raise ClientException(f"{unknown[0]}: the emulator Batch knows ecsPropertiesOverride and nodeOverrides only")
+        raise ClientException(f"{unknown[0]}: the emulator supports only ecsPropertiesOverride and nodeOverrides")
     if not queue.enabled:
         raise ClientException(f"JobQueue {queue.name} is in DISABLED state, it must be ENABLED to accept jobs.")
     strategy = request.get("retryStrategy") or definition.retry_strategy
@@ -86,7 +89,7 @@ def parse_submission(
     array_size = (request.get("arrayProperties") or {}).get("size")
     if array_size is not None and (nodes is not None or array_size not in ARRAY_SIZES):
         limits = f"{ARRAY_SIZES.start} and {ARRAY_SIZES.stop - 1}"
-        raise ClientException(f"Array size must be between {limits}, but was {array_size}; no nodes can be an array.")
+        raise ClientException(f"Array size must be between {limits}, but was {array_size}; nodes cannot be arrays.")
     depends_on = tuple(request.get("dependsOn") or ())
     _check_dependencies(depends_on, job_exists)
     _check_share(request, queue)
@@ -112,7 +115,7 @@ def parse_submission(
 
 
 def _overridden(definition: JobDefinition, request: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """Return what each node runs, and how many nodes there are, if it is a multi-node job."""
+    """Return the task of each node, and the number of nodes of a multi-node job."""
     task = copy.deepcopy(dict(definition.task))
     if not definition.is_multinode:
         if request.get("nodeOverrides"):
@@ -169,7 +172,7 @@ def _check_dependencies(depends_on: tuple[Mapping[str, str], ...], job_exists: C
         )
     for dependency in depends_on:
         if dependency.keys() != {"jobId"}:
-            raise ClientException("dependsOn: the emulator knows jobId only")
+            raise ClientException("dependsOn: the emulator supports only jobId")
         if not job_exists(dependency["jobId"]):
             raise ClientException(f"Job {dependency['jobId']} in dependsOn does not exist.")
 

@@ -1,10 +1,10 @@
-"""The API of a service, called with properties of a template.
+"""Call the API of a service with properties of a template.
 
-CloudFormation makes resources through the API of their service, and so does this package: the requests go to the
-emulator itself, over HTTP, and a stack fails in the words with which the service refuses.
+Like CloudFormation, this package creates resources through the API of their service. It sends the requests to the
+emulator over HTTP, and a stack fails with the service's message.
 
-Templates capitalise names and may give numbers and booleans as text. The API's own model (botocore's) says what a
-request wants; maps of the user's (tags, log options) stay as they are.
+Templates capitalise names, and may give numbers and booleans as text. botocore's model of the API defines what a
+request needs. Maps of the user's (tags, log options) are not converted.
 """
 
 import functools
@@ -21,39 +21,39 @@ from moto.core.exceptions import ServiceException
 from infra.emulator.credentials import Credentials, session
 
 Properties = Mapping[str, Any]
-"""The properties of a resource, references resolved."""
+"""Properties of a resource, with references resolved."""
 
 
 class PropertyError(ServiceException):
-    """A property that the API of its service does not know, or takes in another shape."""
+    """A property that the service's API does not have, or that has the wrong type."""
 
     code = "ValidationError"
 
 
 @dataclass(frozen=True)
 class Account:
-    """Where a stack's resources are made."""
+    """The account and region of a stack."""
 
     id: str
     region: str
 
 
 class Api:
-    """One service, as the account and region of a stack see it."""
+    """The API of one service, in the account and region of a stack."""
 
     endpoint: ClassVar[str]
-    """The server's own address; set by `install`."""
+    """Address of the server; set by `install`."""
     credentials: ClassVar[Credentials]
-    """The server's own; set by `install`."""
+    """Credentials of the server; set by `install`."""
 
     def __init__(self, service: str, account: Account) -> None:
         self.service = service
         self.account = account
 
     def __call__(self, operation: str, /, **properties: Any) -> dict[str, Any]:
-        """Call an operation with properties of a template; those that are None are left out.
+        """Call an operation with properties of a template. Properties that are None are left out.
 
-        Raises botocore's ClientError if the service refuses, PropertyError for what the operation does not take.
+        Raises botocore's ClientError if the service refuses, PropertyError if the operation does not have a property.
         """
         given = {name: item for name, item in properties.items() if item is not None}
         shape = _service_model(self.service).operation_model(operation).input_shape
@@ -65,8 +65,8 @@ class Api:
         return f"arn:aws:{service or self.service}:{self.account.region}:{self.account.id}:{resource}"
 
 
-def takes(service: str, operation: str, parameter: str) -> bool:
-    """Say whether an operation has a parameter, however that is capitalised."""
+def has_parameter(service: str, operation: str, parameter: str) -> bool:
+    """Return whether an operation has a parameter, in any capitalisation."""
     members = _service_model(service).operation_model(operation).input_shape.members
     return parameter.lower() in {name.lower() for name in members}
 
@@ -78,7 +78,7 @@ def _service_model(service: str) -> Any:
 
 @functools.cache
 def _client(endpoint: str, credentials: Credentials, service: str, account: Account) -> Any:
-    make: Any = session(credentials).client  # typed by service name, of which any may come
+    make: Any = session(credentials).client  # the stubs type it by the name of the service
     client = make(service, region_name=account.region, endpoint_url=endpoint)
 
     def as_account(request: Any, **_: Any) -> None:
@@ -110,7 +110,7 @@ def _converted(shape: Shape, value: Any, path: str) -> Any:
 
 
 def _tags(shape: Shape, value: Any) -> Any:
-    """Return tags as a map, or as a list whose items have the service's names; None if it is no such shape."""
+    """Return tags as a map, or as a list with the service's key names. None if the shape is neither."""
     if isinstance(shape, MapShape) and isinstance(value, list):
         return {tag["Key"]: tag["Value"] for tag in value}
     if not isinstance(shape, ListShape) or not isinstance(shape.member, StructureShape):
@@ -129,7 +129,7 @@ def _scalar(type_name: str, value: Any, path: str) -> Any:
         if type_name == "boolean" and isinstance(value, str):
             return {"true": True, "false": False}[value.lower()]
     except (ValueError, TypeError, KeyError):
-        raise PropertyError(f"{path}: {value!r} is no {type_name}") from None
+        raise PropertyError(f"{path}: {value!r} is not of type {type_name}") from None
     if type_name == "string" and isinstance(value, bool):
         return str(value).lower()
     return str(value) if type_name == "string" else value

@@ -1,7 +1,7 @@
-"""What a change set shows: which resources come, go or change, and which properties do it, with nothing done yet.
+"""Preview an update for a change set: which resources are added, removed or modified, and by which properties.
 
-Properties are compared once references are resolved, as an update compares them. What the update itself will make (the
-id of a new resource, say) is not known before: a value with such a part counts as changed.
+Properties are compared after references are resolved, as in an update. A value that includes something which only the
+update creates, such as the id of a new resource, counts as changed.
 
 Source: CloudFormation API reference, "ResourceChange", "ResourceChangeDetail" and "ResourceTargetDefinition".
 """
@@ -17,16 +17,14 @@ from infra.emulator.cloudformation.stack import Stack, StackResource
 from infra.emulator.cloudformation.template import TemplateError
 
 KNOWN_AFTER_APPLY = "{{changeSet:KNOWN_AFTER_APPLY}}"
-"""In place of a value that only the execution makes."""
-
-
+"""Replaces a value that is known only after the update."""
 NO_CHANGES = "The submitted information didn't contain changes. Submit different information to create a change set."
-"""The CDK CLI recognises an empty change set by these words of AWS."""
+"""AWS's message, by which the CDK CLI recognises an empty change set."""
 
 
 @dataclass(kw_only=True)
 class ChangeSet:
-    """A change of a stack, to look at before it is executed."""
+    """A previewed change of a stack, not executed yet."""
 
     name: str
     change_set_id: str
@@ -37,11 +35,11 @@ class ChangeSet:
     role_arn: str | None
     description: str | None
     changes: list[dict[str, Any]] | None
-    """None if nothing changes. Such a change set cannot be executed."""
+    """None if nothing changes; such a change set cannot be executed."""
     created_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
     def describe(self) -> dict[str, Any]:
-        """Return it as DescribeChangeSet shows it."""
+        """Return it as DescribeChangeSet does."""
         failed = self.changes is None
         return {
             "ChangeSetName": self.name,
@@ -60,28 +58,25 @@ class ChangeSet:
 
 
 def changes_of(stack: Stack, template: Mapping[str, Any], parameters: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the changes that bring a stack to a template.
-
-    Raises TemplateError if the template or a parameter is wrong.
-    """
+    """Return the changes from a stack to a template. Raises TemplateError if the template or a parameter is wrong."""
     return [{"Type": "Resource", "ResourceChange": change} for change in _Preview(stack, template, parameters).all()]
 
 
 class _Preview:
-    """One stack on its way to another template."""
+    """Compares a stack with a new template."""
 
     def __init__(self, stack: Stack, template: Mapping[str, Any], parameters: Mapping[str, str]) -> None:
         self._stack = stack
         self._scope = replace(stack.scope(template, parameters), ref=self._ref, attribute=self._attribute)
         self._changed: set[str] = set()
-        """Logical ids of resources that change and stay what they are."""
+        """Logical ids of resources that change in place."""
         self._renewed: set[str] = set()
-        """Those that will have another physical id."""
+        """Logical ids of resources that will have a new physical id."""
 
     def all(self) -> list[dict[str, Any]]:
         order = self._scope.active_resources()
         found = []
-        for logical_id, declaration in order.items():  # those first that others refer to
+        for logical_id, declaration in order.items():  # in order of references
             resource = self._stack.resources.get(logical_id)
             if resource is None:
                 found.append({"Action": "Add", "LogicalResourceId": logical_id, "ResourceType": declaration["Type"]})
@@ -91,7 +86,7 @@ class _Preview:
         return found + [{"Action": "Remove", **_identity(resource)} for resource in gone]
 
     def _change(self, resource: StackResource, declaration: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the change of one resource; None if nothing of it changes."""
+        """Return the change of one resource, or None if it does not change."""
         old, new = resource.properties, self._resolved(declaration)
         changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
         if not changed:
@@ -116,10 +111,10 @@ class _Preview:
         return properties
 
     def _resolved_property(self, name: str, value: Any) -> Any:
-        """Return it by its name; nothing if it comes to AWS::NoValue."""
+        """Return the property by name; nothing if it resolves to AWS::NoValue."""
         try:
             return self._scope.resolve({name: value})
-        except TemplateError:  # part of what is not there yet: executing makes it, or says what is wrong
+        except TemplateError:  # refers to something new: the update creates it, or reports the error
             return {name: KNOWN_AFTER_APPLY}
 
     def _ref(self, logical_id: str) -> Any:
@@ -132,7 +127,7 @@ class _Preview:
             return KNOWN_AFTER_APPLY
         resource = self._stack.resources[logical_id]
         value = resource.attribute(name)
-        # What names a resource stays when it changes in place; the rest may not: a launch template's latest version.
+        # A change in place keeps values with the resource's id. Others may change, such as a template's latest version.
         return KNOWN_AFTER_APPLY if logical_id in self._changed and resource.physical_id not in str(value) else value
 
 

@@ -1,4 +1,8 @@
-"""EC2: networks, security groups and launch templates. No packet passes any of them, and no instance starts."""
+"""Batch, EC2 and Image Builder. No packet passes a network, no instance starts, and no image is built.
+
+moto has no Image Builder. The emulator does what other parts of a stack see on AWS: an image has an AMI that EC2 knows,
+and a new AMI if anything in it changes; a component or recipe with a used name and version is refused.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -6,14 +10,14 @@ from typing import Any, ClassVar
 from moto.core.exceptions import JsonRESTError
 
 from infra.emulator.cloudformation.api import Api, Properties, PropertyError
-from infra.emulator.cloudformation.resource_type import TYPES, Fixed, Made, Operation, Row, Tagging, holds, without
+from infra.emulator.cloudformation.resource_type import TYPES, Fixed, Made, Operation, Row, Tagging, is_true, without
 
 _TAGGING = Tagging(add="CreateTags", remove="DeleteTags", resource="Resources")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2(Row):
-    """A type of EC2: made by one operation, then tagged by its id."""
+    """A type of EC2: created by one operation, then tagged by its id."""
 
     service: str = "ec2"
     tagging: Tagging | None = _TAGGING
@@ -51,7 +55,7 @@ class VpcEndpoint(Ec2):
 
 
 class LaunchTemplate(Ec2):
-    """AWS::EC2::LaunchTemplate; other data are another version of it."""
+    """AWS::EC2::LaunchTemplate; changed data become a new version."""
 
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
         changed = super().change(api, made, old, new)
@@ -61,11 +65,11 @@ class LaunchTemplate(Ec2):
 
 _RULES = {"SecurityGroupIngress": "Ingress", "SecurityGroupEgress": "Egress"}
 _EVERYWHERE = {"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}
-"""The rule that a group has for what goes out, as long as its template names none."""
+"""The egress rule of a group if its template has none."""
 
 
 class SecurityGroup(Ec2):
-    """AWS::EC2::SecurityGroup; the rules of its template change in place, and separate ones stay."""
+    """AWS::EC2::SecurityGroup; rules in its properties change in place, and separate rules are kept."""
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
         made = super().create(api, name, without(properties, *_RULES))
@@ -103,7 +107,7 @@ class SeparateRule(Fixed):
 
 
 def _rule(api: Api, operation: str, group_id: str, rule: Properties) -> dict[str, Any]:
-    """Add a rule of a template to a group, or take it away."""
+    """Add a rule to a group, or remove it."""
     given = without(rule, "GroupId")
     description = {"Description": given.pop("Description")} if "Description" in given else {}
     permission: dict[str, Any] = {key: given.pop(key) for key in ("IpProtocol", "FromPort", "ToPort") if key in given}
@@ -113,20 +117,114 @@ def _rule(api: Api, operation: str, group_id: str, rule: Properties) -> dict[str
         if group in given:
             permission["UserIdGroupPairs"] = [{"GroupId": given.pop(group), **description}]
     if given:
-        raise PropertyError(f"the emulator has no {', '.join(given)} of security group rules")
+        raise PropertyError(f"the emulator does not support {', '.join(given)} of security group rules")
     return api(operation, GroupId=group_id, IpPermissions=[permission])
 
 
 def _switch(operation: str, name: str, *, default: bool) -> Any:
-    """Return how a boolean attribute of a network is set; `default`: what it is if the template does not say."""
+    """Return how a boolean attribute of a network is set. `default` applies if the template does not set it."""
 
     def change(value: Any) -> Operation:
-        return operation, {name: {"Value": default if value is None else holds(value)}}
+        return operation, {name: {"Value": default if value is None else is_true(value)}}
 
     return change
 
 
+class JobDefinition(Row):
+    """AWS::Batch::JobDefinition; each change registers a revision, which is part of Ref."""
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        changed = self.create(api, made.name, new)
+        if not is_true(new.get("ResourceRetentionPolicy", {}).get("SkipDeregisterOnUpdate")):
+            self.delete(api, made, old)
+        return changed
+
+
+@dataclass(frozen=True)
+class Versioned(Fixed):
+    """A type whose identity is its name and version."""
+
+    service = "imagebuilder"
+    kind: str
+    """Its name in ARNs."""
+    _taken: ClassVar[set[str]] = set()
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        arn = api.arn(f"{self.kind}/{properties['Name']}/{properties['Version']}")
+        if arn in self._taken:
+            raise JsonRESTError(
+                "ResourceAlreadyExistsException",
+                f"The following resource '{self.kind}' already exists: '{arn}'. Change its version.",
+            )
+        self._taken.add(arn)
+        return Made(arn, {"Arn": arn}, name)
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        self._taken.discard(made.ref)
+
+
+class Image(Fixed):
+    """AWS::ImageBuilder::Image: an AMI that is created and deleted with the resource."""
+
+    service = "ec2"
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        recipe, version = properties["ImageRecipeArn"].split("/")[-2:]
+        ami = api("RegisterImage", Name=f"{recipe} {version}")["ImageId"]
+        if properties.get("Tags"):
+            api("CreateTags", Resources=[ami], Tags=properties["Tags"])
+        arn = api.arn(f"image/{recipe}/{version}/{ami}", service="imagebuilder")
+        return Made(arn, {"Arn": arn, "ImageId": ami}, name)
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        api("DeregisterImage", ImageId=made.attributes["ImageId"])
+
+
 TYPES |= {
+    "AWS::Batch::ComputeEnvironment": Row(
+        service="batch",
+        name_property="ComputeEnvironmentName",
+        create_by="CreateComputeEnvironment",
+        ref="computeEnvironmentArn",
+        attributes={"ComputeEnvironmentArn": "computeEnvironmentArn"},
+        update_by="UpdateComputeEnvironment",
+        ids=("ComputeEnvironment",),
+        left_out=frozenset({"ReplaceComputeEnvironment"}),
+        sets={"UpdatePolicy": lambda policy: ("UpdateComputeEnvironment", {"UpdatePolicy": policy})},
+        disable={"State": "DISABLED"},
+        tagging=Tagging(),
+    ),
+    "AWS::Batch::JobDefinition": JobDefinition(
+        service="batch",
+        name_property="JobDefinitionName",
+        create_by="RegisterJobDefinition",
+        ref="jobDefinitionArn",
+        attributes={"JobDefinitionArn": "jobDefinitionArn"},
+        ids=("JobDefinition",),
+        left_out=frozenset({"ResourceRetentionPolicy"}),
+        delete_by="DeregisterJobDefinition",
+    ),
+    "AWS::Batch::JobQueue": Row(
+        service="batch",
+        name_property="JobQueueName",
+        create_by="CreateJobQueue",
+        ref="jobQueueArn",
+        attributes={"JobQueueArn": "jobQueueArn"},
+        update_by="UpdateJobQueue",
+        emptied={"JobStateTimeLimitActions": []},
+        ids=("JobQueue",),
+        disable={"State": "DISABLED"},
+        tagging=Tagging(),
+    ),
+    "AWS::Batch::SchedulingPolicy": Row(
+        service="batch",
+        name_property="Name",
+        create_by="CreateSchedulingPolicy",
+        ref="arn",
+        attributes={"Arn": "arn"},
+        update_by="UpdateSchedulingPolicy",
+        tagging=Tagging(),
+    ),
     "AWS::EC2::EIP": Ec2(
         create_by="AllocateAddress",
         ref="PublicIp",
@@ -188,108 +286,6 @@ TYPES |= {
         ids=("InternetGatewayId", "VpcId"),
         delete_by="DetachInternetGateway",
     ),
-}
-
-
-class JobDefinition(Row):
-    """AWS::Batch::JobDefinition."""
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        changed = self.create(api, made.name, new)
-        if not holds(new.get("ResourceRetentionPolicy", {}).get("SkipDeregisterOnUpdate")):
-            self.delete(api, made, old)
-        return changed
-
-
-TYPES |= {
-    "AWS::Batch::ComputeEnvironment": Row(
-        service="batch",
-        name_property="ComputeEnvironmentName",
-        create_by="CreateComputeEnvironment",
-        ref="computeEnvironmentArn",
-        attributes={"ComputeEnvironmentArn": "computeEnvironmentArn"},
-        update_by="UpdateComputeEnvironment",
-        ids=("ComputeEnvironment",),
-        left_out=frozenset({"ReplaceComputeEnvironment"}),
-        sets={"UpdatePolicy": lambda policy: ("UpdateComputeEnvironment", {"UpdatePolicy": policy})},
-        disable={"State": "DISABLED"},
-        tagging=Tagging(),
-    ),
-    "AWS::Batch::JobDefinition": JobDefinition(
-        service="batch",
-        name_property="JobDefinitionName",
-        create_by="RegisterJobDefinition",
-        ref="jobDefinitionArn",
-        attributes={"JobDefinitionArn": "jobDefinitionArn"},
-        ids=("JobDefinition",),
-        left_out=frozenset({"ResourceRetentionPolicy"}),
-        delete_by="DeregisterJobDefinition",
-    ),
-    "AWS::Batch::JobQueue": Row(
-        service="batch",
-        name_property="JobQueueName",
-        create_by="CreateJobQueue",
-        ref="jobQueueArn",
-        attributes={"JobQueueArn": "jobQueueArn"},
-        update_by="UpdateJobQueue",
-        emptied={"JobStateTimeLimitActions": []},
-        ids=("JobQueue",),
-        disable={"State": "DISABLED"},
-        tagging=Tagging(),
-    ),
-    "AWS::Batch::SchedulingPolicy": Row(
-        service="batch",
-        name_property="Name",
-        create_by="CreateSchedulingPolicy",
-        ref="arn",
-        attributes={"Arn": "arn"},
-        update_by="UpdateSchedulingPolicy",
-        tagging=Tagging(),
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Versioned(Fixed):
-    """A type whose name and version are its identity."""
-
-    service = "imagebuilder"
-    kind: str
-    """As ARNs call it."""
-    _taken: ClassVar[set[str]] = set()
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        arn = api.arn(f"{self.kind}/{properties['Name']}/{properties['Version']}")
-        if arn in self._taken:
-            raise JsonRESTError(
-                "ResourceAlreadyExistsException",
-                f"The following resource '{self.kind}' already exists: '{arn}'. Change its version.",
-            )
-        self._taken.add(arn)
-        return Made(arn, {"Arn": arn}, name)
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        self._taken.discard(made.ref)
-
-
-class Image(Fixed):
-    """AWS::ImageBuilder::Image: one AMI, made and gone with the resource."""
-
-    service = "ec2"
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        recipe, version = properties["ImageRecipeArn"].split("/")[-2:]
-        ami = api("RegisterImage", Name=f"{recipe} {version}")["ImageId"]
-        if properties.get("Tags"):
-            api("CreateTags", Resources=[ami], Tags=properties["Tags"])
-        arn = api.arn(f"image/{recipe}/{version}/{ami}", service="imagebuilder")
-        return Made(arn, {"Arn": arn, "ImageId": ami}, name)
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeregisterImage", ImageId=made.attributes["ImageId"])
-
-
-TYPES |= {
     "AWS::ImageBuilder::Component": Versioned("component"),
     "AWS::ImageBuilder::Image": Image(),
     "AWS::ImageBuilder::ImageRecipe": Versioned("image-recipe"),

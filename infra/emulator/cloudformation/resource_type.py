@@ -1,7 +1,7 @@
-"""How each type of resource is made, changed in place and deleted.
+"""How resources of each type are created, changed in place and deleted.
 
-Most types are rows: which operations of their service's API do what. The API's own model (botocore's) says which
-properties an operation takes. Of a type that has no row here, and is not in RECORDED, a stack is refused.
+Most types are rows, which name the operations of the service's API. botocore's model of the API defines the properties
+of an operation. A stack fails if it has a type that is in neither TYPES nor RECORDED.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.emulator.cloudformation.api import Api, Properties, PropertyError, takes
+from infra.emulator.cloudformation.api import Api, Properties, PropertyError, has_parameter
 
 RECORDED = frozenset(
     {
@@ -22,64 +22,64 @@ RECORDED = frozenset(
         "AWS::ImageBuilder::LifecyclePolicy",
     }
 )
-"""Types that are kept on record, without a service behind them. So are all custom resources: no function runs."""
+"""Types that are only recorded, without a service. Custom resources are recorded too; their functions do not run."""
 
 
 @dataclass
 class Made:
-    """A resource that is there."""
+    """A resource that exists."""
 
     ref: str
-    """Its physical id, which Ref gives."""
+    """Its physical id, returned by Ref."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    """What Fn::GetAtt gives."""
+    """Values for Fn::GetAtt."""
     name: str = ""
-    """The name that it was made with, from its template or made up."""
+    """Its name, from the template or generated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging:
-    """How the tags of a type are changed."""
+    """The operations that change the tags of a type."""
 
     add: str = "TagResource"
     remove: str = "UntagResource"
     resource: str = "ResourceArn"
     """The parameter that names the resource."""
     attribute: str = ""
-    """The attribute that it is named by; empty: Ref."""
+    """The attribute with the value of `resource`. Empty: Ref."""
 
 
 class ResourceType(ABC):
-    """One type."""
+    """A type of resources."""
 
     service: str
-    """As boto3 calls it."""
+    """Its name in boto3."""
     name_property: str = ""
-    """The property with the physical name; empty if the service makes up an id."""
+    """The property with the physical name. Empty: the service generates an id."""
     tagging: Tagging | None = None
-    """None if tags are properties like any other."""
+    """None: tags are ordinary properties."""
 
     @abstractmethod
     def create(self, api: Api, name: str, properties: Properties) -> Made:
-        """Make one."""
+        """Create a resource."""
 
     @abstractmethod
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        """Bring one to these properties in place; if `tagging` says how, tags are changed besides."""
+        """Change a resource in place. Excludes tags if `tagging` is set."""
 
     @abstractmethod
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        """Delete one."""
+        """Delete a resource."""
 
     def change_tags(self, api: Api, made: Made, old: Properties, new: Properties) -> None:
-        """Change the tags of one in place."""
+        """Change the tags of a resource in place."""
         assert self.tagging is not None  # noqa: S101 - narrows the type
         before, after = (_pairs(one.get("Tags")) for one in (old, new))
-        # The ARN of a log group ends in ":*", but not for those who tag it.
+        # The ARN of a log group ends in ":*", except in requests for its tags.
         which = str(made.attributes.get(self.tagging.attribute, made.ref)).removesuffix(":*")
         named = {self.tagging.resource: [which] if self.service == "ec2" else which}
         if gone := sorted(before.keys() - after.keys()):
-            # EC2 takes tags, all others their keys.
+            # EC2 takes tags, other services take their keys.
             keys = {"Tags": [{"Key": key} for key in gone]} if self.service == "ec2" else {"TagKeys": gone}
             api(self.tagging.remove, **named, **keys)
         if after:
@@ -87,14 +87,14 @@ class ResourceType(ABC):
 
 
 class Fixed(ResourceType):
-    """A type that AWS never changes in place, or moto cannot."""
+    """A type that AWS never changes in place, or that moto cannot change."""
 
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        raise refusal({*old, *new} - {key for key in old if old[key] == new.get(key)})
+        raise cannot_change({*old, *new} - {key for key in old if old[key] == new.get(key)})
 
 
 class Remade(ResourceType):
-    """A type that a change deletes and makes again under its name: it holds nothing that would be lost."""
+    """A type whose change deletes the resource and creates it again under its name. It has no state to lose."""
 
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
         self.delete(api, made, old)
@@ -102,20 +102,20 @@ class Remade(ResourceType):
 
 
 Operation = tuple[str, Properties]
-"""An operation, and what it is given besides what names the resource."""
+"""An operation, and its parameters besides those that name the resource."""
 
 
 @dataclass(frozen=True)
 class Items:
-    """A property that is a list, of which each item is added and removed by itself."""
+    """A list property whose items are added and removed one by one."""
 
     add: str
     remove: str
     parameter: str
-    """The parameter that takes an item; of items that are objects, the key that names one."""
+    """The parameter for an item. If items are objects: the key that names an item."""
 
     def operations(self, before: list[Any], after: list[Any]) -> list[Operation]:
-        """Return what leads from one list to the other."""
+        """Return the operations that turn one list into the other."""
         gone = [(self.remove, {self.parameter: self._named(item)}) for item in before if item not in after]
         added = [
             (self.add, item if isinstance(item, Mapping) else {self.parameter: item})
@@ -135,30 +135,30 @@ class Row(ResourceType):
     service: str
     create_by: str
     delete_by: str = ""
-    """Empty: `Delete…`, as `create_by` is `Create…`."""
+    """Default: `create_by` with `Delete` instead of `Create`."""
     ids: tuple[str, ...] = ()
-    """The parameters that name one, `Ids[]` if it takes a list: the property or attribute of that name, else Ref.
-    Empty: the last step of `ref`, or `name_property`."""
+    """Parameters that name a resource; `Ids[]` takes a list. The value is the property or attribute of that name, else
+    Ref. Default: the last step of `ref`, or `name_property`."""
     update_by: str = ""
-    """The operation that changes it; `create_by`, if that takes the place of what was there."""
+    """The operation that changes a resource; `create_by` if that operation overwrites."""
     name_property: str = ""
     ref: str = ""
-    """Where the answer has the id, step by step; empty: the name is the id, or the properties of `ids` are."""
+    """Path of the id in the answer. Empty: the name is the id, or the properties in `ids` are."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """Names of Fn::GetAtt, and where the answer has them; `:…`: the end of an ARN, with {name} in it."""
+    """Names for Fn::GetAtt, and their paths in the answer. `:…` is the end of an ARN, with {name}."""
     left_out: frozenset[str] = frozenset()
-    """Properties that no operation takes."""
+    """Properties that are not sent to any operation."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Properties whose parameter has another name; `Ids[]` if it takes a list."""
+    """Properties whose parameter has another name; `Ids[]` takes a list."""
     sets: Mapping[str, Callable[[Any], Operation]] = field(default_factory=dict)
-    """Properties that have an operation of their own, made from the value, or from None once the template drops it."""
+    """Properties with a separate operation, built from the value, or from None if the template dropped it."""
     items: Mapping[str, Items] = field(default_factory=dict)
     emptied: Mapping[str, Any] = field(default_factory=dict)
-    """What `update_by` is given for properties that the template no longer has."""
+    """Values for `update_by` of properties that the template dropped."""
     remade: bool = False
-    """A change deletes it and makes it again under its name: it holds nothing that would be lost."""
+    """Whether a change deletes the resource and creates it again under its name. It has no state to lose."""
     disable: Mapping[str, Any] = field(default_factory=dict)
-    """What `update_by` is given before it can be deleted."""
+    """Parameters for `update_by` before a resource can be deleted."""
     tagging: Tagging | None = None
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
@@ -194,7 +194,7 @@ class Row(ResourceType):
         if together and self.update_by == self.create_by:
             return self.create(api, made.name, new)
         if fixed := [key for key in together if not self._updates(key, new)]:
-            raise refusal(fixed)
+            raise cannot_change(fixed)
         if together:
             taken = {key: item for key, item in {**self.emptied, **new}.items() if self._updates(key, new)}
             api(self.update_by, **{**self._parameters(taken), **self.named(made, new)})
@@ -235,21 +235,21 @@ class Row(ResourceType):
             api(operation, **{**self.named(made, new), **parameters})
 
     def _updates(self, key: str, new: Properties) -> bool:
-        """Say whether `update_by` brings a property to what a template says, or no longer says."""
+        """Return whether `update_by` can set a property, or reset one that the template dropped."""
         return self._takes(self.update_by, key) and (key in new or key in self.emptied)
 
     def _takes(self, operation: str, key: str) -> bool:
-        return bool(operation) and takes(self.service, operation, self.renamed.get(key, key).removesuffix("[]"))
+        return bool(operation) and has_parameter(self.service, operation, self.renamed.get(key, key).removesuffix("[]"))
 
 
 TYPES: dict[str, ResourceType] = {}
-"""By their names in templates."""
+"""All types by their names in templates."""
 
 
-def refusal(names: Iterable[str]) -> PropertyError:
-    """Return the error for properties that AWS would change in place, and this cannot."""
+def cannot_change(names: Iterable[str]) -> PropertyError:
+    """Return the error for properties that AWS changes in place and the emulator cannot."""
     return PropertyError(
-        f"the emulator cannot change {', '.join(sorted(names))} in place, as AWS would: start it afresh "
+        f"the emulator cannot change {', '.join(sorted(names))} in place, as AWS would; restart it "
         "('trainyard local down', then 'up')"
     )
 
@@ -258,13 +258,13 @@ def without(properties: Properties, *names: str) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if name not in names}
 
 
-def holds(value: Any) -> bool:
-    """Read a boolean, which templates may give as text."""
+def is_true(value: Any) -> bool:
+    """Parse a boolean, which templates may give as text."""
     return str(value).lower() == "true"
 
 
 def _at(path: str, answer: Any) -> Any:
-    """Return what is at a path such as `Vpc.VpcId` or `FlowLogIds.0`; None if there is nothing."""
+    """Return the value at a path such as `Vpc.VpcId` or `FlowLogIds.0`, or None."""
     for step in path.split("."):
         answer = answer[int(step)] if isinstance(answer, list) else (answer or {}).get(step)
     return answer

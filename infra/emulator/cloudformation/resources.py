@@ -1,4 +1,8 @@
-"""Between a stack and the services: makes, changes and deletes one resource through the class of its type."""
+"""Create, change and delete one resource of a stack, and decide whether a change replaces it.
+
+Whether a changed property replaces a resource comes from CloudFormation's schemas, which cfn-lint ships. Source:
+CloudFormation CLI user guide, "Resource type schema": `createOnlyProperties` and `conditionalCreateOnlyProperties`.
+"""
 
 import copy
 import hashlib
@@ -22,7 +26,7 @@ from infra.emulator.errors import ConfigurationError, record_exception
 
 
 class ResourceError(Exception):
-    """A service refused a resource: the stack fails with its words as the reason."""
+    """A service refused a resource. The stack fails with the service's message as the reason."""
 
 
 _BUCKET = "AWS::S3::Bucket"
@@ -33,12 +37,12 @@ NAME_LIMITS = {
     _BUCKET: 63,
     "AWS::SQS::Queue": 80,
 }
-"""Longest names, if shorter than the 128 characters that most services take."""
+"""Maximum lengths of names, if shorter than the 128 characters that most services allow."""
 LOWER_CASE_NAMES = frozenset({_BUCKET, "AWS::ECR::Repository"})
 
 
 class _Recorded(ResourceType):
-    """A type without a service behind it: a name and an ARN, the same each time."""
+    """A type without a service. Its resources have a name and an ARN, the same every time."""
 
     def __init__(self, name: str) -> None:
         _, self.service, self._kind = (*name.lower().split("::"), "")[:3]
@@ -52,16 +56,16 @@ class _Recorded(ResourceType):
         return made
 
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        """Nothing is there but the record."""
+        """Do nothing: there is only the record."""
 
 
 def is_recorded(resource_type: str) -> bool:
-    """Say whether resources of a type are only kept on record: what a custom resource's function does is not done."""
+    """Return whether resources of a type are only recorded. Functions of custom resources do not run."""
     return resource_type in RECORDED or resource_type.startswith("Custom::")
 
 
 def create(resource_type: str, logical_id: str, properties: Properties, account: Account, *, stack_name: str) -> Made:
-    """Make a resource. Raises ResourceError if its service refuses it."""
+    """Create a resource. Raises ResourceError if its service refuses it."""
     found = _type(resource_type)
     name = properties.get(found.name_property) or _generated_name(resource_type, stack_name, logical_id)
     with _reasons(f"creating {logical_id} ({resource_type})"):
@@ -69,7 +73,7 @@ def create(resource_type: str, logical_id: str, properties: Properties, account:
 
 
 def check_replaceable(resource_type: str, old: Properties, new: Properties) -> None:
-    """Raise ResourceError for a resource that cannot be replaced, since the other one would have its name."""
+    """Raise ResourceError if a resource cannot be replaced, because the new one would have the same name."""
     name_property = _type(resource_type).name_property
     name = new.get(name_property)
     if name is not None and name == old.get(name_property):
@@ -95,7 +99,7 @@ def change(made: Made, resource_type: str, *, old: Properties, new: Properties, 
 
 
 def delete(made: Made, resource_type: str, properties: Properties, account: Account) -> None:
-    """Delete a resource. Raises ResourceError if its service refuses: a bucket that is not empty, say."""
+    """Delete a resource. Raises ResourceError if its service refuses, for example a bucket that is not empty."""
     found = _type(resource_type)
     with _reasons(f"deleting {made.ref} ({resource_type})"):
         found.delete(Api(found.service, account), made, properties)
@@ -105,23 +109,23 @@ def _type(resource_type: str) -> ResourceType:
     if is_recorded(resource_type):
         return _Recorded(resource_type)
     if resource_type not in TYPES:
-        raise ResourceError(f"the emulator has no {resource_type}")
+        raise ResourceError(f"the emulator does not support {resource_type}")
     return TYPES[resource_type]
 
 
 def _generated_name(resource_type: str, stack_name: str, logical_id: str) -> str:
-    """Return a physical name as CloudFormation makes them: stack, logical id, something random."""
+    """Return a physical name as CloudFormation generates it: stack, logical id, random suffix."""
     suffix = random_suffix()
     if is_recorded(resource_type):
         suffix = hashlib.sha256(f"{stack_name}/{logical_id}".encode()).hexdigest()[:12]
     name = f"{f'{stack_name}-{logical_id}'[: NAME_LIMITS.get(resource_type, 128) - 13]}-{suffix}"
     name = name.lower() if resource_type in LOWER_CASE_NAMES else name
-    return s3.lasting_name(name, f"{stack_name}/{logical_id}") if resource_type == _BUCKET else name
+    return s3.kept_name(name, f"{stack_name}/{logical_id}") if resource_type == _BUCKET else name
 
 
 @contextmanager
 def _reasons(doing: str) -> Iterator[None]:
-    """Turn a service's error into a ResourceError. Any other exception is also recorded as a crash."""
+    """Turn a service's error into a ResourceError, and also record any other exception as a server error."""
     try:
         yield
     except (ServiceException, HTTPException) as error:
@@ -132,16 +136,16 @@ def _reasons(doing: str) -> Iterator[None]:
         raise ResourceError(str(error)) from error
     except Exception as error:
         record_exception("CloudFormation", doing, error)
-        raise ResourceError(f"{type(error).__name__}: {error} (an error of the emulator, see its log)") from error
+        raise ResourceError(f"{type(error).__name__}: {error} (an error of the emulator; see its log)") from error
 
 
 _CONDITIONAL = "conditionalCreateOnlyProperties"
 _IN_PLACE_ANYWAY = "ReplaceComputeEnvironment"
-"""What a compute environment says of its conditional properties; those of other types replace."""
+"""Set by compute environments to false to change conditional properties in place. Other types are replaced."""
 
 
 def replacing(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the names of the changed properties that AWS changes only by making another resource."""
+    """Return the names of changed properties that AWS changes only by replacing the resource."""
     schema = _schema(resource_type)
     paths = list(schema.get("createOnlyProperties", []))
     if str(new.get(_IN_PLACE_ANYWAY, True)).lower() != "false":
@@ -153,7 +157,7 @@ def replacing(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]
 def _at(value: Any, steps: Sequence[str]) -> Any:
     for step in steps:
         if not isinstance(value, Mapping):
-            return value  # a list: all of it counts
+            return value  # a list counts as a whole
         value = value.get(step)
     return value
 
@@ -175,7 +179,7 @@ def _digests() -> Mapping[str, str]:
 
 @cache
 def _folder() -> Path:
-    """Find the schemas without importing cfn-lint, which takes a second."""
+    """Find the schemas without importing cfn-lint, because the import takes a second."""
     spec = importlib.util.find_spec("cfnlint")
     if spec is None or spec.origin is None:
         raise ConfigurationError("cfn-lint is not installed", next_step="pip install -e '.[infra]'")

@@ -1,4 +1,4 @@
-"""CloudFormation's API, instead of moto's own: what the CDK CLI and the command line ask."""
+"""CloudFormation's API, instead of moto's: the operations that the CDK CLI and the command line use."""
 
 import json
 import uuid
@@ -24,19 +24,19 @@ from infra.emulator.cloudformation.template import parse_template
 
 
 class ChangeSetNotFoundError(ServiceException):
-    """The error AWS names ChangeSetNotFound."""
+    """AWS's error ChangeSetNotFound."""
 
     code = "ChangeSetNotFound"
 
 
 class Stacks:
-    """All stacks and change sets of one account and region. A request has its own thread and holds `lock` meanwhile."""
+    """All stacks and change sets of an account and region. Each request runs in a thread that holds `lock`."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.lock = RLock()
         self.by_name: dict[str, Stack] = {}
-        """Those that exist."""
+        """Existing stacks."""
         self.deleted: list[Stack] = []
         self.change_sets: dict[str, ChangeSet] = {}
         """By ARN."""
@@ -49,7 +49,7 @@ class Stacks:
         return next((one for one in self.by_name.values() if name_or_id in (one.name, one.stack_id)), None)
 
     def find(self, name_or_id: str) -> Stack:
-        """Find a stack by name, or by id even after it is gone. Raises ValidationError if there is none."""
+        """Find a stack by name or id; a deleted stack by id only. Raises ValidationError if it does not exist."""
         gone = (stack for stack in self.deleted if name_or_id == stack.stack_id)
         stack = self.existing(name_or_id) or next(gone, None)
         if stack is None:
@@ -57,7 +57,7 @@ class Stacks:
         return stack
 
     def find_change_set(self, name_or_id: str, stack_name: str | None) -> ChangeSet:
-        """Find a change set by ARN, or by its name among its own stack's. Raises ChangeSetNotFoundError."""
+        """Find a change set by ARN, or by name and stack. Raises ChangeSetNotFoundError."""
         for item in self.change_sets.values():
             if name_or_id == item.change_set_id or (
                 name_or_id == item.name and stack_name in (item.stack.name, item.stack.stack_id)
@@ -70,21 +70,22 @@ _stacks: dict[Account, Stacks] = {}
 
 
 def install() -> None:
-    """Answer CloudFormation's requests from here on. Call it before the server starts."""
+    """Replace moto's API of CloudFormation. Call it before the server starts."""
     urls.url_paths["{0}/$"] = StackResponse.dispatch
     CloudTrailResponse.lookup_events = _no_events
 
 
 def _no_events(_response: CloudTrailResponse) -> str:
-    """Answer CloudTrail's LookupEvents, by which the CDK CLI explains a failed deployment.
+    """Answer CloudTrail's LookupEvents with no events.
 
-    moto has no answer, and the CLI asks again for half a minute.
+    The CDK CLI calls it to explain a failed deployment. moto does not implement it, and the CLI would retry for half a
+    minute.
     """
     return json.dumps({"Events": []})
 
 
 def recorded_types() -> list[str]:
-    """Return types of resources that exist on record only, in all accounts and regions."""
+    """Return the types of resources that are only recorded, in all accounts and regions."""
     found = {
         resource.resource_type
         for stacks in list(_stacks.values())
@@ -95,10 +96,10 @@ def recorded_types() -> list[str]:
 
 
 class StackResponse(CloudFormationResponse):
-    """One method an operation."""
+    """One method per operation."""
 
     RESPONSE_KEY_PATH_TO_TRANSFORMER: ClassVar[dict[str, Any]] = {}
-    """Moto's bring its own stacks into shape."""
+    """Empty, because moto's transformers are for its own stacks."""
 
     @property
     def stacks(self) -> Stacks:
@@ -108,7 +109,7 @@ class StackResponse(CloudFormationResponse):
     def call_action(self) -> Any:
         name = camelcase_to_underscores(self._get_action())
         if name not in vars(StackResponse):
-            setattr(self, name, self._refuse)  # moto's own knows none of these stacks
+            setattr(self, name, self._refuse)  # moto's implementation knows none of these stacks
         with self.stacks.lock:
             return super().call_action()
 
@@ -140,7 +141,7 @@ class StackResponse(CloudFormationResponse):
         return ActionResult({"StackId": stack.stack_id})
 
     def delete_stack(self) -> ActionResult:
-        """Deleting what does not exist is no error, on AWS as here."""
+        """Delete a stack. As on AWS, deleting a missing stack succeeds."""
         stack = self.stacks.existing(self._get_param("StackName"))
         if stack is None:
             return EmptyResult()
@@ -235,13 +236,13 @@ class StackResponse(CloudFormationResponse):
             stack.create(change_set.template_body, change_set.parameters, rolls_back=self._rolls_back)
         else:
             stack.update(change_set.template_body, change_set.parameters)
-        # What was made for an older state of the stack can no longer be executed.
+        # Change sets for an older state of the stack can no longer be executed.
         kept = {key: one for key, one in self.stacks.change_sets.items() if one.stack is not stack}
         self.stacks.change_sets = kept
         return EmptyResult()
 
     def delete_change_set(self) -> ActionResult:
-        """Deleting what does not exist is no error, on AWS as here."""
+        """Delete a change set. As on AWS, deleting a missing change set succeeds."""
         with suppress(ChangeSetNotFoundError):
             del self.stacks.change_sets[self._change_set.change_set_id]
         return EmptyResult()
@@ -269,7 +270,7 @@ class StackResponse(CloudFormationResponse):
         ]
 
     def _template(self) -> str:
-        """Return a template given as text, or as its address in the emulated S3."""
+        """Return the template of the request: its text, or the object at its S3 address."""
         body, url = self._get_param("TemplateBody"), self._get_param("TemplateURL")
         if url:
             body = get_stack_from_s3_url(url, account_id=self.current_account, partition="aws")
@@ -282,7 +283,7 @@ class StackResponse(CloudFormationResponse):
         return stack.tags if tags is None else {tag["Key"]: tag["Value"] for tag in tags}
 
     def _parameters(self, stack: Stack) -> dict[str, str]:
-        """Return the values of all parameters. Raises ValidationError on one that should be as before and never was."""
+        """Return all parameter values. Raises ValidationError if usePreviousValue names an unknown parameter."""
         values = {}
         for parameter in self._get_param("Parameters", []):
             key = parameter["ParameterKey"]
@@ -295,7 +296,7 @@ class StackResponse(CloudFormationResponse):
                     message=f"Invalid input for parameter key {key}. Cannot specify usePreviousValue "
                     "as true for a parameter key not in the previous template"
                 )
-            # else: before, it was the default; now it is the default of the new template
+            # else: it was the default before, and is the new template's default now
         return values
 
     def _begin(self, stack: Stack, tags: Mapping[str, str], role_arn: str | None) -> None:
@@ -304,7 +305,7 @@ class StackResponse(CloudFormationResponse):
 
     @contextmanager
     def _new_stack(self, name: str) -> Iterator[Stack]:
-        """Add a stack, of which a request that is refused leaves nothing."""
+        """Add a stack, and remove it again if the request is refused."""
         try:
             yield self.stacks.add(name)
         except ServiceException:

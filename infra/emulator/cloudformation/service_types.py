@@ -1,4 +1,4 @@
-"""Logs, alarms, topics, queues, rules, budgets, functions and builds."""
+"""IAM, logs, alarms, topics, queues, rules, budgets, functions and builds. IAM policies are not enforced."""
 
 import io
 import zipfile
@@ -21,7 +21,7 @@ from infra.emulator.cloudformation.resource_type import (
 
 
 class Topic(ResourceType):
-    """AWS::SNS::Topic; it keeps its subscriptions when its template changes."""
+    """AWS::SNS::Topic; a change keeps its subscriptions."""
 
     service = "sns"
     name_property = "TopicName"
@@ -43,7 +43,7 @@ class Topic(ResourceType):
 
 
 class Queue(ResourceType):
-    """AWS::SQS::Queue; it keeps its messages when its template changes."""
+    """AWS::SQS::Queue; a change keeps its messages."""
 
     service = "sqs"
     name_property = "QueueName"
@@ -64,11 +64,11 @@ class Queue(ResourceType):
 
 @dataclass(frozen=True)
 class ResourcePolicy(Remade):
-    """The policy of topics or queues."""
+    """AWS::SNS::TopicPolicy or AWS::SQS::QueuePolicy."""
 
     service: str
     resources: str
-    """The property that lists them."""
+    """The property that lists the topics or queues."""
 
     def create(self, api: Api, name: str, properties: Properties) -> Made:
         self._put(api, properties, properties["PolicyDocument"])
@@ -126,7 +126,7 @@ class Function(Row):
 
 
 def _attributes(properties: Properties, name_property: str) -> dict[str, Any]:
-    """Return properties that the API takes as attributes, which are text."""
+    """Return properties as attributes of the API, which are text."""
     return {
         name: value if isinstance(value, dict) else str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in without(properties, name_property, "Tags").items()
@@ -134,13 +134,50 @@ def _attributes(properties: Properties, name_property: str) -> dict[str, Any]:
 
 
 def _packed(code: Properties) -> Properties:
-    """Return where a function's code is; source text is packed first."""
+    """Return the location of a function's code. Source text is packed into a zip file."""
     if "ZipFile" not in code:
         return code
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:
         archive.writestr("index.py", code["ZipFile"])
     return {**code, "ZipFile": whole.getvalue()}
+
+
+def install() -> None:
+    """Load the policies that AWS manages, because roles attach them by name. Call it before the server starts."""
+    default_user_config["iam"]["load_aws_managed_policies"] = True
+
+
+class InlinePolicy(Remade):
+    """AWS::IAM::Policy: the same policy in each of its roles."""
+
+    service = "iam"
+
+    def create(self, api: Api, name: str, properties: Properties) -> Made:
+        if properties.get("Users") or properties.get("Groups"):
+            raise PropertyError("the emulator attaches policies to roles only, not to users or groups")
+        policy = {key: properties[key] for key in ("PolicyName", "PolicyDocument")}
+        for role in properties["Roles"]:
+            api("PutRolePolicy", RoleName=role, **policy)
+        return Made(name, {}, name)
+
+    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+        for role in properties["Roles"]:
+            api("DeleteRolePolicy", RoleName=role, PolicyName=properties["PolicyName"])
+
+
+class ManagedPolicy(Row):
+    """AWS::IAM::ManagedPolicy; a changed document becomes a new version, and only the newest is kept."""
+
+    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+        changed = super().change(api, made, old, new)
+        self._delete_old_versions(api, made)
+        return changed
+
+    def _delete_old_versions(self, api: Api, made: Made) -> None:
+        for version in api("ListPolicyVersions", PolicyArn=made.ref)["Versions"]:
+            if not version["IsDefaultVersion"]:
+                api("DeletePolicyVersion", PolicyArn=made.ref, VersionId=version["VersionId"])
 
 
 TYPES |= {
@@ -171,6 +208,61 @@ TYPES |= {
         remade=True,
     ),
     "AWS::Events::Rule": Rule(),
+    "AWS::IAM::InstanceProfile": Row(
+        service="iam",
+        name_property="InstanceProfileName",
+        create_by="CreateInstanceProfile",
+        attributes={"Arn": "InstanceProfile.Arn"},
+        items={"Roles": Items("AddRoleToInstanceProfile", "RemoveRoleFromInstanceProfile", "RoleName")},
+    ),
+    "AWS::IAM::ManagedPolicy": ManagedPolicy(
+        service="iam",
+        name_property="ManagedPolicyName",
+        create_by="CreatePolicy",
+        renamed={"ManagedPolicyName": "PolicyName"},
+        ref="Policy.Arn",
+        attributes={"PolicyArn": "Policy.Arn"},
+        sets={
+            "PolicyDocument": lambda document: (
+                "CreatePolicyVersion",
+                {"PolicyDocument": document, "SetAsDefault": True},
+            )
+        },
+        items={"Roles": Items("AttachRolePolicy", "DetachRolePolicy", "RoleName")},
+        ids=("PolicyArn",),
+        tagging=Tagging(add="TagPolicy", remove="UntagPolicy", resource="PolicyArn"),
+    ),
+    "AWS::IAM::OIDCProvider": Row(  # moto can neither add nor remove a client
+        service="iam",
+        create_by="CreateOpenIDConnectProvider",
+        ref="OpenIDConnectProviderArn",
+        attributes={"Arn": "OpenIDConnectProviderArn"},
+        remade=True,
+        ids=("OpenIDConnectProviderArn",),
+        delete_by="DeleteOpenIDConnectProvider",
+    ),
+    "AWS::IAM::Policy": InlinePolicy(),
+    "AWS::IAM::Role": Row(
+        service="iam",
+        name_property="RoleName",
+        create_by="CreateRole",
+        attributes={"Arn": "Role.Arn"},
+        update_by="UpdateRole",
+        emptied={"Description": "", "MaxSessionDuration": 3600},
+        sets={
+            "AssumeRolePolicyDocument": lambda document: ("UpdateAssumeRolePolicy", {"PolicyDocument": document}),
+            "PermissionsBoundary": lambda boundary: (
+                ("PutRolePermissionsBoundary", {"PermissionsBoundary": boundary})
+                if boundary
+                else ("DeleteRolePermissionsBoundary", {})
+            ),
+        },
+        items={
+            "ManagedPolicyArns": Items("AttachRolePolicy", "DetachRolePolicy", "PolicyArn"),
+            "Policies": Items("PutRolePolicy", "DeleteRolePolicy", "PolicyName"),
+        },
+        tagging=Tagging(add="TagRole", remove="UntagRole", resource="RoleName"),
+    ),
     "AWS::Lambda::EventInvokeConfig": Row(
         service="lambda",
         create_by="PutFunctionEventInvokeConfig",
@@ -232,100 +324,4 @@ TYPES |= {
     "AWS::SNS::TopicPolicy": ResourcePolicy("sns", "Topics"),
     "AWS::SQS::Queue": Queue(),
     "AWS::SQS::QueuePolicy": ResourcePolicy("sqs", "Queues"),
-}
-
-
-def install() -> None:
-    """Know the policies that AWS manages: roles attach them by name."""
-    default_user_config["iam"]["load_aws_managed_policies"] = True
-
-
-class InlinePolicy(Remade):
-    """AWS::IAM::Policy: the same policy, in each of its roles."""
-
-    service = "iam"
-
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        if properties.get("Users") or properties.get("Groups"):
-            raise PropertyError("the emulator attaches policies to roles only, not to users or groups")
-        policy = {key: properties[key] for key in ("PolicyName", "PolicyDocument")}
-        for role in properties["Roles"]:
-            api("PutRolePolicy", RoleName=role, **policy)
-        return Made(name, {}, name)
-
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        for role in properties["Roles"]:
-            api("DeleteRolePolicy", RoleName=role, PolicyName=properties["PolicyName"])
-
-
-class ManagedPolicy(Row):
-    """AWS::IAM::ManagedPolicy; another document is another version of it, and only the newest is kept."""
-
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        changed = super().change(api, made, old, new)
-        self._delete_old_versions(api, made)
-        return changed
-
-    def _delete_old_versions(self, api: Api, made: Made) -> None:
-        for version in api("ListPolicyVersions", PolicyArn=made.ref)["Versions"]:
-            if not version["IsDefaultVersion"]:
-                api("DeletePolicyVersion", PolicyArn=made.ref, VersionId=version["VersionId"])
-
-
-TYPES |= {
-    "AWS::IAM::InstanceProfile": Row(
-        service="iam",
-        name_property="InstanceProfileName",
-        create_by="CreateInstanceProfile",
-        attributes={"Arn": "InstanceProfile.Arn"},
-        items={"Roles": Items("AddRoleToInstanceProfile", "RemoveRoleFromInstanceProfile", "RoleName")},
-    ),
-    "AWS::IAM::ManagedPolicy": ManagedPolicy(
-        service="iam",
-        name_property="ManagedPolicyName",
-        create_by="CreatePolicy",
-        renamed={"ManagedPolicyName": "PolicyName"},
-        ref="Policy.Arn",
-        attributes={"PolicyArn": "Policy.Arn"},
-        sets={
-            "PolicyDocument": lambda document: (
-                "CreatePolicyVersion",
-                {"PolicyDocument": document, "SetAsDefault": True},
-            )
-        },
-        items={"Roles": Items("AttachRolePolicy", "DetachRolePolicy", "RoleName")},
-        ids=("PolicyArn",),
-        tagging=Tagging(add="TagPolicy", remove="UntagPolicy", resource="PolicyArn"),
-    ),
-    "AWS::IAM::OIDCProvider": Row(  # moto can neither add nor remove a client
-        service="iam",
-        create_by="CreateOpenIDConnectProvider",
-        ref="OpenIDConnectProviderArn",
-        attributes={"Arn": "OpenIDConnectProviderArn"},
-        remade=True,
-        ids=("OpenIDConnectProviderArn",),
-        delete_by="DeleteOpenIDConnectProvider",
-    ),
-    "AWS::IAM::Policy": InlinePolicy(),
-    "AWS::IAM::Role": Row(
-        service="iam",
-        name_property="RoleName",
-        create_by="CreateRole",
-        attributes={"Arn": "Role.Arn"},
-        update_by="UpdateRole",
-        emptied={"Description": "", "MaxSessionDuration": 3600},
-        sets={
-            "AssumeRolePolicyDocument": lambda document: ("UpdateAssumeRolePolicy", {"PolicyDocument": document}),
-            "PermissionsBoundary": lambda boundary: (
-                ("PutRolePermissionsBoundary", {"PermissionsBoundary": boundary})
-                if boundary
-                else ("DeleteRolePermissionsBoundary", {})
-            ),
-        },
-        items={
-            "ManagedPolicyArns": Items("AttachRolePolicy", "DetachRolePolicy", "PolicyArn"),
-            "Policies": Items("PutRolePolicy", "DeleteRolePolicy", "PolicyName"),
-        },
-        tagging=Tagging(add="TagRole", remove="UntagRole", resource="RoleName"),
-    ),
 }

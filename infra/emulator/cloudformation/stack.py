@@ -1,6 +1,6 @@
-"""One stack: makes, changes and deletes its resources in order, and rolls back what failed, as CloudFormation does.
+"""Create, update, delete and roll back a stack as CloudFormation does, its resources in order of references.
 
-Everything happens within the request that asks for it, so a stack is never seen in progress.
+An operation is complete when its request is answered, so a stack is never seen in progress.
 """
 
 import copy
@@ -28,9 +28,9 @@ class StackResource:
     logical_id: str
     resource_type: str
     properties: Mapping[str, Any]
-    """As the template had them when it was last made or changed, references resolved."""
+    """Its properties at the last create or change, with references resolved."""
     declaration: Mapping[str, Any]
-    """As the template has them now: its policies for deletion count."""
+    """Its declaration in the current template, with the current deletion policies."""
     made: Made
     status: str = "CREATE_COMPLETE"
     reason: str | None = None
@@ -41,7 +41,7 @@ class StackResource:
         return self.made.ref
 
     def attribute(self, name: str) -> Any:
-        """Return what Fn::GetAtt gives. Raises TemplateError if the type has no such attribute."""
+        """Return an attribute for Fn::GetAtt. Raises TemplateError if the type does not have it."""
         if name not in self.made.attributes:
             raise TemplateError(
                 f"Template error: resource {self.logical_id} ({self.resource_type}) does not support attribute "
@@ -51,10 +51,10 @@ class StackResource:
 
 
 class Stack:
-    """A stack and its history; outputs and events in the shape of the API."""
+    """A stack with its outputs and events, which have the shape of the API."""
 
     def __init__(self, name: str, account: Account, *, neighbours: Callable[[], Iterable["Stack"]]) -> None:
-        """`neighbours` gives all stacks of the account and region: they share their exports."""
+        """`neighbours` returns all stacks of the account and region, which share exports."""
         self.name = name
         self.account = account
         self.stack_id = f"arn:aws:cloudformation:{account.region}:{account.id}:stack/{name}/{uuid.uuid4()}"
@@ -81,16 +81,16 @@ class Stack:
 
     @property
     def exports(self) -> dict[str, str]:
-        """Return what other stacks may import, by name."""
+        """Return the values that other stacks may import, by name."""
         return _exports(self.outputs)
 
-    # What CloudFormation does with a stack
+    # Operations
 
     def create(self, template_body: str, parameters: Mapping[str, str], *, rolls_back: bool) -> None:
-        """Make the stack's resources. `rolls_back`: those of a stack that fails are deleted again.
+        """Create the resources of the stack. `rolls_back`: delete them again if one fails.
 
-        Raises TemplateError, with nothing done, where the template or a parameter is wrong. What a service refuses
-        shows in `status` and `reason`.
+        Raises TemplateError and does nothing if the template or a parameter is wrong. If a service refuses a resource,
+        `status` and `reason` show it.
         """
         template = parse_template(template_body)
         scope = self.scope(template, parameters)
@@ -108,9 +108,9 @@ class Stack:
             self._enter("CREATE_COMPLETE")
 
     def update(self, template_body: str, parameters: Mapping[str, str]) -> None:
-        """Change the stack to another template; back to the old one where that fails.
+        """Change the stack to another template, and back to the old one if that fails.
 
-        Raises TemplateError, with nothing done, where the template or a parameter is wrong.
+        Raises TemplateError and does nothing if the template or a parameter is wrong.
         """
         template = parse_template(template_body)
         scope = self.scope(template, parameters)
@@ -144,7 +144,7 @@ class Stack:
         self._enter("UPDATE_COMPLETE")
 
     def delete(self) -> None:
-        """Delete the stack's resources, those last that others need; DELETE_FAILED where one cannot go."""
+        """Delete the resources, dependents first. The status is DELETE_FAILED if one cannot be deleted."""
         self._enter("DELETE_IN_PROGRESS", "User Initiated")
         try:
             self._check_exports_in_use({})
@@ -158,7 +158,7 @@ class Stack:
         self._enter("DELETE_COMPLETE")
 
     def is_same(self, template_body: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> bool:
-        """Say whether an update to these would change nothing."""
+        """Return whether an update to these would change nothing."""
         template = parse_template(template_body)
         resolved = self.scope(template, parameters).parameters
         return template == self.template and resolved == self.parameters and dict(tags) == dict(self.tags)
@@ -190,9 +190,9 @@ class Stack:
         undo: list[Callable[[], None]],
         replaced: list[StackResource],
     ) -> None:
-        """Bring one resource to what the new template says.
+        """Change one resource to its new declaration.
 
-        Adds to `undo` what takes it back, and to `replaced` what another one took the place of.
+        Adds the steps that revert it to `undo`, and the old resource to `replaced` if a new one takes its place.
         """
         properties = scope.resolve(declaration.get("Properties", {}))
         resource = self.resources.get(logical_id)
@@ -209,7 +209,7 @@ class Stack:
         old_properties, old_declaration = resource.properties, resource.declaration
         resource.declaration = declaration
         undo.append(lambda: setattr(resource, "declaration", old_declaration))
-        # Compared after references are resolved, so what needs a replaced resource follows it.
+        # Compare after references are resolved, so that dependents of a replaced resource change too.
         if properties == old_properties:
             return
         if resources.replacing(resource.resource_type, old_properties, properties):
@@ -263,7 +263,7 @@ class Stack:
 
     def _retained(self, resource: StackResource) -> bool:
         policy = resource.declaration.get("DeletionPolicy")
-        # The latter deletes what a failed create made, and keeps it ever after.
+        # RetainExceptOnCreate deletes the resource only if the creation of the stack is rolled back.
         return policy == "Retain" or (policy == "RetainExceptOnCreate" and not self.status.startswith("ROLLBACK"))
 
     # Failure
@@ -283,7 +283,7 @@ class Stack:
         for step in reversed(undo):
             try:
                 step()
-            except ResourceError as error:  # noqa: PERF203 - the other steps still count
+            except ResourceError as error:  # noqa: PERF203 - the other steps must still run
                 failed = str(error)
         if failed is not None:
             self._enter("UPDATE_ROLLBACK_FAILED", failed)
@@ -314,7 +314,7 @@ class Stack:
         return outputs
 
     def _check_exports_in_use(self, kept: Mapping[str, str]) -> None:
-        """Raise ResourceError where an export would go or change that another stack imports."""
+        """Raise ResourceError if an export that another stack imports would be deleted or changed."""
         for name, value in self.exports.items():
             if kept.get(name) == value:
                 continue
@@ -323,10 +323,10 @@ class Stack:
                 what = "updated" if name in kept else "deleted"
                 raise ResourceError(f"Export {name} cannot be {what} as it is in use by {', '.join(users)}")
 
-    # Ways to the rest
+    # Shared by the operations
 
     def scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
-        """Return what `template` can refer to. Raises TemplateError where it or a parameter is wrong."""
+        """Return the scope of a template in this stack. Raises TemplateError if it or a parameter is wrong."""
         self._importing = set()
         return Scope(
             template=template,
@@ -360,9 +360,9 @@ class Stack:
         self.parameters = scope.parameters
 
     def _enter(self, status: str, reason: str | None = None) -> None:
-        """Change the status, and have EventBridge hear of it.
+        """Change the status, and emit an event. Resources emit none.
 
-        Source: AWS CloudFormation user guide, "Stack Status Change event detail". Single resources emit none.
+        Source: AWS CloudFormation user guide, "Stack Status Change event detail".
         """
         self.status, self.reason = status, reason
         if events.has_rules(self.account.id, self.account.region):
@@ -389,7 +389,7 @@ class Stack:
     ) -> None:
         now = datetime.now(timezone.utc)
         if self.events:
-            # Clients sort by time, and read it in milliseconds; much happens here within one.
+            # Clients sort by time in milliseconds, and many events happen within one.
             now = max(now, self.events[-1]["Timestamp"] + timedelta(milliseconds=1))
         self.events.append(
             {
@@ -408,5 +408,5 @@ class Stack:
 
 
 def _exports(outputs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the values of outputs that are exported, by the names that other stacks import them by."""
+    """Return the values of exported outputs by the names of their exports."""
     return {output["ExportName"]: output["OutputValue"] for output in outputs if output["ExportName"]}

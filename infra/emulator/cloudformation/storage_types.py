@@ -10,21 +10,21 @@ from moto.s3.exceptions import BucketNotEmpty
 from moto.s3.models import FakeBucket, FakeDeleteMarker, S3Backend, s3_backends
 
 from infra.emulator.cloudformation.api import Api, Properties, PropertyError
-from infra.emulator.cloudformation.resource_type import TYPES, Made, ResourceType, Row, Tagging, holds, without
+from infra.emulator.cloudformation.resource_type import TYPES, Made, ResourceType, Row, Tagging, is_true, without
 
 _list_objects_of_moto = S3Backend.list_objects
 
 
 def install() -> None:
-    """Let bucket policies be put without their conditions turning into denials, and deleted folders not be listed."""
+    """Ignore conditions of bucket policies, and leave deleted folders out of listings."""
     FakeBucket.get_permission = _get_permission
     S3Backend.list_objects = _list_objects
 
 
 def _get_permission(bucket: Any, action: str, resource: str) -> Any:
-    """Check a bucket's policy as moto does, without the statements that have a condition.
+    """Check a bucket's policy like moto, but without statements that have a condition.
 
-    It reads no conditions, so "deny what is not TLS" would deny every request here, all of which are plain http.
+    moto ignores conditions, so the statement "deny requests without TLS" would deny every request here: all use HTTP.
     """
     if bucket.policy is None:
         return PermissionResult.NEUTRAL
@@ -38,7 +38,7 @@ def _get_permission(bucket: Any, action: str, resource: str) -> Any:
 def _list_objects(
     backend: Any, bucket: Any, prefix: str | None, delimiter: str | None, **page: Any
 ) -> tuple[Any, list[str], bool, str | None]:
-    """List a bucket without the folders of which only delete markers are left."""
+    """List a bucket, without folders that have only delete markers."""
     keys, folders, is_truncated, next_marker = _list_objects_of_moto(backend, bucket, prefix, delimiter, **page)
     if delimiter:
         start = len(prefix or "")
@@ -78,7 +78,7 @@ def _s3(api: Api) -> Any:
 
 _CONFIGURED = frozenset(
     {
-        "AccessControl",  # of the CDK bootstrap: Private, as all are
+        "AccessControl",  # set by the CDK bootstrap to Private, like all buckets
         "BucketEncryption",
         "BucketName",
         "LifecycleConfiguration",
@@ -92,25 +92,25 @@ _CONFIGURED = frozenset(
 
 
 def _configure(s3: Any, bucket: Any, properties: Properties) -> None:
-    """Bring a bucket to what its properties say; what they no longer say goes back to the default."""
+    """Configure a bucket by its properties. Missing properties return to their default."""
     if unknown := sorted(properties.keys() - _CONFIGURED):
-        raise PropertyError(f"the emulator has no {', '.join(unknown)} of buckets")
+        raise PropertyError(f"the emulator does not support {', '.join(unknown)} of buckets")
     name = bucket.name
     if encryption := properties.get("BucketEncryption"):
         s3.put_bucket_encryption(name, cfn_to_api_encryption(encryption))
     if versioning := properties.get("VersioningConfiguration"):
         s3.put_bucket_versioning(name, versioning["Status"])
     elif bucket.versioning_status is not None:
-        s3.put_bucket_versioning(name, "Suspended")  # what was versioned once can only be suspended
+        s3.put_bucket_versioning(name, "Suspended")  # versioning can be suspended, not removed
     if access_block := properties.get("PublicAccessBlockConfiguration"):
-        # As strings: they come as XML if a client sets them.
+        # As strings: clients send them as XML.
         s3.put_public_access_block(name, {key: str(value).lower() for key, value in access_block.items()})
     else:
         s3.delete_public_access_block(name)
     ownership = properties.get("OwnershipControls")
     bucket.ownership_rule = ownership["Rules"][0]["ObjectOwnership"] if ownership else None
     logging = properties.get("LoggingConfiguration")
-    # Not through put_bucket_logging, which wants the target's policy first; CloudFormation makes that afterwards.
+    # Not with put_bucket_logging, which requires the target's policy; CloudFormation creates that later.
     target = logging and {
         "TargetBucket": logging.get("DestinationBucketName", name),
         "TargetPrefix": logging.get("LogFilePrefix", ""),
@@ -135,9 +135,9 @@ _RULE = frozenset(
 
 
 def _lifecycle_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rule of the template in the words of PutBucketLifecycleConfiguration."""
+    """Return a rule of the template as PutBucketLifecycleConfiguration takes it."""
     if unknown := sorted(rule.keys() - _RULE):
-        raise PropertyError(f"the emulator has no {', '.join(unknown)} of lifecycle rules")
+        raise PropertyError(f"the emulator does not support {', '.join(unknown)} of lifecycle rules")
     tags = [{"Key": tag["Key"], "Value": tag["Value"]} for tag in rule.get("TagFilters", [])]
     known = {
         "ID": rule.get("Id"),
@@ -159,7 +159,7 @@ class Key(Row):
 
 
 class Parameter(Row):
-    """AWS::SSM::Parameter; a change, of its tags too, puts the template's value, whatever somebody wrote meanwhile."""
+    """AWS::SSM::Parameter; any change, even of tags, restores the template's value over one written meanwhile."""
 
     def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
         api("PutParameter", **{**without(new, "Tags"), "Name": made.name}, Overwrite=True)
@@ -175,7 +175,7 @@ class Repository(Row):
     """AWS::ECR::Repository."""
 
     def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteRepository", RepositoryName=made.name, Force=holds(properties.get("EmptyOnDelete")))
+        api("DeleteRepository", RepositoryName=made.name, Force=is_true(properties.get("EmptyOnDelete")))
 
 
 class FileSystem(Row):
@@ -232,7 +232,7 @@ TYPES |= {
         left_out=frozenset({"PendingWindowInDays"}),
         sets={
             "Description": lambda text: ("UpdateKeyDescription", {"Description": text or ""}),
-            "EnableKeyRotation": lambda on: ("EnableKeyRotation" if holds(on) else "DisableKeyRotation", {}),
+            "EnableKeyRotation": lambda on: ("EnableKeyRotation" if is_true(on) else "DisableKeyRotation", {}),
             "KeyPolicy": lambda policy: ("PutKeyPolicy", {"PolicyName": "default", "Policy": policy}),
         },
         delete_by="ScheduleKeyDeletion",
@@ -258,7 +258,7 @@ TYPES |= {
         update_by="UpdateSecret",
         emptied={"Description": ""},
         ids=("SecretId",),
-        delete_by="DeleteSecret",  # with the 30 days in which it can be restored
+        delete_by="DeleteSecret",  # can be restored for 30 days
         tagging=Tagging(resource="SecretId"),
     ),
 }

@@ -1,7 +1,6 @@
-"""A CloudFormation template as data: reading it, its intrinsic functions, the order its resources are made in.
+"""Parse a CloudFormation template, resolve its intrinsic functions, and order its resources by their references.
 
-Written anew rather than taken from moto, whose resolver drops what it cannot resolve; here everything that cannot be
-resolved is a `TemplateError` with the words of AWS.
+moto's resolver is not used, because it drops what it cannot resolve. Here that is a `TemplateError` with AWS's message.
 """
 
 import base64
@@ -18,11 +17,11 @@ from moto.core.exceptions import ServiceException
 from moto.ssm.models import ssm_backends
 
 AVAILABILITY_ZONES = "abcdef"
-"""Letters of the zones that moto's EC2 has in us-east-1; Fn::GetAZs names the same."""
+"""Letters of the zones in moto's us-east-1, and in Fn::GetAZs."""
 
 
 class TemplateError(ServiceException):
-    """The template, or a parameter given with it, is wrong."""
+    """A template or one of its parameters is wrong."""
 
     code = "ValidationError"
 
@@ -31,16 +30,16 @@ class TemplateError(ServiceException):
 
 
 class _NoValue:
-    """What `Ref: AWS::NoValue` becomes; the property or list item that holds it disappears."""
+    """The value of `Ref: AWS::NoValue`. A property or list item with this value is dropped."""
 
 
 NO_VALUE = _NoValue()
 
 
 def parse_template(body: str) -> dict[str, Any]:
-    """Template text, JSON or YAML with CloudFormation's short forms. Raises TemplateError."""
+    """Parse a template in JSON, or in YAML with CloudFormation's short forms. Raises TemplateError."""
     try:
-        # The CDK writes JSON, which YAML's parser would read as well, a hundred times slower.
+        # The CDK writes JSON. The YAML parser would read it too, but a hundred times slower.
         template = json.loads(body)
     except ValueError:
         yaml.add_multi_constructor("", yaml_tag_constructor, Loader=_TemplateLoader)
@@ -60,7 +59,7 @@ def parse_template(body: str) -> dict[str, Any]:
 
 
 class _TemplateLoader(yaml.SafeLoader):
-    """Keeps `AWSTemplateFormatVersion: 2010-09-09` and a policy's `Version: 2012-10-17` the strings they are."""
+    """Keeps dates as strings: `AWSTemplateFormatVersion: 2010-09-09`, `Version: 2012-10-17` of a policy."""
 
 
 _TemplateLoader.yaml_implicit_resolvers = {
@@ -71,7 +70,7 @@ _TemplateLoader.yaml_implicit_resolvers = {
 
 @dataclass(kw_only=True)
 class Scope:
-    """All that a template's intrinsic functions can refer to while one stack is being made or changed."""
+    """Resolves the intrinsic functions of a template for one stack."""
 
     template: Mapping[str, Any]
     account_id: str
@@ -80,11 +79,11 @@ class Scope:
     stack_name: str
     given_parameters: Mapping[str, str]
     ref: Callable[[str], Any]
-    """Physical id of a resource by its logical id."""
+    """Returns the physical id of a resource by its logical id."""
     attribute: Callable[[str, str], Any]
-    """Attribute of a resource by its logical id. Raises where the type has none of that name."""
+    """Returns an attribute of a resource by its logical id. Raises TemplateError if it does not exist."""
     import_value: Callable[[str], Any]
-    """Value of another stack's export. Raises TemplateError."""
+    """Returns the value of another stack's export. Raises TemplateError."""
     parameters: dict[str, Any] = field(init=False)
     _conditions: dict[str, bool] = field(init=False, default_factory=dict)
 
@@ -110,7 +109,7 @@ class Scope:
             if allowed is not None and str(value) not in [str(item) for item in allowed]:
                 raise TemplateError(f"Parameter {name} failed to satisfy constraint: one of {allowed}")
             if str(declaration.get("NoEcho")).lower() == "true":
-                raise TemplateError(f"Parameter {name}: the emulator would show its value, although it is NoEcho")
+                raise TemplateError(f"Parameter {name}: the emulator does not support NoEcho, and would show its value")
             kind = declaration.get("Type", "String")
             if kind.startswith("AWS::SSM::Parameter::Value<"):
                 value = self._ssm_parameter(str(value))
@@ -136,7 +135,7 @@ class Scope:
                     )
 
     def condition(self, name: str) -> bool:
-        """Say whether a condition of the template holds. Raises TemplateError where it has none of that name."""
+        """Return whether a condition of the template holds. Raises TemplateError if it does not exist."""
         if name not in self._conditions:
             try:
                 declaration = self.template["Conditions"][name]
@@ -159,10 +158,10 @@ class Scope:
                 case "Fn::Contains":
                     values, value = self.resolve(operand)
                     return _text(value) in [_text(item) for item in values]
-        raise TemplateError(f"Template error: {json.dumps(condition)} is no condition")
+        raise TemplateError(f"Template error: {json.dumps(condition)} is not a condition that the emulator supports")
 
     def active_resources(self) -> dict[str, Any]:
-        """The template's resources whose condition holds, those first that others need."""
+        """Return the resources whose condition holds, dependencies first."""
         resources = {
             logical_id: resource
             for logical_id, resource in self.template["Resources"].items()
@@ -193,7 +192,7 @@ class Scope:
     # Intrinsic functions
 
     def resolve(self, value: Any) -> Any:
-        """Return `value` with every intrinsic function replaced by what it stands for."""
+        """Return `value` with all intrinsic functions resolved."""
         if isinstance(value, list):
             return [item for item in map(self.resolve, value) if item is not NO_VALUE]
         if isinstance(value, str) and "{{resolve:" in value:
@@ -277,7 +276,7 @@ _SUBSTITUTION = re.compile(r"\$\{(![^}]*|[A-Za-z0-9_:.]+)\}")
 
 
 def references(value: Any) -> Iterator[str]:
-    """Names that `value` refers to: of resources, parameters and pseudo parameters."""
+    """Yield the names of resources, parameters and pseudo parameters that `value` refers to."""
     if isinstance(value, list):
         for item in value:
             yield from references(item)
@@ -299,7 +298,7 @@ def references(value: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """A scalar as CloudFormation writes it into a string."""
+    """Return a scalar as CloudFormation inserts it into a string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)

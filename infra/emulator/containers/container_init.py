@@ -1,13 +1,13 @@
-"""The first process of a job's container where containers are local processes: what `docker run --init` puts there.
+"""Run a container's command as its init process, if containers are local processes; like `docker run --init`.
 
     python -I -S container_init.py STATUS_FD WORKING_DIRECTORY COMMAND [ARGUMENT ...]
 
-It runs the command in a session of its own, hands SIGTERM on to it, and ends as it ended; then it kills whatever the
-command left behind, however deep and however detached, and removes the working directory. It does the same at once when
-its standard input ends: the server holds the other end, so a server that is gone, by kill -9 too, leaves nothing.
+It starts the command in a new session, forwards SIGTERM to it, and exits with its exit code. Before that, it kills all
+processes that the command left, however nested or detached, and deletes the working directory. It does the same as soon
+as its standard input ends. The server has the other end, so a server that is gone leaves nothing, even after kill -9.
 
-STATUS_FD gets one line: `started PID`, or `failed ERRNO` where the command cannot be executed. It runs without
-site-packages and imports little, since every container waits for it.
+It writes one line to STATUS_FD: `started PID`, or `failed ERRNO` if the command cannot be executed. It runs without
+site-packages and imports little, because every container waits for it.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], None] | None = None) -> int:
-    """Run the command; its exit code, 128 and the signal's number where a signal ended it.
+    """Run the command and return its exit code: 128 plus the number of the signal if a signal ended it.
 
-    `execute` becomes the command in the child; None: by an exec.
+    `execute` replaces the exec that turns the child into the command.
     """
     status_fd, working_directory, command = int(arguments[0]), arguments[1], arguments[2:]
     os.set_inheritable(status_fd, False)
@@ -34,9 +34,9 @@ def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], 
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, _note)
     libc = ctypes.CDLL(None, use_errno=True)
-    # Descendants whose parents end become children of this process, not of the machine's init: none can get away.
+    # Orphaned descendants become children of this process, not of the machine's init, so none can escape.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Should the job have stopped this process when the server dies, it resumes and sees its standard input end.
+    # If the job has stopped this process when the server dies, it resumes and sees its standard input end.
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
     error_read, error_write = os.pipe()
@@ -45,7 +45,7 @@ def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], 
         (execute or _execute)(command, error_write, libc)
     os.close(error_write)
     with os.fdopen(error_read) as errors:
-        failure = errors.read()  # ends, empty, when the command takes over
+        failure = errors.read()  # empty if the exec succeeded, which closes the pipe
     os.write(status_fd, (f"failed {failure}\n" if failure else f"started {child}\n").encode())
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
@@ -61,7 +61,7 @@ def _execute(command: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
     """Become the command, in the child."""
     try:
         leave_init(libc)
-        os.execvp(command[0], command)  # noqa: S606 - the job definition names it, no shell is meant
+        os.execvp(command[0], command)  # noqa: S606 - the command of the job definition, without a shell
     except OSError as error:
         os.write(error_fd, str(error.errno).encode())
     finally:
@@ -69,12 +69,12 @@ def _execute(command: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
 
 
 def leave_init(libc: ctypes.CDLL) -> None:
-    """Take away from this child what it has of the init process, but for files that an exec closes."""
+    """Remove from this child what it inherited from the init process, except for files that an exec closes."""
     os.setsid()
-    # Should this process's parent be killed, at least the command goes with it.
+    # If the parent of this process is killed, at least the command dies with it.
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.set_wakeup_fd(-1)
-    # What Python ignores would stay ignored in the command.
+    # Signals that Python ignores would stay ignored in the command.
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     devnull = os.open(os.devnull, os.O_RDONLY)
@@ -97,7 +97,7 @@ def _supervise(child: int, wake_fd: int) -> int:
 
 
 def _kill_all() -> None:
-    """Kill until nothing is left: what is born meanwhile becomes a child of this process as its parent dies."""
+    """Kill descendants until none is left. New ones become children of this process when their parent dies."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         for pid in _descendants():
@@ -112,15 +112,15 @@ def _kill_all() -> None:
 
 def _descendants() -> list[int]:
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib would cost every start 10 ms
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib would add 10 ms to every start
         if not entry.isdigit():
             continue
         try:
             with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123 - likewise
-                # "pid (name) state parent …", and a name may hold spaces and parentheses.
+                # "pid (name) state parent …"; the name may have spaces and parentheses.
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
         except OSError:
-            continue  # gone by now
+            continue  # already gone
         if state != b"Z":
             children.setdefault(int(parent), []).append(int(entry))
     found: list[int] = []
@@ -144,20 +144,20 @@ def _reap() -> Iterator[tuple[int, int]]:
 
 
 def _send(pid: int, number: int) -> None:
-    try:  # noqa: SIM105 - contextlib would cost every start some milliseconds
+    try:  # noqa: SIM105 - contextlib would add milliseconds to every start
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # gone already, or become another user's by a set-user-id program
+        pass  # already gone, or now another user's through a set-user-id program
 
 
 def _remove(directory: str) -> None:
-    import shutil  # noqa: PLC0415 - not needed before the end, and every start would wait for it
+    import shutil  # noqa: PLC0415 - needed only at the end, and every start would wait for it
 
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def _note(_number: int, _frame: object) -> None:
-    """The wake-up descriptor tells the loop; a handler must be there for that."""
+    """Do nothing: the wake-up descriptor wakes the loop, but only if the signal has a handler."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Containers in a Docker engine: the job's own image, on the host's network, so that it reaches the emulator.
+"""Run containers in a Docker engine: the job's image, on the host's network, so that it reaches the emulator.
 
-Every container carries labels: `trainyard.job-id`, and `trainyard.server-pid` by which the next server removes what a
-server that was killed left behind.
+Every container has the labels `trainyard.job-id` and `trainyard.server-pid`. By the latter, the next server removes the
+containers that a killed server left.
 """
 
 import logging
@@ -23,18 +23,18 @@ JOB_LABEL = "trainyard.job-id"
 SERVER_LABEL = "trainyard.server-pid"
 
 ANSWER_SECONDS = 120
-"""How long the engine may take for one answer."""
+"""Timeout for one answer of the engine."""
 
 logger = logging.getLogger(__name__)
 
 
 class DockerExecutor:
-    """Starts containers in the engine that the environment (DOCKER_HOST) names."""
+    """Starts containers in the Docker engine that the environment names (DOCKER_HOST)."""
 
     def __init__(self, *, registry: str | None = None) -> None:
-        """`registry`: host and port of the one that has what lies in ECR.
+        """`registry`: host and port of the container registry to use for ECR.
 
-        Raises ConfigurationError where no engine answers, or not to this user.
+        Raises ConfigurationError if no engine answers, or this user may not use it.
         """
         self._registry = registry
         self._client = connect()
@@ -42,7 +42,7 @@ class DockerExecutor:
         self._remove_leftovers()
 
     def start(self, run: ContainerRun) -> "DockerHandle":
-        """Start a container. Raises CannotStartError in ECS's words: CannotPullContainerError and the like."""
+        """Start a container. Raises CannotStartError with a reason of ECS, such as CannotPullContainerError."""
         image = self._ensure_image(run.properties["image"])
         options = _host_options(run)
         try:
@@ -50,9 +50,9 @@ class DockerExecutor:
         except CannotStartError as error:
             if "ulimits" not in options or "setting rlimit" not in str(error):
                 raise
-            # The locked memory that accelerator drivers want, say: where the engine may not grant it, there is no
-            # accelerator either, and the rest of the job can still be tried.
-            logger.warning("this machine does not grant the ulimits of %s: it runs without them", run.name)
+            # For example locked memory for accelerator drivers. A machine that cannot grant it has no accelerator
+            # either, and the rest of the job can still be tried.
+            logger.warning("this machine does not grant the ulimits of %s, which runs without them", run.name)
             del options["ulimits"]
             return DockerHandle(self._start(run, image, options), run)
 
@@ -68,18 +68,18 @@ class DockerExecutor:
                 **options,
             )
         except APIError as error:
-            raise CannotStartError(f"CannotCreateContainerError: {_words(error)}") from error
+            raise CannotStartError(f"CannotCreateContainerError: {_message(error)}") from error
         try:
             container.start()
         except APIError as error:
             container.reload()
             code = container.attrs["State"]["ExitCode"]
             container.remove(force=True, v=True)
-            raise CannotStartError(f"CannotStartContainerError: {_words(error)}", exit_code=code) from error
+            raise CannotStartError(f"CannotStartContainerError: {_message(error)}", exit_code=code) from error
         return container
 
     def _ensure_image(self, image: str) -> str:
-        """Return the name by which the engine has the image now."""
+        """Pull an image if necessary, and return its name in the engine."""
         in_ecr = is_in_ecr(image)
         if in_ecr and self._registry:
             image = in_registry(image, self._registry)
@@ -88,37 +88,37 @@ class DockerExecutor:
         except ImageNotFound:
             if in_ecr and not self._registry:
                 raise CannotStartError(
-                    f"CannotPullContainerError: the Docker engine has no {image}, and this emulator no registry: "
-                    "push it with 'trainyard images push', then deploy again"
+                    f"CannotPullContainerError: the Docker engine has no {image}, and this emulator has no registry; "
+                    "push the image with 'trainyard images push', then deploy again"
                 ) from None
             self._pull(image)
         except APIError as error:
-            raise CannotStartError(f"CannotPullContainerError: {_words(error)}") from error
+            raise CannotStartError(f"CannotPullContainerError: {_message(error)}") from error
         return image
 
     def _pull(self, image: str) -> None:
         try:
             self._client.images.pull(image, tag=None if _has_tag(image) else "latest")
         except (APIError, ImageNotFound) as error:
-            raise CannotStartError(f"CannotPullContainerError: {_words(error)}") from error
+            raise CannotStartError(f"CannotPullContainerError: {_message(error)}") from error
 
     def _remove_leftovers(self) -> None:
         for container in self._client.containers.list(all=True, filters={"label": SERVER_LABEL}):
             server = container.labels[SERVER_LABEL]
             if not Path("/proc", server).exists():
-                logger.warning("removing container %s, left behind by a server (pid %s)", container.name, server)
+                logger.warning("removing container %s, which server %s left", container.name, server)
                 container.remove(force=True, v=True)
 
 
 class DockerHandle:
-    """One container."""
+    """A container in the Docker engine."""
 
     def __init__(self, container: Any, run: ContainerRun) -> None:
         self._container = container
         self._run = run
 
     def wait(self) -> Exit:
-        """Deliver the output until the container is gone, and remove it."""
+        """Deliver the output until the container ends, then remove it."""
         try:
             for chunk in self._container.logs(stream=True, follow=True):
                 self._run.on_output(chunk)
@@ -136,8 +136,8 @@ class DockerHandle:
     def kill(self) -> None:
         self._signal("SIGKILL")
 
-    def entrance(self) -> Mapping[str, Any]:
-        """Return the container's id, and the engine that the server was told to use."""
+    def exec_target(self) -> Mapping[str, Any]:
+        """Return the container's id and the DOCKER_HOST of the server."""
         return {"container": self._container.id, "docker_host": os.environ.get("DOCKER_HOST", "")}
 
     def _signal(self, name: str) -> None:
@@ -146,14 +146,14 @@ class DockerHandle:
         except NotFound:
             pass
         except APIError as error:
-            if error.status_code != 409:  # it is not running any more
+            if error.status_code != 409:  # 409: it is no longer running
                 raise
 
 
 def connect() -> Any:
-    """Return a client of the engine that the docker command would use, once that engine has answered.
+    """Connect to the engine that the docker command would use.
 
-    Raises ConfigurationError where none answers, or not to this user.
+    Raises ConfigurationError if no engine answers, or this user may not use it.
     """
     try:
         client = docker.from_env(timeout=ANSWER_SECONDS)
@@ -164,24 +164,23 @@ def connect() -> Any:
 
 
 def _explain(error: str) -> ConfigurationError:
-    """Return what a user should read in place of an error of docker's SDK."""
+    """Turn an error of the Docker SDK into a message for the user."""
     host = _engine_host()
     if "PermissionError" in error or "Permission denied" in error:
         return ConfigurationError(
-            f"the Docker engine at {host} may not be used by this user: permission denied on its socket",
-            next_step="sudo usermod --append --groups docker $USER, then sign in anew (that group is as good as root), "
-            "or use an engine of your own (dockerd-rootless-setuptool.sh install)",
+            f"this user may not use the Docker engine at {host}: permission denied on its socket",
+            next_step="sudo usermod --append --groups docker $USER, then sign in again (that group is as good as root)",
         )
     if "FileNotFoundError" in error or "Connection refused" in error or "ConnectionRefusedError" in error:
         return ConfigurationError(
             f"no Docker engine answers at {host}",
-            next_step="start it (sudo systemctl start docker, or Docker Desktop), or name another one as DOCKER_HOST; "
-            "without one, 'trainyard local up' still runs jobs, as processes (--executor process)",
+            next_step="start it (sudo systemctl start docker, or Docker Desktop), or set DOCKER_HOST; "
+            "without an engine, 'trainyard local up' runs jobs as processes (--executor process)",
         )
     reason = error.removeprefix("Error while fetching server API version: ")
     return ConfigurationError(
         f"the Docker engine at {host} cannot be reached: {reason}",
-        next_step="correct DOCKER_HOST, or 'docker context use NAME'; 'docker version' tells whether it answers",
+        next_step="correct DOCKER_HOST, or run 'docker context use NAME'; check with 'docker version'",
     )
 
 
@@ -196,25 +195,25 @@ def _engine_host() -> str:
 
 
 def check_host_network(info: Mapping[str, Any]) -> None:
-    """Check that a container on the host's network finds the emulator there; `info` is what `docker info` says.
+    """Check that containers on the host's network can reach the emulator. `info`: the output of `docker info`.
 
-    Raises ConfigurationError where that network is another one: jobs would wait for an AWS that never answers.
+    Raises ConfigurationError if they cannot: jobs would wait for an AWS that never answers.
     """
     if any("rootless" in option for option in info.get("SecurityOptions") or ()):
         raise ConfigurationError(
-            "the Docker engine is rootless: its containers do not reach what listens on this machine's loopback",
+            "the Docker engine is rootless, so its containers cannot reach the emulator on loopback",
             next_step="use an engine that runs as root, or run jobs as local processes: --executor process",
         )
     if info.get("OperatingSystem") == "Docker Desktop":
-        # Nothing that the engine tells says whether it is.
+        # The engine does not report whether host networking is enabled.
         logger.warning(
-            "Docker Desktop's containers reach the emulator only where host networking is enabled: "
+            "Docker Desktop's containers reach the emulator only with host networking; enable it in "
             "Settings > Resources > Network"
         )
 
 
 def _host_options(run: ContainerRun) -> dict[str, Any]:
-    """Return what the definition says of the container, as docker.containers.create takes it."""
+    """Return the container's settings from the job definition as options of docker.containers.create."""
     properties, task = run.properties, run.task
     linux = properties.get("linuxParameters") or {}
     options: dict[str, Any] = {
@@ -245,10 +244,10 @@ def _mounts(properties: Mapping[str, Any], task: Mapping[str, Any]) -> list[Moun
     mounts = []
     for point in properties.get("mountPoints") or ():
         path = (volumes.get(point["sourceVolume"], {}).get("host") or {}).get("sourcePath")
-        if path is None:  # an empty volume: the engine makes an anonymous one
+        if path is None:  # an empty volume: the engine creates an anonymous one
             mounts.append(Mount(point["containerPath"], None, read_only=point.get("readOnly", False)))
             continue
-        # As the agent's `docker run -v` does, and `--mount` does not.
+        # The ECS agent's `docker run -v` creates the folder, `--mount` does not.
         Path(path).mkdir(parents=True, exist_ok=True)
         mounts.append(Mount(point["containerPath"], path, type="bind", read_only=point.get("readOnly", False)))
     return mounts
@@ -259,8 +258,8 @@ def _devices(linux: Mapping[str, Any]) -> list[str]:
     letters = {"READ": "r", "WRITE": "w", "MKNOD": "m"}
     for device in linux.get("devices") or ():
         if not Path(device["hostPath"]).exists():
-            # EFA's, say: a laptop has none, and the rest of the job can still be tried.
-            logger.warning("device %s is not on this machine: the container runs without it", device["hostPath"])
+            # For example EFA's: a laptop has none, and the rest of the job can still be tried.
+            logger.warning("this machine has no device %s: the container runs without it", device["hostPath"])
             continue
         permissions = "".join(letters[one] for one in device.get("permissions") or letters)
         devices.append(f"{device['hostPath']}:{device.get('containerPath', device['hostPath'])}:{permissions}")
@@ -271,5 +270,5 @@ def _has_tag(image: str) -> bool:
     return ":" in image.rsplit("/", 1)[-1] or "@" in image
 
 
-def _words(error: APIError) -> str:
+def _message(error: APIError) -> str:
     return f"Error response from daemon: {error.explanation or error}"

@@ -1,7 +1,7 @@
-"""What containers write, as events of CloudWatch Logs, while they write it.
+"""Write the output of containers to CloudWatch Logs while they run.
 
-The rules are those of Docker's awslogs driver, which ECS uses: an event a line, empty lines dropped, long lines split.
-One differs: a carriage return ends a line too, since a progress bar would otherwise appear only when it is done.
+The rules are those of Docker's awslogs driver, which ECS uses: one event per line, no empty lines, long lines split.
+One rule differs: a carriage return ends a line too. Otherwise a progress bar would appear only when it is done.
 """
 
 import re
@@ -13,23 +13,23 @@ from typing import Any
 from moto.logs.models import LogGroup, LogsBackend, LogStream
 
 MAX_EVENT_BYTES = 256 * 1024 - 26
-"""CloudWatch's 256 KiB for an event, less the 26 bytes that it counts for each (maximumBytesPerEvent of awslogs)."""
+"""CloudWatch's limit of 256 KiB per event, minus its overhead of 26 bytes (maximumBytesPerEvent of awslogs)."""
 
 BATCH_LOG_GROUP = "/aws/batch/job"
-"""Where a job writes whose definition says nothing; Batch makes it itself."""
+"""The default log group of jobs; Batch creates it."""
 
 _creating = Lock()
 
 
 class LogDestinationError(Exception):
-    """The log group is not there, and the definition does not ask for it to be made."""
+    """The log group does not exist, and the job definition does not ask to create it."""
 
 
 class LogStreamWriter:
-    """One log stream, written by one container."""
+    """Writes the output of one container to one log stream."""
 
     def __init__(self, stream: LogStream | None) -> None:
-        """None: the container's log driver is none that writes to CloudWatch."""
+        """`stream` is None if the container's log driver does not write to CloudWatch."""
         self._stream = stream
         self._lines = LineSplitter()
         self._last_timestamp = 0
@@ -42,12 +42,12 @@ class LogStreamWriter:
         self._put(self._lines.feed(output))
 
     def close(self) -> None:
-        """Write what the container left without a line's end."""
+        """Write the last line, if it has no line end."""
         self._put(self._lines.flush())
 
     def _put(self, messages: list[str]) -> None:
         if messages and self._stream is not None:
-            # Never back in time, whatever the clock does: readers page through a stream by its order.
+            # Never go back in time, even if the clock does: readers page through a stream in order.
             self._last_timestamp = max(self._last_timestamp, time.time_ns() // 1_000_000)
             self._stream.put_log_events(
                 [{"timestamp": self._last_timestamp, "message": message} for message in messages]
@@ -55,13 +55,13 @@ class LogStreamWriter:
 
 
 class LineSplitter:
-    """Bytes in, lines out."""
+    """Splits a stream of bytes into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, output: bytes) -> list[str]:
-        """The lines that are complete now."""
+        """Add output; return the lines that are now complete."""
         lines = re.split(rb"[\r\n]", self._rest + output)
         self._rest = lines.pop()
         messages = [message for line in lines if line for message in _events(line)]
@@ -72,7 +72,7 @@ class LineSplitter:
         return messages
 
     def flush(self) -> list[str]:
-        """The rest."""
+        """Return the incomplete last line."""
         rest, self._rest = self._rest, b""
         return _events(rest) if rest else []
 
@@ -80,9 +80,9 @@ class LineSplitter:
 def open_log_stream(
     backend: LogsBackend, configuration: Mapping[str, Any] | None, *, definition: str, container: str, task_id: str
 ) -> LogStreamWriter:
-    """The stream that a container writes to: `<definition's name, or the prefix>/<container>/<task id>`.
+    """Open the log stream of a container: `<prefix, or name of the definition>/<container>/<task id>`.
 
-    Raises LogDestinationError where its group does not exist.
+    Raises LogDestinationError if its group does not exist.
     """
     configuration = configuration or {"logDriver": "awslogs"}
     if configuration.get("logDriver", "awslogs") != "awslogs":
@@ -100,10 +100,10 @@ def open_log_stream(
 
 
 def add_stream(backend: LogsBackend, group_name: str, stream_name: str) -> LogStream:
-    """Make a log stream, and its group if there is none."""
+    """Create a log stream, and its group if necessary."""
     with _creating:
         if group_name not in backend.groups:
-            # New dictionaries in place of the old: requests iterate over them meanwhile, without a lock.
+            # Replace the dictionaries instead of changing them: requests iterate over them without a lock.
             group = LogGroup(backend.account_id, backend.region_name, group_name)
             backend.groups = {**backend.groups, group_name: group}
         group = backend.groups[group_name]
@@ -123,7 +123,7 @@ def _events(line: bytes) -> list[str]:
 
 
 def _cut(line: bytes) -> int:
-    """Find where to split a long line: at most at the limit, and not inside a character of UTF-8."""
+    """Return where to split a long line: at the limit, or before it so that no UTF-8 character is split."""
     cut = MAX_EVENT_BYTES
     while cut > MAX_EVENT_BYTES - 4 and line[cut] & 0xC0 == 0x80:
         cut -= 1

@@ -1,7 +1,7 @@
-"""Containers as local processes: no image, no limits, but Batch's environment and nothing left behind.
+"""Run containers as local processes: without image and limits, but with Batch's environment, and nothing left behind.
 
-`container_init.py` is the first process of each. A command finds the server's own Python first, so `python -m
-jobs.container.launch` runs what is installed here. Needs Linux.
+`container_init.py` is the init process of each. The server's Python is first in PATH, so `python -m
+jobs.container.launch` runs the code installed here. Needs Linux.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ PASSED_VARIABLES = (
     "LANG",
     "LC_ALL",
     "TZ",
-    # Where the network is reached through a proxy, or trusts a certificate of its own.
+    # For networks with a proxy or a custom certificate.
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "NO_PROXY",
@@ -42,42 +42,42 @@ PASSED_VARIABLES = (
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_DIR",
     "SSL_CERT_FILE",
-    # Without a hub, its client otherwise tries for half a minute; where there is one, a copy may stand in.
+    # Without access to the Hub, its client would retry for half a minute; a mirror may replace it.
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
-    # Where several jobs share the cores: each would take all of them, and its threads wait for each other busily.
+    # For jobs that share the cores: each would take all cores, and its threads would busy-wait for each other.
     "OMP_NUM_THREADS",
 )
-"""All that a job gets from the server's environment, besides PATH behind the folder of the server's Python."""
+"""Variables that a job gets from the server's environment, besides PATH (after the folder of the server's Python)."""
 
 _POSITIONS = ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_NODE_INDEX")
-"""Variables that tell the containers of one job apart, and are the same in each attempt."""
+"""Variables that differ between the containers of one job, and are the same in each attempt."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
 _starting = threading.Lock()
 _init_pids: set[int] = set()
-"""Ids of the processes that this one has started. All other children of the server are orphans that it has adopted."""
+"""Init processes that the server has started. All its other children are adopted orphans."""
 _adopts = threading.Event()
 
 _INIT = Path(__file__).with_name("container_init.py")
 _CHUNK_BYTES = 1 << 16
 
 _INIT_ENDS_WITHIN_SECONDS = 5.0
-"""How long an init process may take to kill its container before it is itself killed."""
+"""How long an init process may take to kill its container before it is killed too."""
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what a killed init process leaves behind, so that it can be found and killed.
+    """Become the parent of processes that a killed init process leaves, so that they can be found and killed.
 
-    For a program that starts no other processes than those of this module.
+    Only for a program that starts no processes but those of this module.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _adopts.set()
 
 
 def _kill_orphans() -> None:
-    """Kill all that was adopted, until nothing is left: the children of a killed orphan are adopted in turn."""
+    """Kill adopted orphans until none is left: killing one makes its children orphans."""
     while _adopts.is_set():
         with _starting:
             orphans = [child for child in psutil.Process().children() if child.pid not in _init_pids]
@@ -90,17 +90,17 @@ def _kill_orphans() -> None:
 
 
 class ProcessExecutor:
-    """Starts each container as a process tree of its own, in a fresh working directory."""
+    """Starts each container as a separate process tree in a fresh working directory."""
 
     def __init__(self) -> None:
         if sys.platform != "linux":
             raise ConfigurationError(
-                "jobs run as local processes on Linux only: elsewhere nothing keeps what they leave behind",
+                "jobs run as local processes only on Linux: other systems cannot clean up the processes they leave",
                 next_step="use a Docker engine: --executor docker",
             )
 
     def start(self, run: ContainerRun) -> "ProcessHandle":
-        """Start a container. Raises CannotStartError, as Docker words it, on a command that cannot be run."""
+        """Start a container. Raises CannotStartError with Docker's message if the command cannot run."""
         if not run.command:
             raise CannotStartError("CannotStartContainerError: Error response from daemon: no command specified")
         directory = _directory(run.environment)
@@ -116,7 +116,7 @@ class ProcessExecutor:
             with _starting:
                 process = self._started([str(status_write), str(directory), *run.command], environment)
                 _init_pids.add(process.pid)
-        except (OSError, ValueError) as error:  # out of processes, an argument list too long, a NUL in an argument
+        except (OSError, ValueError) as error:  # too many processes, too long an argument list, a NUL in an argument
             os.close(status_read)
             shutil.rmtree(directory, ignore_errors=True)
             raise CannotStartError(f"CannotStartContainerError: {error}") from error
@@ -127,7 +127,7 @@ class ProcessExecutor:
         return handle
 
     def _started(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Start a container's first process, with container_init.py's arguments."""
+        """Start the init process of a container. `arguments` are those of container_init.py."""
         status_fd, directory, *_ = arguments
         return subprocess.Popen(
             [sys.executable, "-I", "-S", str(_INIT), *arguments],
@@ -137,16 +137,16 @@ class ProcessExecutor:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(int(status_fd),),
-            start_new_session=True,  # a Ctrl-C meant for the server is not for the jobs
+            start_new_session=True,  # Ctrl-C is for the server, not for its jobs
             bufsize=0,
         )
 
 
 def _directory(environment: Mapping[str, str]) -> Path:
-    """Make the folder that stands in for a container's file system.
+    """Create the folder that replaces a container's file system.
 
-    In a container every start of a job finds the same paths. So a job's own variables name its folder, unless another
-    container with the same ones runs.
+    In a container, every attempt of a job sees the same paths. So the folder is named by a hash of the job's variables,
+    unless another container with the same variables is running.
     """
     own = sorted(item for item in environment.items() if not item[0].startswith("AWS_") or item[0] in _POSITIONS)
     name = f"trainyard-job-{hashlib.sha256(json.dumps(own).encode()).hexdigest()[:8]}"
@@ -159,17 +159,17 @@ def _directory(environment: Mapping[str, str]) -> Path:
 
 
 def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what stands in for the environment that an image sets."""
+    """Return the environment that an image would set."""
     passed = {name: server_environment[name] for name in PASSED_VARIABLES if name in server_environment}
     search_path = server_environment.get("PATH", os.defpath)
     passed["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{search_path}"
-    # As Python images commonly set it: log lines appear when they are written.
+    # Common in Python images: log lines appear when they are written.
     passed["PYTHONUNBUFFERED"] = "1"
     return passed
 
 
 class ProcessHandle:
-    """One process tree."""
+    """The process tree of one container."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", status_fd: int, directory: Path, run: ContainerRun) -> None:
         self._process = process
@@ -183,14 +183,14 @@ class ProcessHandle:
         self._killer.daemon = True
 
     def await_start(self) -> None:
-        """Wait until the command runs. Raises CannotStartError where it does not."""
+        """Wait until the command runs. Raises CannotStartError if it cannot."""
         word, _, number = os.read(self._status_fd, 64).decode().strip().partition(" ")
         if word == "started":
             self._session = int(number)
             return
         self.kill()
         if self._process.wait() < 0:
-            return  # the command has run, and killed the init process before that could say so
+            return  # the command ran, and killed the init process before it could report that
         self._close()
         program = self._run.command[0]
         error = int(number or errno.EIO)
@@ -208,9 +208,9 @@ class ProcessHandle:
         )
 
     def wait(self) -> Exit:
-        """Deliver the output until the tree is gone."""
+        """Deliver the output until the process tree is gone."""
         output = self._output.fileno()
-        poll = select.poll()  # select() takes no descriptor above 1023, and a server with many jobs has more
+        poll = select.poll()  # select() accepts no descriptor above 1023; a server with many jobs has more
         for descriptor in (output, self._status_fd):
             poll.register(descriptor, select.POLLIN)
         while True:
@@ -229,31 +229,31 @@ class ProcessHandle:
         return Exit(code=code if code >= 0 else KILLED_EXIT_CODE)
 
     def terminate(self) -> None:
-        """SIGTERM for the command: the init process hands it on."""
+        """Send SIGTERM to the init process, which forwards it to the command."""
         self._process.terminate()
         self._resume()
 
     def kill(self) -> None:
-        """The end of its standard input makes the init process kill everything; one that does not is killed itself."""
+        """Close the init process's standard input, so that it kills the tree; if it does not, it is killed too."""
         self._lifeline.close()
         self._resume()
-        with suppress(RuntimeError):  # a second call: it is started already
+        with suppress(RuntimeError):  # already started by an earlier call
             self._killer.start()
 
     def _resume(self) -> None:
         """Resume an init process that the job stopped.
 
-        In a container no process can stop the first one of its PID namespace (pid_namespaces(7)). Here a job can, and
-        as often as it likes.
+        In a container, no process can stop the init process of its PID namespace (pid_namespaces(7)). Here a job
+        can, and repeatedly.
         """
         self._process.send_signal(signal.SIGCONT)
 
-    def entrance(self) -> Mapping[str, Any]:
-        """Return the id of the command's process, which has the container's environment and working directory."""
+    def exec_target(self) -> Mapping[str, Any]:
+        """Return the pid of the command, which has the container's environment and working directory."""
         return {"pid": self._session}
 
     def _kill_what_is_left(self) -> None:
-        """Wait for the end of the init process, and clean up after it where it was itself killed."""
+        """Wait for the init process to end, and clean up after it if it was killed."""
         if self._process.wait() >= 0:
             return
         if self._session is not None:
@@ -268,6 +268,6 @@ class ProcessHandle:
         os.close(self._status_fd)
         self._lifeline.close()
         self._output.close()
-        # Otherwise the init process has done so, and the folder may be the next attempt's by now.
+        # A killed init process did not delete the folder. Otherwise it may already be the next attempt's.
         if self._process.returncode < 0:
             shutil.rmtree(self._directory, ignore_errors=True)

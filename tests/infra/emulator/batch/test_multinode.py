@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.emulator.batch_calls import Batch, overrides, until
-from tests.support.emulator.batch_calls import main as main_container
+from tests.support.emulator.batch_calls import Batch, container_of, overrides, until
 
 MAIN = "$AWS_BATCH_JOB_NODE_INDEX = $AWS_BATCH_JOB_MAIN_NODE_INDEX"
 
@@ -39,7 +38,7 @@ def test_every_node_knows_its_place(batch: Batch) -> None:
     main, child = nodes(batch, job_id, 2)
     # The children start once the main node runs, and what is told of the job is what the main node did.
     assert main["startedAt"] <= child["startedAt"]
-    assert main_container(job["attempts"][0])["logStreamName"] == main_container(main)["logStreamName"]
+    assert container_of(job["attempts"][0])["logStreamName"] == container_of(main)["logStreamName"]
 
 
 def test_the_main_nodes_exit_ends_the_job_and_the_others(batch: Batch) -> None:
@@ -50,8 +49,8 @@ def test_the_main_nodes_exit_ends_the_job_and_the_others(batch: Batch) -> None:
     job = batch.ended(job_id)
     assert job["status"] == "SUCCEEDED"
     main, child = nodes(batch, job_id, 2)
-    assert (main["status"], main_container(main)["exitCode"]) == ("SUCCEEDED", 0)
-    assert (child["status"], main_container(child)["exitCode"]) == ("FAILED", 3)
+    assert (main["status"], container_of(main)["exitCode"]) == ("SUCCEEDED", 0)
+    assert (child["status"], container_of(child)["exitCode"]) == ("FAILED", 3)
     assert batch.output(child) == ["stopped"]
     assert child["stoppedAt"] <= job["stoppedAt"]
 
