@@ -1,4 +1,4 @@
-"""The emulator as a real process with its real HTTP API, as tests start it."""
+"""Start the emulator for tests: a real process with its real HTTP API."""
 
 import functools
 import json
@@ -27,14 +27,14 @@ from tests.support.container.warm_launcher import WarmLauncher
 
 START_SECONDS = 120
 STOP_TIMEOUT_SECONDS = 100
-"""What the instances grant a container after SIGTERM (infra/compute/user_data.py): a busy machine takes long."""
+"""Time for a container after SIGTERM, as on instances (infra/compute/user_data.py): a busy machine is slow."""
 DEPLOY_SECONDS = 240
 
 _credentials: dict[str, Credentials] = {}
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
-    """Return what points a process at a server that this process has started, or at a stand-in that checks nothing."""
+    """Return the environment of a client, for a server that this process started, or a stand-in without credentials."""
     credentials = _credentials.get(endpoint) or Credentials.random()
     return {
         "AWS_ENDPOINT_URL": endpoint,
@@ -45,14 +45,14 @@ def environment_of(endpoint: str) -> dict[str, str]:
 
 
 def passes_on(proxy: str, upstream: str) -> None:
-    """Note that what the address `proxy` gets goes to the server at `upstream`, which asks for its own credentials."""
+    """Register `proxy` as an address that forwards to the server at `upstream` and needs its credentials."""
     if upstream in _credentials:
         _credentials[proxy] = _credentials[upstream]
 
 
 @dataclass(frozen=True, eq=False)
 class Emulator:
-    """A running server and ways to talk to it."""
+    """A running emulator, with clients for it."""
 
     endpoint: str
     credentials: Credentials
@@ -64,9 +64,9 @@ class Emulator:
     def session(self) -> boto3.Session:
         return session(self.credentials)
 
-    @functools.cache  # noqa: B019 - there are few servers, and a client takes longer to make than to use
+    @functools.cache  # noqa: B019 - there are few servers, and creating a client takes longer than using it
     def client(self, service: str) -> Any:
-        """A boto3 client that does not try again: an error is what the test wants to see."""
+        """Return a boto3 client without retries, so that tests see the errors."""
         return client(service, self.endpoint, self.credentials, Config(retries={"total_max_attempts": 1}))
 
     def health(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Emulator:
             return health
 
     def post(self, path: str, body: object = None) -> dict[str, Any]:
-        """Ask the server to do something of its own under /trainyard/…, with the token that this takes."""
+        """Send a request to a path under /trainyard/, with the token that it needs."""
         request = urllib.request.Request(
             f"{self.endpoint}{path}",
             None if body is None else json.dumps(body).encode(),
@@ -83,17 +83,17 @@ class Emulator:
             method="POST",
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
-            said: dict[str, Any] = json.load(answer)
-            return said
+            received: dict[str, Any] = json.load(answer)
+            return received
 
     def reclaim(self, job_id: str) -> dict[str, Any]:
-        """Take the instance away that a job, a child `<id>:<index>` or a node `<id>#<index>` runs on."""
-        said = self.post(f"/trainyard/jobs/{quote(job_id)}/reclaim")
-        assert said["reclaimed"]
-        return said
+        """Reclaim the instance of a job, a child `<id>:<index>` or a node `<id>#<index>`."""
+        answer = self.post(f"/trainyard/jobs/{quote(job_id)}/reclaim")
+        assert answer["reclaimed"]
+        return answer
 
     def cdk(self, *arguments: str, scratch: Path, cwd: Path | None = None) -> tuple[int, str]:
-        """Run the CDK CLI against it, in `scratch` unless told otherwise; return its exit code and all it said."""
+        """Run the CDK CLI on this emulator, in `cwd` (default: `scratch`); return exit code and output."""
         lines: list[str] = []
         code = run_cdk(
             [*arguments, "--no-notices"],
@@ -107,7 +107,7 @@ class Emulator:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For a process that should talk to it, whatever this one's environment says about AWS."""
+        """Return the environment of a client process, without this process's AWS variables."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
         return {**kept, **self.credentials.environment, "AWS_ENDPOINT_URL": self.endpoint}
 
@@ -116,9 +116,9 @@ class Emulator:
 def run_emulator(
     folder: Path, *arguments: str, environment: Mapping[str, object] = MappingProxyType({})
 ) -> Iterator[Emulator]:
-    """A server of its own that ends with the block, and with this process whatever happens to it.
+    """Run a new emulator until the end of the block, or of this process.
 
-    `environment`: its settings. They stay out of this process, where they would be those of later servers too.
+    `environment` has its settings. They are not set in this process, because later servers would inherit them.
     """
     state_file, log = folder / "emulator.json", folder / "emulator.log"
     command = [
@@ -157,7 +157,7 @@ def run_emulator(
 
 
 def deploy_stage(aws: Emulator) -> None:
-    """Deploy the project's stage `dev` to it by the real CDK CLI."""
+    """Deploy the project's stage `dev` with the real CDK CLI."""
     deployment = subprocess.run(
         [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", aws.endpoint],
         env=dict(aws.environment),

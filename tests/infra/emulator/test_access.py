@@ -1,4 +1,4 @@
-"""Who the emulator lets in: its user's programs by their credentials, no web page, nobody else of the machine."""
+"""Who may use the emulator: programs with the credentials; no web page, and no other user of the machine."""
 
 import getpass
 import http.client
@@ -33,7 +33,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 
 def ask(aws: Emulator, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, Any, bytes]:
-    """Send a request made by hand; return its status, headers and content. `sec_fetch_site` is Sec-Fetch-Site."""
+    """Send a hand-made request; return status, headers and content. `sec_fetch_site` is Sec-Fetch-Site."""
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(aws.endpoint).port or 0, timeout=30)
     try:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -57,7 +57,7 @@ EVERYTHING = ("/", "/trainyard/health", "/moto-api/reset", "/trainyard/jobs/any/
 def refused(
     path: str = "/", authorization: str = SIGNED, *, host: str = "localhost:4566", **headers: str
 ) -> str | None:
-    """Return the code with which a request is refused, or None; `sec_fetch_site` is Sec-Fetch-Site."""
+    """Return the error code of a refused request, or None. `sec_fetch_site` is Sec-Fetch-Site."""
     environ = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     path, _, query = path.partition("?")
     refusal = Gate(KEY).refusal(
@@ -74,14 +74,14 @@ def refused(
         ("[::1]:4566", True),
         ("bucket.localhost:4566", True),
         ("localhost", True),
-        ("evil.example:4566", False),  # the name of a page, which DNS rebinding leads here
+        ("evil.example:4566", False),  # the name of a page, under DNS rebinding
         ("localhost.evil.example", False),
         ("127.0.0.1.evil.example", False),
         ("0.0.0.0:4566", False),
         ("", False),
     ],
 )
-def test_only_names_of_this_machine_are_answered_whatever_the_credentials(host: str, is_known: bool) -> None:
+def test_only_names_of_this_machine_are_answered(host: str, is_known: bool) -> None:
     assert (refused(host=host) is None) is is_known
     if not is_known:
         assert {refused(path, right, host=host) for path in EVERYTHING for right in (SIGNED, TOKEN)} == {"AccessDenied"}
@@ -97,13 +97,13 @@ def test_only_names_of_this_machine_are_answered_whatever_the_credentials(host: 
         {"sec_fetch_site": "same-site"},
     ],
 )
-def test_no_request_of_a_page_is_answered_whatever_the_credentials(headers: dict[str, str]) -> None:
+def test_no_request_of_another_page_is_answered(headers: dict[str, str]) -> None:
     assert {refused(path, right, **headers) for path in EVERYTHING for right in (SIGNED, TOKEN)} == {"AccessDenied"}
     assert refused(origin="http://localhost:4566", sec_fetch_site="same-origin") is None
 
 
 @pytest.mark.parametrize("path", ["/moto-api/reset", "/trainyard/jobs/any/reclaim", "/trainyard/events"])
-def test_what_acts_needs_the_token(path: str) -> None:
+def test_paths_that_act_need_the_token(path: str) -> None:
     assert refused(path, TOKEN) is None
     for other in ("", "Bearer ", f"Bearer {KEY.access_key_id}", SIGNED, KEY.secret_access_key):
         assert refused(path, other) == "AccessDenied"
@@ -119,7 +119,7 @@ def test_requests_without_the_key_are_refused(key: str) -> None:
         assert refused(f"/bucket/key?{parameter}={KEY.access_key_id}%2F20261123", "") is None
 
 
-def test_the_server_refuses_as_its_gate_does_and_lets_browsers_run_nothing(aws: Emulator) -> None:
+def test_server_refuses_like_its_gate_and_sandboxes_answers(aws: Emulator) -> None:
     stranger = client("batch", aws.endpoint, KEY)
     with pytest.raises(ClientError, match="trainyard local env") as answer:
         stranger.describe_job_queues()
@@ -144,7 +144,7 @@ def test_the_server_refuses_as_its_gate_does_and_lets_browsers_run_nothing(aws: 
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws: Emulator, version: str) -> None:
+def test_presigned_addresses_work_only_with_the_key(aws: Emulator, version: str) -> None:
     s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=Config(signature_version=version))
     get = s3.generate_presigned_url("get_object", Params={"Bucket": "there", "Key": "a/file"})
     with urllib.request.urlopen(get, timeout=30) as answer:
@@ -153,15 +153,15 @@ def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws:
     assert ask(aws, f"{parts.path}?{parts.query}")[0] == 403
 
 
-def test_its_own_key_is_that_of_a_user_called_as_who_started_it(aws: Emulator) -> None:
-    # As the API reference of GetCallerIdentity shows the answer to a user's key: jobs are cancelled in this name.
+def test_caller_identity_is_named_like_the_local_user(aws: Emulator) -> None:
+    # In the format of the API reference of GetCallerIdentity for users. Cancelled jobs record this name.
     identity = aws.client("sts").get_caller_identity()
     assert identity["Arn"] == f"arn:aws:iam::123456789012:user/{getpass.getuser()}"
     assert re.fullmatch("AIDA[A-Z0-9]{17}", identity["UserId"])
     assert identity["Account"] == "123456789012"
 
 
-def test_roles_that_are_assumed_with_the_credentials_have_some_of_their_own(aws: Emulator) -> None:
+def test_assumed_roles_get_separate_credentials(aws: Emulator) -> None:
     role = aws.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/any", RoleSessionName="deploys")
     keys = role["Credentials"]
     assert len(keys["AccessKeyId"]) > 48
@@ -204,7 +204,7 @@ async ([endpoint, key, token]) => {
   return answers;
 }
 """
-"""What a page can try, given even the credentials: every method to every kind of path, with and without a preflight."""
+"""What a page can try even with the credentials: every method and kind of path, with and without a preflight."""
 
 
 @pytest.fixture
@@ -215,13 +215,13 @@ def page() -> Iterator[Page]:
 
 def test_no_page_in_a_browser_can_do_or_read_anything(aws: Emulator, page: Page) -> None:
     credentials = [aws.credentials.access_key_id, aws.credentials.secret_access_key]
-    # WHEN a page of another origin tries everything, at the usual address and at another name of it
+    # WHEN a page of another origin tries everything, at the usual address and at 127.0.0.1
     for endpoint in (aws.endpoint, aws.endpoint.replace("localhost", "127.0.0.1")):
         answers = page.evaluate(ATTACK, [endpoint, *credentials])
-        # THEN none of its requests had an answer that it could read
+        # THEN it can read no answer
         assert len(answers) > 100
         assert {answer.split()[2] for answer in answers} == {"failed", "opaque"}
-    # WHEN its form is sent, which takes it to the answer
+    # WHEN its form is sent and the browser shows the answer
     page.evaluate("action => { form.action = action; form.submit() }", f"{aws.endpoint}/there")
     page.wait_for_url(f"{aws.endpoint}/**")
     assert "AccessDenied" in page.content()

@@ -1,5 +1,6 @@
-"""The stages of this project by the real CDK CLI: deployed, previewed by `cdk diff`, changed, destroyed."""
+"""The real CDK CLI on the emulator: deploy, preview with `cdk diff`, change and destroy stages and a small app."""
 
+import os
 import re
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.emulator.cloudformation.resource_type import RECORDED, TYPES
-from infra.emulator.deploy import ROOT
+from infra.emulator.credentials import Credentials
+from infra.emulator.deploy import ROOT, cdk_environment
 from infra.settings import STAGES
 from infra.stages import Alerts
 from jobs.core.stage import parameter_path
@@ -19,7 +21,7 @@ from tests.support.infra.synthesis import synthesise_as_the_cli_does
 from tests.support.infra.variants import ALL
 from tests.support.running_emulator import Emulator
 
-pytestmark = pytest.mark.timeout(600)  # the first waits for the stage to be deployed
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the deployment
 
 DEPLOY = [sys.executable, "-m", "infra.emulator", "deploy"]
 
@@ -30,7 +32,7 @@ def parameters(aws: Emulator) -> dict[str, str]:
     return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
 
 
-def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Emulator, tmp_path: Path) -> None:
+def test_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Emulator, tmp_path: Path) -> None:
     before = parameters(deployed_aws)
     result = subprocess.run(
         [*DEPLOY, "--endpoint", deployed_aws.endpoint],
@@ -43,12 +45,12 @@ def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Emulat
 
     assert result.returncode == 0, result.stderr
     assert "bootstrapping" not in result.stderr
-    assert re.search(r"\[(\d+)/\1\]", result.stderr)  # the last of all stacks
+    assert re.search(r"\[(\d+)/\1\]", result.stderr)  # the last stack
     assert parameters(deployed_aws) == before
-    assert list(tmp_path.iterdir()) == []  # the home of the user is left alone
+    assert list(tmp_path.iterdir()) == []  # the user's home is not touched
 
 
-def test_an_interrupted_deployment_leaves_no_folders_behind(deployed_aws: Emulator, tmp_path: Path) -> None:
+def test_interrupted_deployment_leaves_no_folders(deployed_aws: Emulator, tmp_path: Path) -> None:
     temporary, log = tmp_path / "tmp", tmp_path / "log"
     temporary.mkdir()
     with log.open("wb") as output:
@@ -74,7 +76,7 @@ def test_an_interrupted_deployment_leaves_no_folders_behind(deployed_aws: Emulat
         (["--stage", "dev"], 3, "no emulator answers at http://localhost:9"),
     ],
 )
-def test_what_cannot_be_deployed_is_an_error_with_a_way_out(arguments: list[str], code: int, message: str) -> None:
+def test_impossible_deployment_is_an_error_with_a_next_step(arguments: list[str], code: int, message: str) -> None:
     result = subprocess.run(
         [*DEPLOY, "--endpoint", "http://localhost:9", *arguments],  # 9: the discard port, where nothing listens
         capture_output=True,
@@ -91,22 +93,22 @@ def test_what_cannot_be_deployed_is_an_error_with_a_way_out(arguments: list[str]
 NODES = STAGES["dev"].max_nodes + 2
 
 
-def shown(said: str) -> list[str]:
-    """The lines that tell of a difference, without the tree they hang on."""
-    bare = [line.strip(" │└├─") for line in said.splitlines()]
+def shown(output: str) -> list[str]:
+    """Return the lines that show a difference, without the characters of the tree."""
+    bare = [line.strip(" │└├─") for line in output.splitlines()]
     return [line for line in bare if line.startswith(("[~]", "[+]", "[-]"))]
 
 
-def test_one_changed_limit_is_all_that_is_shown(deployed_aws: Emulator, tmp_path: Path) -> None:
+def test_diff_shows_only_the_changed_limit(deployed_aws: Emulator, tmp_path: Path) -> None:
     app = synthesise_as_the_cli_does(replace(STAGES["dev"], max_nodes=NODES), tmp_path / "assembly")
     arguments = ("--app", app, "--output", str(tmp_path / "cdk.out"))
-    code, said = deployed_aws.cdk("diff", "dev/*", "--fail", *arguments, scratch=tmp_path, cwd=ROOT)
+    code, output = deployed_aws.cdk("diff", "dev/*", "--fail", *arguments, scratch=tmp_path, cwd=ROOT)
 
     vcpus = STAGES["dev"].row.vcpus
-    assert code == 1, said
-    assert "Number of stacks with differences: 1" in said
-    assert "Could not create a change set" not in said
-    lines = shown(said)
+    assert code == 1, output
+    assert "Number of stacks with differences: 1" in output
+    assert "Could not create a change set" not in output
+    lines = shown(output)
     environments = [line for line in lines if line.startswith("[~] AWS::Batch::ComputeEnvironment compute/")]
     assert len(environments) == len(STAGES["dev"].teams)
     assert not any("replace" in line for line in environments)
@@ -118,15 +120,15 @@ def test_one_changed_limit_is_all_that_is_shown(deployed_aws: Emulator, tmp_path
     ]
 
 
-def test_a_stage_with_everything_is_deployed_changed_and_destroyed(deployed_aws: Emulator, tmp_path: Path) -> None:
+def test_full_stage_is_deployed_changed_and_destroyed(deployed_aws: Emulator, tmp_path: Path) -> None:
     def cdk(*arguments: str, **changes: object) -> None:
         row = replace(ALL, termination_protection=False, **changes)  # type: ignore[arg-type]  # of any field
         app = synthesise_as_the_cli_does(row, tmp_path / f"assembly-{arguments[0]}-{len(changes)}")
-        code, said = deployed_aws.cdk(*arguments, "all/*", "--app", app, scratch=tmp_path)
-        assert code == 0, said
+        code, output = deployed_aws.cdk(*arguments, "all/*", "--app", app, scratch=tmp_path)
+        assert code == 0, output
 
     def resources() -> dict[str, set[str]]:
-        """Return physical ids by type, of all stacks: of the stage, of `dev` beside it, and of the CDK's bootstrap."""
+        """Return physical ids by type in all stacks: of the stage, of `dev`, and of the CDK's bootstrap."""
         client, found = deployed_aws.client("cloudformation"), dict[str, set[str]]()
         for stack in client.get_paginator("describe_stacks").paginate().build_full_result()["Stacks"]:
             for one in client.describe_stack_resources(StackName=stack["StackName"])["StackResources"]:
@@ -137,12 +139,12 @@ def test_a_stage_with_everything_is_deployed_changed_and_destroyed(deployed_aws:
     deploy = ("deploy", "--method=direct", "--require-approval=never")
     cdk(*deploy)
     made = resources()
-    # Nothing is known that no stack has.
+    # The emulator supports no type that no stack has.
     assert TYPES.keys() | RECORDED == {
         "AWS::CDK::Metadata",
         *(name for name in made if not name.startswith("Custom::")),
     }
-    # Not of NAT gateways: routes cannot change in place here.
+    # No change of NAT gateways: the emulator cannot change routes in place.
     changes = {"deploy_from": None, "alerts": Alerts(emails=("sre@example.com",)), "spot_wait_hours": 2}
     cdk(*deploy, **changes)
     changed = resources()
@@ -153,3 +155,83 @@ def test_a_stage_with_everything_is_deployed_changed_and_destroyed(deployed_aws:
     cdk("destroy", "--force", **changes)
     assert resources() == before
     assert deployed_aws.health()["server_errors"] == []
+
+
+APP = """
+import sys
+
+import aws_cdk as cdk
+from aws_cdk import aws_batch as batch, aws_ec2 as ec2, aws_ssm as ssm
+
+for value in ("first", "second", "broken"):
+    app = cdk.App(outdir=f"{sys.argv[1]}/{value}")
+    producer = cdk.Stack(app, "Producer", synthesizer=cdk.BootstraplessSynthesizer())
+    vpc = ec2.Vpc(producer, "Vpc", max_azs=2, nat_gateways=1)
+    ssm.CfnParameter(producer, "Parameter", type="String", name="/cli/producer", value=value)
+    consumer = cdk.Stack(app, "Consumer", synthesizer=cdk.BootstraplessSynthesizer())
+    ssm.CfnParameter(consumer, "Parameter", type="String", name="/cli/consumer", value=f"{value} {vpc.vpc_id}")
+    if value == "broken":
+        order = batch.CfnJobQueue.ComputeEnvironmentOrderProperty(order=1, compute_environment="arn:aws:batch:none")
+        batch.CfnJobQueue(producer, "Queue", priority=1, compute_environment_order=[order])
+    app.synth()
+"""
+
+
+@pytest.fixture(scope="module")
+def assemblies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three synthesised versions of one app: first, second, broken."""
+    folder = tmp_path_factory.mktemp("assemblies")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", APP, str(folder)],
+        env={**os.environ, **cdk_environment("http://localhost:9", Credentials.random(), scratch=folder)},
+        timeout=120,
+        check=True,
+    )
+    return folder
+
+
+def test_small_app_deploys_changes_fails_and_is_destroyed(
+    fresh_aws: Emulator, tmp_path: Path, assemblies: Path
+) -> None:
+    ssm = fresh_aws.client("ssm")
+
+    def cdk(*arguments: str, value: str) -> tuple[int, str]:
+        return fresh_aws.cdk(*arguments, "--all", "--app", str(assemblies / value), scratch=tmp_path)
+
+    def values() -> dict[str, str]:
+        found = ssm.get_parameters(Names=["/cli/producer", "/cli/consumer"])["Parameters"]
+        return {item["Name"]: item["Value"].split()[0] for item in found}
+
+    # With change sets, the CLI's default; this project deploys with --method=direct.
+    deploy = ("deploy", "--require-approval", "never", "--method=change-set")
+    for value in ("first", "second"):
+        code, output = cdk(*deploy, value=value)
+        assert code == 0, output
+        assert values() == {"/cli/producer": value, "/cli/consumer": value}
+
+    code, output = cdk(*deploy, value="broken")
+    assert code == 1
+    assert "arn:aws:batch:none" in output
+    assert values() == {"/cli/producer": "second", "/cli/consumer": "second"}
+
+    code, output = cdk("destroy", "--force", value="second")
+    assert code == 0, output
+    assert fresh_aws.client("cloudformation").describe_stacks()["Stacks"] == []
+    assert fresh_aws.client("ec2").describe_vpcs(Filters=[{"Name": "isDefault", "Values": ["false"]}])["Vpcs"] == []
+    assert values() == {}
+    assert fresh_aws.health()["server_errors"] == []
+
+
+def test_environment_of_the_cli_has_nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "CDK_CONTEXT_JSON"):
+        monkeypatch.setenv(name, "of-the-user")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
+
+    credentials = Credentials.random()
+    environment = cdk_environment("http://localhost:1", credentials, scratch=tmp_path)
+
+    assert "of-the-user" not in environment.values()
+    assert environment["AWS_ENDPOINT_URL"] == "http://localhost:1"
+    assert environment["AWS_ACCESS_KEY_ID"] == credentials.access_key_id
+    assert environment["HOME"] == str(tmp_path)
+    assert "localhost" in environment["NO_PROXY"]

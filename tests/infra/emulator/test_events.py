@@ -1,14 +1,16 @@
-"""Events on their way: from Batch, from clients and from /trainyard/events, to queues, topics and functions."""
+"""Events from Batch, clients and /trainyard/events: matched by patterns, delivered to queues and topics."""
 
 import json
 import urllib.error
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.emulator.batch_calls import Batch, main, prepare
+from infra.emulator.events import PatternError, check_pattern, matches, message_for, target_refusal
+from tests.support.emulator.batch_calls import Batch, container_of, prepare
 from tests.support.emulator.event_calls import inject, messages, policy, queue_of, rule
 from tests.support.running_emulator import Emulator, run_emulator
 
@@ -39,13 +41,13 @@ def test_each_change_of_a_jobs_state_is_an_event(batch: Batch, aws: Emulator) ->
         retryStrategy={"attempts": 2},
         tags={"team": "research"},
     )["jobId"]
-    ended = batch.ended(job_id)
+    ended = batch.wait_for_end(job_id)
     received = messages(aws, url, 8)
 
     states = ["SUBMITTED", *("RUNNABLE", "STARTING", "RUNNING") * 2, "SUCCEEDED"]
     assert [event["detail"]["status"] for event in received] == states
     retried, last = received[4]["detail"], received[-1]
-    assert [main(attempt)["exitCode"] for attempt in retried["attempts"]] == [1]
+    assert [container_of(attempt)["exitCode"] for attempt in retried["attempts"]] == [1]
     assert len(last["detail"]["attempts"]) == 2
     assert last["resources"] == [ended["jobArn"]]
     assert last["account"] == "123456789012"
@@ -55,12 +57,12 @@ def test_each_change_of_a_jobs_state_is_an_event(batch: Batch, aws: Emulator) ->
     }
 
 
-def test_a_blocked_queue_is_an_event(batch: Batch, aws: Emulator) -> None:
+def test_blocked_queue_is_an_event(batch: Batch, aws: Emulator) -> None:
     url, arn = queue_of(aws)
     rule(aws, {"detail-type": ["Batch Job Queue Blocked"]}, {"Arn": arn})
     queue = batch.queue(batch.environment(max_vcpus=1))
     job_id = batch.submit(batch.definition("true", vcpus=2), queue)
-    batch.submit(batch.definition("true", vcpus=2), queue)  # is not at the head, so says nothing
+    batch.submit(batch.definition("true", vcpus=2), queue)  # not at the head, so it causes no event
     queue_arn = batch.job(job_id)["jobQueue"]
     (event,) = messages(aws, url, 1)
     assert event["resources"] == [batch.job(job_id)["jobArn"], queue_arn]
@@ -68,7 +70,7 @@ def test_a_blocked_queue_is_an_event(batch: Batch, aws: Emulator) -> None:
     assert event["detail"]["status"] == "RUNNABLE"
 
 
-def test_what_clients_put_reaches_queue_and_topic(aws: Emulator) -> None:
+def test_events_of_clients_reach_queue_and_topic(aws: Emulator) -> None:
     url, arn = queue_of(aws)
     from_topic, queue_arn = queue_of(aws, "sns.amazonaws.com")
     sns, client = aws.client("sns"), aws.client("events")
@@ -98,13 +100,13 @@ def test_events_of_services_can_be_injected(aws: Emulator) -> None:
     assert "Messages" not in aws.client("sqs").receive_message(QueueUrl=silent)
     with pytest.raises(urllib.error.HTTPError, match="400"):
         inject(aws, source="aws.ec2")
-    with pytest.raises(ClientError, match="knows prefix only, not suffix"):
+    with pytest.raises(ClientError, match="supports only the operator prefix, not suffix"):
         rule(aws, {"source": [{"suffix": "batch"}]})
-    with pytest.raises(ClientError, match="does not know InputPath of targets"):
+    with pytest.raises(ClientError, match="does not support InputPath of targets"):
         rule(aws, {"source": ["any"]}, {"Arn": arn, "InputPath": "$.detail"})
 
 
-def test_a_target_that_does_not_let_events_in_gets_none_and_says_so(aws: Emulator) -> None:
+def test_target_without_a_policy_gets_no_events(aws: Emulator) -> None:
     dead, dead_arn = queue_of(aws)
     sns = aws.client("sns")
     closed = sns.create_topic(Name=f"topic-{uuid.uuid4().hex[:8]}")["TopicArn"]
@@ -114,4 +116,66 @@ def test_a_target_that_does_not_let_events_in_gets_none_and_says_so(aws: Emulato
     assert messages(aws, dead, 1)[0]["source"] == source
     (failure,) = [line for line in aws.health()["undelivered"] if source in line]
     assert closed in failure
-    assert "resource policy does not let events.amazonaws.com do sns:Publish" in failure
+    assert "resource policy does not allow sns:Publish by events.amazonaws.com" in failure
+
+
+EVENT = {
+    "source": "aws.batch",
+    "detail-type": "Batch Job State Change",
+    "resources": ["arn:one", "arn:two"],
+    "detail": {"status": "FAILED", "jobName": 'say "hi"', "attempts": 2, "spot": True, "inner": {"a": "b"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken"),
+    [
+        ({"source": ["aws.ec2", "aws.batch"]}, True),
+        ({"source": ["aws.batch"], "detail": {"status": ["SUCCEEDED"]}}, False),
+        ({"detail": {"status": ["SUCCEEDED", "FAILED"], "inner": {"a": ["b"]}}}, True),
+        ({"resources": ["arn:two"]}, True),
+        ({"resources": [{"prefix": "arn:t"}]}, True),
+        ({"detail": {"status": [{"prefix": "FAIL"}]}}, True),
+        ({"detail": {"attempts": [{"prefix": "2"}]}}, False),
+        ({"detail": {"attempts": [2]}}, True),
+        ({"detail": {"spot": [1]}}, False),
+        ({"detail": {"missing": ["x"]}}, False),
+        ({"detail": {"status": {"inner": ["x"]}}}, False),
+    ],
+)
+def test_event_matches_pattern(pattern: dict[str, Any], taken: bool) -> None:
+    check_pattern(pattern)
+    assert matches(pattern, EVENT) == taken
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ({}, "non-empty"),
+        ({"source": "aws.batch"}, "object or an array"),
+        ({"source": [["aws.batch"]]}, "match value must be"),
+        ({"source": [{"suffix": "batch"}]}, "only the operator prefix, not suffix"),
+        ({"$or": [{"source": ["a"]}, {"source": ["b"]}]}, "does not support '\\$or'"),
+    ],
+)
+def test_unsupported_patterns_are_refused(pattern: Any, words: str) -> None:
+    with pytest.raises(PatternError, match=words):
+        check_pattern(pattern)
+
+
+def test_target_gets_a_text_with_values_of_the_event() -> None:
+    paths = {"job": "$.detail.jobName", "why": "$.detail.statusReason", "n": "$.detail.attempts"}
+    target = {"InputTransformer": {"InputPathsMap": paths, "InputTemplate": '"<job>: <why> after <n> <other>"'}}
+    assert target_refusal(target) is None
+    assert message_for(target, EVENT) == '"say \\"hi\\":  after 2 <other>"'
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"InputPath": "$.detail"}, "InputPath"),
+        ({"InputTransformer": {"InputTemplate": '{"a": "<b>"}'}}, "one string"),
+    ],
+)
+def test_unsupported_targets_are_refused(target: dict[str, Any], words: str) -> None:
+    assert words in str(target_refusal(target))

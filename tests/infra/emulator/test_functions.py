@@ -1,4 +1,4 @@
-"""Lambda functions that really run: results, failures, what they see, and what is left of them."""
+"""Lambda functions that really run: results, failures, environment, cleanup."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 
 def function(aws: Emulator, source: str, *, files: dict[str, str] | None = None, **more: Any) -> str:
-    """Make a function; return its name."""
+    """Create a function; return its name."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:
         for file, text in {"index.py": source, **(files or {})}.items():
@@ -43,7 +43,7 @@ def function(aws: Emulator, source: str, *, files: dict[str, str] | None = None,
 
 
 def invoke(aws: Emulator, name: str, event: Any = None, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """Invoke a function; return the result, and the rest of the answer."""
+    """Invoke a function; return the result and the rest of the answer."""
     answer = aws.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event), **more)
     return json.loads(answer.pop("Payload").read() or "null"), answer
 
@@ -52,7 +52,7 @@ def log_lines(aws: Emulator, group: str) -> list[str]:
     return [event["message"] for event in aws.client("logs").filter_log_events(logGroupName=group)["events"]]
 
 
-def test_a_function_gets_event_context_and_environment(aws: Emulator) -> None:
+def test_function_gets_event_context_and_environment(aws: Emulator) -> None:
     source = """
         import os
         import boto3
@@ -110,7 +110,7 @@ def test_a_function_gets_event_context_and_environment(aws: Emulator) -> None:
         ),
     ],
 )
-def test_what_goes_wrong_is_the_answer_and_in_the_log(aws: Emulator, source: str, kind: str, words: str) -> None:
+def test_errors_are_in_the_answer_and_in_the_log(aws: Emulator, source: str, kind: str, words: str) -> None:
     name = function(aws, source, Timeout=1)
     result, answer = invoke(aws, name)
     assert answer["FunctionError"] == "Unhandled"
@@ -119,7 +119,7 @@ def test_what_goes_wrong_is_the_answer_and_in_the_log(aws: Emulator, source: str
     assert any(words in line for line in log_lines(aws, f"/aws/lambda/{name}"))
 
 
-def test_a_function_that_forgot_its_child_leaves_nothing(aws: Emulator, tmp_path: Path) -> None:
+def test_leftover_process_of_a_function_is_killed(aws: Emulator, tmp_path: Path) -> None:
     note = tmp_path / "child"
     source = f"""
         import subprocess
@@ -134,27 +134,27 @@ def test_a_function_that_forgot_its_child_leaves_nothing(aws: Emulator, tmp_path
     assert not psutil.pid_exists(int(note.read_text()))
 
 
-def test_what_it_cannot_do_is_refused(aws: Emulator) -> None:
+def test_unsupported_requests_are_refused(aws: Emulator) -> None:
     result, answer = invoke(aws, function(aws, "", Runtime="nodejs22.x"))
     assert answer["FunctionError"] == "Unhandled"
-    assert "runs Python functions only, not nodejs22.x" in result["errorMessage"]
+    assert "runs only Python functions, not nodejs22.x" in result["errorMessage"]
     name, client = function(aws, "def handler(event, context): pass"), aws.client("lambda")
     with pytest.raises(ClientError, match="Could not parse request body"):
         client.invoke(FunctionName=name, Payload=b"{")
     with pytest.raises(ClientError, match="NoSuchBucket"):
         client.update_function_code(FunctionName=name, S3Bucket="not-there", S3Key="code.zip")
-    with pytest.raises(ClientError, match="sends no results to destinations"):
+    with pytest.raises(ClientError, match="does not send results to destinations"):
         client.put_function_event_invoke_config(
             FunctionName=name, DestinationConfig={"OnFailure": {"Destination": "arn:aws:sqs:us-east-1:1:queue"}}
         )
 
 
-def test_an_asynchronous_invocation_is_tried_again_then_goes_to_the_dead_letters(aws: Emulator) -> None:
+def test_asynchronous_failure_is_retried_then_a_dead_letter(aws: Emulator) -> None:
     dead, arn = queue_of(aws)
     failing = "def handler(event, context): raise ValueError('again')"
     name = function(aws, failing, DeadLetterConfig={"TargetArn": arn})
     tries = 0
-    for retries in (2, 1):  # 2 unless it says otherwise
+    for retries in (2, 1):  # default: 2
         _, answer = invoke(aws, name, {"n": retries}, InvocationType="Event")
         assert answer["StatusCode"] == 202
         assert messages(aws, dead, 1) == [{"n": retries}]
@@ -181,7 +181,7 @@ def test_no_function_outlives_the_server(fresh_aws: Emulator, tmp_path: Path) ->
     until(lambda: None if psutil.pid_exists(pid) else True, "the function is gone")
 
 
-def test_the_process_that_runs_functions_is_started_again(aws: Emulator) -> None:
+def test_process_that_runs_functions_is_restarted(aws: Emulator) -> None:
     name = function(aws, "import os, signal\ndef handler(event, context): os.kill(os.getppid(), signal.SIGKILL)")
     assert "exit status 137" in invoke(aws, name)[0]["errorMessage"]
     assert invoke(aws, function(aws, "def handler(event, context): return 1"))[0] == 1

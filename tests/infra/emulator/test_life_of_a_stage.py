@@ -1,7 +1,7 @@
-"""The stages of settings.py from their first deployment to the last, by the real CDK CLI, seen through the AWS API.
+"""The stages of settings.py from the first deployment to the destruction, with the real CDK CLI, through the AWS API.
 
-Each step is a fixture that changes the stage, runs the CLI and keeps what was there before and after; the tests look at
-what they kept.
+Each step is a fixture that changes the stage, runs the CLI, and returns the account before and after it. The tests
+compare the two.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.support.emulator.batch_calls import ENDED, until
 from tests.support.emulator.staged_account import KIND, Account, Seen
 from tests.support.running_emulator import run_emulator
 
-pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all steps before it
 
 TEAM = Team(name="evaluation", huggingface_token=True, monthly_budget_usd=50)
 GROWN: dict[str, Any] = {
@@ -55,11 +55,11 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
 
 @pytest.fixture(scope="module")
 def deployed(account: Account) -> Seen:
-    """All stages of settings.py, in an account that the CDK knows."""
-    code, said = account.bootstrap()
-    assert code == 0, said
-    code, said = account.deploy(*(f"{name}/*" for name in STAGES))
-    assert code == 0, said
+    """All stages of settings.py, in a bootstrapped account."""
+    code, output = account.bootstrap()
+    assert code == 0, output
+    code, output = account.deploy(*(f"{name}/*" for name in STAGES))
+    assert code == 0, output
     return account.see()
 
 
@@ -73,50 +73,50 @@ class Step:
 
 @pytest.fixture(scope="module")
 def grown(account: Account, deployed: Seen, _a_new_kind: None) -> Step:
-    """More nodes, On-Demand ones too, another team with a secret and a budget, another job kind: in place.
+    """More nodes, On-Demand nodes, another team with secret and budget, another job kind: all in place.
 
-    Two jobs hold all nodes of their team, so a third has to wait.
+    Two jobs use all nodes of their team, so a third one has to wait.
     """
     open_gates = [account.gated(f"running {number}", team="research") for number in (1, 2)]
     for number in (1, 2):
-        account.reached(f"running {number}", "RUNNING")
+        account.wait_for(f"running {number}", "RUNNING")
     account.submit("waiting", team="research", command="true")
-    account.reached("waiting", "RUNNABLE")
+    account.wait_for("waiting", "RUNNABLE")
 
-    code, said = account.deploy(app=account.changed_app(**GROWN))
-    assert code == 0, said
+    code, output = account.deploy(app=account.changed_app(**GROWN))
+    assert code == 0, output
     after = account.see()
-    account.reached("waiting", "SUCCEEDED")  # the third node takes it, while the other two are at work
+    account.wait_for("waiting", "SUCCEEDED")  # it runs on the third node while the other two are busy
     assert [account.job(f"running {number}")["status"] for number in (1, 2)] == ["RUNNING", "RUNNING"]
     for open_gate in open_gates:
         open_gate()
     for number in (1, 2):
-        job = account.reached(f"running {number}", *ENDED)
+        job = account.wait_for(f"running {number}", *ENDED)
         assert (job["status"], len(job["attempts"])) == ("SUCCEEDED", 1)
     return Step(deployed, after)
 
 
 @pytest.fixture(scope="module")
 def upgraded(account: Account, grown: Step) -> Step:
-    """Another release beside the one that a job still runs on."""
+    """A new release next to the one on which a job still runs."""
     open_gate = account.gated("on the old release", team="research")
-    account.reached("on the old release", "RUNNING")
+    account.wait_for("on the old release", "RUNNING")
     before = account.see()
     app = account.changed_app(**UPGRADED, retiring=(STAGES["dev"].pool,))
-    code, said = account.deploy(app=app)
-    assert code == 0, said
+    code, output = account.deploy(app=app)
+    assert code == 0, output
     after = account.see()
     assert account.job("on the old release")["status"] == "RUNNING"
     open_gate()
-    account.reached("on the old release", "SUCCEEDED")
+    account.wait_for("on the old release", "SUCCEEDED")
     account.submit("on the new release", team="research", command="true")
-    account.reached("on the new release", "SUCCEEDED")
+    account.wait_for("on the new release", "SUCCEEDED")
     return Step(before, after)
 
 
 @pytest.fixture(scope="module")
 def stopped(account: Account, upgraded: Step) -> Step:
-    """The stage's budget is spent, as AWS Budgets tells."""
+    """The stage's budget is spent, as reported by AWS Budgets."""
     assert account.states() == {"ENABLED"}
     topic = json.loads(upgraded.after.parameters["stage-budget"])["topic"]
     account.aws.client("sns").publish(TopicArn=topic, Message="AWS Budget Notification")
@@ -126,18 +126,18 @@ def stopped(account: Account, upgraded: Step) -> Step:
 
 @pytest.fixture(scope="module")
 def settled(account: Account, stopped: Step) -> Step:
-    """The old release is no longer wanted, and the budget is raised."""
-    code, said = account.deploy(app=account.changed_app(**SETTLED))
-    assert code == 0, said
+    """The old release is removed, and the budget is raised."""
+    code, output = account.deploy(app=account.changed_app(**SETTLED))
+    assert code == 0, output
     return Step(stopped.after, account.see())
 
 
 @pytest.fixture(scope="module")
 def destroyed(account: Account, settled: Step) -> Step:
-    # With the pool that retired, whose AMI has a stack of its own: the app names all stacks that are there.
+    # With the retired pool, because its AMI has a separate stack: the app must name all deployed stacks.
     app = account.changed_app(**SETTLED, retiring=(STAGES["dev"].pool,))
-    code, said = account.cdk("destroy", "dev/*", "--force", app=app)
-    assert code == 0, said
+    code, output = account.cdk("destroy", "dev/*", "--force", app=app)
+    assert code == 0, output
     return Step(settled.after, account.see())
 
 
@@ -146,7 +146,7 @@ def test_all_stages_deploy(account: Account, deployed: Seen) -> None:
     assert {state for name, state in deployed.stacks.items() if name.startswith("trainyard-")} == {"CREATE_COMPLETE"}
     health = account.aws.health()
     assert health["server_errors"] == []
-    # Nothing builds AMIs here, and the CDK's own functions are not run.
+    # The emulator builds no AMIs and does not run the CDK's functions.
     assert [name for name in health["unproven"] if not name.startswith(("AWS::ImageBuilder::", "Custom::"))] == [
         "AWS::EC2::PlacementGroup"
     ]
@@ -158,10 +158,10 @@ def test_all_stages_deploy(account: Account, deployed: Seen) -> None:
     ids=str,
 )
 @pytest.mark.usefixtures("deployed")
-def test_what_is_planned_for_the_stage_with_all_queues_runs(
+def test_planned_jobs_run_on_a_stage_with_all_queues(
     account: Account, resources: dict[str, Any], nodes: int, tmp_path: Path
 ) -> None:
-    # The main node's end is the job's, so each waits for all.
+    # The job ends with its main node, so each node waits for all.
     script = (
         f'cd "{tmp_path}"; touch "${{AWS_BATCH_JOB_NODE_INDEX:-${{AWS_BATCH_JOB_ARRAY_INDEX:-0}}}}"; '
         f"until [ $(ls | wc -l) = {nodes} ]; do sleep 0.05; done"
@@ -170,20 +170,20 @@ def test_what_is_planned_for_the_stage_with_all_queues_runs(
     overrides = request.get("nodeOverrides", {}).get("nodePropertyOverrides", [request])[0]["ecsPropertiesOverride"]
     overrides["taskProperties"][0]["containers"][0]["command"] = ["sh", "-c", script]
     account.jobs["planned"] = account.aws.client("batch").submit_job(**request)["jobId"]
-    assert account.reached("planned", *ENDED)["status"] == "SUCCEEDED"
+    assert account.wait_for("planned", *ENDED)["status"] == "SUCCEEDED"
     assert {path.name for path in tmp_path.iterdir()} == {str(index) for index in range(nodes)}
 
 
 def planned(stage: DeployedStage, **more: Any) -> dict[str, Any]:
-    """Return the request that the command line would send."""
+    """Return the SubmitJob request that the command line would send."""
     arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"}
     spec = {"name": "probe", "job": "finetune-classification", "arguments": arguments, **more}
     return plan(parse_spec(spec, origin="the test"), stage, run_id="probe-20261121-120005-00ab").request
 
 
-def test_a_changed_limit_keeps_queues_and_environments(grown: Step) -> None:
+def test_changed_limit_keeps_queues_and_environments(grown: Step) -> None:
     before, after = grown.before, grown.after
-    assert before.environments.keys() < after.environments.keys()  # and of On-Demand nodes, and the new team's
+    assert before.environments.keys() < after.environments.keys()  # plus those of On-Demand nodes and of the new team
     assert before.queues <= after.queues
     teams = [team.name for team in STAGES["dev"].teams]
     for parameter in (queue_parameter(name, team=team) for name in (SPOT, CPU_SPOT) for team in teams):
@@ -191,22 +191,22 @@ def test_a_changed_limit_keeps_queues_and_environments(grown: Step) -> None:
     grew = {arn for arn, one in before.environments.items() if after.environments[arn]["maxvCpus"] > one["maxvCpus"]}
     assert len(grew) == len(teams)
     vcpus = STAGES["dev"].row.vcpus
-    assert before.definitions <= after.definitions  # with their old revisions
+    assert before.definitions <= after.definitions  # old revisions are kept
     assert len(after.others["budgets"] - before.others["budgets"]) >= 2
     for arn in grew:
         assert (before.environments[arn]["maxvCpus"], after.environments[arn]["maxvCpus"]) == (2 * vcpus, 3 * vcpus)
 
 
-def test_a_new_team_and_a_new_kind_are_usable_at_once(account: Account, grown: Step) -> None:
+def test_new_team_and_new_kind_are_usable_at_once(account: Account, grown: Step) -> None:
     (secret,) = grown.after.others["secrets"] - grown.before.others["secrets"]
     command = "test -z $HF_TOKEN || echo it is there"
     account.submit("without a token", team="evaluation", kind="evaluate", queue=CPU_SPOT, command=command)
-    failed = account.reached("without a token", *ENDED)
+    failed = account.wait_for("without a token", *ENDED)
     assert failed["statusReason"].startswith("ResourceInitializationError: unable to pull secrets")
 
     account.aws.client("secretsmanager").put_secret_value(SecretId=secret, SecretString="hf_of-the-team")
     account.submit("with a token", team="evaluation", kind="evaluate", queue=CPU_SPOT, command=command)
-    job = account.reached("with a token", *ENDED)
+    job = account.wait_for("with a token", *ENDED)
     assert job["status"] == "SUCCEEDED"
     (container,) = job["attempts"][0]["taskProperties"][0]["containers"]
     events = account.aws.client("logs").get_log_events(
@@ -216,7 +216,7 @@ def test_a_new_team_and_a_new_kind_are_usable_at_once(account: Account, grown: S
 
 
 @pytest.mark.usefixtures("grown")
-def test_a_team_runs_on_instances_and_in_a_security_group_of_its_own(account: Account) -> None:
+def test_each_team_has_its_instances_and_security_group(account: Account) -> None:
     stage = account.stage()
     request = planned(stage, team="evaluation")
     request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = ["true"]
@@ -225,8 +225,8 @@ def test_a_team_runs_on_instances_and_in_a_security_group_of_its_own(account: Ac
         SecretId=account.parameters()["huggingface-secret/evaluation"], SecretString="hf_of-the-team"
     )
     account.jobs["of a team"] = client.submit_job(**request)["jobId"]
-    assert account.reached("of a team", *ENDED)["status"] == "SUCCEEDED"
-    # Nobody else's jobs are in its queues, whose environments no other queue has.
+    assert account.wait_for("of a team", *ENDED)["status"] == "SUCCEEDED"
+    # A team's queues have no other team's environments.
     environments: dict[str, set[str]] = {}
     for name, arn in stage.queues.items():
         [queue] = client.describe_job_queues(jobQueues=[arn])["jobQueues"]
@@ -242,7 +242,7 @@ def test_a_team_runs_on_instances_and_in_a_security_group_of_its_own(account: Ac
     assert len(set().union(*groups.values())) == 3
 
 
-def test_another_release_stands_beside_the_old_one(upgraded: Step) -> None:
+def test_new_release_runs_next_to_the_old_one(upgraded: Step) -> None:
     before, after = upgraded.before, upgraded.after
     pool = STAGES["dev"].pool
     assert before.environments.keys() < after.environments.keys()
@@ -253,7 +253,7 @@ def test_another_release_stands_beside_the_old_one(upgraded: Step) -> None:
     assert after.parameters[cpu_spot] == before.parameters[cpu_spot]
 
 
-def test_the_old_release_goes_and_nothing_else(settled: Step, grown: Step) -> None:
+def test_only_the_old_release_is_removed(settled: Step, grown: Step) -> None:
     assert grown.after.definitions <= settled.after.definitions
     old = grown.after.parameters[queue_parameter(SPOT, team="research")]
     assert old not in settled.after.queues
@@ -266,17 +266,17 @@ def test_the_old_release_goes_and_nothing_else(settled: Step, grown: Step) -> No
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_raised_budget_lifts_the_stop_of_the_stage(account: Account) -> None:
+def test_raised_budget_lifts_the_stop_of_the_stage(account: Account) -> None:
     until(lambda: account.states() == {"ENABLED"} or None, "the stage may start jobs again")
 
 
-def test_destroying_a_stage_leaves_what_it_must_not_lose(destroyed: Step, account: Account) -> None:
+def test_destroying_a_stage_keeps_its_data(destroyed: Step, account: Account) -> None:
     before, after = destroyed.before, destroyed.after
     assert not [name for name in after.stacks if name.startswith("trainyard-dev-")]
     assert after.parameters == {}
     assert not {arn for arn in after.environments if "prod" not in arn}
     assert not {arn for arn in after.queues if "prod" not in arn}
-    # Of job definitions the current revisions go; those before them stay, as on AWS, and cost nothing.
+    # The current revisions of job definitions are deleted. Older ones stay, as on AWS, and cost nothing.
     published = {value for name, value in before.parameters.items() if name.startswith("job-definition")}
     assert published
     assert not published & after.definitions

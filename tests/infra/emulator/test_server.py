@@ -1,4 +1,4 @@
-"""The server as a process: where it says it is, how it ends, what it does when something breaks inside."""
+"""The server as a process: state file, shutdown, errors at the start and while running."""
 
 import json
 import os
@@ -21,19 +21,19 @@ SERVE = [sys.executable, "-m", "infra.emulator", "serve"]
 
 @pytest.fixture(scope="module")
 def untouched_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A server that its tests only look at."""
+    """A server that its tests only read from."""
     with run_emulator(tmp_path_factory.mktemp("untouched")) as aws:
         yield aws
 
 
 @pytest.fixture(scope="module")
 def failing_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A server that its tests make fail inside."""
+    """A server in which the tests cause errors."""
     with run_emulator(tmp_path_factory.mktemp("failing")) as aws:
         yield aws
 
 
-def test_state_file_says_where_it_is(untouched_aws: Emulator) -> None:
+def test_state_file_has_address_and_credentials(untouched_aws: Emulator) -> None:
     state = json.loads(untouched_aws.state_file.read_text())
 
     assert stat.S_IMODE(untouched_aws.state_file.stat().st_mode) == 0o600
@@ -56,14 +56,14 @@ def test_state_file_says_where_it_is(untouched_aws: Emulator) -> None:
     health = untouched_aws.health()
     assert (health["pid"], health["executor"], health["jobs"]) == (untouched_aws.process.pid, "process", {})
     assert (health["server_errors"], health["unproven"]) == ([], [])
-    # Without a registry of its own, it names AWS's.
+    # Without --registry, ECR's sign-in names AWS's registry.
     (data,) = untouched_aws.client("ecr").get_authorization_token()["authorizationData"]
     assert ".dkr.ecr.us-east-1.amazonaws.com" in data["proxyEndpoint"]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_ends_on_a_signal(fresh_aws: Emulator, replaced: bool) -> None:
-    if replaced:  # the state file of its successor stays
+def test_exits_on_a_signal(fresh_aws: Emulator, replaced: bool) -> None:
+    if replaced:  # another server's state file is kept
         fresh_aws.state_file.write_text(json.dumps({"pid": os.getpid()}))
     fresh_aws.process.send_signal(signal.SIGTERM)
 
@@ -71,7 +71,7 @@ def test_ends_on_a_signal(fresh_aws: Emulator, replaced: bool) -> None:
     assert fresh_aws.state_file.exists() is replaced
 
 
-def test_ends_with_the_process_it_was_given(tmp_path: Path) -> None:
+def test_exits_with_the_given_process(tmp_path: Path) -> None:
     state_file = tmp_path / "emulator.json"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
         command = [*SERVE, "--state-file", str(state_file), "--exit-with-pid", str(parent.pid)]
@@ -83,13 +83,13 @@ def test_ends_with_the_process_it_was_given(tmp_path: Path) -> None:
                 parent.kill()
                 parent.wait(30)
                 assert server.wait(30) == 0
-                assert f"process {parent.pid} is gone" in server.stderr.read()
+                assert f"process {parent.pid} has exited" in server.stderr.read()
             finally:
                 server.kill()
     assert not state_file.exists()
 
 
-def test_what_keeps_it_from_starting_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+def test_failed_start_is_an_error_with_a_next_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -97,8 +97,8 @@ def test_what_keeps_it_from_starting_is_an_error_with_a_way_out(tmp_path: Path) 
     assert refusal == (
         3,
         [
-            f"error: port {port} is taken by another process",
-            "Next: choose another with --port, or --port 0 for any that is free",
+            f"error: port {port} is in use by another process",
+            "Next: choose another port with --port, or --port 0 for any free one",
         ],
     )
     unwritable = tmp_path / "file" / "state.json"
@@ -106,13 +106,13 @@ def test_what_keeps_it_from_starting_is_an_error_with_a_way_out(tmp_path: Path) 
         3,
         [
             f"error: the state file {unwritable} cannot be written: {tmp_path}/file: File exists",
-            "Next: name another with --state-file",
+            "Next: choose another with --state-file",
         ],
     )
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
 
-def test_what_moto_cannot_do_is_an_answer_and_on_record(failing_aws: Emulator) -> None:
+def test_error_in_moto_is_answered_and_recorded(failing_aws: Emulator) -> None:
     before = len(failing_aws.health()["server_errors"])
     with pytest.raises(ClientError) as failure:
         failing_aws.client("cloudformation").detect_stack_drift(StackName="any")
@@ -128,7 +128,7 @@ def test_what_moto_cannot_do_is_an_answer_and_on_record(failing_aws: Emulator) -
 
 
 def _refusal(*arguments: str) -> tuple[int, list[str]]:
-    """Exit code and words of a server that does not start."""
+    """Return exit code and stderr of a server that does not start."""
     result = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert result.stdout == ""
     return result.returncode, result.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""The calls that the tests of Batch make, and waiting for what they bring."""
+"""Calls to Batch for tests, and waiting for their effects."""
 
 import time
 import uuid
@@ -12,7 +12,7 @@ from tests.support.running_emulator import Emulator
 from tests.support.waiting import pause
 
 STOP_TIMEOUT_SECONDS = 1
-"""Of the server that the fixture `batch` starts."""
+"""Stop timeout of the server of the fixture `batch`."""
 ENDED = ("SUCCEEDED", "FAILED")
 
 FoundT = TypeVar("FoundT")
@@ -20,7 +20,7 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(frozen=True)
 class Batch:
-    """Queues, job definitions and jobs, each test with its own."""
+    """Creates queues, job definitions and jobs for a test."""
 
     aws: Emulator
     client: Any
@@ -29,7 +29,7 @@ class Batch:
     instance_profile: str
 
     def environment(self, *, max_vcpus: int = 64, kind: str = "EC2", **more: Any) -> str:
-        """Make a compute environment; return its name."""
+        """Create a compute environment; return its name."""
         name = f"environment-{uuid.uuid4().hex[:8]}"
         self.client.create_compute_environment(
             computeEnvironmentName=name,
@@ -48,7 +48,7 @@ class Batch:
         return name
 
     def queue(self, *environments: str, priority: int = 1, **more: Any) -> str:
-        """Make a queue, with an environment of its own if none is given; return its name."""
+        """Create a queue, with a new environment if none is given; return its name."""
         name = f"queue-{uuid.uuid4().hex[:8]}"
         order = [
             {"order": place, "computeEnvironment": environment}
@@ -60,12 +60,12 @@ class Batch:
         return name
 
     def definition(self, *command: str, vcpus: int = 1, container: Mapping[str, Any] | None = None, **more: Any) -> str:
-        """Register a definition of one node; return its name."""
+        """Register a definition for one node; return its name."""
         tasks = ecs_properties(*command, vcpus=vcpus, **(container or {}))
         return self._register(type="container", ecsProperties=tasks, **more)
 
     def multinode_definition(self, command: str, *, nodes: int = 2, **more: Any) -> str:
-        """Every node runs the same shell command; one vCPU each."""
+        """Register a definition whose nodes run the same shell command, with one vCPU each; return its name."""
         ranges = [{"targetNodes": "0:", "ecsProperties": ecs_properties("sh", "-c", command)}]
         properties = {"numNodes": nodes, "mainNode": 0, "nodeRangeProperties": ranges}
         return self._register(type="multinode", nodeProperties=properties, **more)
@@ -83,8 +83,8 @@ class Batch:
         return job_id
 
     def run(self, *command: str, **more: Any) -> dict[str, Any]:
-        """Submit a command to a queue of its own, and wait for its end."""
-        return self.ended(self.submit(self.definition(*command), self.queue(), **more))
+        """Submit a command to a new queue, and wait until the job ends."""
+        return self.wait_for_end(self.submit(self.definition(*command), self.queue(), **more))
 
     def shell(self, script: str, **more: Any) -> dict[str, Any]:
         return self.run("sh", "-c", script, **more)
@@ -93,11 +93,11 @@ class Batch:
         (job,) = self.client.describe_jobs(jobs=[job_id])["jobs"]
         return dict(job)
 
-    def ended(self, job_id: str) -> dict[str, Any]:
-        return self.reached(job_id, *ENDED)
+    def wait_for_end(self, job_id: str) -> dict[str, Any]:
+        return self.wait_for(job_id, *ENDED)
 
-    def reached(self, job_id: str, *states: str) -> dict[str, Any]:
-        """Wait until a job is in one of the states."""
+    def wait_for(self, job_id: str, *states: str) -> dict[str, Any]:
+        """Wait until a job is in one of the states; fail if it ends in another."""
 
         def look() -> dict[str, Any] | None:
             job = self.job(job_id)
@@ -108,28 +108,28 @@ class Batch:
         return until(look, f"job {job_id} is {' or '.join(states)}")
 
     def lines(self, stream: str, group: str = "/aws/batch/job") -> list[str]:
-        """Return what a log stream holds now."""
+        """Return the current lines of a log stream."""
         events = self.aws.client("logs").get_log_events(
             logGroupName=group, logStreamName=stream, startFromHead=True, limit=10000
         )["events"]
         return [event["message"] for event in events]
 
     def output(self, job: Mapping[str, Any]) -> list[str]:
-        """Return all that an attempt wrote, or a job's last one."""
-        return self.lines(main(job)["logStreamName"])
+        """Return the output of an attempt, or of a job's last attempt."""
+        return self.lines(container_of(job)["logStreamName"])
 
-    def said(self, job_id: str, line: str) -> dict[str, Any]:
+    def wait_for_line(self, job_id: str, line: str) -> dict[str, Any]:
         """Wait until a running job has written a line."""
 
         def look() -> dict[str, Any] | None:
             job = self.job(job_id)
-            return job if "logStreamName" in main(job) and line in self.output(job) else None
+            return job if "logStreamName" in container_of(job) and line in self.output(job) else None
 
-        return until(look, f"job {job_id} says {line!r}")
+        return until(look, f"job {job_id} writes {line!r}")
 
 
-def main(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container of an attempt, or of a job as it runs or ran last."""
+def container_of(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container of an attempt, or of a job's running or last attempt."""
     (task,) = shown.get("ecsProperties", shown)["taskProperties"]
     (container,) = task["containers"]
     return dict(container)
@@ -147,24 +147,24 @@ def ecs_properties(*command: str, vcpus: int = 1, **more: Any) -> dict[str, Any]
 
 
 def overrides(**container: Any) -> dict[str, Any]:
-    """Return SubmitJob's overrides of the container."""
+    """Return ecsPropertiesOverride for the container."""
     if isinstance(container.get("environment"), dict):
         container["environment"] = [{"name": name, "value": text} for name, text in container["environment"].items()]
     return {"taskProperties": [{"containers": [{"name": "main", **container}]}]}
 
 
 def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) -> FoundT:
-    """Return what `look` finds, once it finds something."""
+    """Call `look` until it returns something other than None; return that."""
     since = time.monotonic()
     while (found := look()) is None:
         if time.monotonic() > since + seconds:
-            pytest.fail(f"not within {seconds} s: {what}")
+            pytest.fail(f"timed out after {seconds} s: {what}")
         pause(since)
     return found
 
 
 def prepare(aws: Emulator) -> Batch:
-    """A network and an instance profile, which compute environments need."""
+    """Create the network and instance profile that compute environments need."""
     ec2, iam = aws.client("ec2"), aws.client("iam")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]

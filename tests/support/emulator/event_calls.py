@@ -1,4 +1,4 @@
-"""The calls that tests of events and functions make: queues that take them, rules, and what arrived."""
+"""Calls for tests of events and functions: queues, rules, received messages."""
 
 import json
 import uuid
@@ -11,7 +11,7 @@ Event = dict[str, Any]
 
 
 def queue_of(aws: Emulator, service: str = "events.amazonaws.com") -> tuple[str, str]:
-    """Make a queue that a service may write to; return its URL and ARN."""
+    """Create a queue that a service may write to; return its URL and ARN."""
     sqs = aws.client("sqs")
     url = sqs.create_queue(QueueName=f"queue-{uuid.uuid4().hex[:8]}")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -33,7 +33,7 @@ def rule(aws: Emulator, pattern: Any, *targets: dict[str, Any], **more: Any) -> 
 
 
 def messages(aws: Emulator, url: str, count: int) -> list[Event]:
-    """Receive as many messages as that, in the order of arrival."""
+    """Receive `count` messages, in order of arrival."""
     found: list[Event] = []
 
     def look() -> list[Event] | None:

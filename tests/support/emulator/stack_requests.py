@@ -1,11 +1,11 @@
-"""Requests about stacks, short enough for a test to show what it is about."""
+"""Short helpers for tests of stacks: templates, and what DescribeStacks returns."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
 Clients = Callable[[str], Any]
-"""Makes a boto3 client by the name of its service."""
+"""Returns a boto3 client by the name of its service."""
 
 
 def parameter(value: Any, **more: Any) -> dict[str, Any]:

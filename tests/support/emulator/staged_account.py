@@ -1,4 +1,4 @@
-"""An account of the emulator into which the real CDK CLI deploys stages, and what is seen in it."""
+"""An account of the emulator into which the real CDK CLI deploys stages, and snapshots of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,41 +26,41 @@ KIND = next(iter(CATALOG))
 
 @dataclass(frozen=True)
 class Seen:
-    """The account at one moment."""
+    """A snapshot of the account."""
 
     environments: Mapping[str, Mapping[str, Any]]
     """Compute resources by ARN."""
     queues: frozenset[str]
     definitions: frozenset[str]
-    """ARNs with revision, of those that are ACTIVE."""
+    """ARNs of ACTIVE job definitions, with revision."""
     parameters: Mapping[str, str]
-    """Below the stage's path."""
+    """SSM parameters under the stage's path."""
     stacks: Mapping[str, str]
-    """State by name."""
+    """Status by name."""
     others: Mapping[str, frozenset[str]]
-    """Everything else, by what it is."""
+    """All other resources, by kind."""
 
 
 @dataclass
 class Account:
-    """The emulator and the CLI aimed at it."""
+    """An account of the emulator, and the CDK CLI for it."""
 
     aws: Emulator
     folder: Path
     jobs: dict[str, str] = field(default_factory=dict)
-    """Ids of jobs by what they are for."""
+    """Ids of jobs by purpose."""
 
     def cdk(self, *arguments: str, app: str = APP) -> tuple[int, str]:
-        """Run the CLI; its exit code and all it said."""
+        """Run the CLI; return exit code and output."""
         output = ["--output", str(self.folder / "cdk.out"), "--no-version-reporting"]
         return self.aws.cdk(*arguments, "--app", app, *output, scratch=self.folder, cwd=ROOT)
 
     def bootstrap(self) -> tuple[int, str]:
-        # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
+        # Not in the folder of cdk.json: the CLI would synthesise the app there, only to bootstrap.
         return self.aws.cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", scratch=self.folder)
 
     def changed_app(self, **changes: Any) -> str:
-        """Return, for `--app`, the stage `dev` with other settings."""
+        """Synthesise the stage `dev` with changed settings; return the value for `--app`."""
         return synthesise_as_the_cli_does(replace(STAGES["dev"], **changes), Path(mkdtemp(dir=self.folder)))
 
     def deploy(self, *selected: str, app: str = APP) -> tuple[int, str]:
@@ -114,11 +114,11 @@ class Account:
         )
 
     def stage(self, name: str = "dev") -> DeployedStage:
-        """Return a stage as the command line sees it."""
+        """Return a stage as the command line reads it."""
         return DeployedStage.from_parameters(name, self.parameters(name), emulated_processes=1, runs_containers=False)
 
     def submit(self, what_for: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
-        """A job whose container runs a shell command; its id, kept under `what_for` too."""
+        """Submit a job that runs a shell command; return its id, and keep it under `what_for`."""
         values, stage = self.parameters(), self.stage()
         container = {"name": "main", "command": ["sh", "-c", command]}
         job_id: str = self.aws.client("batch").submit_job(
@@ -135,7 +135,7 @@ class Account:
         (job,) = self.aws.client("batch").describe_jobs(jobs=[self.jobs[what_for]])["jobs"]
         return dict(job)
 
-    def reached(self, what_for: str, *states: str) -> dict[str, Any]:
+    def wait_for(self, what_for: str, *states: str) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
             job = self.job(what_for)
             return job if job["status"] in states else None

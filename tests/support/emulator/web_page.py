@@ -1,4 +1,4 @@
-"""A page in a headless Chromium, of another origin on this machine than the emulator."""
+"""A page in headless Chromium, from another origin on this machine than the emulator."""
 
 import shutil
 import threading
@@ -13,7 +13,7 @@ _PAGE = "<!doctype html><form id=form method=post enctype=text/plain><input name
 
 @contextmanager
 def web_page() -> Iterator[Page]:
-    """Yield the page, which has one form and is served by a web server of its own."""
+    """Yield the page, which has one form and comes from a separate web server."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -23,7 +23,7 @@ def web_page() -> Iterator[Page]:
             self.wfile.write(_PAGE.encode())
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))

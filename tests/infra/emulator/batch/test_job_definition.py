@@ -1,4 +1,4 @@
-"""evaluateOnExit, as the API reference words it."""
+"""Retry rules (evaluateOnExit), as in the API reference."""
 
 from typing import Any
 
@@ -18,18 +18,18 @@ def retries(outcome: Outcome, *rules: dict[str, str], attempts: int = 3, attempt
     return should_retry({"attempts": attempts, "evaluateOnExit": list(rules)}, attempt, outcome)
 
 
-def test_without_rules_every_failure_is_retried_until_the_attempts_are_used_up() -> None:
+def test_without_rules_every_failure_is_retried() -> None:
     assert [retries(FAILED, attempts=3, attempt=attempt) for attempt in (1, 2, 3)] == [True, True, False]
     assert not should_retry({}, 1, FAILED)
 
 
-def test_the_first_rule_decides_of_which_all_conditions_hold() -> None:
+def test_first_rule_whose_conditions_all_match_decides() -> None:
     retry, leave = {"onExitCode": "1", "action": "retry"}, {"onExitCode": "*", "action": "EXIT"}
     assert retries(FAILED, retry, leave)
     assert not retries(FAILED, leave, retry)
     assert retries(FAILED, {"onStatusReason": "Essential*", "onExitCode": "2", "action": "EXIT"})
     assert not retries(FAILED, {"onStatusReason": "Essential*", "onExitCode": "1", "action": "EXIT"})
-    # An exit code that is absent matches no pattern of one.
+    # A missing exit code matches no pattern.
     assert retries(RECLAIMED, leave)
 
 
@@ -37,11 +37,11 @@ def test_the_first_rule_decides_of_which_all_conditions_hold() -> None:
     ("pattern", "matches"),
     [("1", True), ("1*", True), ("*", True), ("", False), ("11", False), ("11*", False)],
 )
-def test_an_asterisk_at_the_end_stands_for_anything(pattern: str, matches: bool) -> None:
+def test_trailing_asterisk_matches_anything(pattern: str, matches: bool) -> None:
     assert retries(FAILED, {"onExitCode": pattern, "action": "EXIT"}) is not matches
 
 
-def test_the_rules_of_every_trainyard_job() -> None:
+def test_rules_of_every_trainyard_job() -> None:
     rules = [dict(rule) for rule in RETRY_RULES]
     interrupted = Outcome(exit_code=75, reason=None, status_reason="Essential container in task exited")
     assert all(retries(outcome, *rules) for outcome in (RECLAIMED, interrupted, NOT_PULLED))
@@ -56,10 +56,13 @@ def test_the_rules_of_every_trainyard_job() -> None:
         ({"evaluateOnExit": [{"onReason": "*", "action": "EXIT"}]}, "attempts must be specified"),
         ({"attempts": 1, "evaluateOnExit": [{"onReason": "*", "action": "EXIT"}] * 6}, "at most 5"),
         ({"attempts": 1, "evaluateOnExit": [{"onReason": "*"}]}, "RETRY or EXIT"),
-        ({"attempts": 1, "evaluateOnExit": [{"onReason": "*out of memory", "action": "EXIT"}]}, "asterisk at its end"),
+        (
+            {"attempts": 1, "evaluateOnExit": [{"onReason": "*out of memory", "action": "EXIT"}]},
+            "asterisk only at the end",
+        ),
         ({"attempts": 1, "evaluateOnExit": [{"onExitCode": "1?", "action": "EXIT"}]}, "digits"),
         ({"attempts": 10, "evaluateOnExit": [{"onExitCode": "13*", "action": "RETRY"}] * 5}, "nothing"),
     ],
 )
-def test_a_strategy_that_batch_refuses(strategy: dict[str, Any], complaint: str) -> None:
+def test_wrong_strategies_are_refused(strategy: dict[str, Any], complaint: str) -> None:
     assert complaint in (check_strategy(strategy) or "nothing")

@@ -1,13 +1,18 @@
-"""What S3 holds outlives the server where it is told to keep it, also a server that was killed."""
+"""S3 with --keep: objects outlive the server, even a killed one. And ranges of objects, without reading the rest.
+
+Source of ranges: API reference of GetObject, RFC 9110.
+"""
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
@@ -29,7 +34,7 @@ MEBIBYTE = 2**20
 
 
 def deploy(aws: Emulator) -> str:
-    """Make the stack; returns the name of its bucket."""
+    """Create the stack; return the name of its bucket."""
     cloudformation = aws.client("cloudformation")
     cloudformation.create_stack(StackName="storage", TemplateBody=TEMPLATE)
     [bucket] = cloudformation.describe_stack_resources(StackName="storage")["StackResources"]
@@ -37,7 +42,7 @@ def deploy(aws: Emulator) -> str:
 
 
 def held(s3: Any, bucket: str) -> dict[str, Any]:
-    """All that a client can learn of each object, by its key."""
+    """Return everything that a client can read of each object, by key."""
     found = {}
     for item in s3.list_objects_v2(Bucket=bucket).get("Contents", []):
         place = {"Bucket": bucket, "Key": item["Key"]}
@@ -74,22 +79,22 @@ def test_objects_outlive_a_killed_server(tmp_path: Path) -> None:
         assert before["large"]["ETag"].endswith('-3"')
         aws.process.send_signal(signal.SIGKILL)
         aws.process.wait(30)
-    aws.state_file.unlink()  # of a killed server
+    aws.state_file.unlink()  # left by the killed server
     with run_emulator(tmp_path, *keep) as aws:
         assert deploy(aws) == bucket
         s3 = aws.client("s3")
         assert held(s3, bucket) == before
         assert len(before) == 5
-        # And it goes on being kept.
+        # Objects are kept from now on too.
         s3.put_object(Bucket=bucket, Key="a/plain.txt", Body=b"three")
         assert not aws.health()["server_errors"]
     with run_emulator(tmp_path, *keep) as aws:
         assert held(aws.client("s3"), deploy(aws))["a/plain.txt"]["body"] == b"three"
     bodies = [path for path in (tmp_path / "kept/buckets" / bucket).iterdir() if path.suffix != ".json"]
-    assert len(bodies) == 5, "what was replaced or deleted takes no room"
+    assert len(bodies) == 5, "replaced and deleted objects take no space"
 
 
-def test_a_client_is_told_where_the_disk_does_not_take_an_object(tmp_path: Path) -> None:
+def test_client_gets_an_error_if_the_disk_refuses_an_object(tmp_path: Path) -> None:
     with run_emulator(tmp_path, "--keep", str(tmp_path / "kept")) as aws:
         bucket = deploy(aws)
         (tmp_path / "kept/buckets" / bucket).write_text("in the way")
@@ -115,4 +120,47 @@ def test_a_client_is_told_where_the_disk_does_not_take_an_object(tmp_path: Path)
         )
     assert refused.returncode == 3
     assert f"{tmp_path}/kept is used by another emulator" in refused.stderr
-    assert "Next: stop that one" in refused.stderr
+    assert "Next: stop it" in refused.stderr
+
+
+SIZE_BYTES = 24 << 20
+"""More than moto keeps in memory."""
+
+
+@pytest.fixture(scope="module")
+def content(emulator: Emulator) -> bytes:
+    content = random.Random(1).randbytes(SIZE_BYTES)
+    s3 = emulator.client("s3")
+    s3.create_bucket(Bucket="of-ranges")
+    s3.put_object(Bucket="of-ranges", Key="weights", Body=content)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ("bytes=0-99", slice(0, 100)),
+        (f"bytes={SIZE_BYTES - 7}-", slice(SIZE_BYTES - 7, None)),
+        ("bytes=-7", slice(SIZE_BYTES - 7, None)),
+        (f"bytes={SIZE_BYTES - 7}-{2 * SIZE_BYTES}", slice(SIZE_BYTES - 7, None)),
+    ],
+)
+def test_range_reads_only_its_bytes(emulator: Emulator, content: bytes, asked: str, part: slice) -> None:
+    server = psutil.Process(emulator.process.pid)
+    before = server.io_counters().read_chars
+    answer = emulator.client("s3").get_object(Bucket="of-ranges", Key="weights", Range=asked)
+    wanted = content[part]
+    first = part.indices(SIZE_BYTES)[0]
+    assert answer["Body"].read() == wanted
+    assert answer["ContentRange"] == f"bytes {first}-{first + len(wanted) - 1}/{SIZE_BYTES}"
+    assert answer["ContentLength"] == len(wanted)
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 206
+    assert server.io_counters().read_chars - before < 1 << 20
+
+
+@pytest.mark.parametrize("asked", [None, "bytes=5-2", "bytes=0-1,4-5"])
+def test_anything_but_a_single_range_gets_the_whole_object(
+    emulator: Emulator, content: bytes, asked: str | None
+) -> None:
+    more = {"Range": asked} if asked else {}
+    assert emulator.client("s3").get_object(Bucket="of-ranges", Key="weights", **more)["Body"].read() == content

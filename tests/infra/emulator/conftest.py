@@ -1,4 +1,4 @@
-"""A Batch of its own for the tests of this folder, with short waits."""
+"""A Batch with short waiting times, for the tests of this folder."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.support.running_emulator import run_emulator
 
 @pytest.fixture(scope="session")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    """Start one server for all tests of this folder. An error inside it fails the last of them."""
+    """Start one server for all tests of this folder. A server error fails the last test."""
     settings = {
         "TRAINYARD_STOP_TIMEOUT_SECONDS": STOP_TIMEOUT_SECONDS,
         "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": 1,

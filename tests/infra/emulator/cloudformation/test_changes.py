@@ -1,4 +1,4 @@
-"""What a change set shows of a stack's next state: `cdk diff` says from it what is replaced."""
+"""What a change set shows; `cdk diff` uses it to report replacements."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.support.running_emulator import Emulator
 
 
 class Stack:
-    """A stack that is deployed once, and looked at with other templates from then on."""
+    """A stack that is deployed once and then compared with other templates."""
 
     def __init__(self, aws: Emulator, name: str) -> None:
         self.aws = aws
@@ -43,7 +43,7 @@ def targets(change: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_changes_name_their_property_and_what_follows_is_uncertain(stack: Stack) -> None:
+def test_change_names_its_properties_and_dependents_are_dynamic(stack: Stack) -> None:
     def resources(value: str, instance_type: str) -> dict[str, Any]:
         data = {"InstanceType": instance_type}
         return {
@@ -69,7 +69,7 @@ def test_changes_name_their_property_and_what_follows_is_uncertain(stack: Stack)
     assert (changed["Action"], changed["ResourceType"]) == ("Modify", "AWS::SSM::Parameter")
 
 
-def test_what_comes_and_goes_is_shown_and_nothing_done(stack: Stack) -> None:
+def test_additions_and_removals_are_shown_and_not_done(stack: Stack) -> None:
     resources = {"Goes": parameter("2"), "Stays": parameter("3")}
     stack.deploy(resources)
     never = {"Never": {"Fn::Equals": ["a", "b"]}}
@@ -77,7 +77,7 @@ def test_what_comes_and_goes_is_shown_and_nothing_done(stack: Stack) -> None:
     changes = stack.changes({"Stays": parameter("3"), **coming}, Conditions=never)
     assert {name: change["Action"] for name, change in changes.items()} == {"Goes": "Remove", "Comes": "Add"}
     assert resources.keys() == resources_of(stack.aws.client, stack.name).keys()
-    # An empty one says so.
+    # An empty change set fails with AWS's message.
     named = {"StackName": stack.name, "ChangeSetName": "none"}
     stack.client.create_change_set(**named, TemplateBody=template(resources))
     found = stack.client.describe_change_set(**named)

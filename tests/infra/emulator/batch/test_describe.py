@@ -1,4 +1,4 @@
-"""ListJobs: by queue and state, with filters, page by page."""
+"""ListJobs: by queue and state, with filters and pages."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def listed(batch: Batch, **request: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def waiting(batch: Batch) -> tuple[str, str, list[str]]:
-    """A queue without capacity, a definition, and three jobs: alpha-1, Alpha-2 and beta."""
+    """A queue without capacity, a definition, and jobs alpha-1, Alpha-2 and beta."""
     queue, definition = batch.queue(batch.environment(max_vcpus=0)), batch.definition("true")
     jobs = [
         batch.client.submit_job(jobName=name, jobDefinition=definition, jobQueue=queue)["jobId"]
@@ -22,20 +22,20 @@ def waiting(batch: Batch) -> tuple[str, str, list[str]]:
     return queue, definition, jobs
 
 
-def test_a_queues_jobs_by_state_the_newest_first(batch: Batch, waiting: tuple[str, str, list[str]]) -> None:
+def test_lists_a_queues_jobs_by_state_newest_first(batch: Batch, waiting: tuple[str, str, list[str]]) -> None:
     queue, _, jobs = waiting
     assert listed(batch, jobQueue=queue, jobStatus="RUNNABLE") == jobs[::-1]
     assert listed(batch, jobQueue=queue, jobStatus="SUCCEEDED") == []
-    assert listed(batch, jobQueue=queue) == []  # without a state: those that run
+    assert listed(batch, jobQueue=queue) == []  # default: running jobs
     *_, summary = batch.client.list_jobs(jobQueue=queue, jobStatus="RUNNABLE")["jobSummaryList"]
-    shown = batch.job(jobs[0])  # the one at the head says why it waits
+    shown = batch.job(jobs[0])  # the first one has a reason for waiting
     assert summary == {
         key: shown[key]
         for key in ("jobArn", "jobId", "jobName", "createdAt", "status", "statusReason", "jobDefinition")
     }
 
 
-def test_children_and_nodes_are_listed_under_their_job_only(batch: Batch) -> None:
+def test_children_and_nodes_are_listed_only_under_their_job(batch: Batch) -> None:
     queue = batch.queue(batch.environment(max_vcpus=0))
     array = batch.submit(batch.definition("true"), queue, arrayProperties={"size": 2})
     multinode = batch.submit(batch.multinode_definition("true"), queue)
@@ -53,7 +53,7 @@ def test_filters_and_pages(batch: Batch, waiting: tuple[str, str, list[str]]) ->
     queue, definition, (first, second, third) = waiting
 
     def filtered(name: str, value: object, **more: Any) -> dict[str, Any]:
-        # jobStatus is ignored beside a filter.
+        # jobStatus is ignored if there is a filter.
         filters = [{"name": name, "values": [str(value)]}]
         answer: dict[str, Any] = batch.client.list_jobs(jobQueue=queue, jobStatus="FAILED", filters=filters, **more)
         return answer
@@ -67,7 +67,7 @@ def test_filters_and_pages(batch: Batch, waiting: tuple[str, str, list[str]]) ->
     assert ids(filtered("AFTER_CREATED_AT", batch.job(third)["createdAt"])) == []
     page = filtered("JOB_NAME", "alpha*", maxResults=1)
     assert ids(page) == [second]
-    # A job that came meanwhile moves nothing to another page.
+    # A job submitted between two pages does not move others to another page.
     batch.client.submit_job(jobName="alpha-3", jobDefinition=definition, jobQueue=queue)
     last = filtered("JOB_NAME", "alpha*", maxResults=1, nextToken=page["nextToken"])
     assert (ids(last), "nextToken" in last) == ([first], False)
@@ -81,12 +81,12 @@ def test_filters_and_pages(batch: Batch, waiting: tuple[str, str, list[str]]) ->
         ({"jobStatus": "LOST"}, "is not one of SUBMITTED"),
         (
             {"filters": [{"name": "SHARE_IDENTIFIER", "values": ["a"]}]},
-            "knows the filters JOB_NAME and AFTER_CREATED_AT",
+            "supports the filters JOB_NAME and AFTER_CREATED_AT",
         ),
         ({"nextToken": "?"}, "nextToken is invalid"),
     ],
 )
-def test_what_batch_refuses(
+def test_wrong_requests_are_refused(
     batch: Batch, waiting: tuple[str, str, list[str]], request_: dict[str, Any], complaint: str
 ) -> None:
     queue = {"jobQueue": waiting[0]} if request_ else {}

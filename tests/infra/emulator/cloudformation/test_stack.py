@@ -1,4 +1,4 @@
-"""Stacks over the real HTTP API: what goes wrong, what must stay, what one stack owes another."""
+"""Stacks over the real HTTP API: failures, retained resources, exports, events."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ def bucket(name: str, **more: Any) -> dict[str, Any]:
 
 
 class Stack:
-    """One stack, named after its test."""
+    """A stack, named after its test."""
 
     def __init__(self, aws: Emulator, name: str) -> None:
         self.aws = aws
@@ -57,7 +57,7 @@ def stack(emulator: Emulator, request: pytest.FixtureRequest) -> Stack:
 
 @pytest.fixture(scope="module")
 def own_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A server for the tests that look at its health."""
+    """A server for the tests that check its health."""
     with run_emulator(tmp_path_factory.mktemp("stacks")) as aws:
         yield aws
 
@@ -66,7 +66,7 @@ def beside(stack: Stack, name: str) -> Stack:
     return Stack(stack.aws, f"{stack.name}-{name}")
 
 
-def test_a_wrong_template_makes_no_stack(stack: Stack) -> None:
+def test_wrong_template_creates_no_stack(stack: Stack) -> None:
     for body in (template({"A": parameter("/refused", {"Ref": "Nobody"})}), "not a template"):
         with pytest.raises(ClientError, match="Template format error") as failure:
             stack.client.create_stack(StackName=stack.name, TemplateBody=body)
@@ -75,7 +75,7 @@ def test_a_wrong_template_makes_no_stack(stack: Stack) -> None:
         assert stack.status
 
 
-def test_a_failed_stack_stays_as_it_is_where_no_rollback_is_asked_for(stack: Stack) -> None:
+def test_failed_stack_is_kept_without_rollback(stack: Stack) -> None:
     stack.create({"A": parameter("/kept"), "B": parameter("/kept", DependsOn="A")}, DisableRollback=True)
     assert stack.status == "CREATE_FAILED"
     assert stack.value_of("/kept") == "1"
@@ -86,38 +86,40 @@ def test_a_failed_stack_stays_as_it_is_where_no_rollback_is_asked_for(stack: Sta
 @pytest.mark.parametrize(
     ("resource", "reason"),
     [
-        ({"Type": "AWS::EC2::Instance"}, "the emulator has no AWS::EC2::Instance"),
+        ({"Type": "AWS::EC2::Instance"}, "the emulator does not support AWS::EC2::Instance"),
         (
             parameter("/a", {"Fn::GetAtt": ["A", "Colour"]}),
             "A (AWS::S3::Bucket) does not support attribute type Colour",
         ),
         (
             {"Type": "AWS::S3::Bucket", "Properties": {"WebsiteConfiguration": {}}},
-            "has no WebsiteConfiguration of buckets",
+            "does not support WebsiteConfiguration of buckets",
         ),
         ({"Type": "AWS::KMS::Key", "Properties": {"Colour": "red"}}, r"extraneous key [Colour] is not permitted"),
         ({"Type": "AWS::SQS::QueuePolicy", "Properties": {}}, "an error of the emulator"),
     ],
 )
-def test_what_it_does_not_know_fails_the_stack(own_aws: Emulator, resource: dict[str, Any], reason: str) -> None:
+def test_unknown_resources_and_properties_fail_the_stack(
+    own_aws: Emulator, resource: dict[str, Any], reason: str
+) -> None:
     stack = Stack(own_aws, "unknown")
     stack.create({"A": bucket("unknown"), "B": resource})
     assert stack.status == "ROLLBACK_COMPLETE"
     assert reason in stack.reason
     stack.delete()
-    # What breaks inside is on record, too.
+    # A failure of the emulator is also recorded as a server error.
     errors = [error["operation"] for error in own_aws.health()["server_errors"]]
     assert ("creating B (AWS::SQS::QueuePolicy)" in errors) == (resource["Type"] == "AWS::SQS::QueuePolicy")
 
 
-def test_operations_that_it_does_not_know_are_refused(stack: Stack) -> None:
+def test_unknown_operations_are_refused(stack: Stack) -> None:
     with pytest.raises(ClientError, match="does not implement ListExports"):
         stack.client.list_exports()
     with pytest.raises(ClientError, match="does not implement OnFailure DELETE"):
         stack.create({"A": parameter("/a")}, OnFailure="DELETE")
 
 
-def test_a_bucket_with_objects_holds_its_stack(stack: Stack) -> None:
+def test_bucket_with_objects_prevents_deletion(stack: Stack) -> None:
     s3 = stack.aws.client("s3")
     stack.create({"Bucket": bucket("full-bucket"), "A": parameter("/full", {"Ref": "Bucket"})})
     s3.put_object(Bucket="full-bucket", Key="run", Body=b"weights")
@@ -131,7 +133,7 @@ def test_a_bucket_with_objects_holds_its_stack(stack: Stack) -> None:
         assert stack.status
 
 
-def test_what_is_to_be_retained_outlives_stack_and_template(stack: Stack) -> None:
+def test_retained_resources_outlive_stack_and_template(stack: Stack) -> None:
     first, second = (bucket(f"retained-{name}", DeletionPolicy="Retain") for name in ("first", "second"))
     stack.create({"First": first, "Second": second, "A": parameter("/retained")}, EnableTerminationProtection=True)
     stack.update({"Second": second})
@@ -144,7 +146,7 @@ def test_what_is_to_be_retained_outlives_stack_and_template(stack: Stack) -> Non
         stack.aws.client("s3").head_bucket(Bucket=name)
 
 
-def test_an_export_in_use_neither_changes_nor_goes(stack: Stack) -> None:
+def test_export_in_use_cannot_change_or_be_deleted(stack: Stack) -> None:
     importing, second = beside(stack, "importing"), beside(stack, "second")
 
     def exported(value: str) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def test_an_export_in_use_neither_changes_nor_goes(stack: Stack) -> None:
         assert stack.status
 
 
-def test_a_custom_name_stands_in_the_way_of_a_replacement(stack: Stack) -> None:
+def test_custom_name_prevents_a_replacement(stack: Stack) -> None:
     def group(description: str) -> dict[str, Any]:
         properties = {"GroupName": "custom", "GroupDescription": description}
         return {"A": {"Type": "AWS::EC2::SecurityGroup", "Properties": properties}}
@@ -175,7 +177,7 @@ def test_a_custom_name_stands_in_the_way_of_a_replacement(stack: Stack) -> None:
     assert "when a custom-named resource requires replacing" in stack.reason
 
 
-def test_what_moto_cannot_change_in_place_is_refused_not_replaced(stack: Stack) -> None:
+def test_change_that_moto_cannot_make_in_place_is_refused(stack: Stack) -> None:
     def attached(gateway: str) -> dict[str, Any]:
         gateways = {name: {"Type": "AWS::EC2::InternetGateway"} for name in ("First", "Second")}
         ids = {"VpcId": {"Ref": "Vpc"}, "InternetGatewayId": {"Ref": gateway}}
@@ -190,7 +192,7 @@ def test_what_moto_cannot_change_in_place_is_refused_not_replaced(stack: Stack) 
     assert "cannot change InternetGatewayId in place, as AWS would" in stack.reason
 
 
-def test_a_failed_update_brings_back_what_it_had_replaced(stack: Stack) -> None:
+def test_failed_update_restores_replaced_resources(stack: Stack) -> None:
     def resources(cidr: str, **more: Any) -> dict[str, Any]:
         vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": cidr}}
         return {"Vpc": vpc, "A": parameter("/replaced", {"Ref": "Vpc"}), **more}
@@ -205,7 +207,7 @@ def test_a_failed_update_brings_back_what_it_had_replaced(stack: Stack) -> None:
     assert "10.2.0.0/16" not in vpcs.values()
 
 
-def test_events_tell_the_story_in_order(stack: Stack) -> None:
+def test_events_are_in_order(stack: Stack) -> None:
     stack.create({"A": parameter("/told")})
     events = stack.client.describe_stack_events(StackName=stack.name)["StackEvents"][::-1]
     assert [(event["LogicalResourceId"], event["ResourceStatus"]) for event in events] == [
@@ -218,8 +220,8 @@ def test_events_tell_the_story_in_order(stack: Stack) -> None:
     assert sorted(set(times)) == times
 
 
-def test_eventbridge_hears_how_changes_end(stack: Stack) -> None:
-    # By a rule like the budget stop's.
+def test_eventbridge_gets_the_end_of_each_operation(stack: Stack) -> None:
+    # With a rule like that of the budget stop.
     url, arn = queue_of(stack.aws)
     prefix = f"arn:aws:cloudformation:{REGION}:{ACCOUNT_ID}:stack/{stack.name}/"
     ends = [f"{what}_COMPLETE" for what in ("CREATE", "UPDATE", "DELETE", "ROLLBACK", "UPDATE_ROLLBACK")]
@@ -234,15 +236,15 @@ def test_eventbridge_hears_how_changes_end(stack: Stack) -> None:
     stack.update({"A": parameter("/hears", "2")})
     stack.update({"A": parameter("/hears", "2"), "Taken": taken})
     stack.delete()
-    told = messages(stack.aws, url, 6)
-    assert told[0]["resources"] == [told[0]["detail"]["stack-id"]]
-    assert [event["detail"]["status-details"]["status"] for event in told] == [
+    received = messages(stack.aws, url, 6)
+    assert received[0]["resources"] == [received[0]["detail"]["stack-id"]]
+    assert [event["detail"]["status-details"]["status"] for event in received] == [
         *("ROLLBACK_COMPLETE", "DELETE_COMPLETE"),
         *("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "DELETE_COMPLETE"),
     ]
 
 
-def test_an_unproven_type_is_listed_as_long_as_it_is_there(own_aws: Emulator) -> None:
+def test_recorded_type_is_listed_while_a_stack_has_it(own_aws: Emulator) -> None:
     stack = Stack(own_aws, "unproven")
     stack.create(
         {
@@ -257,8 +259,8 @@ def test_an_unproven_type_is_listed_as_long_as_it_is_there(own_aws: Emulator) ->
     assert own_aws.health()["unproven"] == []
 
 
-def test_a_parameter_that_is_updated_has_the_templates_value_again(stack: Stack) -> None:
-    # Trap: CloudFormation does so for a changed tag too, and whatever somebody wrote meanwhile is lost.
+def test_update_of_a_parameter_restores_the_templates_value(stack: Stack) -> None:
+    # Trap: CloudFormation does this for a changed tag too, and a value written meanwhile is lost.
     ssm = stack.aws.client("ssm")
 
     def resources(*, other: str, **tags: str) -> dict[str, Any]:
@@ -273,11 +275,11 @@ def test_a_parameter_that_is_updated_has_the_templates_value_again(stack: Stack)
         return {tag["Key"]: tag["Value"] for tag in listed if not tag["Key"].startswith("aws:")}
 
     stack.create(resources(other="1"))
-    # WHEN another resource changes, THEN what was written stays
+    # WHEN another resource changes, THEN the written value is kept
     ssm.put_parameter(Name="/reset/written", Value="pushed", Overwrite=True)
     stack.update(resources(other="2"))
     assert (stack.value_of("/reset/other"), stack.value_of("/reset/written")) == ("2", "pushed")
-    # WHEN a tag comes, or goes, THEN it does not
+    # WHEN a tag is added or removed, THEN the written value is lost
     for more in ({"cost-centre": "4711"}, {}):
         ssm.put_parameter(Name="/reset/written", Value="pushed", Overwrite=True)
         stack.update(resources(other="2", **more))

@@ -1,6 +1,6 @@
-"""Which Docker engines the docker executor takes, by what `docker info` says of them.
+"""Which Docker engines the docker executor accepts, judged by the output of `docker info`.
 
-The excerpts are of engines that are not at hand here; a real one runs jobs in tests/images/test_job_in_container.py.
+The excerpts are from engines that are not available here. tests/images/test_job_in_container.py uses a real one.
 """
 
 import logging
@@ -15,7 +15,7 @@ from infra.emulator.containers.docker_executor import check_host_network
 from infra.emulator.errors import ConfigurationError
 
 
-def test_a_rootless_engine_is_refused_before_a_job_hangs() -> None:
+def test_rootless_engine_is_refused_before_a_job_hangs() -> None:
     info = {"OperatingSystem": "Ubuntu 24.04", "SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}
     with pytest.raises(ConfigurationError, match="rootless") as refused:
         check_host_network(info)
@@ -30,7 +30,7 @@ def test_a_rootless_engine_is_refused_before_a_job_hangs() -> None:
         ("Debian GNU/Linux 12 (bookworm)", None, None),
     ],
 )
-def test_others_are_taken_and_docker_desktop_with_a_word_on_its_network(
+def test_docker_desktop_is_accepted_with_a_warning(
     system: str, options: list[str] | None, word: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -38,7 +38,7 @@ def test_others_are_taken_and_docker_desktop_with_a_word_on_its_network(
     assert word in caplog.text if word else caplog.text == ""
 
 
-def test_an_engine_that_does_not_answer_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+def test_missing_engine_is_an_error_with_a_next_step(tmp_path: Path) -> None:
     server = subprocess.run(
         [sys.executable, "-m", "infra.emulator", "serve", "--executor", "docker", "--state-file", str(tmp_path / "s")],
         env={**os.environ, "DOCKER_HOST": "unix:///no/such/socket"},

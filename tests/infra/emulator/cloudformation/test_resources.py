@@ -26,5 +26,7 @@ SPOT = {"Type": "SPOT", "MaxvCpus": 8, "InstanceTypes": ["dl1.24xlarge"]}
         ("Custom::Anything", {"Name": "a"}, {"Name": "b"}, []),
     ],
 )
-def test_what_replaces_a_resource(kind: str, old: dict[str, Any], new: dict[str, Any], replaced: list[str]) -> None:
+def test_properties_that_replace_a_resource(
+    kind: str, old: dict[str, Any], new: dict[str, Any], replaced: list[str]
+) -> None:
     assert replacing(kind, old, new) == replaced

@@ -1,4 +1,4 @@
-"""Log streams: live, in order, and split as CloudWatch wants it."""
+"""Log streams: live, in order, and split as CloudWatch requires."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.emulator.containers.logs import MAX_EVENT_BYTES, LineSplitter
-from tests.support.emulator.batch_calls import Batch, main
+from tests.support.emulator.batch_calls import Batch, container_of
 
 
 def split(*chunks: bytes) -> list[str]:
@@ -28,18 +28,18 @@ def split(*chunks: bytes) -> list[str]:
         ((b"",), []),
     ],
 )
-def test_lines(chunks: tuple[bytes, ...], lines: list[str]) -> None:
+def test_output_is_split_into_lines(chunks: tuple[bytes, ...], lines: list[str]) -> None:
     assert split(*chunks) == lines
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_a_long_line_is_split_between_characters(end: bytes) -> None:
+def test_long_line_is_split_between_characters(end: bytes) -> None:
     line = "\u20ac" * 200_000  # three bytes each, which does not divide the limit
     parts = split(line.encode() + end)
     assert "".join(parts) == line
     assert len(parts) == 3
     assert all(len(part.encode()) <= MAX_EVENT_BYTES for part in parts)
-    # One that never ends does not pile up.
+    # A line without end does not accumulate.
     splitter = LineSplitter()
     assert len([part for _ in range(100) for part in splitter.feed(b"x" * 10_000)]) == 3
 
@@ -54,13 +54,13 @@ for number in range(9999): print(number, 'x' * 100)
 """
     before = time.time() * 1000
     job_id = batch.submit(batch.definition("python", "-c", script), batch.queue())
-    running = batch.said(job_id, "first")
+    running = batch.wait_for_line(job_id, "first")
     assert running["status"] == "RUNNING"
     assert batch.output(running) == ["first"]
     gate.touch()
-    job = batch.ended(job_id)
+    job = batch.wait_for_end(job_id)
     events = batch.aws.client("logs").get_log_events(
-        logGroupName="/aws/batch/job", logStreamName=main(job)["logStreamName"], startFromHead=True, limit=10000
+        logGroupName="/aws/batch/job", logStreamName=container_of(job)["logStreamName"], startFromHead=True, limit=10000
     )["events"]
     assert [event["message"].split()[0] for event in events] == ["first", *map(str, range(9999))]
     times = [event["timestamp"] for event in events]
@@ -68,17 +68,17 @@ for number in range(9999): print(number, 'x' * 100)
     assert times[0] <= job["stoppedAt"]
 
 
-def test_the_definitions_group_and_prefix(batch: Batch) -> None:
+def test_log_group_and_prefix_of_the_definition(batch: Batch) -> None:
     def logging_to(group: str) -> dict[str, Any]:
         options = {"awslogs-group": group, "awslogs-stream-prefix": "team/kind"}
         container = {"logConfiguration": {"logDriver": "awslogs", "options": options}}
-        return batch.ended(batch.submit(batch.definition("echo", "hello", container=container), batch.queue()))
+        return batch.wait_for_end(batch.submit(batch.definition("echo", "hello", container=container), batch.queue()))
 
     batch.aws.client("logs").create_log_group(logGroupName="/of/the/definition")
     job = logging_to("/of/the/definition")
     (task,) = job["attempts"][0]["taskProperties"]
-    assert main(job)["logStreamName"] == f"team/kind/main/{task['taskArn'].rsplit('/', 1)[-1]}"
-    assert batch.lines(main(job)["logStreamName"], "/of/the/definition") == ["hello"]
+    assert container_of(job)["logStreamName"] == f"team/kind/main/{task['taskArn'].rsplit('/', 1)[-1]}"
+    assert batch.lines(container_of(job)["logStreamName"], "/of/the/definition") == ["hello"]
     failed = logging_to("/no/such/group")
     assert failed["statusReason"] == "Task failed to start"
-    assert "The specified log group does not exist." in main(failed["attempts"][0])["reason"]
+    assert "The specified log group does not exist." in container_of(failed["attempts"][0])["reason"]

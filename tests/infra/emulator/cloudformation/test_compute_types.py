@@ -1,4 +1,4 @@
-"""AMIs that Image Builder would make, as a stack's other parts see them."""
+"""AMIs of Image Builder, as other parts of a stack see them."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def known(aws: Any, ami: str) -> bool:
     return bool(aws.client("ec2").describe_images(Filters=[{"Name": "image-id", "Values": [ami]}])["Images"])
 
 
-def test_another_recipe_makes_another_ami_and_a_recipe_cannot_change_under_its_version(emulator: Any) -> None:
+def test_new_version_of_a_recipe_makes_a_new_ami(emulator: Any) -> None:
     # GIVEN a stack with an AMI that EC2 knows
     cloudformation = emulator.client("cloudformation")
     policy = {"UpdateReplacePolicy": "Retain", "DeletionPolicy": "Delete"}
@@ -42,18 +42,18 @@ def test_another_recipe_makes_another_ami_and_a_recipe_cannot_change_under_its_v
     old = published(emulator, "/ami")
     (found,) = emulator.client("ec2").describe_images(ImageIds=[old])["Images"]
     assert {"Key": "trainyard:pool", "Value": "dl1"} in found["Tags"]
-    # WHEN its recipe is edited under its version, THEN that is refused as on AWS, and the stack is as before
+    # WHEN its recipe is edited without a new version, THEN that is refused as on AWS, and the stack does not change
     edited = body("1.0.1", "/ami", **policy).replace("ami-1", "ami-2")
     cloudformation.update_stack(StackName="ami", TemplateBody=edited)
     stack = stack_of(emulator.client, "ami")
     assert stack["StackStatus"] == "UPDATE_ROLLBACK_COMPLETE"
     assert "already exists" in stack["StackStatusReason"]
     assert published(emulator, "/ami") == old
-    # WHEN its recipe gets a new version, THEN there is another AMI, and the old one is kept as the template says
+    # WHEN its recipe gets a new version, THEN there is a new AMI, and the old one is kept as the template says
     cloudformation.update_stack(StackName="ami", TemplateBody=body("1.0.2", "/ami", **policy))
     new = published(emulator, "/ami")
     assert stack_of(emulator.client, "ami")["StackStatus"] == "UPDATE_COMPLETE"
     assert new != old
-    # AND what the stack has goes with it
+    # AND the new AMI is deleted with the stack
     cloudformation.delete_stack(StackName="ami")
     assert [known(emulator, ami) for ami in (old, new)] == [True, False]

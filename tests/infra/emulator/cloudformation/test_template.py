@@ -72,12 +72,12 @@ def test_resolves(value: Any, expected: Any) -> None:
         ("{{resolve:secretsmanager:name}}", "does not implement dynamic references"),
     ],
 )
-def test_says_what_cannot_be_resolved(value: Any, message: str) -> None:
+def test_reports_what_cannot_be_resolved(value: Any, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         scope().resolve(value)
 
 
-def test_parameters_take_what_is_given_then_the_default() -> None:
+def test_parameters_take_the_given_value_or_the_default() -> None:
     declared = {
         "Given": {"Type": "String", "Default": "unused"},
         "Default": {"Type": "Number", "Default": 5},
@@ -104,8 +104,8 @@ def test_refuses_wrong_parameters(given: dict[str, str], message: str) -> None:
         scope({"Secret": "hidden"}, Parameters={"Secret": {"Type": "String", "NoEcho": True}})
 
 
-def test_a_rule_of_the_template_holds_the_deployment_back() -> None:
-    # What the CDK writes, so that an old bootstrap stack is noticed.
+def test_rule_of_the_template_stops_the_deployment() -> None:
+    # The CDK writes this rule to detect an old bootstrap stack.
     contains = {"Fn::Contains": [["1", "2", "3"], {"Ref": "Version"}]}
     rules = {"Check": {"Assertions": [{"Assert": {"Fn::Not": [contains]}, "AssertDescription": "run cdk bootstrap"}]}}
     declared = {"Version": {"Type": "String"}}
@@ -115,7 +115,7 @@ def test_a_rule_of_the_template_holds_the_deployment_back() -> None:
         scope({"Version": "3"}, Parameters=declared, Rules=rules)
 
 
-def test_resources_come_after_what_they_need() -> None:
+def test_resources_come_after_their_dependencies() -> None:
     resources = {
         "Last": {"Type": "T", "Properties": {"A": {"Fn::Sub": "${Middle.Arn}"}, "B": {"Fn::GetAtt": ["First", "Arn"]}}},
         "Absent": {"Type": "T", "Condition": "Never"},

@@ -1,4 +1,4 @@
-"""What Batch refuses, or the emulator does because no stack uses it: with the reason, before anything is made."""
+"""Requests that Batch refuses, or that the emulator refuses because no stack needs them: with a reason, and at once."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.support.emulator.batch_calls import Batch, ecs_properties, overrides
     [
         ({"jobDefinitionName": "a name", "type": "container", "ecsProperties": ecs_properties()}, "is invalid"),
         ({"type": "container"}, "one task with one container"),
-        ({"type": "container", "containerProperties": {"image": "x"}}, "knows ecsProperties only"),
+        ({"type": "container", "containerProperties": {"image": "x"}}, "supports only ecsProperties"),
         ({"type": "container", "ecsProperties": {"taskProperties": [{"containers": [{"image": "x"}]}]}}, "vCPU is not"),
         ({"type": "container", "ecsProperties": ecs_properties("x" * 25_000)}, "limit is 24576 bytes"),
         (
@@ -28,11 +28,11 @@ from tests.support.emulator.batch_calls import Batch, ecs_properties, overrides
                     "nodeRangeProperties": [{"targetNodes": "0:1", "ecsProperties": ecs_properties()}],
                 },
             },
-            "one range, of targetNodes 0:",
+            "one range, with targetNodes 0:",
         ),
     ],
 )
-def test_definitions(batch: Batch, request_: dict[str, Any], complaint: str) -> None:
+def test_wrong_definitions_are_refused(batch: Batch, request_: dict[str, Any], complaint: str) -> None:
     with pytest.raises(batch.client.exceptions.ClientException, match=complaint):
         batch.client.register_job_definition(**{"jobDefinitionName": "refused", **request_})
 
@@ -45,18 +45,18 @@ def test_definitions(batch: Batch, request_: dict[str, Any], complaint: str) -> 
         ({"jobDefinition": "nobody"}, "does not exist or is not in ACTIVE status"),
         ({"timeout": {"attemptDurationSeconds": 0}}, "at least 1, but was 0"),
         ({"dependsOn": [{"jobId": "00000000-0000-0000-0000-000000000000"}]}, "does not exist"),
-        ({"dependsOn": [{"type": "SEQUENTIAL"}]}, "knows jobId only"),
+        ({"dependsOn": [{"type": "SEQUENTIAL"}]}, "supports only jobId"),
         ({"arrayProperties": {"size": 1}}, "between 2 and 10000"),
         ({"ecsPropertiesOverride": overrides(command=["echo", ""])}, "empty string"),
         ({"ecsPropertiesOverride": overrides(environment={"AWS_BATCH_X": "1"})}, "reserved for Batch"),
         ({"ecsPropertiesOverride": overrides(name="other")}, "container other does not exist"),
-        ({"containerOverrides": {"command": ["true"]}}, "knows ecsPropertiesOverride and nodeOverrides only"),
+        ({"containerOverrides": {"command": ["true"]}}, "supports only ecsPropertiesOverride and nodeOverrides"),
         ({"nodeOverrides": {"numNodes": 2}}, "not multi-node parallel jobs"),
         ({"shareIdentifier": "research"}, "fair share scheduling policy"),
         ({"ecsPropertiesOverride": overrides(command=["x" * 31_000])}, "limit is 30720 bytes"),
     ],
 )
-def test_submissions(batch: Batch, request_: dict[str, Any], complaint: str) -> None:
+def test_wrong_submissions_are_refused(batch: Batch, request_: dict[str, Any], complaint: str) -> None:
     fine = {"jobName": "fine", "jobQueue": batch.queue(), "jobDefinition": batch.definition("true")}
     with pytest.raises(batch.client.exceptions.ClientException, match=complaint):
         batch.client.submit_job(**{**fine, **request_})
@@ -65,15 +65,15 @@ def test_submissions(batch: Batch, request_: dict[str, Any], complaint: str) -> 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"type": "UNMANAGED"}, "MANAGED compute environments on ECS only"),
-        ({"computeResources": {"type": "FARGATE"}}, "one of EC2 | SPOT"),
+        ({"type": "UNMANAGED"}, "only MANAGED compute environments on ECS"),
+        ({"computeResources": {"type": "FARGATE"}}, "must be EC2 or SPOT"),
         ({"computeResources": {"subnets": ["subnet-none"]}}, "subnet-none"),
         ({"computeResources": {"minvCpus": 9}}, "between 0 and maxvCpus"),
         ({"computeResources": {"desiredvCpus": 1}}, "starts no instances"),
         ({"computeResources": {"instanceRole": "nobody"}}, "instance profile nobody does not exist"),
     ],
 )
-def test_environments(batch: Batch, change: dict[str, Any], complaint: str) -> None:
+def test_wrong_environments_are_refused(batch: Batch, change: dict[str, Any], complaint: str) -> None:
     resources = {
         "type": "EC2",
         "minvCpus": 0,
@@ -89,7 +89,7 @@ def test_environments(batch: Batch, change: dict[str, Any], complaint: str) -> N
         batch.client.create_compute_environment(**request)
 
 
-def test_what_is_disabled_takes_no_jobs_and_what_is_in_use_stays(batch: Batch) -> None:
+def test_disabled_takes_no_jobs_and_used_cannot_be_deleted(batch: Batch) -> None:
     def refused(operation: str, complaint: str, **request: Any) -> None:
         with pytest.raises(batch.client.exceptions.ClientException, match=complaint):
             getattr(batch.client, operation)(**request)
