@@ -55,8 +55,8 @@ def keep_objects(folder: Path) -> None:
     global _kept  # noqa: PLW0603 - one server is one process
     _kept = KeptObjects(folder)
     for name in ("put_object", "delete_object", "put_object_tagging", "delete_object_tagging"):
-        setattr(S3Backend, name, _watched(getattr(S3Backend, name), _kept))
-    S3Backend.create_bucket = _filled(S3Backend.create_bucket, _kept)
+        setattr(S3Backend, name, _noting_changes(getattr(S3Backend, name), _kept))
+    S3Backend.create_bucket = _filling_buckets(S3Backend.create_bucket, _kept)
 
 
 def write_changes() -> None:
@@ -120,9 +120,9 @@ class KeptObjects:
             if found is None:
                 record.unlink(missing_ok=True)
             else:
-                whole = record.with_suffix(".part")
-                whole.write_text(json.dumps({"body": body.name, **_described(backend, found)}))
-                whole.replace(record)
+                temporary = record.with_suffix(".part")
+                temporary.write_text(json.dumps({"body": body.name, **_attributes_of(backend, found)}))
+                temporary.replace(record)
             if before is not None:
                 (folder / before).unlink(missing_ok=True)
 
@@ -150,9 +150,9 @@ class KeptObjects:
             before = names.get(owner)
             if before is not None and not any(before in backend.buckets for backend in _backends()):
                 return str(before)
-            whole = path.with_suffix(".part")
-            whole.write_text(json.dumps({**names, owner: name}, indent=1))
-            whole.replace(path)
+            temporary = path.with_suffix(".part")
+            temporary.write_text(json.dumps({**names, owner: name}, indent=1))
+            temporary.replace(path)
         return name
 
 
@@ -162,7 +162,7 @@ def _backends() -> list[Any]:
     return [backend for account in s3_backends.values() for backend in account.values()]
 
 
-def _watched(method: Callable[..., Any], kept: KeptObjects) -> Callable[..., Any]:
+def _noting_changes(method: Callable[..., Any], kept: KeptObjects) -> Callable[..., Any]:
     """Wrap a method of the backend so that it notes which object it changes."""
     signature = inspect.signature(method)
 
@@ -178,7 +178,7 @@ def _watched(method: Callable[..., Any], kept: KeptObjects) -> Callable[..., Any
     return change
 
 
-def _filled(create_bucket: Callable[..., Any], kept: KeptObjects) -> Callable[..., Any]:
+def _filling_buckets(create_bucket: Callable[..., Any], kept: KeptObjects) -> Callable[..., Any]:
     def create(backend: Any, *positional: Any, **named: Any) -> Any:
         bucket = create_bucket(backend, *positional, **named)
         kept.fill(backend, bucket)
@@ -200,7 +200,7 @@ def _body_of(record: Path) -> str | None:
     return None
 
 
-def _described(backend: Any, key: Any) -> dict[str, Any]:
+def _attributes_of(backend: Any, key: Any) -> dict[str, Any]:
     key.etag  # noqa: B018 - computes it
     return {
         "key": key.name,
@@ -231,7 +231,7 @@ def _restored(backend: Any, bucket_name: str, described: dict[str, Any], body: b
 _ONE_RANGE = re.compile(r"bytes=(\d+-\d*|-\d+)", re.ASCII)
 """A single range, which moto cuts out of the object. For several or invalid ranges, moto returns the whole object."""
 
-_asked = threading.local()
+_request = threading.local()
 
 _whole_value, _set_value = FakeKey.value.fget, FakeKey.value.fset
 _get_object, _key_response = S3Response.get_object, S3Response.key_response
@@ -264,18 +264,18 @@ class _Content:
 
 
 def _value(key: Any) -> "bytes | _Content":
-    if getattr(_asked, "for_range", False):
+    if getattr(_request, "for_range", False):
         return _Content(key)
     whole: bytes = _whole_value(key)
     return whole
 
 
 def _get_range_or_object(response: Any) -> Any:
-    _asked.for_range = _ONE_RANGE.fullmatch(response.headers.get("range", "")) is not None
+    _request.for_range = _ONE_RANGE.fullmatch(response.headers.get("range", "")) is not None
     try:
         return _get_object(response)
     finally:
-        _asked.for_range = False
+        _request.for_range = False
 
 
 def _answer_with_bytes(response: Any, *arguments: Any) -> Any:

@@ -17,7 +17,7 @@ _STATES = ("ENABLED", "DISABLED")
 MAX_QUEUE_ENVIRONMENTS = 3
 
 
-class _Described:
+class _BatchResource:
     """Common to environments and queues: the properties of the request that created one, as updated since."""
 
     kind: str
@@ -46,7 +46,7 @@ class _Described:
         }
 
 
-class ComputeEnvironment(_Described):
+class ComputeEnvironment(_BatchResource):
     """A compute environment."""
 
     kind = "computeEnvironment"
@@ -92,7 +92,7 @@ class ComputeEnvironment(_Described):
         return {**super().describe(tags), "ecsClusterArn": self.ecs_arn, "containerOrchestrationType": "ECS"}
 
 
-class JobQueue(_Described):
+class JobQueue(_BatchResource):
     """A job queue."""
 
     kind = "jobQueue"

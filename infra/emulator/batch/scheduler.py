@@ -223,7 +223,7 @@ class Scheduler:
         policy = self._policy(queue.scheduling_policy_arn)
         now = time.monotonic()
         recent = self._usages.setdefault(queue.arn, {})
-        for key in [key for key, usage in recent.items() if is_forgotten(policy, usage, now)]:
+        for key in [key for key, usage in recent.items() if is_expired(policy, usage, now)]:
             del recent[key]
         usage_of = {
             share: weighted_usage(policy, recent.values(), share, now)
@@ -407,7 +407,7 @@ def weighted_usage(policy: Mapping[str, Any], usages: Iterable[Usage], share: st
     return total * weight_factor(policy, share)
 
 
-def is_forgotten(policy: Mapping[str, Any], usage: Usage, now: float) -> bool:
+def is_expired(policy: Mapping[str, Any], usage: Usage, now: float) -> bool:
     """Return whether a usage ended before the window."""
     window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
     return usage.stopped is not None and usage.stopped < now - window

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from infra.emulator.cloudformation.resources import replacing
+from infra.emulator.cloudformation.resources import replacing_properties
 from infra.emulator.cloudformation.stack import Stack, StackResource
 from infra.emulator.cloudformation.template import TemplateError
 
@@ -91,7 +91,7 @@ class _Preview:
         changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
         if not changed:
             return None
-        recreating = set(replacing(resource.resource_type, old, new))
+        recreating = set(replacing_properties(resource.resource_type, old, new))
         revised = resource.resource_type == "AWS::Batch::JobDefinition"
         (self._renewed if recreating or revised else self._changed).add(resource.logical_id)
         details = [_detail(name, new.get(name), recreates=name in recreating) for name in changed]

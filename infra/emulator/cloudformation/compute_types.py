@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 from moto.core.exceptions import JsonRESTError
 
 from infra.emulator.cloudformation.api import Api, Properties, PropertyError
-from infra.emulator.cloudformation.resource_type import TYPES, Fixed, Made, Operation, Row, Tagging, is_true, without
+from infra.emulator.cloudformation.resource_type import (
+    TYPES,
+    Immutable,
+    Operation,
+    PhysicalResource,
+    Row,
+    Tagging,
+    is_true,
+    without,
+)
 
 _TAGGING = Tagging(add="CreateTags", remove="DeleteTags", resource="Resources")
 
@@ -21,46 +30,46 @@ class Ec2(Row):
 
     service: str = "ec2"
     tagging: Tagging | None = _TAGGING
-    left_out: frozenset[str] = frozenset({"Tags"})
+    ignored: frozenset[str] = frozenset({"Tags"})
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        made = super().create(api, name, properties)
-        self.change_tags(api, made, {}, properties)
-        return made
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
+        physical = super().create(api, name, properties)
+        self.change_tags(api, physical, {}, properties)
+        return physical
 
 
 class Vpc(Ec2):
     """AWS::EC2::VPC."""
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        made = super().create(api, name, properties)
-        filters = [{"Name": "vpc-id", "Values": [made.ref]}, {"Name": "group-name", "Values": ["default"]}]
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
+        physical = super().create(api, name, properties)
+        filters = [{"Name": "vpc-id", "Values": [physical.ref]}, {"Name": "group-name", "Values": ["default"]}]
         [group] = api("DescribeSecurityGroups", Filters=filters)["SecurityGroups"]
-        made.attributes["DefaultSecurityGroup"] = group["GroupId"]
-        return made
+        physical.attributes["DefaultSecurityGroup"] = group["GroupId"]
+        return physical
 
 
 class VpcEndpoint(Ec2):
     """AWS::EC2::VPCEndpoint."""
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
         lists = ("RouteTableIds", "SecurityGroupIds", "SubnetIds")
-        super().change(api, made, without(old, *lists), without(new, *lists))
+        super().change(api, physical, without(old, *lists), without(new, *lists))
         for name in lists:
             before, after = set(old.get(name, [])), set(new.get(name, []))
             for verb, ids in (("Add", after - before), ("Remove", before - after)):
                 if ids:
-                    api("ModifyVpcEndpoint", VpcEndpointId=made.ref, **{f"{verb}{name}": sorted(ids)})
-        return made
+                    api("ModifyVpcEndpoint", VpcEndpointId=physical.ref, **{f"{verb}{name}": sorted(ids)})
+        return physical
 
 
 class LaunchTemplate(Ec2):
     """AWS::EC2::LaunchTemplate; changed data become a new version."""
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        changed = super().change(api, made, old, new)
-        [found] = api("DescribeLaunchTemplates", LaunchTemplateIds=[made.ref])["LaunchTemplates"]
-        return Made(changed.ref, {"LatestVersionNumber": found["LatestVersionNumber"]}, changed.name)
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        changed = super().change(api, physical, old, new)
+        [found] = api("DescribeLaunchTemplates", LaunchTemplateIds=[physical.ref])["LaunchTemplates"]
+        return PhysicalResource(changed.ref, {"LatestVersionNumber": found["LatestVersionNumber"]}, changed.name)
 
 
 _RULES = {"SecurityGroupIngress": "Ingress", "SecurityGroupEgress": "Egress"}
@@ -71,38 +80,38 @@ _EVERYWHERE = {"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}
 class SecurityGroup(Ec2):
     """AWS::EC2::SecurityGroup; rules in its properties change in place, and separate rules are kept."""
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        made = super().create(api, name, without(properties, *_RULES))
-        self._set_rules(api, made, {}, properties)
-        return made
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
+        physical = super().create(api, name, without(properties, *_RULES))
+        self._set_rules(api, physical, {}, properties)
+        return physical
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        super().change(api, made, without(old, *_RULES), without(new, *_RULES))
-        self._set_rules(api, made, old, new)
-        return made
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        super().change(api, physical, without(old, *_RULES), without(new, *_RULES))
+        self._set_rules(api, physical, old, new)
+        return physical
 
-    def _set_rules(self, api: Api, made: Made, old: Properties, new: Properties) -> None:
+    def _set_rules(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> None:
         for key, direction in _RULES.items():
             none = [_EVERYWHERE] if direction == "Egress" else []
             before, after = (one.get(key) or none for one in (old, new))
             for verb, rules, others in (("Revoke", before, after), ("Authorize", after, before)):
                 for rule in rules:
                     if rule not in others:
-                        _rule(api, f"{verb}SecurityGroup{direction}", made.ref, rule)
+                        _rule(api, f"{verb}SecurityGroup{direction}", physical.ref, rule)
 
 
 @dataclass(frozen=True)
-class SeparateRule(Fixed):
+class SeparateRule(Immutable):
     """A security group rule declared as a separate resource."""
 
     service = "ec2"
     direction: str
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         answer = _rule(api, f"AuthorizeSecurityGroup{self.direction}", properties["GroupId"], properties)
-        return Made(answer["SecurityGroupRules"][0]["SecurityGroupRuleId"], {}, name)
+        return PhysicalResource(answer["SecurityGroupRules"][0]["SecurityGroupRuleId"], {}, name)
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         _rule(api, f"RevokeSecurityGroup{self.direction}", properties["GroupId"], properties)
 
 
@@ -133,15 +142,15 @@ def _switch(operation: str, name: str, *, default: bool) -> Any:
 class JobDefinition(Row):
     """AWS::Batch::JobDefinition; each change registers a revision, which is part of Ref."""
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        changed = self.create(api, made.name, new)
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        changed = self.create(api, physical.name, new)
         if not is_true(new.get("ResourceRetentionPolicy", {}).get("SkipDeregisterOnUpdate")):
-            self.delete(api, made, old)
+            self.delete(api, physical, old)
         return changed
 
 
 @dataclass(frozen=True)
-class Versioned(Fixed):
+class Versioned(Immutable):
     """A type whose identity is its name and version."""
 
     service = "imagebuilder"
@@ -149,7 +158,7 @@ class Versioned(Fixed):
     """Its name in ARNs."""
     _taken: ClassVar[set[str]] = set()
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         arn = api.arn(f"{self.kind}/{properties['Name']}/{properties['Version']}")
         if arn in self._taken:
             raise JsonRESTError(
@@ -157,27 +166,27 @@ class Versioned(Fixed):
                 f"The following resource '{self.kind}' already exists: '{arn}'. Change its version.",
             )
         self._taken.add(arn)
-        return Made(arn, {"Arn": arn}, name)
+        return PhysicalResource(arn, {"Arn": arn}, name)
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        self._taken.discard(made.ref)
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
+        self._taken.discard(physical.ref)
 
 
-class Image(Fixed):
+class Image(Immutable):
     """AWS::ImageBuilder::Image: an AMI that is created and deleted with the resource."""
 
     service = "ec2"
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         recipe, version = properties["ImageRecipeArn"].split("/")[-2:]
         ami = api("RegisterImage", Name=f"{recipe} {version}")["ImageId"]
         if properties.get("Tags"):
             api("CreateTags", Resources=[ami], Tags=properties["Tags"])
         arn = api.arn(f"image/{recipe}/{version}/{ami}", service="imagebuilder")
-        return Made(arn, {"Arn": arn, "ImageId": ami}, name)
+        return PhysicalResource(arn, {"Arn": arn, "ImageId": ami}, name)
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeregisterImage", ImageId=made.attributes["ImageId"])
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
+        api("DeregisterImage", ImageId=physical.attributes["ImageId"])
 
 
 TYPES |= {
@@ -189,8 +198,8 @@ TYPES |= {
         attributes={"ComputeEnvironmentArn": "computeEnvironmentArn"},
         update_by="UpdateComputeEnvironment",
         ids=("ComputeEnvironment",),
-        left_out=frozenset({"ReplaceComputeEnvironment"}),
-        sets={"UpdatePolicy": lambda policy: ("UpdateComputeEnvironment", {"UpdatePolicy": policy})},
+        ignored=frozenset({"ReplaceComputeEnvironment"}),
+        setters={"UpdatePolicy": lambda policy: ("UpdateComputeEnvironment", {"UpdatePolicy": policy})},
         disable={"State": "DISABLED"},
         tagging=Tagging(),
     ),
@@ -201,7 +210,7 @@ TYPES |= {
         ref="jobDefinitionArn",
         attributes={"JobDefinitionArn": "jobDefinitionArn"},
         ids=("JobDefinition",),
-        left_out=frozenset({"ResourceRetentionPolicy"}),
+        ignored=frozenset({"ResourceRetentionPolicy"}),
         delete_by="DeregisterJobDefinition",
     ),
     "AWS::Batch::JobQueue": Row(
@@ -211,7 +220,7 @@ TYPES |= {
         ref="jobQueueArn",
         attributes={"JobQueueArn": "jobQueueArn"},
         update_by="UpdateJobQueue",
-        emptied={"JobStateTimeLimitActions": []},
+        reset_values={"JobStateTimeLimitActions": []},
         ids=("JobQueue",),
         disable={"State": "DISABLED"},
         tagging=Tagging(),
@@ -242,7 +251,7 @@ TYPES |= {
         create_by="CreateLaunchTemplate",
         ref="LaunchTemplate.LaunchTemplateId",
         attributes={"LatestVersionNumber": "LaunchTemplate.LatestVersionNumber"},
-        sets={"LaunchTemplateData": lambda data: ("CreateLaunchTemplateVersion", {"LaunchTemplateData": data})},
+        setters={"LaunchTemplateData": lambda data: ("CreateLaunchTemplateVersion", {"LaunchTemplateData": data})},
     ),
     "AWS::EC2::NatGateway": Ec2(create_by="CreateNatGateway", ref="NatGateway.NatGatewayId"),
     "AWS::EC2::Route": Row(service="ec2", create_by="CreateRoute", ids=("RouteTableId", "DestinationCidrBlock")),
@@ -259,7 +268,7 @@ TYPES |= {
     "AWS::EC2::Subnet": Ec2(
         create_by="CreateSubnet",
         ref="Subnet.SubnetId",
-        sets={
+        setters={
             "MapPublicIpOnLaunch": _switch("ModifySubnetAttribute", "MapPublicIpOnLaunch", default=False),
         },
     ),
@@ -269,7 +278,7 @@ TYPES |= {
     "AWS::EC2::VPC": Vpc(
         create_by="CreateVpc",
         ref="Vpc.VpcId",
-        sets={
+        setters={
             "EnableDnsHostnames": _switch("ModifyVpcAttribute", "EnableDnsHostnames", default=False),
             "EnableDnsSupport": _switch("ModifyVpcAttribute", "EnableDnsSupport", default=True),
         },

@@ -26,7 +26,7 @@ RECORDED = frozenset(
 
 
 @dataclass
-class Made:
+class PhysicalResource:
     """A resource that exists."""
 
     ref: str
@@ -60,23 +60,23 @@ class ResourceType(ABC):
     """None: tags are ordinary properties."""
 
     @abstractmethod
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         """Create a resource."""
 
     @abstractmethod
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
         """Change a resource in place. Excludes tags if `tagging` is set."""
 
     @abstractmethod
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         """Delete a resource."""
 
-    def change_tags(self, api: Api, made: Made, old: Properties, new: Properties) -> None:
+    def change_tags(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> None:
         """Change the tags of a resource in place."""
         assert self.tagging is not None  # noqa: S101 - narrows the type
         before, after = (_pairs(one.get("Tags")) for one in (old, new))
         # The ARN of a log group ends in ":*", except in requests for its tags.
-        which = str(made.attributes.get(self.tagging.attribute, made.ref)).removesuffix(":*")
+        which = str(physical.attributes.get(self.tagging.attribute, physical.ref)).removesuffix(":*")
         named = {self.tagging.resource: [which] if self.service == "ec2" else which}
         if gone := sorted(before.keys() - after.keys()):
             # EC2 takes tags, other services take their keys.
@@ -86,19 +86,19 @@ class ResourceType(ABC):
             api(self.tagging.add, **named, Tags=after)
 
 
-class Fixed(ResourceType):
+class Immutable(ResourceType):
     """A type that AWS never changes in place, or that moto cannot change."""
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
         raise cannot_change({*old, *new} - {key for key in old if old[key] == new.get(key)})
 
 
-class Remade(ResourceType):
+class Recreated(ResourceType):
     """A type whose change deletes the resource and creates it again under its name. It has no state to lose."""
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        self.delete(api, made, old)
-        return self.create(api, made.name, new)
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        self.delete(api, physical, old)
+        return self.create(api, physical.name, new)
 
 
 Operation = tuple[str, Properties]
@@ -146,97 +146,97 @@ class Row(ResourceType):
     """Path of the id in the answer. Empty: the name is the id, or the properties in `ids` are."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Names for Fn::GetAtt, and their paths in the answer. `:…` is the end of an ARN, with {name}."""
-    left_out: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
     """Properties that are not sent to any operation."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Properties whose parameter has another name; `Ids[]` takes a list."""
-    sets: Mapping[str, Callable[[Any], Operation]] = field(default_factory=dict)
+    setters: Mapping[str, Callable[[Any], Operation]] = field(default_factory=dict)
     """Properties with a separate operation, built from the value, or from None if the template dropped it."""
     items: Mapping[str, Items] = field(default_factory=dict)
-    emptied: Mapping[str, Any] = field(default_factory=dict)
+    reset_values: Mapping[str, Any] = field(default_factory=dict)
     """Values for `update_by` of properties that the template dropped."""
-    remade: bool = False
+    recreate: bool = False
     """Whether a change deletes the resource and creates it again under its name. It has no state to lose."""
     disable: Mapping[str, Any] = field(default_factory=dict)
     """Parameters for `update_by` before a resource can be deleted."""
     tagging: Tagging | None = None
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        afterwards = [key for key in (*self.sets, *self.items) if not self._takes(self.create_by, key)]
-        done = without(properties, *afterwards)
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
+        later = [key for key in (*self.setters, *self.items) if not self._takes(self.create_by, key)]
+        done = without(properties, *later)
         named = {self.name_property: name} if self.name_property else {}
         answer = api(self.create_by, **self._parameters({**done, **named}))
         attributes = {
             key: api.arn(at[1:].format(name=name)) if at.startswith(":") else _at(at, answer)
             for key, at in self.attributes.items()
         }
-        made = Made(str(_at(self.ref, answer)) if self.ref else name, attributes, name)
+        physical = PhysicalResource(str(_at(self.ref, answer)) if self.ref else name, attributes, name)
         if not self.ref and not self.name_property:
-            made.ref = "|".join(map(str, self.named(made, properties).values()))
-        for key in afterwards:
+            physical.ref = "|".join(map(str, self.named(physical, properties).values()))
+        for key in later:
             if key not in properties:
                 continue
             try:
-                self._set(api, made, key, {}, properties)
+                self._set(api, physical, key, {}, properties)
             except Exception:
-                self.delete(api, made, done)
+                self.delete(api, physical, done)
                 raise
             done[key] = properties[key]
-        return made
+        return physical
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        if self.remade:
-            self.delete(api, made, old)
-            return self.create(api, made.name, new)
-        changed = sorted(key for key in {*old, *new} - self.left_out if old.get(key) != new.get(key))
-        alone = [key for key in changed if key in self.sets or key in self.items]
-        together = [key for key in changed if key not in alone]
-        if together and self.update_by == self.create_by:
-            return self.create(api, made.name, new)
-        if fixed := [key for key in together if not self._updates(key, new)]:
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        if self.recreate:
+            self.delete(api, physical, old)
+            return self.create(api, physical.name, new)
+        changed = sorted(key for key in {*old, *new} - self.ignored if old.get(key) != new.get(key))
+        separate = [key for key in changed if key in self.setters or key in self.items]
+        combined = [key for key in changed if key not in separate]
+        if combined and self.update_by == self.create_by:
+            return self.create(api, physical.name, new)
+        if fixed := [key for key in combined if not self._updates(key, new)]:
             raise cannot_change(fixed)
-        if together:
-            taken = {key: item for key, item in {**self.emptied, **new}.items() if self._updates(key, new)}
-            api(self.update_by, **{**self._parameters(taken), **self.named(made, new)})
-        for key in alone:
-            self._set(api, made, key, old, new)
-        return made
+        if combined:
+            taken = {key: item for key, item in {**self.reset_values, **new}.items() if self._updates(key, new)}
+            api(self.update_by, **{**self._parameters(taken), **self.named(physical, new)})
+        for key in separate:
+            self._set(api, physical, key, old, new)
+        return physical
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         for key in self.items:
-            self._set(api, made, key, properties, {})
+            self._set(api, physical, key, properties, {})
         if self.disable:
-            api(self.update_by, **self.named(made, properties), **self.disable)
-        api(self.delete_by or self.create_by.replace("Create", "Delete"), **self.named(made, properties))
+            api(self.update_by, **self.named(physical, properties), **self.disable)
+        api(self.delete_by or self.create_by.replace("Create", "Delete"), **self.named(physical, properties))
 
-    def named(self, made: Made, properties: Properties) -> dict[str, Any]:
+    def named(self, physical: PhysicalResource, properties: Properties) -> dict[str, Any]:
         """Return the parameters that name a resource."""
-        known = {**made.attributes, self.name_property: made.name, **properties}
+        known = {**physical.attributes, self.name_property: physical.name, **properties}
         found = {}
         for parameter in self.ids or (self.ref.rsplit(".", 1)[-1] or self.name_property,):
             name = parameter.removesuffix("[]")
-            which = known.get(name, made.ref)
+            which = known.get(name, physical.ref)
             found[name] = which if name == parameter else [which]
         return found
 
     def _parameters(self, properties: Properties) -> dict[str, Any]:
         parameters = {}
-        for key, item in without(properties, *self.left_out).items():
+        for key, item in without(properties, *self.ignored).items():
             parameter = self.renamed.get(key, key)
             parameters[parameter.removesuffix("[]")] = [item] if parameter.endswith("[]") else item
         return parameters
 
-    def _set(self, api: Api, made: Made, key: str, old: Properties, new: Properties) -> None:
-        if key in self.sets:
-            operations = [self.sets[key](new.get(key))]
+    def _set(self, api: Api, physical: PhysicalResource, key: str, old: Properties, new: Properties) -> None:
+        if key in self.setters:
+            operations = [self.setters[key](new.get(key))]
         else:
             operations = self.items[key].operations(old.get(key, []), new.get(key, []))
         for operation, parameters in operations:
-            api(operation, **{**self.named(made, new), **parameters})
+            api(operation, **{**self.named(physical, new), **parameters})
 
     def _updates(self, key: str, new: Properties) -> bool:
         """Return whether `update_by` can set a property, or reset one that the template dropped."""
-        return self._takes(self.update_by, key) and (key in new or key in self.emptied)
+        return self._takes(self.update_by, key) and (key in new or key in self.reset_values)
 
     def _takes(self, operation: str, key: str) -> bool:
         return bool(operation) and has_parameter(self.service, operation, self.renamed.get(key, key).removesuffix("[]"))

@@ -21,7 +21,7 @@ from werkzeug.exceptions import HTTPException
 
 from infra.emulator import REGION, s3
 from infra.emulator.cloudformation.api import Account, Api, Properties
-from infra.emulator.cloudformation.resource_type import RECORDED, TYPES, Made, ResourceType, without
+from infra.emulator.cloudformation.resource_type import RECORDED, TYPES, PhysicalResource, ResourceType, without
 from infra.emulator.errors import ConfigurationError, record_exception
 
 
@@ -47,15 +47,15 @@ class _Recorded(ResourceType):
     def __init__(self, name: str) -> None:
         _, self.service, self._kind = (*name.lower().split("::"), "")[:3]
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         ref = str(properties.get("Name", name))
-        return Made(ref, {"Arn": api.arn(f"{self._kind}/{ref}")}, name)
+        return PhysicalResource(ref, {"Arn": api.arn(f"{self._kind}/{ref}")}, name)
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
         del api, old, new
-        return made
+        return physical
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         """Do nothing: there is only the record."""
 
 
@@ -64,11 +64,13 @@ def is_recorded(resource_type: str) -> bool:
     return resource_type in RECORDED or resource_type.startswith("Custom::")
 
 
-def create(resource_type: str, logical_id: str, properties: Properties, account: Account, *, stack_name: str) -> Made:
+def create(
+    resource_type: str, logical_id: str, properties: Properties, account: Account, *, stack_name: str
+) -> PhysicalResource:
     """Create a resource. Raises ResourceError if its service refuses it."""
     found = _type(resource_type)
     name = properties.get(found.name_property) or _generated_name(resource_type, stack_name, logical_id)
-    with _reasons(f"creating {logical_id} ({resource_type})"):
+    with _service_errors(f"creating {logical_id} ({resource_type})"):
         return found.create(Api(found.service, account), str(name), copy.deepcopy(properties))
 
 
@@ -83,26 +85,28 @@ def check_replaceable(resource_type: str, old: Properties, new: Properties) -> N
         )
 
 
-def change(made: Made, resource_type: str, *, old: Properties, new: Properties, account: Account) -> Made:
+def change(
+    physical: PhysicalResource, resource_type: str, *, old: Properties, new: Properties, account: Account
+) -> PhysicalResource:
     """Change a resource in place. Raises ResourceError if its service refuses the change."""
     found = _type(resource_type)
-    with _reasons(f"updating {made.ref} ({resource_type})"):
+    with _service_errors(f"updating {physical.ref} ({resource_type})"):
         api = Api(found.service, account)
         if found.tagging is None:
-            return found.change(api, made, old, copy.deepcopy(new))
-        changed, before, after = made, without(old, "Tags"), without(new, "Tags")
+            return found.change(api, physical, old, copy.deepcopy(new))
+        changed, before, after = physical, without(old, "Tags"), without(new, "Tags")
         if before != after:
-            changed = found.change(api, made, before, copy.deepcopy(after))
+            changed = found.change(api, physical, before, copy.deepcopy(after))
         if old.get("Tags") != new.get("Tags"):
             found.change_tags(api, changed, old, new)
         return changed
 
 
-def delete(made: Made, resource_type: str, properties: Properties, account: Account) -> None:
+def delete(physical: PhysicalResource, resource_type: str, properties: Properties, account: Account) -> None:
     """Delete a resource. Raises ResourceError if its service refuses, for example a bucket that is not empty."""
     found = _type(resource_type)
-    with _reasons(f"deleting {made.ref} ({resource_type})"):
-        found.delete(Api(found.service, account), made, properties)
+    with _service_errors(f"deleting {physical.ref} ({resource_type})"):
+        found.delete(Api(found.service, account), physical, properties)
 
 
 def _type(resource_type: str) -> ResourceType:
@@ -124,7 +128,7 @@ def _generated_name(resource_type: str, stack_name: str, logical_id: str) -> str
 
 
 @contextmanager
-def _reasons(doing: str) -> Iterator[None]:
+def _service_errors(operation: str) -> Iterator[None]:
     """Turn a service's error into a ResourceError, and also record any other exception as a server error."""
     try:
         yield
@@ -135,20 +139,20 @@ def _reasons(doing: str) -> Iterator[None]:
     except ParamValidationError as error:
         raise ResourceError(str(error)) from error
     except Exception as error:
-        record_exception("CloudFormation", doing, error)
+        record_exception("CloudFormation", operation, error)
         raise ResourceError(f"{type(error).__name__}: {error} (an error of the emulator; see its log)") from error
 
 
 _CONDITIONAL = "conditionalCreateOnlyProperties"
-_IN_PLACE_ANYWAY = "ReplaceComputeEnvironment"
+_REPLACE = "ReplaceComputeEnvironment"
 """Set by compute environments to false to change conditional properties in place. Other types are replaced."""
 
 
-def replacing(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def replacing_properties(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the names of changed properties that AWS changes only by replacing the resource."""
     schema = _schema(resource_type)
     paths = list(schema.get("createOnlyProperties", []))
-    if str(new.get(_IN_PLACE_ANYWAY, True)).lower() != "false":
+    if str(new.get(_REPLACE, True)).lower() != "false":
         paths += schema.get(_CONDITIONAL, [])
     steps = [path.removeprefix("/properties/").split("/") for path in paths]
     return sorted({step[0] for step in steps if _at(old, step) != _at(new, step)})

@@ -11,8 +11,8 @@ from infra.emulator.cloudformation.api import Api, Properties, PropertyError
 from infra.emulator.cloudformation.resource_type import (
     TYPES,
     Items,
-    Made,
-    Remade,
+    PhysicalResource,
+    Recreated,
     ResourceType,
     Row,
     Tagging,
@@ -27,19 +27,19 @@ class Topic(ResourceType):
     name_property = "TopicName"
     tagging = Tagging()
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         attributes = _attributes(properties, self.name_property)
         arn = api("CreateTopic", Name=name, Attributes=attributes, Tags=properties.get("Tags"))["TopicArn"]
-        return Made(arn, {"TopicArn": arn, "TopicName": name}, name)
+        return PhysicalResource(arn, {"TopicArn": arn, "TopicName": name}, name)
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
         before, after = (_attributes(one, self.name_property) for one in (old, new))
         for name in sorted({*before, *after}):
-            api("SetTopicAttributes", TopicArn=made.ref, AttributeName=name, AttributeValue=after.get(name, ""))
-        return made
+            api("SetTopicAttributes", TopicArn=physical.ref, AttributeName=name, AttributeValue=after.get(name, ""))
+        return physical
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteTopic", TopicArn=made.ref)
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
+        api("DeleteTopic", TopicArn=physical.ref)
 
 
 class Queue(ResourceType):
@@ -49,32 +49,32 @@ class Queue(ResourceType):
     name_property = "QueueName"
     tagging = Tagging(add="TagQueue", remove="UntagQueue", resource="QueueUrl")
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         attributes = _attributes(properties, self.name_property)
         url = api("CreateQueue", QueueName=name, Attributes=attributes, Tags=properties.get("Tags"))["QueueUrl"]
-        return Made(url, {"Arn": api.arn(name), "QueueName": name, "QueueUrl": url}, name)
+        return PhysicalResource(url, {"Arn": api.arn(name), "QueueName": name, "QueueUrl": url}, name)
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        api("SetQueueAttributes", QueueUrl=made.ref, Attributes=_attributes(new, self.name_property))
-        return made
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        api("SetQueueAttributes", QueueUrl=physical.ref, Attributes=_attributes(new, self.name_property))
+        return physical
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteQueue", QueueUrl=made.ref)
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
+        api("DeleteQueue", QueueUrl=physical.ref)
 
 
 @dataclass(frozen=True)
-class ResourcePolicy(Remade):
+class ResourcePolicy(Recreated):
     """AWS::SNS::TopicPolicy or AWS::SQS::QueuePolicy."""
 
     service: str
     resources: str
     """The property that lists the topics or queues."""
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         self._put(api, properties, properties["PolicyDocument"])
-        return Made(name, {}, name)
+        return PhysicalResource(name, {}, name)
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         self._put(api, properties, {"Version": "2012-10-17", "Statement": []})
 
     def _put(self, api: Api, properties: Properties, policy: Any) -> None:
@@ -85,43 +85,43 @@ class ResourcePolicy(Remade):
                 api("SetQueueAttributes", QueueUrl=one, Attributes={"Policy": policy})
 
 
-class Rule(Remade):
+class Rule(Recreated):
     """AWS::Events::Rule."""
 
     service = "events"
     name_property = "Name"
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         arn = api("PutRule", **{**without(properties, "Targets"), "Name": name})["RuleArn"]
         if targets := properties.get("Targets"):
             api("PutTargets", Rule=name, Targets=targets)
-        return Made(name, {"Arn": arn}, name)
+        return PhysicalResource(name, {"Arn": arn}, name)
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         if targets := properties.get("Targets"):
-            api("RemoveTargets", Rule=made.name, Ids=[target["Id"] for target in targets])
-        api("DeleteRule", Name=made.name)
+            api("RemoveTargets", Rule=physical.name, Ids=[target["Id"] for target in targets])
+        api("DeleteRule", Name=physical.name)
 
 
-class Budget(Remade):
+class Budget(Recreated):
     """AWS::Budgets::Budget."""
 
     service = "budgets"
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         budget = {"BudgetName": name, **properties["Budget"]}
         notifications = properties.get("NotificationsWithSubscribers")
         api("CreateBudget", AccountId=api.account.id, Budget=budget, NotificationsWithSubscribers=notifications)
-        return Made(budget["BudgetName"], {}, name)
+        return PhysicalResource(budget["BudgetName"], {}, name)
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteBudget", AccountId=api.account.id, BudgetName=made.ref)
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
+        api("DeleteBudget", AccountId=api.account.id, BudgetName=physical.ref)
 
 
 class Function(Row):
     """AWS::Lambda::Function."""
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         return super().create(api, name, {**properties, "Code": _packed(properties["Code"])})
 
 
@@ -148,20 +148,20 @@ def install() -> None:
     default_user_config["iam"]["load_aws_managed_policies"] = True
 
 
-class InlinePolicy(Remade):
+class InlinePolicy(Recreated):
     """AWS::IAM::Policy: the same policy in each of its roles."""
 
     service = "iam"
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         if properties.get("Users") or properties.get("Groups"):
             raise PropertyError("the emulator attaches policies to roles only, not to users or groups")
         policy = {key: properties[key] for key in ("PolicyName", "PolicyDocument")}
         for role in properties["Roles"]:
             api("PutRolePolicy", RoleName=role, **policy)
-        return Made(name, {}, name)
+        return PhysicalResource(name, {}, name)
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         for role in properties["Roles"]:
             api("DeleteRolePolicy", RoleName=role, PolicyName=properties["PolicyName"])
 
@@ -169,15 +169,15 @@ class InlinePolicy(Remade):
 class ManagedPolicy(Row):
     """AWS::IAM::ManagedPolicy; a changed document becomes a new version, and only the newest is kept."""
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        changed = super().change(api, made, old, new)
-        self._delete_old_versions(api, made)
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        changed = super().change(api, physical, old, new)
+        self._delete_old_versions(api, physical)
         return changed
 
-    def _delete_old_versions(self, api: Api, made: Made) -> None:
-        for version in api("ListPolicyVersions", PolicyArn=made.ref)["Versions"]:
+    def _delete_old_versions(self, api: Api, physical: PhysicalResource) -> None:
+        for version in api("ListPolicyVersions", PolicyArn=physical.ref)["Versions"]:
             if not version["IsDefaultVersion"]:
-                api("DeletePolicyVersion", PolicyArn=made.ref, VersionId=version["VersionId"])
+                api("DeletePolicyVersion", PolicyArn=physical.ref, VersionId=version["VersionId"])
 
 
 TYPES |= {
@@ -196,7 +196,7 @@ TYPES |= {
         name_property="DashboardName",
         create_by="PutDashboard",
         update_by="PutDashboard",
-        left_out=frozenset({"Tags"}),
+        ignored=frozenset({"Tags"}),
         ids=("DashboardNames[]",),
         delete_by="DeleteDashboards",
     ),
@@ -205,7 +205,7 @@ TYPES |= {
         name_property="Name",
         create_by="CreateProject",
         attributes={"Arn": "project.arn"},
-        remade=True,
+        recreate=True,
     ),
     "AWS::Events::Rule": Rule(),
     "AWS::IAM::InstanceProfile": Row(
@@ -222,7 +222,7 @@ TYPES |= {
         renamed={"ManagedPolicyName": "PolicyName"},
         ref="Policy.Arn",
         attributes={"PolicyArn": "Policy.Arn"},
-        sets={
+        setters={
             "PolicyDocument": lambda document: (
                 "CreatePolicyVersion",
                 {"PolicyDocument": document, "SetAsDefault": True},
@@ -237,7 +237,7 @@ TYPES |= {
         create_by="CreateOpenIDConnectProvider",
         ref="OpenIDConnectProviderArn",
         attributes={"Arn": "OpenIDConnectProviderArn"},
-        remade=True,
+        recreate=True,
         ids=("OpenIDConnectProviderArn",),
         delete_by="DeleteOpenIDConnectProvider",
     ),
@@ -248,8 +248,8 @@ TYPES |= {
         create_by="CreateRole",
         attributes={"Arn": "Role.Arn"},
         update_by="UpdateRole",
-        emptied={"Description": "", "MaxSessionDuration": 3600},
-        sets={
+        reset_values={"Description": "", "MaxSessionDuration": 3600},
+        setters={
             "AssumeRolePolicyDocument": lambda document: ("UpdateAssumeRolePolicy", {"PolicyDocument": document}),
             "PermissionsBoundary": lambda boundary: (
                 ("PutRolePermissionsBoundary", {"PermissionsBoundary": boundary})
@@ -267,7 +267,7 @@ TYPES |= {
         service="lambda",
         create_by="PutFunctionEventInvokeConfig",
         update_by="PutFunctionEventInvokeConfig",
-        left_out=frozenset({"Qualifier"}),
+        ignored=frozenset({"Qualifier"}),
         ids=("FunctionName",),
         delete_by="DeleteFunctionEventInvokeConfig",
     ),
@@ -277,8 +277,8 @@ TYPES |= {
         create_by="CreateFunction",
         attributes={"Arn": "FunctionArn"},
         update_by="UpdateFunctionConfiguration",
-        emptied={"DeadLetterConfig": {}, "Description": "", "Environment": {"Variables": {}}},
-        sets={"Code": lambda code: ("UpdateFunctionCode", _packed(code))},
+        reset_values={"DeadLetterConfig": {}, "Description": "", "Environment": {"Variables": {}}},
+        setters={"Code": lambda code: ("UpdateFunctionCode", _packed(code))},
         tagging=Tagging(resource="Resource", attribute="Arn"),
     ),
     "AWS::Lambda::Permission": Row(
@@ -293,7 +293,7 @@ TYPES |= {
         name_property="LogGroupName",
         create_by="CreateLogGroup",
         attributes={"Arn": ":log-group:{name}:*"},
-        sets={
+        setters={
             "RetentionInDays": lambda days: (
                 ("PutRetentionPolicy", {"RetentionInDays": days}) if days else ("DeleteRetentionPolicy", {})
             )
@@ -304,7 +304,7 @@ TYPES |= {
         service="logs",
         name_property="FilterName",
         create_by="PutMetricFilter",
-        remade=True,
+        recreate=True,
         ids=("FilterName", "LogGroupName"),
         delete_by="DeleteMetricFilter",
     ),
@@ -312,7 +312,7 @@ TYPES |= {
         service="sns",
         create_by="Subscribe",
         ref="SubscriptionArn",
-        sets={
+        setters={
             "RedrivePolicy": lambda policy: (
                 "SetSubscriptionAttributes",
                 {"AttributeName": "RedrivePolicy", "AttributeValue": policy or ""},

@@ -13,7 +13,7 @@ from typing import Any
 from infra.emulator import events
 from infra.emulator.cloudformation import resources
 from infra.emulator.cloudformation.api import Account
-from infra.emulator.cloudformation.resource_type import Made
+from infra.emulator.cloudformation.resource_type import PhysicalResource
 from infra.emulator.cloudformation.resources import ResourceError
 from infra.emulator.cloudformation.template import Scope, TemplateError, parse_template
 
@@ -31,23 +31,23 @@ class StackResource:
     """Its properties at the last create or change, with references resolved."""
     declaration: Mapping[str, Any]
     """Its declaration in the current template, with the current deletion policies."""
-    made: Made
+    physical: PhysicalResource
     status: str = "CREATE_COMPLETE"
     reason: str | None = None
     updated_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
     @property
     def physical_id(self) -> str:
-        return self.made.ref
+        return self.physical.ref
 
     def attribute(self, name: str) -> Any:
         """Return an attribute for Fn::GetAtt. Raises TemplateError if the type does not have it."""
-        if name not in self.made.attributes:
+        if name not in self.physical.attributes:
             raise TemplateError(
                 f"Template error: resource {self.logical_id} ({self.resource_type}) does not support attribute "
                 f"type {name} in Fn::GetAtt on the emulator"
             )
-        return self.made.attributes[name]
+        return self.physical.attributes[name]
 
 
 class Stack:
@@ -169,7 +169,7 @@ class Stack:
         resource_type = declaration["Type"]
         self._event(logical_id, "", resource_type, "CREATE_IN_PROGRESS")
         try:
-            made = resources.create(resource_type, logical_id, properties, self.account, stack_name=self.name)
+            physical = resources.create(resource_type, logical_id, properties, self.account, stack_name=self.name)
         except (ResourceError, TemplateError) as error:
             self._event(logical_id, "", resource_type, "CREATE_FAILED", str(error))
             raise ResourceError(f"{logical_id} ({resource_type}): {error}") from None
@@ -178,7 +178,7 @@ class Stack:
             resource_type=resource_type,
             properties=copy.deepcopy(properties),
             declaration=declaration,
-            made=made,
+            physical=physical,
         )
         self._event_of(self.resources[logical_id], "CREATE_COMPLETE")
 
@@ -212,7 +212,7 @@ class Stack:
         # Compare after references are resolved, so that dependents of a replaced resource change too.
         if properties == old_properties:
             return
-        if resources.replacing(resource.resource_type, old_properties, properties):
+        if resources.replacing_properties(resource.resource_type, old_properties, properties):
             resources.check_replaceable(resource.resource_type, old_properties, properties)
             self._create_resource(logical_id, declaration, properties)
             replacement = self.resources[logical_id]
@@ -228,11 +228,11 @@ class Stack:
         kind, logical_id = resource.resource_type, resource.logical_id
         try:
             old = resource.properties
-            made = resources.change(resource.made, kind, old=old, new=properties, account=self.account)
+            physical = resources.change(resource.physical, kind, old=old, new=properties, account=self.account)
         except (ResourceError, TemplateError) as error:
             self._event_of(resource, "UPDATE_FAILED", str(error))
             raise ResourceError(f"{logical_id} ({kind}): {error}") from None
-        resource.made = made
+        resource.physical = physical
         resource.properties = copy.deepcopy(properties)
         self._event_of(resource, "UPDATE_COMPLETE")
 
@@ -243,7 +243,7 @@ class Stack:
     def _delete_resource(self, resource: StackResource, *, must: bool) -> None:
         self._event_of(resource, "DELETE_IN_PROGRESS")
         try:
-            resources.delete(resource.made, resource.resource_type, resource.properties, self.account)
+            resources.delete(resource.physical, resource.resource_type, resource.properties, self.account)
         except ResourceError as error:
             self._event_of(resource, "DELETE_FAILED", str(error))
             if must:

@@ -10,7 +10,15 @@ from moto.s3.exceptions import BucketNotEmpty
 from moto.s3.models import FakeBucket, FakeDeleteMarker, S3Backend, s3_backends
 
 from infra.emulator.cloudformation.api import Api, Properties, PropertyError
-from infra.emulator.cloudformation.resource_type import TYPES, Made, ResourceType, Row, Tagging, is_true, without
+from infra.emulator.cloudformation.resource_type import (
+    TYPES,
+    PhysicalResource,
+    ResourceType,
+    Row,
+    Tagging,
+    is_true,
+    without,
+)
 
 _list_objects_of_moto = S3Backend.list_objects
 
@@ -57,19 +65,19 @@ class Bucket(ResourceType):
     service = "s3"
     name_property = "BucketName"
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
         bucket = _s3(api).create_bucket(name, api.account.region)
         _configure(_s3(api), bucket, properties)
         domain = f"{name}.s3.{api.account.region}.amazonaws.com"
-        return Made(name, {"Arn": f"arn:aws:s3:::{name}", "RegionalDomainName": domain}, name)
+        return PhysicalResource(name, {"Arn": f"arn:aws:s3:::{name}", "RegionalDomainName": domain}, name)
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        _configure(_s3(api), _s3(api).get_bucket(made.name), new)
-        return made
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        _configure(_s3(api), _s3(api).get_bucket(physical.name), new)
+        return physical
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        if _s3(api).delete_bucket(made.name) is None:
-            raise BucketNotEmpty(made.name)
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
+        if _s3(api).delete_bucket(physical.name) is None:
+            raise BucketNotEmpty(physical.name)
 
 
 def _s3(api: Api) -> Any:
@@ -153,38 +161,38 @@ def _lifecycle_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
 class Key(Row):
     """AWS::KMS::Key."""
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
         days = properties.get("PendingWindowInDays", 30)
-        api("ScheduleKeyDeletion", KeyId=made.ref, PendingWindowInDays=days)
+        api("ScheduleKeyDeletion", KeyId=physical.ref, PendingWindowInDays=days)
 
 
 class Parameter(Row):
     """AWS::SSM::Parameter; any change, even of tags, restores the template's value over one written meanwhile."""
 
-    def change(self, api: Api, made: Made, old: Properties, new: Properties) -> Made:
-        api("PutParameter", **{**without(new, "Tags"), "Name": made.name}, Overwrite=True)
-        resource = {"ResourceType": "Parameter", "ResourceId": made.name}
+    def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
+        api("PutParameter", **{**without(new, "Tags"), "Name": physical.name}, Overwrite=True)
+        resource = {"ResourceType": "Parameter", "ResourceId": physical.name}
         if gone := sorted(set(old.get("Tags", {})) - set(new.get("Tags", {}))):
             api("RemoveTagsFromResource", **resource, TagKeys=gone)
         if new.get("Tags"):
             api("AddTagsToResource", **resource, Tags=new["Tags"])
-        return made
+        return physical
 
 
 class Repository(Row):
     """AWS::ECR::Repository."""
 
-    def delete(self, api: Api, made: Made, properties: Properties) -> None:
-        api("DeleteRepository", RepositoryName=made.name, Force=is_true(properties.get("EmptyOnDelete")))
+    def delete(self, api: Api, physical: PhysicalResource, properties: Properties) -> None:
+        api("DeleteRepository", RepositoryName=physical.name, Force=is_true(properties.get("EmptyOnDelete")))
 
 
 class FileSystem(Row):
     """AWS::FSx::FileSystem. Nothing is mounted."""
 
-    def create(self, api: Api, name: str, properties: Properties) -> Made:
-        made = super().create(api, name, properties)
-        made.attributes["LustreMountName"] = made.attributes["LustreMountName"] or "fsx"
-        return made
+    def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
+        physical = super().create(api, name, properties)
+        physical.attributes["LustreMountName"] = physical.attributes["LustreMountName"] or "fsx"
+        return physical
 
 
 TYPES |= {
@@ -193,8 +201,8 @@ TYPES |= {
         name_property="RepositoryName",
         create_by="CreateRepository",
         attributes={"Arn": "repository.repositoryArn", "RepositoryUri": "repository.repositoryUri"},
-        left_out=frozenset({"EmptyOnDelete"}),
-        sets={
+        ignored=frozenset({"EmptyOnDelete"}),
+        setters={
             "ImageScanningConfiguration": lambda scanning: (
                 "PutImageScanningConfiguration",
                 {"ImageScanningConfiguration": scanning or {"ScanOnPush": False}},
@@ -229,8 +237,8 @@ TYPES |= {
         renamed={"KeyPolicy": "Policy"},
         ref="KeyMetadata.KeyId",
         attributes={"Arn": "KeyMetadata.Arn", "KeyId": "KeyMetadata.KeyId"},
-        left_out=frozenset({"PendingWindowInDays"}),
-        sets={
+        ignored=frozenset({"PendingWindowInDays"}),
+        setters={
             "Description": lambda text: ("UpdateKeyDescription", {"Description": text or ""}),
             "EnableKeyRotation": lambda on: ("EnableKeyRotation" if is_true(on) else "DisableKeyRotation", {}),
             "KeyPolicy": lambda policy: ("PutKeyPolicy", {"PolicyName": "default", "Policy": policy}),
@@ -256,7 +264,7 @@ TYPES |= {
         create_by="CreateSecret",
         ref="ARN",
         update_by="UpdateSecret",
-        emptied={"Description": ""},
+        reset_values={"Description": ""},
         ids=("SecretId",),
         delete_by="DeleteSecret",  # can be restored for 30 days
         tagging=Tagging(resource="SecretId"),

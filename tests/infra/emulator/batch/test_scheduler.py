@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.emulator.batch.scheduler import MINIMUM_USE_SECONDS, Usage, is_forgotten, weight_factor, weighted_usage
+from infra.emulator.batch.scheduler import MINIMUM_USE_SECONDS, Usage, is_expired, weight_factor, weighted_usage
 from tests.support.emulator.batch_calls import Batch
 
 
@@ -227,8 +227,8 @@ def test_recent_usage_counts_more() -> None:
 def test_usage_before_the_window_does_not_count() -> None:
     usage = used(from_age=3000, to_age=1001)
     assert weigh(usage) == 0
-    assert is_forgotten(POLICY, usage, NOW)
-    assert not is_forgotten(POLICY, used(from_age=3000, to_age=None), NOW)
+    assert is_expired(POLICY, usage, NOW)
+    assert not is_expired(POLICY, used(from_age=3000, to_age=None), NOW)
     # A decay of 0 means ten minutes.
-    ages = [is_forgotten({"shareDecaySeconds": 0}, used(from_age=700, to_age=age), NOW) for age in (599, 601)]
+    ages = [is_expired({"shareDecaySeconds": 0}, used(from_age=700, to_age=age), NOW) for age in (599, 601)]
     assert ages == [False, True]

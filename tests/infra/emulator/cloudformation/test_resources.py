@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from infra.emulator.cloudformation.resources import replacing
+from infra.emulator.cloudformation.resources import replacing_properties
 
 ENVIRONMENT = "AWS::Batch::ComputeEnvironment"
 SPOT = {"Type": "SPOT", "MaxvCpus": 8, "InstanceTypes": ["dl1.24xlarge"]}
@@ -29,4 +29,4 @@ SPOT = {"Type": "SPOT", "MaxvCpus": 8, "InstanceTypes": ["dl1.24xlarge"]}
 def test_properties_that_replace_a_resource(
     kind: str, old: dict[str, Any], new: dict[str, Any], replaced: list[str]
 ) -> None:
-    assert replacing(kind, old, new) == replaced
+    assert replacing_properties(kind, old, new) == replaced
