@@ -110,7 +110,8 @@ def _report_ended(running: dict[int, tuple[str, Path]]) -> None:
     """Print how invocations ended, after killing the processes that they left, now children of this process."""
     ended = [(pid, status) for pid, status in (os.waitpid(child, os.WNOHANG) for child in running) if pid]
     known = running.keys() - {pid for pid, _ in ended}
-    while left := [pid for pid in map(int, _children()) if pid not in known]:
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while left := [pid for pid in map(int, children.read_text().split()) if pid not in known]:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -121,10 +122,6 @@ def _report_ended(running: dict[int, tuple[str, Path]]) -> None:
         code = os.waitstatus_to_exitcode(status)
         print(json.dumps({"request_id": request_id, "code": code, "result": result, "output": output}))
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
 def _run(work: dict[str, Any], folder: Path) -> NoReturn:

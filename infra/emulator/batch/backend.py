@@ -43,7 +43,7 @@ class BatchBackend(MotoBatchBackend):
         self.definitions: dict[str, JobDefinition] = {}
         self.scheduler = Scheduler(
             services=self._services,
-            queues=self._all_queues,
+            queues=lambda: list(self.queues.values()),
             policy=self._fair_share_policy,
             on_blocked=self._note_blocked,
         )
@@ -305,9 +305,6 @@ class BatchBackend(MotoBatchBackend):
             account_id=self.account_id,
             region=self.region_name,
         )
-
-    def _all_queues(self) -> Iterable[JobQueue]:
-        return self.queues.values()
 
     def _fair_share_policy(self, arn: str) -> Mapping[str, Any]:
         policy = self._scheduling_policies.get(arn)

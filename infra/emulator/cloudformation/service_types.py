@@ -171,13 +171,10 @@ class ManagedPolicy(Row):
 
     def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
         changed = super().change(api, physical, old, new)
-        self._delete_old_versions(api, physical)
-        return changed
-
-    def _delete_old_versions(self, api: Api, physical: PhysicalResource) -> None:
         for version in api("ListPolicyVersions", PolicyArn=physical.ref)["Versions"]:
             if not version["IsDefaultVersion"]:
                 api("DeletePolicyVersion", PolicyArn=physical.ref, VersionId=version["VersionId"])
+        return changed
 
 
 TYPES |= {

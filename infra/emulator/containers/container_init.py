@@ -53,7 +53,9 @@ def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], 
 
     code = _supervise(child, wake_read)
     _kill_all()
-    _remove(working_directory)
+    import shutil  # noqa: PLC0415 - needed only at the end, and every start would wait for it
+
+    shutil.rmtree(working_directory, ignore_errors=True)
     return code
 
 
@@ -148,12 +150,6 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         pass  # already gone, or now another user's through a set-user-id program
-
-
-def _remove(directory: str) -> None:
-    import shutil  # noqa: PLC0415 - needed only at the end, and every start would wait for it
-
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _note(_number: int, _frame: object) -> None:

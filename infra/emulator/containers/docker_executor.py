@@ -98,7 +98,8 @@ class DockerExecutor:
 
     def _pull(self, image: str) -> None:
         try:
-            self._client.images.pull(image, tag=None if _has_tag(image) else "latest")
+            has_tag = ":" in image.rsplit("/", 1)[-1] or "@" in image
+            self._client.images.pull(image, tag=None if has_tag else "latest")
         except (APIError, ImageNotFound) as error:
             raise CannotStartError(f"CannotPullContainerError: {_message(error)}") from error
 
@@ -264,10 +265,6 @@ def _devices(linux: Mapping[str, Any]) -> list[str]:
         permissions = "".join(letters[one] for one in device.get("permissions") or letters)
         devices.append(f"{device['hostPath']}:{device.get('containerPath', device['hostPath'])}:{permissions}")
     return devices
-
-
-def _has_tag(image: str) -> bool:
-    return ":" in image.rsplit("/", 1)[-1] or "@" in image
 
 
 def _message(error: APIError) -> str:
