@@ -28,22 +28,14 @@ from infra.emulator import functions
 
 logger = logging.getLogger(__name__)
 
-SERVICE = "events.amazonaws.com"
-
+EVENTS_SERVICE = "events.amazonaws.com"
 SNS_SERVICE = "sns.amazonaws.com"
-
 _KEPT_FAILURES = 50
-
 _STOP_SECONDS = 5
-
 _pending: "queue.SimpleQueue[tuple[Rule, Mapping[str, Any], Mapping[str, Any]] | None]" = queue.SimpleQueue()
-
 _undelivered: deque[str] = deque(maxlen=_KEPT_FAILURES)
-
 _threads: list[threading.Thread] = []
-
 _put_targets_of_moto = EventsBackend.put_targets
-
 _publish_as_moto = Subscription.publish
 
 
@@ -151,8 +143,10 @@ def _deliver(rule: Any, target: Mapping[str, Any], event: Mapping[str, Any]) -> 
 
 
 def _check_permission(rule: Any, statements: list[Mapping[str, Any]], action: str) -> None:
-    if not service_may(statements, service=SERVICE, action=action, source_arn=rule.arn, account_id=rule.account_id):
-        raise _DeliveryError(f"its resource policy does not allow {action} by {SERVICE} for {rule.arn}")
+    if not service_may(
+        statements, service=EVENTS_SERVICE, action=action, source_arn=rule.arn, account_id=rule.account_id
+    ):
+        raise _DeliveryError(f"its resource policy does not allow {action} by {EVENTS_SERVICE} for {rule.arn}")
 
 
 def _send_to_dead_letters(rule: Any, target: Mapping[str, Any], event: Mapping[str, Any]) -> None:

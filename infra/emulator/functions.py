@@ -39,18 +39,12 @@ logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT = 4
 """Invocations that run at the same time; the others wait. The default of an AWS account is 1000."""
-
 _TAIL_BYTES = 4096
-
 _LOOK_SECONDS = 0.2
-
 _TIMED_OUT = -14
 """Exit code of a process that SIGALRM killed."""
-
 _slots = threading.BoundedSemaphore(MAX_CONCURRENT)
-
 _workers = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="functions")
-
 _stopping = threading.Event()
 
 

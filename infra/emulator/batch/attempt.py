@@ -33,13 +33,9 @@ from infra.emulator.settings import stop_timeout_seconds
 
 LOOPBACK = "127.0.0.1"
 """Address of every node: all run on this machine."""
-
 EXITED = "Essential container in task exited"
-
 FAILED_TO_START = "Task failed to start"
-
 TIMED_OUT = "Job attempt duration exceeded timeout"
-
 _MAX_REASON_CHARACTERS = 255
 
 

@@ -17,15 +17,10 @@ from moto.batch.utils import make_arn_for_task_def
 from infra.emulator.settings import minimum_timeout_seconds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-
 ALL_NODES = "0:"
-
 MAX_JOB_DEFINITION_BYTES = 24 * 1024
-
 MAX_ATTEMPTS = 10
-
 MAX_EVALUATE_ON_EXIT = 5
-
 _PATTERNS = {
     # Letters, digits, periods, colons and white space, with an optional asterisk at the end; exit codes: digits only.
     "onStatusReason": re.compile(r"[A-Za-z0-9.:\s]{0,512}\*?"),

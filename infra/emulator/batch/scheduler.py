@@ -21,27 +21,20 @@ from infra.emulator.batch.job import BEFORE_STARTING, Job, Status
 from infra.emulator.batch.job_definition import Outcome, should_retry
 
 DEPENDENCY_FAILED = "Dependent Job failed"
-
 CHILD_FAILED = "Array Child Job failed"
-
 TOO_LARGE = (
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - All compute environments have a maxVcpu setting that is "
     "smaller than the job requirements."
 )
-
 NO_CAPACITY = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity requested for instance type"
 )
-
 MAX_TASKS = 32
 """Tasks that run at the same time on this machine, each with a process and three threads. Others wait, as they would
 for an instance."""
-
 _SHUTDOWN_SECONDS = 20
-
 DEFAULT_WINDOW_SECONDS = 600.0
 """The meaning of shareDecaySeconds = 0."""
-
 MINIMUM_USE_SECONDS = 60.0
 """Minimum usage of a running job, so that one share does not get all capacity in a single dispatch."""
 
