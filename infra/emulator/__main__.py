@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     serve_parser.add_argument(
         "--state-file",
         type=Path,
+        metavar="FILE",
         required=True,
         help="where to write address and credentials when the server is ready; deleted on exit",
     )
@@ -32,10 +33,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--registry", metavar="HOST:PORT", help="container registry to use for ECR (default: none)"
     )
     serve_parser.add_argument("--keep", type=Path, metavar="DIR", help="save S3 objects here (default: in memory only)")
-    serve_parser.add_argument("--exit-with-pid", type=int, help="exit when this process does")
+    serve_parser.add_argument("--exit-with-pid", type=int, metavar="PID", help="exit when process PID exits")
 
     deploy_parser = commands.add_parser("deploy", help="bootstrap and deploy one stage")
-    deploy_parser.add_argument("--endpoint", required=True, help="address of the emulator, from its state file")
+    deploy_parser.add_argument(
+        "--endpoint", required=True, metavar="URL", help="address of the emulator, from its state file"
+    )
     deploy_parser.add_argument("--stage", help="a stage of infra/settings.py (default: dev)")
 
     options = parser.parse_args(arguments)
