@@ -27,7 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         help="where to write address and credentials when the server is ready; deleted on exit",
     )
     serve_parser.add_argument(
-        "--executor", choices=("process", "docker"), default="process", help="how jobs run (default: %(default)s)"
+        "--executor",
+        choices=("process", "docker"),
+        default="process",
+        help="run jobs as local processes or in Docker (default: process)",
     )
     serve_parser.add_argument(
         "--registry", metavar="HOST:PORT", help="container registry to use for ECR (default: none)"
