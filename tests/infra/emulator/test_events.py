@@ -152,7 +152,7 @@ def test_event_matches_pattern(pattern: dict[str, Any], taken: bool) -> None:
     ("pattern", "words"),
     [
         ({}, "non-empty"),
-        ({"source": "aws.batch"}, "object or an array"),
+        ({"source": "aws.batch"}, "object or a non-empty array"),
         ({"source": [["aws.batch"]]}, "match value must be"),
         ({"source": [{"suffix": "batch"}]}, "only the operator prefix, not suffix"),
         ({"$or": [{"source": ["a"]}, {"source": ["b"]}]}, "does not support '\\$or'"),

@@ -120,7 +120,7 @@ def test_client_gets_an_error_if_the_disk_refuses_an_object(tmp_path: Path) -> N
         )
     assert refused.returncode == 3
     assert f"{tmp_path}/kept is used by another emulator" in refused.stderr
-    assert "Next: stop it" in refused.stderr
+    assert "Next: stop that emulator" in refused.stderr
 
 
 SIZE_BYTES = 24 << 20
