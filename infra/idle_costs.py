@@ -16,7 +16,7 @@ import aws_cdk as cdk
 import tomllib
 
 from infra.app import build
-from infra.rules.stage_templates import Template
+from infra.rules.templates import Template
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from jobs.core.output import run_program

@@ -16,11 +16,9 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from infra.compute.compute_environment import ComputeEnvironment, Instances, MachineImage
-from infra.compute.instance_role import InstanceRole
-from infra.compute.team_instances import TeamInstances
+from infra.compute.instance_role import InstanceRole, TeamInstances
 from infra.compute.user_data import FileSystem
-from infra.constructs.log_group import RetainedLogGroup
-from infra.constructs.stage_stack import StageStack
+from infra.constructs.stage_stack import RetainedLogGroup, StageStack
 from infra.machine_image.build import ROOT_DEVICE_NAME as BUILT_ROOT_DEVICE_NAME
 from infra.machine_image.stack import machine_image_parameter
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack

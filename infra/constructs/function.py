@@ -12,8 +12,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra.constructs.inline_role import InlineRole
-from infra.constructs.log_group import RetainedLogGroup
-from infra.constructs.stage_stack import acknowledge
+from infra.constructs.stage_stack import RetainedLogGroup, acknowledge
 
 
 class Function(lambda_.Function):

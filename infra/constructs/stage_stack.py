@@ -3,6 +3,8 @@
 from typing import Any
 
 import aws_cdk as cdk
+from aws_cdk import RemovalPolicy
+from aws_cdk import aws_logs as logs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
@@ -69,3 +71,19 @@ def _flat(value: Any) -> str:
         case {"Fn::ImportValue": name}:
             return str(name)
     return str(value)
+
+
+class RetainedLogGroup(logs.LogGroup):
+    """A log group that is kept when its stack is deleted; its events expire after `retention_days`."""
+
+    def __init__(self, scope: Construct, name: str, *, retention_days: int) -> None:
+        super().__init__(scope, name, removal_policy=RemovalPolicy.RETAIN)
+        # The L2's own enumeration of the days has names only ("THREE_MONTHS"); settings say a number.
+        resource = self.node.default_child
+        assert isinstance(resource, logs.CfnLogGroup)  # noqa: S101 - narrows the type; the L2 is built on it
+        resource.retention_in_days = retention_days
+        acknowledge(
+            self,
+            "CloudWatch Logs encrypts every log group at rest with a key of AWS's, at no charge; no secret is logged",
+            "NIST.800.53.R5-CloudWatchLogGroupEncrypted",
+        )

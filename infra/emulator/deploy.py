@@ -31,8 +31,7 @@ from botocore.exceptions import ClientError
 from infra.emulator import ACCOUNT_ID, REGION
 from infra.emulator.credentials import NEXT_STEP, Credentials, client
 from infra.emulator.errors import ConfigurationError, EmulatorError
-from infra.stages import loading
-from infra.stages.checks import check
+from infra.stages.checks import check, load
 from jobs.core.errors import TrainyardError, UsageError, did_you_mean
 from jobs.core.stage import DEFAULT_STAGE
 from jobs.core.urls import check_endpoint
@@ -229,7 +228,7 @@ def _bootstrap_of_checked(name: str) -> tuple[str, list[str]]:
 
     Raises TrainyardError if the settings have no such stage, or mistakes in its row.
     """
-    stages = loading.load()
+    stages = load()
     if name not in stages:
         raise UsageError(f"infra/settings.py has no stage '{name}'{did_you_mean(name, stages)}")
     row = stages[name]

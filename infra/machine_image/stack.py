@@ -1,4 +1,4 @@
-r"""Machine image: an AMI for each pool of Gaudi instances, with the driver of the release that its job images have.
+"""Machine image: an AMI for each pool of Gaudi instances, with the driver of the release that its job images have.
 
 AWS offers none that Batch could use: what Habana publishes lacks the ECS agent, what ECS publishes lacks the driver. So
 EC2 Image Builder makes one of Ubuntu 22.04, in about an hour at the first deployment, and again when its release or a
@@ -28,21 +28,71 @@ day. The first and the last end the build or keep the instance out of the cluste
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from infra.constructs.function import Function
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.image.published import PublishedImages, pool_image_parameter
 from infra.image.stack import ImageStack
 from infra.machine_image.build import BuildSite, Component, MachineImageBuild, documents
-from infra.machine_image.offer import OfferQuestion
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import Pool, Stage
 from infra.stages.network_plan import has_interface_endpoints
+
+_CODE = Path(__file__).parent / "functions" / "offer.py"
+
+
+class OfferQuestion(Construct):
+    """The function that asks; `of` makes what fails where the answer is no."""
+
+    def __init__(self, scope: Construct, name: str, *, stage: Stage) -> None:
+        super().__init__(scope, name)
+        self._function = Function(
+            self,
+            "Function",
+            handler="index.handler",
+            code=lambda_.Code.from_inline(_CODE.read_text()),
+            description="Before an AMI is built: does EC2 offer its instance type?",
+            environment={},
+            log_retention_days=stage.log_retention_days,
+        )
+        self._function.execution_role.allow("Ask", ["ec2:DescribeInstanceTypeOfferings"], "*")
+        self._function.execution_role.explain(
+            "EC2 knows no resources for this question: it can only be allowed on all of them", "*"
+        )
+        acknowledge(
+            self._function,
+            "CloudFormation itself calls it, waits for its answer and shows why it failed",
+            "NIST.800.53.R5-LambdaDLQ",
+        )
+
+    def of(self, pool: Pool, *, build: str) -> cdk.CfnResource:
+        """Return a resource that cannot be made where EC2 does not offer the pool's type. `build` names its AMI."""
+        resource = cdk.CustomResource(
+            self,
+            f"Pool-{pool.id}",
+            service_token=self._function.function_arn,
+            resource_type="Custom::InstanceTypeOffer",
+            service_timeout=cdk.Duration.minutes(2),
+            properties={
+                "InstanceType": pool.instance_type,
+                "Build": build,
+                "Otherwise": f"EC2 offers {pool.instance_type} in no zone of this region, and Batch would refuse it: "
+                "no AMI is built for it. Next: another `instance_type` in infra/settings.py (python -m infra.preflight "
+                "names those on offer), or build_unoffered=True where AWS has promised you this one",
+            },
+        )
+        child = resource.node.default_child
+        assert isinstance(child, cdk.CfnResource)  # noqa: S101 - narrows the type; the L2 is built on it
+        return child
 
 
 def machine_image_parameter(stage: Stage, pool: Pool) -> str:

@@ -1,18 +1,16 @@
 """Network: a VPC whose jobs reach out and that nothing reaches into; the stage's own, or one that is there already."""
 
 from collections.abc import Sequence
+from ipaddress import IPv4Network
 from itertools import cycle
 
-from aws_cdk import Annotations, CfnResource
+from aws_cdk import Annotations, CfnResource, Fn
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from infra.constructs.job_security_group import job_security_group
-from infra.constructs.log_group import RetainedLogGroup
-from infra.constructs.stage_stack import StageStack
-from infra.network.task_network import TaskNetwork, admit_nodes
-from infra.network.zone import Zone
+from infra.constructs.security_groups import job_security_group
+from infra.constructs.stage_stack import RetainedLogGroup, StageStack, acknowledge
 from infra.stages import ExistingVpc, Stage
 from infra.stages.network_plan import (
     ENDPOINT_SERVICES,
@@ -24,6 +22,138 @@ from infra.stages.network_plan import (
     zone_ids,
 )
 from jobs.core.instance_types import InstanceType
+
+LAST_ZONE_NUMBER = 8
+"""Highest number at the end of a zone's id that has addresses set aside; AWS's own go to six. Settings are checked."""
+
+
+class Zone(Construct):
+    """A zone's subnets, named by the zone, with addresses that depend on nothing else.
+
+    So a zone that is added or removed, NAT or endpoints never move the subnet of another zone, in which instances may
+    be running: CloudFormation would have to replace it, and could not, since its addresses are taken until it is gone.
+    """
+
+    def __init__(self, vpc: ec2.Vpc, *, addresses: str, zone_id: str | None, index: int) -> None:
+        """`addresses`: the VPC's. `zone_id` None: the zone at `index` of the region's, whichever that is there."""
+        name = zone_id or f"zone-{index + 1}"
+        super().__init__(vpc.stack, name)
+        self._zone_id = zone_id
+        self._zone = Fn.select(index, Fn.get_azs())
+        self._vpc = vpc
+        # Zones without an id have addresses of their own, so that naming them can make room for the new before the
+        # old are gone.
+        self._slot = int(zone_id.rpartition("az")[2]) - 1 if zone_id else LAST_ZONE_NUMBER + index
+        self._sixteenths = list(IPv4Network(addresses).subnets(new_prefix=20))
+        # One route table for each subnet comes with it.
+        self.private_subnet = ec2.PrivateSubnet(
+            self,
+            "Private",
+            vpc_id=vpc.vpc_id,
+            availability_zone=self._zone,
+            cidr_block=str(self._sixteenths[self._slot]),
+            map_public_ip_on_launch=False,
+        )
+        self._place(self.private_subnet)
+
+    def add_nat_gateway(self, internet_gateway: ec2.CfnVPCGatewayAttachment) -> ec2.CfnNatGateway:
+        """Make a NAT gateway with the public subnet that it needs, in which nothing else is."""
+        public = ec2.PublicSubnet(
+            self,
+            "Public",
+            vpc_id=self._vpc.vpc_id,
+            availability_zone=self._zone,
+            cidr_block=str(list(self._sixteenths[-1].subnets(new_prefix=24))[self._slot]),
+            map_public_ip_on_launch=False,
+        )
+        self._place(public)
+        acknowledge(
+            public,
+            "The way out of the NAT gateway, the only thing in this subnet; subnets with instances have no such route",
+            "NIST.800.53.R5-VPCNoUnrestrictedRouteToIGW",
+        )
+        assert internet_gateway.internet_gateway_id is not None  # noqa: S101 - narrows the type; it attaches one
+        public.add_default_internet_route(internet_gateway.internet_gateway_id, internet_gateway)
+        return public.add_nat_gateway()
+
+    def _place(self, subnet: ec2.Subnet) -> None:
+        """Place a subnet by the zone's id; the L2 knows letters only, which differ between accounts."""
+        if self._zone_id is None:
+            return
+        resource = subnet.node.default_child
+        assert isinstance(resource, ec2.CfnSubnet)  # noqa: S101 - narrows the type; the L2 is built on it
+        resource.availability_zone = None
+        resource.availability_zone_id = self._zone_id
+
+
+class TaskNetwork(Construct):
+    """Rules of the VPC's default group by which the nodes of a job find each other and AWS.
+
+    Every node's container has an interface of its own (ECS's awsvpc mode), and Batch puts it into the security groups
+    of the compute environment. One whose launch template brings EFA interfaces cannot have any: then it is the VPC's
+    default group (Batch's user guide, "Compute environment considerations for MNP"), which the network stack has
+    emptied. EFA's own traffic does not pass these interfaces.
+    """
+
+    def __init__(
+        self, scope: Construct, name: str, *, default_group_id: str, endpoint_group: ec2.ISecurityGroup | None
+    ) -> None:
+        """`endpoint_group`: that of the VPC's interface endpoints, where it has some."""
+        super().__init__(scope, name)
+        nodes = "Nodes of one job: rendezvous, and what is not sent over EFA"
+        # TCP alone: the whole of it would be the very rule that the network stack has taken out of the group.
+        from_nodes = ec2.CfnSecurityGroupIngress(
+            self,
+            "NodesFromNodes",
+            group_id=default_group_id,
+            source_security_group_id=default_group_id,
+            ip_protocol="tcp",
+            from_port=0,
+            to_port=65535,
+            description=nodes,
+        )
+        acknowledge(
+            from_nodes,
+            "The rule lets in the members of this very group and no address; ranks choose their ports themselves",
+            "NIST.800.53.R5-EC2RestrictedCommonPorts",
+        )
+        ec2.CfnSecurityGroupEgress(
+            self,
+            "NodesToNodes",
+            group_id=default_group_id,
+            destination_security_group_id=default_group_id,
+            ip_protocol="tcp",
+            from_port=0,
+            to_port=65535,
+            description=nodes,
+        )
+        ec2.CfnSecurityGroupEgress(
+            self,
+            "NodesOut",
+            group_id=default_group_id,
+            cidr_ip="0.0.0.0/0",
+            ip_protocol="tcp",
+            from_port=443,
+            to_port=443,
+            description="AWS, Hugging Face, package registries",
+        )
+        if endpoint_group:
+            admit_nodes(self, endpoint_group, default_group_id=default_group_id)
+
+
+def admit_nodes(scope: Construct, endpoint_group: ec2.ISecurityGroup, *, default_group_id: str) -> None:
+    """Let the nodes of a job into the VPC's interface endpoints."""
+    ec2.CfnSecurityGroupIngress(
+        scope,
+        "EndpointsFromNodes",
+        group_id=endpoint_group.security_group_id,
+        source_security_group_id=default_group_id,
+        ip_protocol="tcp",
+        from_port=443,
+        to_port=443,
+        description="Nodes of multi-node jobs",
+    )
+
 
 ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
 """Parameter that holds the group of the interface endpoints, to which other stacks add whom it admits; there only where

@@ -15,9 +15,9 @@ from constructs import Construct
 
 from infra.access.permissions_boundary import name_prefix
 from infra.constructs.stage_stack import StageStack
-from infra.job.member_role import MEMBER_TAG
+from infra.job.roles import MEMBER_TAG
 from infra.observability.alerts import Alerts, Topic
-from infra.observability.function import EventFunction
+from infra.observability.event_functions import EventFunction
 from infra.observability.functions.stop_at_budget import STAGE_BUDGET, STOP_TAG, TEAM_BUDGETS, stop_parameter
 from jobs.core.stage import parameter_path
 

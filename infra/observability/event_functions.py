@@ -1,27 +1,71 @@
 """The functions that events of Batch call: what each is told, what it may do, and when it is called."""
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_kms as kms
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
+from constructs import Construct
 
+from infra.constructs.function import Function
 from infra.constructs.stage_stack import StageStack
-from infra.observability.alerts import Alerts
-from infra.observability.function import EventFunction
+from infra.observability import functions
+from infra.observability.alerts import Alerts, admit_dead_letters, queue_rules
 from infra.observability.functions.tag_instances import TAGS
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
-from infra.observability.queue_rules import admit_dead_letters, queue_rules
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import SPOT_WAITED_TOO_LONG, Queue, team_queue_name
 from jobs.core.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.core.stage import parameter_path
 from jobs.spec.sweep import NO_POINT_LEFT_REASON
+
+_FOLDER = Path(__file__).parent / "functions"
+
+
+class EventFunction(Function):
+    """A function made of a module of functions/ that has a `handler`."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        file: str,
+        description: str,
+        environment: Mapping[str, str],
+        dead_letters: sqs.IQueue,
+        log_retention_days: int,
+    ) -> None:
+        with TemporaryDirectory() as package:
+            _pack(file, Path(package))
+            super().__init__(
+                scope,
+                name,
+                handler=f"{file}.handler",
+                code=lambda_.Code.from_asset(package),
+                description=description,
+                environment=environment,
+                dead_letters=dead_letters,
+                log_retention_days=log_retention_days,
+            )
+
+
+def _pack(file: str, package: Path) -> None:
+    """Put the function's file where Lambda looks for its handler, and all of functions/ where its imports look."""
+    shutil.copy(_FOLDER / f"{file}.py", package)
+    shutil.copytree(
+        _FOLDER, package.joinpath(*functions.__name__.split(".")), ignore=shutil.ignore_patterns("__pycache__")
+    )
+
 
 _STATE_CHANGE = "Batch Job State Change"
 
@@ -234,7 +278,7 @@ class EventFunctions:
         function.execution_role.allow(
             "SubmitDefinitionsOfStage", ["batch:SubmitJob"], definitions, conditions=of_the_stage
         )
-        # On what a job is submitted with, and not on jobs: see infra/job/member_role.py.
+        # On what a job is submitted with, and not on jobs: see infra/job/roles.py.
         tagged = {"StringEquals": {**of_the_stage["StringEquals"], "aws:RequestTag/trainyard:stage": self._stage.name}}
         function.execution_role.allow(
             "TagSubmissions", ["batch:TagResource"], *successors, definitions, conditions=tagged

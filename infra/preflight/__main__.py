@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.preflight import capacity, network, prerequisites
-from infra.preflight.account import Account, ask
-from infra.preflight.finding import Finding
+from infra.preflight.account import Account, Finding, ask
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from jobs.core.errors import ConfigurationError, TrainyardError

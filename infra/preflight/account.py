@@ -3,16 +3,41 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.preflight.finding import Finding, unknown
 from infra.stages import Stage
 from jobs.core.errors import ConfigurationError
 from jobs.core.urls import check_endpoints
+
+Verdict = Literal["ok", "problem", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A row of the preflight's answer."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    next_step: str = ""
+    """Command or edit that gets the user further; empty where it is ok."""
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check=check, verdict="ok", text=text)
+
+
+def problem(check: str, text: str, next_step: str) -> Finding:
+    return Finding(check=check, verdict="problem", text=text, next_step=next_step)
+
+
+def unknown(check: str, text: str, next_step: str) -> Finding:
+    return Finding(check=check, verdict="unknown", text=text, next_step=next_step)
+
 
 _DENIED = ("AccessDenied", "AccessDeniedException", "AccessDeniedFault", "UnauthorizedOperation", "AuthorizationError")
 

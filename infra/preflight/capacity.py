@@ -5,8 +5,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.preflight.account import Account, error_code
-from infra.preflight.finding import Finding, ok, problem, unknown
+from infra.preflight.account import Account, Finding, error_code, ok, problem, unknown
 from infra.stages import Stage
 from infra.stages.limits import MOST_QUEUES
 from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, side_by_side_index, zone_ids

@@ -5,8 +5,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.preflight.account import Account, error_code
-from infra.preflight.finding import Finding, ok, problem
+from infra.preflight.account import Account, Finding, error_code, ok, problem
 from infra.stages import ExistingVpc, Stage
 from infra.stages.network_plan import ENDPOINT_SERVICES, has_interface_endpoints, uses_default_security_group
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
-from infra.preflight.account import Account, error_code
-from infra.preflight.finding import Finding, ok, problem
+from infra.preflight.account import Account, Finding, error_code, ok, problem
 from infra.stages import Stage
 
 BOOTSTRAP_VERSION = 8

@@ -7,7 +7,7 @@ A rule is there for what settings, or a plausible edit of a stack, could break. 
 templates, and its docstring is the reason.
 """
 
-from infra.rules import instances, job_definitions, networks
-from infra.rules.rule import Rule, rules_of
+from infra.rules import instances, job_definitions
+from infra.rules.templates import Rule, rules_of
 
-RULES: tuple[Rule, ...] = tuple(rule for module in (instances, job_definitions, networks) for rule in rules_of(module))
+RULES: tuple[Rule, ...] = tuple(rule for module in (instances, job_definitions) for rule in rules_of(module))

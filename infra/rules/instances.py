@@ -1,9 +1,18 @@
 """Rules for compute environments and launch templates: EFA works, and nobody gets in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from infra.rules.rule import Finding, found, rule
-from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, LAUNCH_TEMPLATE, StageTemplates
+from infra.rules.templates import (
+    COMPUTE_ENVIRONMENT,
+    LAUNCH_TEMPLATE,
+    SECURITY_GROUP,
+    Finding,
+    Resource,
+    StageTemplates,
+    found,
+    rule,
+)
 from jobs.core.instance_types import INSTANCE_TYPES
 
 _GUIDE = "AWS Batch User Guide"
@@ -80,3 +89,91 @@ def no_public_address(stage: StageTemplates) -> Iterable[Finding]:
         for interface in template.get("LaunchTemplateData.NetworkInterfaces", []):
             if interface.get("AssociatePublicIpAddress"):
                 yield found(template, "LaunchTemplateData.NetworkInterfaces")
+
+
+_ANYWHERE = {"0.0.0.0/0", "::/0"}
+
+
+def _rules_of_group(
+    stage: StageTemplates, group: Resource, direction: str, peer: str
+) -> Iterable[tuple[Mapping[str, Any], Resource | None]]:
+    """Yield a group's rules in a direction, written in it or apart, each with the group of the stage that it names."""
+    for inline in group.get(f"SecurityGroup{direction}", []):
+        yield inline, stage.referred(group.stack, inline.get(peer))
+    for apart in stage.of_type(f"AWS::EC2::SecurityGroup{direction}"):
+        if stage.referred(apart.stack, apart.get("GroupId")) is group:
+            yield apart.properties, stage.referred(apart.stack, apart.get(peer))
+
+
+@rule(
+    "TY-SecurityGroup-EfaAmongItself",
+    next_step="add a rule of protocol -1 that names the group itself, both as ingress and as egress",
+    source="AWS Elastic Fabric Adapter, Get started: a security group that allows all traffic to and from itself",
+)
+def efa_among_itself(stage: StageTemplates) -> Iterable[Finding]:
+    """EFA's traffic has no address that 0.0.0.0/0 could match: without a rule that names the group, both ways, ranks
+    fail with 'Unresponsive receiver' after minutes of paid waiting.
+    """
+    for environment in stage.of_type(COMPUTE_ENVIRONMENT):
+        if not stage.efa_interfaces(environment):
+            continue
+        groups = [stage.referred(environment.stack, value) for value in stage.security_groups(environment)]
+        # The groups may differ by rule, but one among them has to let its members talk both ways.
+        for direction, peer in (("Ingress", "SourceSecurityGroupId"), ("Egress", "DestinationSecurityGroupId")):
+            ours = [group for group in groups if group is not None]
+            among = [
+                group
+                for group in ours
+                for entry, named in _rules_of_group(stage, group, direction, peer)
+                if named is group and str(entry.get("IpProtocol")) == "-1"
+            ]
+            if ours and not among:
+                yield found(ours[0], f"SecurityGroup{direction}")
+
+
+@rule(
+    "TY-SecurityGroup-NothingFromOutside",
+    next_step="name a security group as the source; people get in through Session Manager",
+    source="Amazon VPC User Guide, Security group rules",
+)
+def nothing_from_outside(stage: StageTemplates) -> Iterable[Finding]:
+    """A rule for any address lets the whole internet try the instances that hold data and tokens."""
+    for group in stage.of_type(SECURITY_GROUP):
+        if any(
+            {rule.get("CidrIp"), rule.get("CidrIpv6")} & _ANYWHERE for rule in group.get("SecurityGroupIngress", [])
+        ):
+            yield found(group, "SecurityGroupIngress")
+    for apart in stage.of_type("AWS::EC2::SecurityGroupIngress"):
+        if {apart.get("CidrIp"), apart.get("CidrIpv6")} & _ANYWHERE:
+            yield found(apart, "CidrIp")
+
+
+@rule(
+    "TY-Subnet-Private",
+    next_step="set mapPublicIpOnLaunch to false, and start instances in private subnets",
+    source="AWS Batch User Guide, Multi-node parallel jobs: no public addresses; NAT or endpoints instead",
+)
+def private_subnets(stage: StageTemplates) -> Iterable[Finding]:
+    """Jobs of several nodes get no public address, so in a public subnet they reach nothing and wait in STARTING; jobs
+    of one node would be reachable from outside.
+    """
+    for environment in stage.of_type(COMPUTE_ENVIRONMENT):
+        for value in environment.get("ComputeResources.Subnets", []):
+            subnet = stage.referred(environment.stack, value)
+            if subnet is not None and subnet.get("MapPublicIpOnLaunch") is not False:
+                yield found(subnet, "MapPublicIpOnLaunch")
+            elif subnet is not None and _has_internet_gateway(stage, subnet):
+                yield found(environment, "ComputeResources.Subnets")
+
+
+def _has_internet_gateway(stage: StageTemplates, subnet: Resource) -> bool:
+    """Return whether its route table leads to an internet gateway, which serves only those with a public address."""
+    tables = {
+        stage.referred(link.stack, link.get("RouteTableId"))
+        for link in stage.of_type("AWS::EC2::SubnetRouteTableAssociation")
+        if stage.referred(link.stack, link.get("SubnetId")) is subnet
+    }
+    return any(
+        route.get("GatewayId") is not None and stage.referred(route.stack, route.get("RouteTableId")) in tables
+        for route in stage.of_type("AWS::EC2::Route")
+    )

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from infra.rules.rule import Finding, found, rule
-from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, JOB_DEFINITION, Resource, StageTemplates
+from infra.rules.templates import COMPUTE_ENVIRONMENT, JOB_DEFINITION, Finding, Resource, StageTemplates, found, rule
 
 _GUIDE = "AWS Batch User Guide"
 _EFA_DEVICE = re.compile(r"/dev/infiniband/uverbs\d+")

@@ -10,8 +10,7 @@ import aws_cdk as cdk
 import jsii
 
 from infra.rules import RULES
-from infra.rules.rule import Finding, Rule
-from infra.rules.stage_templates import StageTemplates, Template
+from infra.rules.templates import Finding, Rule, StageTemplates, Template
 
 
 @jsii.implements(cdk.IPolicyValidationPlugin)

@@ -1,17 +1,64 @@
 """Refuse rows of infra/settings.py that cannot be deployed, before synthesis rather than at AWS."""
 
+import importlib
+import importlib.util
+import re
+import traceback
 from collections.abc import Iterator
+from dataclasses import __file__ as dataclasses_file
+from dataclasses import fields
+from types import FrameType
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from infra.stages.limits import MOST_QUEUES, OUT_OF_LIMITS
-from infra.stages.loading import load
 from infra.stages.model import Pool, Stage, Team
 from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group, zone_ids
 from jobs.core.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.core.stage import SHARED_PREFIX, share_identifier
 from jobs.core.words import printable
+
+SETTINGS = "infra.settings"
+_UNKNOWN_FIELD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def load() -> dict[str, Stage]:
+    """Return the stages of the settings, unchecked.
+
+    Raises ConfigurationError where Python cannot read the file, or stops at one of its lines.
+    """
+    try:
+        stages: dict[str, Stage] = importlib.import_module(SETTINGS).STAGES
+    except Exception as error:
+        mistake = _mistake(error)
+        if mistake is None:
+            raise
+        raise ConfigurationError(f"infra/settings.py: {mistake}") from None
+    return stages
+
+
+def _mistake(error: Exception) -> str | None:
+    """Say what is wrong with the file; None where the error arose in other code, which its author cannot mend there."""
+    spec = importlib.util.find_spec(SETTINGS)
+    path = spec and spec.origin
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} (line {error.lineno})" if error.filename == path else None
+    # dataclasses.replace() calls a row's class on the file's behalf.
+    calls = [call for call in traceback.walk_tb(error.__traceback__) if call[0].f_code.co_filename != dataclasses_file]
+    frame, line = calls[-1]
+    if frame.f_code.co_filename != path:
+        return None
+    return f"{_unknown_field(error, frame) or f'{type(error).__name__}: {error}'} (line {line})"
+
+
+def _unknown_field(error: Exception, frame: FrameType) -> str | None:
+    found = _UNKNOWN_FIELD.search(str(error))
+    row = frame.f_globals.get(found[1]) if found else None
+    if not found or row is None:
+        return None
+    return f"{found[1]} has no field '{found[2]}'{did_you_mean(found[2], (field.name for field in fields(row)))}"
+
 
 _ROW = TypeAdapter(Stage)
 
@@ -44,15 +91,15 @@ def check(stage: Stage) -> None:
         errors = []
     except ValidationError as error:
         errors = error.errors()
-    mistakes = [_mistake(error, stage) for error in errors if error["type"] != OUT_OF_LIMITS]
-    mistakes = mistakes or [*(_mistake(error, stage) for error in errors), *_what_does_not_fit(stage)]
+    mistakes = [_row_mistake(error, stage) for error in errors if error["type"] != OUT_OF_LIMITS]
+    mistakes = mistakes or [*(_row_mistake(error, stage) for error in errors), *_what_does_not_fit(stage)]
     if mistakes:
         raise ConfigurationError(
             printable("\n".join(f"infra/settings.py: stage '{stage.name}': {mistake}" for mistake in mistakes))
         )
 
 
-def _mistake(error: ErrorDetails, stage: Stage) -> str:
+def _row_mistake(error: ErrorDetails, stage: Stage) -> str:
     """Return the field and what is wrong with it; a team is called by its name, if that has the right type."""
     message = error["msg"] if error["type"] == OUT_OF_LIMITS else f"{error['msg']}, not {error['input']!r}"
     match error["loc"]:

@@ -164,7 +164,7 @@ VpcCidr = Annotated[
 ]
 ZoneIds = Annotated[
     tuple[
-        # Addresses are set aside for eight of a region's zones (infra/network/zone.py); no region has more than six.
+        # Addresses are set aside for eight of a region's zones (infra/network/stack.py); no region has more than six.
         Annotated[str, like(r"[a-z]+\d-az[1-8]", "ids such as 'use1-az2'")],
         ...,
     ],

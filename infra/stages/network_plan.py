@@ -48,7 +48,7 @@ def side_by_side_index(stage: Stage, row: InstanceType) -> int:
 
 
 def uses_default_security_group(stage: Stage) -> bool:
-    """Return whether containers of its jobs are in the VPC's default group: see infra/network/task_network.py."""
+    """Return whether containers of its jobs are in the VPC's default group: see infra/network/stack.py."""
     pools = (stage.pool, *stage.retiring)
     return bool(stage.max_multinode_nodes) and any(pool.row.network_cards for pool in pools)
 

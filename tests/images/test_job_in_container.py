@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
-from infra.image.image_build import PROGRAM
+from infra.image.stack import PROGRAM
 from jobs.core.git import REVISION_VARIABLE
 from jobs.core.images import release
 from jobs.core.stage import image_parameter, image_repository_parameter, job_image_parameter

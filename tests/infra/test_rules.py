@@ -9,9 +9,8 @@ from aws_cdk import aws_s3 as s3
 
 import infra.app
 from infra.constructs.stage_stack import acknowledge
-from infra.rules import RULES, instances, job_definitions, networks
-from infra.rules.rule import Rule, rules_of
-from infra.rules.stage_templates import StageTemplates
+from infra.rules import RULES, instances, job_definitions
+from infra.rules.templates import Rule, StageTemplates, rules_of
 from infra.settings import STAGES
 from tests.support.infra.synthesis import Templates, new_app
 from tests.support.infra.variants import VARIANTS
@@ -79,7 +78,7 @@ def test_what_the_app_synthesises_keeps_every_rule(stage: str, templates: Templa
 
 
 def test_the_rules_of_every_module_are_asked() -> None:
-    assert [rule for module in (instances, job_definitions, networks) for rule in rules_of(module)] == list(RULES)
+    assert [rule for module in (instances, job_definitions) for rule in rules_of(module)] == list(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

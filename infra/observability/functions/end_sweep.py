@@ -15,8 +15,7 @@ import json
 import os
 from typing import Any
 
-from infra.observability.functions.described import SWEEP_TAG, describe
-from infra.observability.functions.reclaims import containers
+from infra.observability.functions.batch_jobs import SWEEP_TAG, containers, describe
 
 _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
 

@@ -28,9 +28,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from infra.observability.functions.described import SWEEP_TAG, children, describe, size
-from infra.observability.functions.queues import read_queues
-from infra.observability.functions.reclaims import ReclaimRules, is_reclaim, of_environment
+from infra.observability.functions.batch_jobs import (
+    SWEEP_TAG,
+    ReclaimRules,
+    children,
+    describe,
+    is_reclaim,
+    of_environment,
+    read_queues,
+    size,
+)
 
 CLAIM_SECONDS = 120
 """After it a claim without a successor counts as abandoned. Longer than the function may run; shorter than the three

@@ -19,9 +19,18 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from infra.observability.functions.described import SWEEP_TAG, children, describe, size
-from infra.observability.functions.queues import Queue, read_queues
-from infra.observability.functions.reclaims import ReclaimRules, containers, is_reclaim, of_environment
+from infra.observability.functions.batch_jobs import (
+    SWEEP_TAG,
+    Queue,
+    ReclaimRules,
+    children,
+    containers,
+    describe,
+    is_reclaim,
+    of_environment,
+    read_queues,
+    size,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

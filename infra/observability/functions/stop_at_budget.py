@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from infra.observability.functions.described import describe
+from infra.observability.functions.batch_jobs import describe
 
 STAGE_BUDGET, STAGE_STOP = "stage-budget", "stage-budget-stop"
 TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role/"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from infra.observability.functions.described import describe
+from infra.observability.functions.batch_jobs import describe
 
 TAGS = ("trainyard:team", "trainyard:run")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.storage.shared_file_system import CONTAINER_PATH
+from infra.storage.stack import CONTAINER_PATH
 from jobs.spec.launcher_options import BAD_NODE_FILE
 from tests.support.infra.instances import CPU, CUDA, GAUDI, boot_parts, script_with, user_data
 from tests.support.infra.machine import Machine

@@ -9,7 +9,7 @@ import aws_cdk as cdk
 import pytest
 
 from infra.app import build
-from infra.image.image_build import PROGRAM, _revision
+from infra.image.stack import PROGRAM, _revision
 from infra.stages import Pool, Stage, Team
 from jobs.core.errors import ConfigurationError
 from jobs.core.git import SOURCES

@@ -3,8 +3,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from infra.machine_image.build import DOCUMENTS, _recipe_version
-from infra.machine_image.offer import _CODE
-from infra.machine_image.stack import built_pools
+from infra.machine_image.stack import _CODE, built_pools
 from infra.stages import Stage, Team
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.synthesis import Templates, resources, up_to

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from infra.observability.functions.queues import queues_of
+from infra.observability.functions.batch_jobs import queues_of
 from infra.stages import Team
 from infra.stages.checks import check
 from jobs.core.queues import team_queue_name

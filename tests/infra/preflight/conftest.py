@@ -8,8 +8,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-from infra.preflight.account import Account, ask
-from infra.preflight.finding import Finding
+from infra.preflight.account import Account, Finding, ask
 from infra.stages import Stage, Team
 
 REGION, ACCOUNT = "us-east-1", "123456789012"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.preflight.finding import Finding
+from infra.preflight.account import Finding
 from infra.preflight.network import existing_vpc
 from infra.stages import ExistingVpc
 from infra.stages.network_plan import ENDPOINT_SERVICES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stages import loading
+from infra.stages import checks as loading
 from jobs.core.errors import ConfigurationError
 from tests.support.infra.synthesis import ROOT
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.observability.functions.described import SWEEP_TAG
+from infra.observability.functions.batch_jobs import SWEEP_TAG
 from infra.observability.functions.end_sweep import found_no_point, handler
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
 from jobs.runs.job import job_from

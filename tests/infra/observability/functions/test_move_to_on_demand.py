@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.observability.functions import move_to_on_demand
-from infra.observability.functions.described import SWEEP_TAG
+from infra.observability.functions.batch_jobs import SWEEP_TAG
 from infra.observability.functions.move_to_on_demand import (
     MoveUnderwayError,
     Resubmit,

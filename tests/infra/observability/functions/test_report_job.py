@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.observability.functions.described import SWEEP_TAG
-from infra.observability.functions.queues import Queue
+from infra.observability.functions.batch_jobs import SWEEP_TAG, Queue
 from infra.observability.functions.report_job import Report, Rules, handler, metrics, report, with_children
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.queues import SPOT_WAITED_TOO_LONG

@@ -7,23 +7,97 @@ In ~/.aws/config, with the ARN that SSM has under /trainyard/<stage>/member-role
     source_profile = default
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import aws_cdk as cdk
+from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
+from constructs import Construct
 
 from infra.constructs.inline_role import InlineRole
-from infra.constructs.log_group import RetainedLogGroup
-from infra.constructs.stage_stack import StageStack
-from infra.job.team_files import TeamFiles
+from infra.constructs.stage_stack import RetainedLogGroup, StageStack
 from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Team
+from infra.storage.team_secret import PublishedSecret
 from jobs.core.retries import CLAIMS
 from jobs.core.run import ARGUMENTS, SPEC
-from jobs.core.stage import parameter_path, share_identifier
+from jobs.core.stage import SHARED_PREFIX, parameter_path, share_identifier
 from jobs.spec.code import CODE, CODE_RECORD
 from jobs.spec.submit_job import JOB_TAGS
 from jobs.spec.sweep import MEMBER_OF, SWEEP
+
+_WRITE = (
+    "s3:PutObject",
+    "s3:PutObjectTagging",  # checkpoints and caches carry the tag by which they expire
+    "s3:DeleteObject",  # leaves the version, which the lifecycle keeps for its time
+    "s3:AbortMultipartUpload",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamFiles:
+    """One team's prefixes in the data bucket and the run bucket, which roles of the team may be given."""
+
+    team: str
+    data_arn: str
+    """ARN of the data bucket."""
+    runs_arn: str
+    """ARN of the run bucket."""
+    key_arn: str | None
+    """ARN of the stage's own key, which encrypts both; None: it has none."""
+
+    def let_read_data(self, role: InlineRole) -> None:
+        """Let `role` list and read `shared/` and `<team>/` of the data bucket."""
+        _list(role, "ListData", self.data_arn, SHARED_PREFIX, self.team)
+        _on_objects(role, "ReadData", ["s3:GetObject"], self.data_arn, f"{SHARED_PREFIX}/*", f"{self.team}/*")
+
+    def let_write_data(self, role: InlineRole) -> None:
+        """Let `role` write `<team>/` of the data bucket, and nothing that other teams read."""
+        _on_objects(role, "WriteData", _WRITE, self.data_arn, f"{self.team}/*")
+
+    def let_read_runs(self, role: InlineRole) -> None:
+        """Let `role` list and read `<team>/` of the run bucket."""
+        _list(role, "ListRuns", self.runs_arn, self.team)
+        _on_objects(role, "ReadRuns", ["s3:GetObject"], self.runs_arn, f"{self.team}/*")
+
+    def let_write_runs(self, role: InlineRole, *names: str) -> None:
+        """Let `role` write what is called one of `names` below `<team>/` of the run bucket."""
+        _on_objects(role, "WriteRuns", _WRITE, self.runs_arn, *(f"{self.team}/{name}" for name in names))
+
+    def let_use_key(self, role: InlineRole) -> None:
+        """Let `role` encrypt and decrypt what lies in the two buckets, through S3 only.
+
+        With a bucket key, S3 names the bucket and not the object in the encryption context: which prefixes the role
+        gets at is for the statements on S3 to say.
+        """
+        if self.key_arn is not None:
+            role.allow(
+                "UseKeyThroughS3",
+                ["kms:Decrypt", "kms:GenerateDataKey"],
+                self.key_arn,
+                conditions={
+                    "StringEquals": {
+                        "kms:ViaService": f"s3.{cdk.Stack.of(role).region}.amazonaws.com",
+                        "kms:EncryptionContext:aws:s3:arn": [self.data_arn, self.runs_arn],
+                    }
+                },
+            )
+
+
+def _list(role: InlineRole, sid: str, bucket: str, *prefixes: str) -> None:
+    below = [f"{prefix}/*" for prefix in prefixes]
+    role.allow(sid, ["s3:ListBucket"], bucket, conditions={"StringLike": {"s3:prefix": below}})
+
+
+def _on_objects(role: InlineRole, sid: str, actions: Sequence[str], bucket: str, *keys: str) -> None:
+    resources = [f"{bucket}/{key}" for key in keys]
+    role.allow(sid, actions, *resources)
+    role.explain(
+        "A team's prefix, or in the data bucket the one that all teams share: keys are not known beforehand",
+        *resources,
+    )
+
 
 MEMBER_TAG = ("trainyard:role", "member")
 """Tag of these roles, by which the function that stops a team at its budget's end finds them."""
@@ -231,3 +305,87 @@ class MemberRole(InlineRole):
 
     def _arn(self, service: str, resource: str, name: str = "*") -> str:
         return cdk.Stack.of(self).format_arn(service=service, resource=resource, resource_name=name)
+
+
+class TeamRole(InlineRole):
+    """The role that a team's jobs run under: its own files, what all teams share, and nothing else.
+
+    It reads `shared/` and `<team>/` of the data bucket, and reads and writes `<team>/` of the run bucket. Where people
+    may run commands in its containers, it also is the role of the SSM agent that ECS starts there for them.
+    """
+
+    def __init__(self, scope: Construct, name: str, *, files: TeamFiles, logs: RetainedLogGroup | None) -> None:
+        """`logs`: the jobs' log group, into which what people do in containers goes; None: they do nothing there."""
+        super().__init__(
+            scope,
+            name,
+            description=f"Jobs of team {files.team}",
+            assumed_by=_task_principal(scope),
+            team=files.team,
+        )
+        files.let_read_data(self)
+        files.let_read_runs(self)
+        files.let_write_runs(self, "*")
+        files.let_use_key(self)
+        if logs is not None:
+            self._let_people_in(logs)
+
+    def _let_people_in(self, logs: RetainedLogGroup) -> None:
+        """Allow the agent of ECS Exec its channels, and the log of its sessions.
+
+        As the developer guide of Amazon ECS has it, "ECS Exec permissions" and "Logging using ECS Exec"; a session's
+        stream has the session's name.
+        """
+        channels = ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
+        self.allow("OpenChannels", [f"ssmmessages:{channel}" for channel in channels], "*")
+        self.allow("FindLogGroup", ["logs:DescribeLogGroups"], "*")
+        self.explain("Session Manager's channels have no ARN, and log groups are described all at once", "*")
+        streams = self.log_streams(logs.log_group_name, "ecs-execute-command-*")
+        self.allow("LogCommands", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
+        self.explain("Each session logs to a stream of its own", streams)
+        self.allow("FindLogStreams", ["logs:DescribeLogStreams"], logs.log_group_arn)
+
+
+class ExecutionRole(InlineRole):
+    """The role of the ECS agent while it starts a team's job: pull its image, fetch its secrets, write its log.
+
+    There is one for each team, since whoever has it can read the team's secret. The container's code never has it.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        team: Team,
+        repositories: Iterable[ecr.IRepository],
+        logs: RetainedLogGroup,
+        secrets: Iterable[PublishedSecret],
+    ) -> None:
+        super().__init__(
+            scope,
+            name,
+            description=f"The ECS agent, for jobs of team {team.name}: image, secret, log",
+            assumed_by=_task_principal(scope),
+            team=team.name,
+        )
+        for repository in repositories:
+            repository.grant_pull(self)
+        self.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
+        streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
+        self.allow("WriteLog", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
+        self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
+        for secret in secrets:
+            secret.let_read(self)
+
+
+def _task_principal(scope: Construct) -> iam.PrincipalBase:
+    """Return ECS on behalf of tasks in this account; the conditions keep it from using the role for anyone else's."""
+    stack = cdk.Stack.of(scope)
+    return iam.ServicePrincipal(
+        "ecs-tasks.amazonaws.com",
+        conditions={
+            "StringEquals": {"aws:SourceAccount": stack.account},
+            "ArnLike": {"aws:SourceArn": stack.format_arn(service="ecs", resource="*")},
+        },
+    )
