@@ -1,1 +1,1 @@
-"""What platform engineers deploy: settings, stacks, and the emulator that takes the same templates."""
+"""The stacks that platform engineers deploy, their settings, and the emulator that accepts the same templates."""

@@ -1,7 +1,7 @@
 """The CDK app: settings -> stages -> stacks.
 
-cdk synth                 the templates of all stages, into cdk.out; needs no account and no network
-cdk deploy 'dev/*'        one stage (with `-c stage=dev` the others are not even synthesised)
+cdk synth                 write the templates of all stages to cdk.out; needs no account and no network
+cdk deploy 'dev/*'        deploy one stage (`-c stage=dev` skips the synthesis of the others)
 """
 
 import gc
@@ -25,7 +25,7 @@ from jobs.core.output import run_program
 
 
 def build(app: cdk.App, rows: Iterable[Stage]) -> None:
-    """Make the stacks of each stage, in the order in which they build on each other, and add the rules for them."""
+    """Create the stacks of each stage in the order of their dependencies, and add the rules that check them."""
     for row in rows:
         stage = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
         access = AccessStack(stage, stage=row)
@@ -37,7 +37,7 @@ def build(app: cdk.App, rows: Iterable[Stage]) -> None:
         jobs = JobStack(stage, stage=row, storage=storage, image=image)
         ObservabilityStack(stage, stage=row, storage=storage, compute=compute, jobs=jobs)
         access.limit(stage)
-        # Into the templates go the reasons why a rule does not apply.
+        # Write the reasons for acknowledged findings into the templates.
         cdk.Aspects.of(stage).add(WriteNagSuppressionsToCloudFormationAspect())
     cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(), NIST80053R5Checks(), TrainyardRules())
 
@@ -46,7 +46,7 @@ def main() -> None:
     app = cdk.App()
     build(app, selected_stages(app.node.try_get_context("stage")))
     app.synth()
-    # The interpreter would search all of the CDK for what can be freed, a twelfth of the whole, and then end anyway.
+    # Skip the last garbage collection, which would search all of the CDK and take a twelfth of the run.
     gc.freeze()
 
 

@@ -131,9 +131,9 @@ class MemberRole(InlineRole):
         team: Team,
         files: TeamFiles,
         logs: RetainedLogGroup,
-        enters_jobs: bool,
+        allows_exec: bool,
     ) -> None:
-        """`enters_jobs`: whether they may run commands in the containers of jobs that run."""
+        """`allows_exec`: whether they may run commands in the containers of jobs that run."""
         super().__init__(
             stack,
             name,
@@ -152,7 +152,7 @@ class MemberRole(InlineRole):
         self._submit_nothing_beyond_the_budget()
         self._watch_and_stop()
         self._connect()
-        if enters_jobs:
+        if allows_exec:
             self._enter_jobs()
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("ReadLogs", ["logs:GetLogEvents"], streams)

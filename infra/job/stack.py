@@ -61,7 +61,7 @@ class TeamJobs:
     """Variables of the container by their names, each with the place in a secret that its value comes from."""
     shared_data_mount: str | None = None
     """Where accelerator instances, and so containers, see `shared/` of the data bucket; None: nowhere."""
-    lets_commands_in: Callable[..., bool]
+    allows_exec: Callable[..., bool]
     """Says, given `accelerated`, whether people may run commands in the containers (ECS Exec)."""
 
     def definition(
@@ -97,7 +97,7 @@ class TeamJobs:
         """
         task = _Batch.EcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
-            enable_execute_command=self.lets_commands_in(accelerated=kind.accelerated),
+            enable_execute_command=self.allows_exec(accelerated=kind.accelerated),
             execution_role_arn=self.execution_role.role_arn,
             task_role_arn=self.task_role.role_arn,
             containers=[self._container(kind, row, image)],
@@ -111,7 +111,7 @@ class TeamJobs:
         """Return the same task for every node, each in a network namespace that Batch gives it (awsvpc)."""
         task = _Batch.MultiNodeEcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
-            enable_execute_command=self.lets_commands_in(accelerated=kind.accelerated),
+            enable_execute_command=self.allows_exec(accelerated=kind.accelerated),
             execution_role_arn=self.execution_role.role_arn,
             task_role_arn=self.task_role.role_arn,
             containers=[self._container(kind, row, image, devices=_efa_devices(row))],
@@ -250,13 +250,13 @@ class JobStack(StageStack):
                     team=team,
                     files=files,
                     logs=self._logs,
-                    enters_jobs=self._lets_commands_in,
+                    allows_exec=self._allows_exec,
                 )
                 self.publish(member_role_parameter(team.name), role.role_arn)
 
     @property
-    def _lets_commands_in(self) -> bool:
-        return any(self._stage.lets_commands_in(accelerated=accelerated) for accelerated in (True, False))
+    def _allows_exec(self) -> bool:
+        return any(self._stage.allows_exec(accelerated=accelerated) for accelerated in (True, False))
 
     def _definitions(self, jobs: TeamJobs, kind: JobKind, image: str) -> None:
         row = row_of(self._stage, kind)
@@ -284,9 +284,7 @@ class JobStack(StageStack):
         secrets = [PublishedSecret(self, kind, storage=storage, key_arn=key_arn) for kind in kinds_of(team)]
         return TeamJobs(
             team=team.name,
-            task_role=TeamRole(
-                self, f"Team-{team.name}", files=files, logs=self._logs if self._lets_commands_in else None
-            ),
+            task_role=TeamRole(self, f"Team-{team.name}", files=files, logs=self._logs if self._allows_exec else None),
             execution_role=ExecutionRole(
                 self,
                 f"Execution-{team.name}",
@@ -298,5 +296,5 @@ class JobStack(StageStack):
             logs=self._logs,
             secrets={name: place for secret in secrets for name, place in secret.values.items()},
             shared_data_mount=CONTAINER_PATH if self._stage.fsx_gib else None,
-            lets_commands_in=self._stage.lets_commands_in,
+            allows_exec=self._stage.allows_exec,
         )

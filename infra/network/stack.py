@@ -13,11 +13,11 @@ from infra.constructs.security_groups import job_security_group
 from infra.constructs.stage_stack import RetainedLogGroup, StageStack, acknowledge
 from infra.stages import ExistingVpc, Stage
 from infra.stages.network_plan import (
+    DEFAULT_ZONE_COUNT,
     ENDPOINT_SERVICES,
-    ZONES_WHERE_NONE_IS_KNOWN,
     has_interface_endpoints,
+    multinode_subnet_index,
     offering_indices,
-    side_by_side_index,
     uses_default_security_group,
     zone_ids,
 )
@@ -202,7 +202,7 @@ class NetworkStack(StageStack):
     @property
     def multinode_subnet(self) -> ec2.ISubnet:
         """Return the subnet of multi-node jobs and FSx."""
-        return self.job_subnets[side_by_side_index(self.stage_row, self.stage_row.row)]
+        return self.job_subnets[multinode_subnet_index(self.stage_row, self.stage_row.row)]
 
     def _let_nodes_through(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
         if isinstance(self.vpc, ec2.Vpc):
@@ -238,7 +238,7 @@ class NetworkStack(StageStack):
             restrict_default_security_group=True,
         )
         self.vpc = vpc
-        ids: Sequence[str | None] = self._zone_ids or [None] * ZONES_WHERE_NONE_IS_KNOWN
+        ids: Sequence[str | None] = self._zone_ids or [None] * DEFAULT_ZONE_COUNT
         zones = [Zone(vpc, addresses=stage.vpc_cidr, zone_id=zone_id, index=index) for index, zone_id in enumerate(ids)]
         self.job_subnets = [zone.private_subnet for zone in zones]
         if stage.nat_gateways:

@@ -7,8 +7,8 @@ from botocore.exceptions import ClientError
 
 from infra.preflight.account import Account, Finding, error_code, ok, problem, unknown
 from infra.stages import Stage
-from infra.stages.limits import MOST_QUEUES
-from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, side_by_side_index, zone_ids
+from infra.stages.limits import MAX_QUEUES
+from infra.stages.network_plan import DEFAULT_ZONE_COUNT, multinode_subnet_index, zone_ids
 from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
 
 GONE = {
@@ -49,10 +49,10 @@ def batch_quotas(account: Account, stage: Stage) -> Iterator[Finding]:
         found = account.pages("batch", f"describe_{what.replace(' ', '_')}", key[0].lower() + key[1:])
         others = sum(item.get("tags", {}).get("trainyard:stage") != stage.name for item in found)
         text = (
-            f"{stage.queue_count} {what} of the stage and {others} of others; Batch takes {MOST_QUEUES} in a region of "
+            f"{stage.queue_count} {what} of the stage and {others} of others; Batch takes {MAX_QUEUES} in a region of "
             "an account"
         )
-        if stage.queue_count + others <= MOST_QUEUES:
+        if stage.queue_count + others <= MAX_QUEUES:
             yield ok(BATCH, text)
         else:
             yield problem(
@@ -93,7 +93,7 @@ def _of_reservation(found: Mapping[str, Any], stage: Stage, zones: list[str], ed
     zone, kind = found["AvailabilityZoneId"], "a Capacity Block" if is_block else "an On-Demand Capacity Reservation"
     ends = f" until {found['EndDate']:%Y-%m-%d %H:%M}" if "EndDate" in found else ""
     text = f"{given.target} is {kind} of {found['TotalInstanceCount']} x {found['InstanceType']} in {zone}{ends}"
-    only = zones[side_by_side_index(stage, stage.row) :][:1] if stage.max_multinode_nodes else zones
+    only = zones[multinode_subnet_index(stage, stage.row) :][:1] if stage.max_multinode_nodes else zones
     if found["InstanceType"] != stage.instance_type:
         yield problem(RESERVATION, f"{text}; the stage runs on {stage.instance_type}", edit)
     elif is_block != given.is_block:
@@ -137,7 +137,7 @@ def _zones(account: Account, stage: Stage) -> list[str]:
     region = account.client("ec2").describe_availability_zones(
         Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
     )["AvailabilityZones"]
-    first = sorted(region, key=lambda zone: str(zone["ZoneName"]))[:ZONES_WHERE_NONE_IS_KNOWN]
+    first = sorted(region, key=lambda zone: str(zone["ZoneName"]))[:DEFAULT_ZONE_COUNT]
     return [zone["ZoneId"] for zone in first]
 
 
@@ -173,7 +173,7 @@ def _offer(
 def _side_by_side(account: Account, stage: Stage, there: list[str], zones: list[str]) -> Finding:
     """Check the one zone in which the nodes of a job start together, and FSx is, whatever the others offer."""
     name = stage.row.name
-    zone = zones[side_by_side_index(stage, stage.row)] if zones else "none"
+    zone = zones[multinode_subnet_index(stage, stage.row)] if zones else "none"
     where = "jobs of several nodes, and FSx," if stage.fsx_gib else "jobs of several nodes"
     if zone in there:
         return ok(OFFER, f"EC2 offers {name} in {zone}, where {where} run")

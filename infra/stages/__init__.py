@@ -1,4 +1,4 @@
-"""What a stage may be: its fields (model), the limits of each value (limits), and what must fit together (checks)."""
+"""The settings of a stage: fields (model), limits of single values (limits), and checks across fields (checks)."""
 
 from infra.stages.model import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team
 

@@ -1,4 +1,4 @@
-"""A stage's fields: what each is for, its default, and the type that limits its value."""
+"""The fields of a stage and its teams: purpose, default, and the type that limits each value."""
 
 from dataclasses import dataclass
 
@@ -9,287 +9,298 @@ from jobs.core.images import Release, release_for
 from jobs.core.instance_types import InstanceType, instance_type
 
 _CHECKED = ConfigDict(strict=True, revalidate_instances="always")
-"""How infra/stages/checks.py looks at rows: no value is converted, and rows that exist already are looked into."""
+"""How infra/stages/checks.py validates rows: it converts no value, and also validates nested dataclass instances."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Team:
-    """A team: who pays, and whose files are whose."""
+    """A team: its jobs, files and costs are kept apart from those of other teams."""
 
     __pydantic_config__ = _CHECKED
 
     name: limits.TeamName
-    """Lower-case letters, digits and hyphens; also the team's prefix in the buckets."""
+    """At most 31 lower-case letters, digits and hyphens. Also the team's prefix in the buckets."""
     share: limits.Share = 1.0
-    """Of teams that share instances: capacity it gets while others wait too, in relation to theirs. 2.0 gets twice what
-    1.0 gets."""
+    """Weight of this team among teams that share instances, while jobs of several teams wait: 2.0 gets twice the
+    capacity of 1.0. Only valid with `shares_instances=True`."""
     monthly_budget_usd: limits.UsdAMonth | None = None
-    """At 80 % alerts are sent; at 100 % its waiting jobs are cancelled and new ones refused until the month is over.
-    None: only the stage's budget counts."""
+    """Monthly budget of the team in US dollars. At 80 %, alerts are sent. At 100 %, the team's waiting jobs are
+    cancelled and new ones refused until the month ends. None: only the stage's budget applies."""
     huggingface_token: bool = False
-    """True: a secret is made for its Hugging Face token, and its jobs get what is put into it as HF_TOKEN. They do not
-    start before something is."""
+    """Create a secret for the team's Hugging Face token, which its jobs receive as HF_TOKEN. Jobs do not start until
+    someone puts a token into the secret."""
     secret_variables: limits.SecretVariables = ()
-    """Names of variables whose values a secret holds, as a JSON object: its jobs get them (WANDB_API_KEY,
-    MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …). They do not start before all of them are in it."""
+    """Environment variables that the team's jobs read from a secret (WANDB_API_KEY, MLFLOW_TRACKING_URI,
+    MLFLOW_TRACKING_TOKEN, …). The secret is a JSON object with these names as keys. Jobs do not start until it has a
+    value for every name."""
     member_principals: tuple[limits.MemberPrincipal, ...] = ()
-    """ARNs of IAM users or roles whose people may assume the team's role for submitting jobs and reading their results.
-    None given: no such role is made, and people submit with rights of their own."""
+    """ARNs of IAM users or roles that may assume the team's role, which submits jobs and reads their results. Empty:
+    the team gets no role, and people submit with their own permissions."""
     shares_instances: bool = False
-    """True: its jobs run on the same instances as those of the other teams that say so, in one security group and under
-    one instance role, and all of them have the stage's limits (`max_nodes` and its kin) together.
+    """Run this team's jobs on the same instances as those of every other team that sets this. These teams share one
+    security group, one instance role, and the stage's limits (`max_nodes` and the other `max_…_nodes`).
 
-    False: it has queues, instances, a security group and an instance role of its own, and these limits to itself.
+    False: the team has its own queues, instances, security group and instance role, and the limits apply to it alone.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityReservation:
-    """Capacity that EC2 has promised, on which a pool's On-Demand instances draw and on nothing else."""
+    """Reserved EC2 capacity. A pool's On-Demand instances run in it and nowhere else."""
 
     __pydantic_config__ = _CHECKED
 
     target: limits.ReservationTarget
-    """The id (`cr-…`) of an On-Demand Capacity Reservation or of a Capacity Block, or the ARN of a resource group of
-    reservations. It is of the pool's instance type, in a zone of the stage's subnets: of the first one for jobs of
-    several nodes."""
+    """Id (`cr-…`) of an On-Demand Capacity Reservation or a Capacity Block, or ARN of a resource group of reservations.
+    The capacity must be of the pool's instance type, in a zone of the stage's subnets; for multi-node jobs, in the zone
+    of the first subnet."""
     is_block: bool = False
-    """True: it is a Capacity Block, which ends on a day; EC2 terminates its instances half an hour before that."""
+    """Set this if `target` is a Capacity Block. A block ends on a fixed day, and EC2 terminates its instances half an
+    hour before the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Accelerator instances that go together: a type, and the software release that their driver and images have."""
+    """A pool of accelerator instances: one instance type, and the software release of their driver and images."""
 
     __pydantic_config__ = _CHECKED
 
     instance_type: str
     """A row of jobs/core/instance_types.json."""
     release: str | None = None
-    """A row of images/releases.toml. None: the default one there."""
+    """A row of images/releases.toml. None: the default release in that file."""
     machine_image: limits.MachineImage | None = None
-    """The AMI of its instances, as `Stage.machine_image` says it."""
+    """AMI of the pool's instances; see `Stage.machine_image`."""
     root_device_name: limits.DeviceName | None = None
-    """Root device of an AMI that is given, as `Stage.root_device_name` says it. None: the same as the stage's."""
+    """Root device of a custom AMI; see `Stage.root_device_name`. None: the stage's."""
     capacity_reservation: CapacityReservation | None = None
-    """As `Stage.capacity_reservation` says it."""
+    """Reserved capacity of the pool; see `Stage.capacity_reservation`."""
 
     @property
     def row(self) -> InstanceType:
-        """Return the row of its instance type. Raises UsageError where there is none."""
+        """Return the row of the pool's instance type. Raises UsageError if there is none."""
         return instance_type(self.instance_type)
 
     @property
     def software(self) -> Release:
-        """Return its release.
+        """Return the pool's release.
 
-        Raises ConfigurationError where the release does not support the accelerators, UsageError where none is.
+        Raises ConfigurationError if the release does not support the accelerators, UsageError if there is no such
+        release.
         """
         return release_for(self.row, self.release)
 
     @property
     def builds_machine_image(self) -> bool:
-        """Return whether the stage builds its AMI: as the type's row says, unless one is given."""
+        """Return whether the stage builds the pool's AMI: the instance type says so, and no AMI is given."""
         return self.machine_image is None and self.row.machine_image == "stage"
 
     @property
     def id(self) -> str:
-        """Return what names its resources: another type or release makes new ones beside the old."""
+        """Return the id in the pool's resource names. Another type or release gets new resources."""
         return f"{self.instance_type}-{self.software.name}".replace(".", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingVpc:
-    """A VPC that is there already: the stage adds security groups and endpoints that are asked for, nothing else."""
+    """An existing VPC. The stage adds security groups and the endpoints you ask for, and changes nothing else."""
 
     __pydantic_config__ = _CHECKED
 
     vpc_id: limits.VpcId
-    """The id of the VPC: `vpc-…`."""
+    """Id of the VPC: `vpc-…`."""
     private_subnet_ids: limits.SubnetIds
-    """Where instances start: each with a way to AWS (NAT or endpoints), in zones that offer the instance type. Jobs of
-    several nodes and FSx live in the first."""
+    """Subnets in which instances start. Each needs a route to AWS (NAT or endpoints), in a zone that offers the
+    instance type. Multi-node jobs and FSx use the first one."""
     private_route_table_ids: limits.RouteTableIds = ()
-    """The route tables of those subnets. Each gets a route to S3's gateway endpoint, which is free."""
+    """Route tables of these subnets. Each gets a route to an S3 gateway endpoint, which is free."""
     default_security_group_id: limits.SecurityGroupId | None = None
-    """The VPC's default group, which Batch puts the containers of jobs of several nodes into where instances have EFA:
-    the endpoints that the stage makes admit it. It stays as its owner has it, and has to let its members reach each
-    other by TCP, and AWS by HTTPS. Needed with `max_multinode_nodes` and `interface_endpoints`."""
+    """The VPC's default security group. Batch puts the containers of multi-node jobs on EFA instances into it, and the
+    stage's endpoints admit it. The stage does not change it: its members must be able to reach each other over TCP, and
+    AWS over HTTPS. Required with `max_multinode_nodes` and `interface_endpoints`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alerts:
-    """The people who are told of failed jobs, blocked queues, reclaims and budgets."""
+    """Who is notified about failed jobs, blocked queues, reclaims and budgets."""
 
     __pydantic_config__ = _CHECKED
 
     emails: limits.Emails = ()
-    """Each address gets a message from SNS and must confirm it once."""
+    """Addresses to notify. SNS sends each a message with a link to confirm the subscription."""
     failed_jobs_an_hour: limits.FailedJobs = 3
-    """As many raise the alarm of failed jobs."""
+    """Failed jobs within an hour that raise the alarm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GitHub:
-    """The repository that CI deploys from: GitHub Actions, by OIDC, without a long-lived key."""
+    """The GitHub repository whose Actions deploy the stage, through OIDC and without a long-lived key."""
 
     __pydantic_config__ = _CHECKED
 
     repository: limits.Repository
-    """`owner/name`."""
+    """The repository: `owner/name`."""
     environment: limits.GitHubEnvironment | None = None
-    """GitHub environment whose protection rules guard the stage. None: the branch below."""
+    """GitHub environment that may deploy; its protection rules guard the stage. None: `branch` may deploy."""
     branch: limits.Branch = "main"
-    """Branch that may deploy where no environment is named, without `refs/heads/`."""
+    """Branch that may deploy if `environment` is None, without `refs/heads/`."""
     oidc_provider_arn: limits.OidcProvider | None = None
-    """The account's provider of token.actions.githubusercontent.com, of which there can be one. None: it is made."""
+    """The account's OIDC provider for token.actions.githubusercontent.com; an account can have only one. None: the
+    stage creates it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One deployed environment: an account and a region."""
+    """One deployed environment, in one account and region."""
 
     __pydantic_config__ = _CHECKED
 
     name: limits.StageName
-    """1 to 13 lower-case letters, digits and hyphens; it is part of what the stage's stacks are called."""
+    """1 to 13 lower-case letters, digits and hyphens. Part of the names of the stage's stacks."""
     teams: tuple[Team, ...]
-    """Those who submit jobs to it: at least one."""
+    """The teams that submit jobs: at least one."""
     account: limits.Account | None = None
-    """The 12 digits of its id. None: whichever the credentials belong to at deploy time."""
+    """12-digit account id. None: the account of the credentials at deploy time."""
     region: limits.Region | None = None
-    """None: whichever the CDK CLI is set to. dl1.24xlarge is (or was) offered in us-east-1 and us-west-2 only."""
+    """AWS region. None: the CDK CLI's region. dl1.24xlarge is (or was) offered only in us-east-1 and us-west-2."""
 
     bootstrap_qualifier: limits.Qualifier = "hnb659fds"
-    """That of the CDK bootstrap which its stacks are deployed through (`cdk bootstrap --qualifier`); the default is the
-    CDK's own."""
+    """Qualifier of the CDK bootstrap that deploys the stacks (`cdk bootstrap --qualifier`). Default: the CDK's own."""
 
-    # What jobs run on
+    # Instances, software and AMIs
     instance_type: str = "dl1.24xlarge"
-    """What accelerated jobs run on: a row of jobs/core/instance_types.json."""
+    """Instance type of accelerated jobs: a row of jobs/core/instance_types.json."""
     cpu_instance_type: str = "m6i.4xlarge"
-    """What corpus and tokenizer jobs run on: a row of jobs/core/instance_types.json without an accelerator."""
+    """Instance type of corpus and tokenizer jobs: a row of jobs/core/instance_types.json without an accelerator."""
     release: str | None = None
-    """Gaudi software release, a row of images/releases.toml: driver, images and what is in them. None: the default one
-    there."""
+    """Software release of driver and images: a row of images/releases.toml. None: the default release in that file."""
     image_tag: limits.ImageTag | None = None
-    """Tag of the images that jobs run, in the stage's repositories: one that `trainyard images push` made, to stay with
-    it or to go back to it. None: what was pushed last for the release."""
+    """Tag of the images that jobs run, as made by `trainyard images push`: set it to pin a version or to roll back.
+    None: the latest push for the release."""
     retiring: tuple[Pool, ...] = ()
-    """Pools that the stage used before: they and their queues stay for what was submitted to them."""
+    """Pools that the stage used before. They and their queues stay, so that jobs already submitted to them can
+    finish."""
     machine_image: limits.MachineImage | None = None
-    """AMI of the accelerator instances: an id, or `ssm:` and the parameter that holds one, read at every deployment.
+    """AMI of the accelerator instances: an id, or `ssm:` and the name of a parameter that holds one, which is read at
+    every deployment.
 
-    None: on Gaudi, one that the stage builds itself with the driver of `release`; on other accelerators, the one that
-    AWS recommends for ECS that day. One that is given must carry the driver of `release`, habana-container-runtime as
+    None: on Gaudi, the stage builds an AMI with the driver of `release`; other accelerators use the AMI that AWS
+    recommends for ECS at deploy time. A custom AMI must have the driver of `release`, habana-container-runtime as
     Docker's default runtime, and the ECS agent.
     """
     build_unoffered: bool = False
-    """True: the AMI of Gaudi instances is built though EC2 lists their type nowhere in the region, as AWS has promised
-    some. Else the deployment ends before it takes that hour: Batch refuses types that EC2 does not list."""
+    """Build the Gaudi AMI even if EC2 does not list the instance type in the region, for example because AWS has
+    promised some. Otherwise the deployment fails early instead of spending an hour on the AMI: Batch refuses unlisted
+    types."""
     root_device_name: limits.DeviceName = "/dev/sda1"
-    """Root device of an AMI that is given: Ubuntu's. Amazon Linux calls it /dev/xvda. Of AMIs that the stage builds, or
-    that are AWS's own, it is known."""
+    """Root device of a custom AMI. Default: Ubuntu's; Amazon Linux uses /dev/xvda. Ignored for AMIs that the stage
+    builds and for AWS's own AMIs, whose root device is known."""
     commands_in_jobs: bool | None = None
-    """Lets a team's people run commands in the containers of its jobs that run, as root (`trainyard exec`).
+    """Let team members run commands as root in their running jobs (`trainyard exec`).
 
-    None: yes, but not on a `machine_image` that is given: ECS starts such a job only where the AMI has what the agent
-    needs for it, as AWS's own AMIs for ECS have, and those that the stage builds. True: the given one has it too.
+    None: allowed, except on a custom `machine_image`, because ECS starts such a job only if the AMI has what ECS Exec
+    needs. AWS's ECS AMIs and those that the stage builds have it. True: the custom AMI has it as well.
     """
     root_volume_gib: limits.VolumeGib = 500
-    """Size of an accelerator instance's root volume: the job image, and what jobs write outside S3."""
+    """Root volume of accelerator instances, in GiB. It holds the job image and what jobs write outside S3."""
     cpu_root_volume_gib: limits.CpuVolumeGib = 200
-    """The same of a CPU instance."""
+    """Root volume of CPU instances, in GiB."""
 
-    # How much of it
+    # Capacity limits
     max_nodes: limits.NodesAtLeastOne = 2
-    """Accelerator instances on Spot that each team may have at once, or all that share together; Batch may exceed it by
-    one instance."""
+    """Maximum number of accelerator Spot instances per team (together for teams that share instances). Batch may exceed
+    it by one instance."""
     max_on_demand_nodes: limits.Nodes = 0
-    """The same at the On-Demand price: where Spot has none, for jobs that were reclaimed too often, and for specs that
-    ask for them. 0: none."""
+    """Maximum number of On-Demand accelerator instances per team: for jobs that find no Spot capacity, were reclaimed
+    too often, or ask for On-Demand in their spec. 0: no On-Demand capacity."""
     max_multinode_nodes: limits.Nodes = 0
-    """The same, On-Demand and side by side, for jobs of several nodes that start together. 0: no such jobs; those of
-    several nodes on Spot draw on `max_nodes`."""
+    """Maximum number of On-Demand instances per team for multi-node jobs whose nodes start together, side by side. 0:
+    no such jobs; multi-node jobs on Spot count towards `max_nodes` instead."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
-    """CPU instances that each team may have at once, or all that share together."""
+    """Maximum number of CPU instances per team (together for teams that share instances)."""
     capacity_reservation: CapacityReservation | None = None
-    """Promised capacity that On-Demand instances run in; where it is used up, jobs wait. None: what EC2 has."""
+    """Reserved capacity for On-Demand instances. When it is used up, jobs wait. None: On-Demand instances take any
+    capacity that EC2 has."""
     reclaims_before_on_demand: limits.Reclaims = 3
-    """A job that Spot has taken away this often is moved to On-Demand, where the stage allows it."""
+    """Number of Spot reclaims after which a job moves to On-Demand, if the stage has On-Demand capacity."""
     spot_wait_hours: limits.SpotWaitHours | None = None
-    """How long a job may wait at the head of the Spot queue for capacity before it is moved to On-Demand, or cancelled
-    where the stage has none: up to 24. The Spot queue then has Spot capacity only, and the move takes the place of the
-    overflow. None: a job starts On-Demand as soon as Batch finds no Spot, or waits where the stage has none."""
+    """Hours, up to 24, that a job may wait for capacity at the head of the Spot queue before it moves to On-Demand, or
+    is cancelled if the stage has no On-Demand capacity. With this setting, the Spot queue does not fall back to
+    On-Demand instances by itself. None: a job starts On-Demand as soon as Batch finds no Spot capacity; without
+    On-Demand capacity, it waits."""
 
     # Network
     vpc: ExistingVpc | None = None
-    """None: the stage makes its own."""
+    """An existing VPC to use. None: the stage creates its own."""
     vpc_cidr: limits.VpcCidr = "10.0.0.0/16"
-    """Addresses of the VPC that the stage makes: a private /16, to be chosen on the first day. Another than its
-    neighbours' where VPCs are to be connected."""
+    """Address range of the VPC that the stage creates: a private /16. Choose it before the first deployment, and
+    differently from the VPCs it may be connected to."""
     availability_zone_ids: limits.ZoneIds = ()
-    """Zones of the subnets, all in the stage's region, by id (`use1-az2`), which means the same zone in every account,
-    unlike its letter.
+    """Zones of the subnets, all in the stage's region, by id (`use1-az2`). Unlike a zone's letter, its id means the
+    same zone in every account.
 
-    None given: where the region is given and the instance type's row knows its zones there, those; else the first two
-    that the region lists. `python -m infra.preflight` asks EC2 which zones offer the type.
+    Empty: the zones of `region` that are known to offer the instance type; if none is known, or `region` is None, the
+    region's first two. `python -m infra.preflight` checks with EC2 which zones offer the type.
     """
     nat_gateways: int = 1
-    """0 saves the gateways' hourly price; jobs then reach AWS through VPC endpoints (priced by the hour too) and
-    nothing else, so no hf:// source, and no AMI can be built: a Gaudi stage has to be given a `machine_image`."""
+    """Number of NAT gateways, at most one per zone. 0 saves their hourly price, but jobs then reach AWS only, through
+    VPC endpoints (also priced by the hour): no hf:// sources, and no AMI builds, so a Gaudi stage needs a
+    `machine_image`."""
     interface_endpoints: bool | None = None
-    """VPC endpoints for the AWS services that instances and jobs call. None: where the stage's own VPC has no NAT."""
+    """Create VPC endpoints for the AWS services that instances and jobs call. None: only if the stage's own VPC has no
+    NAT."""
 
     # Storage
     own_kms_key: bool = False
-    """True: buckets, repositories, secrets and topics are encrypted with a key of the stage's own, not with AWS's.
+    """Encrypt buckets, repositories, secrets and topics with the stage's own KMS key instead of AWS's keys.
 
-    To be chosen on the first day. Another choice makes new repositories, whose images have to be built again, and a new
-    FSx file system; and jobs of a stage that gives its key up may no longer read what lies there under it.
+    Choose before the first deployment. A later change replaces the repositories, so all images must be built again, and
+    the FSx file system. After turning it off, jobs may no longer be able to read data encrypted with the key.
     """
     fsx_gib: limits.FsxGib = 0
-    """FSx for Lustre that shows `shared/` of the data bucket as a file system to accelerated jobs: 1200, or a multiple
-    of 2400. 0: none."""
+    """Size in GiB of an FSx for Lustre file system that shows `shared/` of the data bucket to accelerated jobs: 1200,
+    or a multiple of 2400. 0: no file system."""
     checkpoint_retention_days: limits.RetentionDays = 30
-    """Checkpoints older than this are deleted: a run that has not resumed by then starts anew. Models stay. What is
-    kept for further attempts goes at the same age, and is made again when it is needed: packages of scripts,
-    recipes of HPUs."""
+    """Days after which checkpoints are deleted; a run that has not resumed by then starts from the beginning. Models
+    are kept. Caches for later attempts (packages of scripts, HPU recipes) expire at the same age and are rebuilt when
+    needed."""
     noncurrent_retention_days: limits.RetentionDays = 90
-    """How long an overwritten or deleted object can be brought back."""
+    """Days for which an overwritten or deleted object can be restored."""
     log_retention_days: limits.LogRetentionDays = 90
-    """How long logs are kept, those of jobs included."""
+    """Days for which logs are kept, including the logs of jobs. CloudWatch accepts certain values only."""
 
     # Organisation
     monthly_budget_usd: limits.UsdAMonth | None = None
-    """What the stage may cost a month: at 80 % alerts are sent; at 100 % no instance starts until the month is over."""
+    """Monthly budget of the stage in US dollars. At 80 %, alerts are sent. At 100 %, no instance starts until the month
+    ends. None: no budget."""
     alerts: Alerts = Alerts()
-    """Who is told of what."""
+    """Who is notified, and when."""
     deploy_from: GitHub | None = None
-    """Who may deploy besides people with rights of their own. None: nobody."""
+    """GitHub repository that may deploy, in addition to people with their own permissions. None: no repository."""
     permissions_boundary: limits.PolicyName | None = None
-    """Name of the account's managed policy that every role must carry. None: the stage makes one."""
+    """Name of an existing managed policy that every role must have as its boundary. None: the stage creates one."""
     termination_protection: bool = False
-    """True: CloudFormation refuses to delete any of the stage's stacks."""
+    """Make CloudFormation refuse to delete the stage's stacks."""
 
     @property
     def instance_owners(self) -> tuple[Team | None, ...]:
-        """Return whose instances the stage has: each team's that has its own, after None, for those that others share.
+        """Return the teams with their own instances, preceded by None if some teams share instances.
 
-        What a team has follows from its own row, so that one which comes or goes leaves the others' queues alone.
+        A team's instances follow from its own row, so adding or removing a team does not change the other teams'
+        queues.
         """
-        own = [team for team in self.teams if not team.shares_instances]
-        return (*([None] if len(own) < len(self.teams) else []), *own)
+        with_own_instances = [team for team in self.teams if not team.shares_instances]
+        return (*([None] if len(with_own_instances) < len(self.teams) else []), *with_own_instances)
 
     @property
     def queue_count(self) -> int:
-        """Return how many job queues the stage has, which is also how many compute environments."""
-        of_pool = 1 + bool(self.max_on_demand_nodes) + bool(self.max_multinode_nodes)
-        return len(self.instance_owners) * (1 + (1 + len(self.retiring)) * of_pool)
+        """Return the number of job queues of the stage, which is also its number of compute environments."""
+        queues_per_pool = 1 + bool(self.max_on_demand_nodes) + bool(self.max_multinode_nodes)
+        return len(self.instance_owners) * (1 + (1 + len(self.retiring)) * queues_per_pool)
 
     @property
     def bootstrap_options(self) -> list[str]:
-        """Return what `cdk bootstrap` has to be told of its qualifier, whose stack needs a name of its own."""
+        """Return the arguments of `cdk bootstrap` for the qualifier; a custom one needs its own stack name."""
         qualifier = self.bootstrap_qualifier
         if qualifier == Stage.bootstrap_qualifier:
             return []
@@ -297,7 +308,7 @@ class Stage:
 
     @property
     def pool(self) -> Pool:
-        """Return the pool that new jobs run on."""
+        """Return the pool of new jobs."""
         return Pool(
             instance_type=self.instance_type,
             release=self.release,
@@ -307,21 +318,21 @@ class Stage:
 
     @property
     def bootstrap_parameter(self) -> str:
-        """Return the name of the SSM parameter in which its CDK bootstrap has its version."""
+        """Return the name of the SSM parameter that holds the version of the CDK bootstrap."""
         return f"/cdk-bootstrap/{self.bootstrap_qualifier}/version"
 
     @property
     def row(self) -> InstanceType:
-        """Return the accelerator instances' row. Raises UsageError where there is none."""
+        """Return the row of the accelerator instance type. Raises UsageError if there is none."""
         return instance_type(self.instance_type)
 
     @property
     def cpu_row(self) -> InstanceType:
-        """Return the CPU instances' row. Raises UsageError where there is none."""
+        """Return the row of the CPU instance type. Raises UsageError if there is none."""
         return instance_type(self.cpu_instance_type)
 
-    def lets_commands_in(self, *, accelerated: bool) -> bool:
-        """Return whether people may run commands in jobs, of those on accelerators or of those on CPUs."""
+    def allows_exec(self, *, accelerated: bool) -> bool:
+        """Return whether people may run commands in jobs on accelerators, or on CPUs if `accelerated` is False."""
         if self.commands_in_jobs is None:
             return self.machine_image is None or not accelerated
         return self.commands_in_jobs

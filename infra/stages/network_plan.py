@@ -1,60 +1,62 @@
-"""What a stage's network consists of, as far as it follows from the settings alone: zones and endpoints.
+"""Zones and endpoints of a stage's network, as far as they follow from the settings alone.
 
-Both the network's stack and the preflight read it; the latter without loading the CDK.
+The network stack uses this, and the preflight, which must not load the CDK.
 """
 
 from infra.stages import Stage
 from jobs.core.instance_types import InstanceType
 
-ZONES_WHERE_NONE_IS_KNOWN = 2
-"""How many of a region's zones are taken, in their order, where neither settings nor rows name any."""
+DEFAULT_ZONE_COUNT = 2
+"""Number of the region's zones to use, in their order, if neither the settings nor the instance types' rows name
+any."""
 
 ENDPOINT_SERVICES = (
     *("ecr.api", "ecr.dkr"),
     *("ecs", "ecs-agent", "ecs-telemetry"),
     "logs",
     "sts",
-    # Session Manager; SSM's agent needs no endpoint of ec2messages any more where it reaches ssmmessages.
+    # Session Manager. SSM's agent needs no ec2messages endpoint if it reaches ssmmessages.
     *("ssm", "ssmmessages"),
     "secretsmanager",
     "batch",
 )
-"""All that an instance and its job call to join, pull, log, read secrets and be reached: `com.amazonaws.<region>.…`."""
+"""Services that an instance and its job call to join the cluster, pull images, log, read secrets and accept sessions:
+`com.amazonaws.<region>.…`."""
 
 
 def zone_ids(stage: Stage) -> tuple[str, ...]:
-    """Return the zones of the stage's own subnets: those it names, else those known to offer its accelerators.
+    """Return the zones of the stage's own subnets: those in the settings, else those known to offer its accelerators.
 
-    None where neither is known; `python -m infra.preflight` asks EC2.
+    Empty if neither is known. `python -m infra.preflight` checks with EC2.
     """
     if stage.availability_zone_ids or stage.region is None:
         return stage.availability_zone_ids
-    # Those of pools that retire stay: their instances live there.
+    # Include the zones of retiring pools, because their instances run there.
     rows = [pool.row for pool in (stage.pool, *stage.retiring)]
     return tuple(dict.fromkeys(zone for row in rows for zone in row.zone_ids.get(stage.region, ())))
 
 
 def offering_indices(stage: Stage, row: InstanceType) -> list[int]:
-    """Return which of the stage's subnets are in zones that are known to offer the type; none where nobody knows."""
+    """Return the indices of the stage's subnets in zones known to offer the type; empty if none is known."""
     if stage.vpc is not None:
         return []
     known = row.zone_ids.get(stage.region or "", ())
     return [index for index, zone in enumerate(zone_ids(stage)) if zone in known]
 
 
-def side_by_side_index(stage: Stage, row: InstanceType) -> int:
-    """Return which of the stage's subnets has jobs of several nodes and FSx: EFA and placement groups span no zones."""
+def multinode_subnet_index(stage: Stage, row: InstanceType) -> int:
+    """Return the index of the subnet for multi-node jobs and FSx: EFA and placement groups cannot span zones."""
     return next(iter(offering_indices(stage, row)), 0)
 
 
 def uses_default_security_group(stage: Stage) -> bool:
-    """Return whether containers of its jobs are in the VPC's default group: see infra/network/stack.py."""
+    """Return whether containers of the stage's jobs are in the VPC's default group; see infra/network/stack.py."""
     pools = (stage.pool, *stage.retiring)
     return bool(stage.max_multinode_nodes) and any(pool.row.network_cards for pool in pools)
 
 
 def has_interface_endpoints(stage: Stage) -> bool:
-    """Return whether the stage makes interface endpoints: it asks for them, or its own VPC has no other way out."""
+    """Return whether the stage creates interface endpoints: on request, or if its own VPC has no NAT."""
     if stage.interface_endpoints is not None:
         return stage.interface_endpoints
     return stage.vpc is None and stage.nat_gateways == 0

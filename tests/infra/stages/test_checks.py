@@ -1,5 +1,7 @@
-"""What a stage may say: all mistakes in a row of settings.py are reported together, before anything is made of it."""
+"""Loading and checking infra/settings.py: all mistakes of a row are reported together, with their field or line."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from infra import settings
 from infra.access.permissions_boundary import name_prefix
 from infra.settings import STAGES, TEAMS
-from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team
+from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team, checks
 from infra.stages.checks import check, selected_stages
 from infra.stages.limits import LOG_RETENTION_DAYS
 from jobs.core.errors import ConfigurationError
@@ -19,32 +21,34 @@ VPC = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=(SUBNET,))
 GAUDI = Pool(instance_type="dl1.24xlarge")
 RETIRING = Pool(instance_type="p4d.24xlarge", release="1.23.0")
 CUSTOM_AMI = "ami-0123456789abcdef0"
+SETTINGS = Path(settings.__file__).read_text()
+TEAMS_LINE = 1 + SETTINGS[: SETTINGS.index("TEAMS = ")].count("\n")
 
 
 def refusal(**row: Any) -> str:
-    """Return what is wrong with a stage: its mistakes, each without the words that begin all of them."""
+    """Return the mistakes of a stage, without the common prefix of their lines."""
     stage = Stage(**{"name": "test", "teams": TEAMS, "region": "us-east-1", **row})
     with pytest.raises(ConfigurationError) as caught:
         check(stage)
     assert caught.value.exit_code == 3
-    said = str(caught.value)
-    where = f"infra/settings.py: stage '{stage.name}': "
-    assert said.startswith(where)
-    return said.replace(where, "")
+    message = str(caught.value)
+    prefix = f"infra/settings.py: stage '{stage.name}': "
+    assert message.startswith(prefix)
+    return message.replace(prefix, "")
 
 
-def test_the_stages_of_this_repository_pass_and_can_be_selected() -> None:
+def test_the_shipped_stages_pass_and_can_be_selected() -> None:
     assert [stage.name for stage in selected_stages()] == ["dev", "prod"]
     assert selected_stages("prod") == (STAGES["prod"],)
     with pytest.raises(ConfigurationError, match=r"stage 'dve' is not in infra/settings\.py; did you mean 'dev'"):
         selected_stages("dve")
 
 
-def test_the_way_to_nvidias_cards_is_one_line_beside_the_row_that_it_replaces() -> None:
-    # EC2's API does not list dl1.24xlarge any more: the shipped row shows the way out.
+def test_the_commented_row_switches_the_stage_to_nvidia() -> None:
+    # EC2's API no longer lists dl1.24xlarge: a comment beside the shipped row shows the alternative.
     lines = Path(settings.__file__).read_text().splitlines()
-    (place,) = (number for number, line in enumerate(lines) if line.strip().startswith('Stage(name="dev"'))
-    shipped, shown = (eval(lines[number].strip(" ,#"), vars(settings)) for number in (place, place - 1))
+    (dev_line,) = (number for number, line in enumerate(lines) if line.strip().startswith('Stage(name="dev"'))
+    shipped, shown = (eval(lines[number].strip(" ,#"), vars(settings)) for number in (dev_line, dev_line - 1))
     check(shown)
     assert shown.row.accelerator == "cuda"
     assert shown == replace(shipped, instance_type=shown.instance_type)
@@ -54,7 +58,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(settings.STAGES, "broken", Stage(name="broken", teams=()))
     with pytest.raises(ConfigurationError, match="stage 'broken': teams: at least one is needed"):
         selected_stages()
-    # The other stages can still be worked on.
+    # Other stages can still be used.
     assert selected_stages("dev")
 
 
@@ -71,11 +75,13 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("monthly_budget_usd", 0.0, 0.01, 1e9, float("inf")),
     ],
 )
-def test_numbers_have_limits(field: str, below: float, low: float, high: float, above: float) -> None:
+def test_numbers_outside_their_limits_are_refused(
+    field: str, below: float, low: float, high: float, above: float
+) -> None:
     for wrong in (below, above):
-        said = refusal(**{field: wrong})
-        assert said.startswith(f"{field}: must be ")
-        assert said.endswith(f"not {wrong:g}" if isinstance(wrong, float) else f"not {wrong}")
+        message = refusal(**{field: wrong})
+        assert message.startswith(f"{field}: must be ")
+        assert message.endswith(f"not {wrong:g}" if isinstance(wrong, float) else f"not {wrong}")
     for right in (low, high):
         row: dict[str, Any] = {"name": "test", "teams": TEAMS, "region": "us-east-1", field: right}
         check(Stage(**row))
@@ -97,28 +103,28 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         ("permissions_boundary", "arn:aws:iam::aws:policy/x", "must be a managed policy's name, without its ARN"),
         ("vpc", replace(VPC, vpc_id="vpc-1"), "vpc_id: must be like 'vpc-0123456789abcdef0', not 'vpc-1'"),
         ("vpc", replace(VPC, private_subnet_ids=()), "private_subnet_ids: at least one is needed"),
-        ("vpc", replace(VPC, private_subnet_ids=(SUBNET, SUBNET)), "private_subnet_ids: names one twice"),
+        ("vpc", replace(VPC, private_subnet_ids=(SUBNET, SUBNET)), "private_subnet_ids: lists a subnet twice"),
         ("vpc", replace(VPC, default_security_group_id="default"), "default_security_group_id: must be like 'sg-"),
         *(("alerts", Alerts(emails=(email,)), "emails: ") for email in ("someone", "a\x1b@b.c")),
-        ("alerts", Alerts(emails=("a@example.org",) * 2), "emails: names an address twice"),
+        ("alerts", Alerts(emails=("a@example.org",) * 2), "emails: lists an address twice"),
         ("alerts", Alerts(failed_jobs_an_hour=0), "failed_jobs_an_hour: must be at least 1, not 0"),
         *(
             ("deploy_from", GitHub(repository=name), f"repository: must be 'owner/name', not '{name}'")
             for name in ("trainyard", "org/*", "org/..")
         ),
         *(
-            ("deploy_from", GitHub(repository="a/b", branch=name), f"branch: must be a branch's name, not '{name}'")
+            ("deploy_from", GitHub(repository="a/b", branch=name), f"branch: must be a branch name, not '{name}'")
             for name in ("a..b", "a.lock", "a//b", "*", "release/")
         ),
-        ("deploy_from", GitHub(repository="a/b", branch="refs/heads/main"), "branch: must be a branch's name without"),
+        ("deploy_from", GitHub(repository="a/b", branch="refs/heads/main"), "branch: must be a branch name without"),
         ("deploy_from", GitHub(repository="a/b", environment="*"), "environment: must be a name, not '*'"),
         (
             "deploy_from",
             GitHub(repository="org/trainyard", oidc_provider_arn="arn:aws:iam::123456789012:role/x"),
-            "oidc_provider_arn: must be that of token.actions.githubusercontent.com",
+            "oidc_provider_arn: must be the ARN of the provider of token.actions.githubusercontent.com",
         ),
-        ("retiring", (GAUDI,), "'dl1-24xlarge-1-21-0' is what new jobs run on; it cannot retire as well"),
-        ("retiring", (RETIRING,) * 2, "names a pool twice"),
+        ("retiring", (GAUDI,), "'dl1-24xlarge-1-21-0' is the pool of new jobs; it cannot retire at the same time"),
+        ("retiring", (RETIRING,) * 2, "lists a pool twice"),
         ("retiring", (replace(GAUDI, release="1.23.0"),), "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge"),
         ("retiring", (replace(RETIRING, machine_image="ami"),), "machine_image: must be 'ami-…' or 'ssm:/…', not"),
         *(("machine_image", value, "must be 'ami-…' or 'ssm:/…', not") for value in ("ami-xyz", "ssm:relative")),
@@ -126,15 +132,15 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         *(("region", value, "must be a region's name") for value in ("\ud800", "us-east-1a")),
         ("image_tag", "a b", "must be at most 128 letters, digits, '_', '.' and '-', not 'a b'"),
         *(("availability_zone_ids", (zone,), "must be ids such as 'use1-az2'") for zone in ("us-east-1a", "use1-az9")),
-        ("availability_zone_ids", ("use1-az2", "use1-az2"), "names a zone twice"),
-        ("cpu_instance_type", "dl1.24xlarge", "must be a row without an accelerator, not 'dl1.24xlarge'"),
+        ("availability_zone_ids", ("use1-az2", "use1-az2"), "lists a zone twice"),
+        ("cpu_instance_type", "dl1.24xlarge", "must be a type without an accelerator, not 'dl1.24xlarge'"),
         ("cpu_instance_type", "m6i", "unknown instance type 'm6i'"),
         ("instance_type", "dl1.24xlarg", "unknown instance type 'dl1.24xlarg'; did you mean 'dl1.24xlarge'?"),
         ("release", "1.23.0", "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
         ("release", "1.21.1", "unknown release '1.21.1'; did you mean '1.21.0'?"),
     ],
 )
-def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, message: str) -> None:
+def test_values_that_cannot_be_deployed_are_refused(field: str, value: Any, message: str) -> None:
     assert refusal(**{field: value}).startswith(f"{field}: {message}")
 
 
@@ -145,11 +151,11 @@ def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, mess
         ({"alerts": Alerts(emails="me@x.org")}, "alerts: emails: Input should be a valid tuple, not 'me@x.org'"),  # type: ignore[arg-type]
         ({"teams": (Team(name="x", share="2"),)}, "team 'x': share: Input should be a valid number, not '2'"),  # type: ignore[arg-type]
         ({"teams": ("x",)}, "teams: Input should be an instance of Team, not 'x'"),
-        # Other mistakes are reported once the types are right.
+        # Other mistakes are reported only once the types are right.
         ({"teams": (), "max_nodes": 2.5}, "max_nodes: Input should be a valid integer, not 2.5"),
     ],
 )
-def test_a_value_of_another_type_is_refused(row: dict[str, Any], message: str) -> None:
+def test_values_of_the_wrong_type_are_refused(row: dict[str, Any], message: str) -> None:
     assert refusal(**row) == message
 
 
@@ -158,44 +164,47 @@ def test_a_value_of_another_type_is_refused(row: dict[str, Any], message: str) -
     [
         ((), "teams: at least one is needed"),
         ((Team(name="Research"),), "team 'Research': must be at most 31 lower-case letters, digits and hyphens"),
-        ((Team(name="shared"),), "team 'shared': what lies under 'shared/' is for all teams; choose another name"),
+        ((Team(name="shared"),), "team 'shared': the prefix 'shared/' belongs to all teams; choose another name"),
         (
             (Team(name="a", share=0.001, shares_instances=True),),
             "team 'a': share: must be from 0.01 to 1000, not 0.001",
         ),
         (
             (Team(name="a", share=2.0),),
-            "team 'a': share: counts among teams that share instances; set shares_instances",
+            "team 'a': share: only affects teams that share instances; also set",
         ),
-        ((Team(name="a"), Team(name="a")), "team 'a': there are two of that name"),
+        ((Team(name="a"), Team(name="a")), "team 'a': two teams have this name"),
         ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be at least 0.01, not -5"),
         (
             (Team(name="a", member_principals=("arn:aws:iam::123456789012:root",)),),
             "team 'a': member_principals: must be ARNs of IAM users or roles, not 'arn:aws:iam::123456789012:root'",
         ),
         *(
-            ((Team(name="a", secret_variables=(name,)),), f"team 'a': secret_variables: '{name}' is none that a secret")
+            (
+                (Team(name="a", secret_variables=(name,)),),
+                f"team 'a': secret_variables: '{name}' cannot come from a secret",
+            )
             for name in ("AWS_SECRET_ACCESS_KEY", "LD_PRELOAD")
         ),
         ((Team(name="a", secret_variables=("wandb",)),), "team 'a': secret_variables: must be the name of a variable"),
-        ((Team(name="ml-ops"), Team(name="mlops")), "team 'mlops': Batch's fair share drops hyphens and cannot tell"),
+        ((Team(name="ml-ops"), Team(name="mlops")), "team 'mlops': Batch's fair share drops hyphens, so it cannot"),
     ],
 )
-def test_teams_that_cannot_be_served_are_refused(teams: tuple[Team, ...], message: str) -> None:
+def test_invalid_teams_are_refused(teams: tuple[Team, ...], message: str) -> None:
     assert refusal(teams=teams).startswith(message)
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    said = refusal(teams=(Team(name="shared"),), max_nodes=0, release="2.0")
-    assert [line.split(":")[0] for line in said.splitlines()] == ["max_nodes", "team 'shared'", "release"]
+    message = refusal(teams=(Team(name="shared"),), max_nodes=0, release="2.0")
+    assert [line.split(":")[0] for line in message.splitlines()] == ["max_nodes", "team 'shared'", "release"]
 
 
-def test_no_stage_is_called_like_part_of_another() -> None:
-    # Trap: the boundary of `dev` admits names that begin with `trainyard-dev-`, so all of a stage `dev-2`.
+def test_no_stage_name_starts_with_the_name_of_another() -> None:
+    # The boundary of `dev` admits names that start with `trainyard-dev-`, so it would admit all of a stage `dev-2`.
     for name in STAGES:
-        assert refusal(name=f"{name}-2").startswith(f"name: names of stage '{name}' begin like this one's")
+        assert refusal(name=f"{name}-2").startswith(f"name: starts with the name of stage '{name}'")
         check(Stage(name=f"{name}2", teams=TEAMS))
-    # AND the longest name is not cut: what the boundary admits is all of it.
+    # AND CloudFormation does not shorten the longest name, so the boundary's prefix is complete.
     assert name_prefix("m" * 13) == f"trainyard-{'m' * 13}-"
     assert refusal(name="m" * 14).startswith("name: must be 1 to 13")
 
@@ -203,7 +212,7 @@ def test_no_stage_is_called_like_part_of_another() -> None:
 ACCEPTED: list[dict[str, Any]] = [
     {"name": "m" * 13},
     {"nat_gateways": 0, "machine_image": CUSTOM_AMI},
-    {"nat_gateways": 0, "vpc": VPC},  # whether it has a way out is for its owner to know
+    {"nat_gateways": 0, "vpc": VPC},  # only the VPC's owner knows whether it has a route to AWS
     {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
     {"fsx_gib": 1_200, "region": "us-east-1"},
     {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
@@ -214,71 +223,121 @@ ACCEPTED: list[dict[str, Any]] = [
 ]
 
 
-def test_the_ends_of_what_is_possible_are_accepted() -> None:
+def test_extreme_valid_values_are_accepted() -> None:
     for accepted in ACCEPTED:
         check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
     check(Stage(name="test", teams=TEAMS, alerts=Alerts(failed_jobs_an_hour=1)))
-    # A number may be written without its point.
+    # Whole numbers are accepted as floats.
     check(Stage(name="test", teams=(Team(name="a", share=2, shares_instances=True),), spot_wait_hours=3))
 
 
-def test_a_bootstrap_of_ones_own_has_a_stack_of_its_own() -> None:
+def test_a_custom_bootstrap_qualifier_gets_its_own_stack() -> None:
     row = Stage(name="test", teams=TEAMS)
     assert row.bootstrap_options == []
     own = replace(row, bootstrap_qualifier="mlteam").bootstrap_options
     assert own == ["--qualifier", "mlteam", "--toolkit-stack-name", "CDKToolkit-mlteam"]
 
 
-def test_an_ami_cannot_be_built_without_a_way_out() -> None:
-    said = [refusal(nat_gateways=0), refusal(nat_gateways=0, instance_type="p4d.24xlarge", retiring=(GAUDI,))]
-    assert [line.partition(": the AMI of ")[0] for line in said] == ["machine_image", "retiring: machine_image"]
+def test_an_ami_cannot_be_built_without_nat() -> None:
+    message = [refusal(nat_gateways=0), refusal(nat_gateways=0, instance_type="p4d.24xlarge", retiring=(GAUDI,))]
+    assert [line.partition(": building the AMI of ")[0] for line in message] == [
+        "machine_image",
+        "retiring: machine_image",
+    ]
 
 
-def test_promised_capacity_is_for_on_demand_instances_and_has_an_id() -> None:
+def test_reserved_capacity_needs_on_demand_nodes_and_an_id() -> None:
     promised = CapacityReservation(target="cr-0123456789abcdef0")
     check(Stage(name="test", teams=TEAMS, region="us-east-1", max_multinode_nodes=2, capacity_reservation=promised))
-    assert refusal(capacity_reservation=promised).startswith("capacity_reservation: On-Demand instances draw on it")
+    assert refusal(capacity_reservation=promised).startswith("capacity_reservation: only On-Demand instances use it")
     wrong = CapacityReservation(target="cr-1")
-    said = refusal(max_on_demand_nodes=1, capacity_reservation=wrong)
-    assert said.startswith("capacity_reservation: target: must be the id of a capacity reservation")
+    message = refusal(max_on_demand_nodes=1, capacity_reservation=wrong)
+    assert message.startswith("capacity_reservation: target: must be the id of a capacity reservation")
 
 
-def test_a_stage_has_as_many_queues_as_batch_takes() -> None:
+def test_a_stage_with_more_queues_than_batch_allows_is_refused() -> None:
     everything: dict[str, Any] = {"region": "us-east-1", "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
     teams = tuple(Team(name=f"team{number}") for number in range(26))
     check(Stage(name="test", teams=teams[:12], **everything))
     check(Stage(name="test", teams=teams[:25]))
-    assert "these have 13 x 4, a set for each team" in refusal(teams=teams[:13], **everything)
-    assert "these have 26 x 2, a set for each team" in refusal(teams=teams)
-    # A retiring pool has queues of its own, and teams that share have one set together.
+    assert "has 13 x 4: one set per team" in refusal(teams=teams[:13], **everything)
+    assert "has 26 x 2: one set per team" in refusal(teams=teams)
+    # A retiring pool adds queues; teams that share instances have one set together.
     upgraded = {**everything, "retiring": (RETIRING,)}
-    assert "these have 8 x 7, a set for each team" in refusal(teams=teams[:8], **upgraded)
+    assert "has 8 x 7: one set per team" in refusal(teams=teams[:8], **upgraded)
     shared = tuple(replace(team, shares_instances=True) for team in teams[6:])
     check(Stage(name="test", teams=(*teams[:6], *shared), **upgraded))
 
 
-def test_endpoints_for_jobs_of_several_nodes_have_to_know_the_vpcs_default_group() -> None:
-    # On instances with EFA Batch puts containers of such jobs into the VPC's default group.
+def test_endpoints_for_multinode_jobs_need_the_default_group() -> None:
+    # On EFA instances, Batch puts the containers of multi-node jobs into the VPC's default group.
     stage = Stage(name="test", teams=TEAMS, vpc=VPC, interface_endpoints=True, max_multinode_nodes=2)
-    said = refusal(vpc=VPC, interface_endpoints=True, max_multinode_nodes=2)
-    assert said.startswith("vpc: default_security_group_id: is needed")
+    message = refusal(vpc=VPC, interface_endpoints=True, max_multinode_nodes=2)
+    assert message.startswith("vpc: default_security_group_id: is required")
     check(replace(stage, vpc=replace(VPC, default_security_group_id="sg-0123456789abcdef0")))
     check(replace(stage, interface_endpoints=None))
     check(replace(stage, max_multinode_nodes=0))
 
 
-def test_a_vpc_that_is_there_has_zones_and_addresses_already() -> None:
-    assert refusal(vpc=VPC, availability_zone_ids=("use1-az2",)).startswith("availability_zone_ids: they are those of")
-    assert refusal(vpc=VPC, vpc_cidr="10.1.0.0/16").startswith("vpc_cidr: it is that of 'vpc'")
+def test_zones_and_addresses_of_an_existing_vpc_cannot_be_set() -> None:
+    assert refusal(vpc=VPC, availability_zone_ids=("use1-az2",)).startswith("availability_zone_ids: follow from")
+    assert refusal(vpc=VPC, vpc_cidr="10.1.0.0/16").startswith("vpc_cidr: follows from")
 
 
 @pytest.mark.parametrize("setting", [{"max_multinode_nodes": 2}, {"fsx_gib": 1_200}])
-def test_what_lives_in_one_zone_is_not_given_the_first_one_by_letter(setting: dict[str, Any]) -> None:
-    # Trap: a region's first zone need not offer the type, and an instance that is asked for there never comes.
-    here = f"{next(iter(setting))}: lives in one zone, and no zone is known to offer dl1.24xlarge here; set "
+def test_single_zone_features_need_a_zone_known_to_offer_the_type(setting: dict[str, Any]) -> None:
+    # A region's first zone may not offer the type, and an instance requested there would never start.
+    here = f"{next(iter(setting))}: needs one zone, and no zone here is known to offer dl1.24xlarge; set "
     assert refusal(region=None, **setting).startswith(f"{here}region='us-east-1' or 'us-west-2', or availability_zone")
     assert refusal(region="eu-west-1", **setting).startswith(
-        f"{here}availability_zone_ids, first a zone that offers it"
+        f"{here}availability_zone_ids, starting with a zone that offers it"
     )
     for known in ({"region": "us-west-2"}, {"availability_zone_ids": ("use1-az2",)}, {"vpc": VPC}):
         check(Stage(**{"name": "test", "teams": TEAMS, **setting, **known}))
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], object]:
+    """Load the settings with `old` replaced by `new`."""
+
+    def run(old: str, new: str) -> object:
+        assert SETTINGS.count(old) == 1
+        (tmp_path / "edited_settings.py").write_text(SETTINGS.replace(old, new))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "edited_settings", raising=False)
+        monkeypatch.setattr(checks, "SETTINGS", "edited_settings")
+        return checks.load()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("TEAMS = (", "TEAMS = )", "unmatched ')'"),
+        ('Team(name="research")', 'Team(names="research")', "Team has no field 'names'; did you mean 'name'?"),
+        ('Team(name="research")', "Team()", "TypeError: Team.__init__() missing 1 required"),
+        ('Team(name="research")', "Taem()", "NameError: name 'Taem' is not defined"),
+        (
+            "TEAMS = (",
+            'import dataclasses; TEAMS = (dataclasses.replace(Team(name="a"), budget=1),',
+            "Team has no field 'budget'",
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_is_reported_with_its_line(
+    load: Callable[[str, str], object], old: str, new: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(old, new)
+    assert str(caught.value).startswith(f"infra/settings.py: {message}")
+    assert str(caught.value).endswith(f" (line {TEAMS_LINE})")
+
+
+def test_an_error_in_other_code_keeps_its_traceback(load: Callable[[str, str], object]) -> None:
+    with pytest.raises(ValueError, match="Expecting property name"):
+        load("STAGES = {", 'import json\n\njson.loads("{")\nSTAGES = {')
+
+
+def test_valid_settings_are_loaded(load: Callable[[str, str], dict[str, object]]) -> None:
+    assert set(load("max_nodes=16", "max_nodes=17")) == {"dev", "prod"}
