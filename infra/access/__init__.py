@@ -1,1 +1,1 @@
-"""The stack that limits what every role of the stage may do, and lets CI deploy. It is the first."""
+"""The first stack: it limits what every role of the stage may do, and lets CI deploy."""

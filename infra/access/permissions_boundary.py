@@ -1,9 +1,8 @@
-"""The permissions boundary: what no role of a stage may exceed, whatever its own policies say.
+"""The permissions boundary: the outer limit for every role of a stage, whatever its policies allow.
 
-A boundary grants nothing. It admits what roles of the stacks do, in the stage's region, and only to what is the
-stage's: by name where names begin with the stage's (S3, SSM), by the tag `trainyard:stage` elsewhere. So neither a
-policy that says too much, nor one that somebody attaches later, reaches another stage, other people's permissions or
-the account.
+A boundary grants nothing. It admits the actions that the stacks' roles need, in the stage's region, and only on the
+stage's own resources: by name prefix for S3 and SSM, by the tag `trainyard:stage` elsewhere. So neither an overly broad
+policy nor one attached later can reach another stage, other people's permissions or the rest of the account.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,11 @@ from infra.observability.functions.stop_at_budget import STOP_TAG
 from jobs.core.stage import parameter_path
 
 DEPLOYER_TAG = ("trainyard:role", "deployer")
-"""Tag of the only role that may assume those of CDK's bootstrap: whoever has them can change everything."""
+"""Tag of the only role that may assume the CDK bootstrap's roles, because these roles can change everything."""
 
 BUILD_ACTIONS = ("codebuild:BatchGetBuilds", "codebuild:StartBuild")
-"""The deployer's as well: a build may be given other commands, so whoever starts one acts with the project's role."""
+"""Also limited to the deployer: a build can run other commands, so anyone who starts one acts with the project's
+role."""
 
 _IN_THE_REGION = (
     "batch:CancelJob",
@@ -34,8 +34,8 @@ _IN_THE_REGION = (
     "batch:UpdateJobQueue",
     "cloudwatch:GetMetricData",
     "cloudwatch:PutMetricData",
-    "ec2:AuthorizeSecurityGroup*",  # of CDK's function that empties the VPC's default security group
-    "ec2:CreateSnapshot",  # Image Builder's, of what it builds
+    "ec2:AuthorizeSecurityGroup*",  # the CDK's function that empties the VPC's default security group
+    "ec2:CreateSnapshot",  # Image Builder, when it creates an AMI
     "ec2:CreateTags",
     "ec2:Describe*",
     "ec2:RevokeSecurityGroup*",
@@ -49,8 +49,8 @@ _IN_THE_REGION = (
     "ecr:InitiateLayerUpload",
     "ecr:PutImage",
     "ecr:UploadLayerPart",
-    "ecs:ExecuteCommand",  # people's, in the containers of their jobs
-    # The ECS agent's, as AWS's policy for container instances has them.
+    "ecs:ExecuteCommand",  # people, in the containers of their jobs
+    # The ECS agent, as in AWS's policy for container instances
     "ecs:CreateCluster",
     "ecs:DeregisterContainerInstance",
     "ecs:DescribeContainerInstances",
@@ -81,7 +81,7 @@ _IN_THE_REGION = (
     "servicequotas:GetServiceQuota",
     "sns:Publish",
     "sqs:SendMessage",
-    # The SSM agent's, as AWS's policy for managed instances has them.
+    # The SSM agent, as in AWS's policy for managed instances
     "ssm:DescribeAssociation",
     "ssm:DescribeDocument",
     "ssm:GetDeployablePatchSnapshotForInstance",
@@ -92,7 +92,7 @@ _IN_THE_REGION = (
     "ssm:PutConfigurePackageResult",
     "ssm:PutInventory",
     "ssm:Update*",
-    # People's, who reach a notebook through Session Manager.
+    # People who reach a notebook through Session Manager
     "ssm:ResumeSession",
     "ssm:StartSession",
     "ssm:TerminateSession",
@@ -112,10 +112,10 @@ _WITHOUT_A_REGION = ("ce:GetCostAndUsage", "budgets:ViewBudget", "pricing:GetPro
 
 
 class PermissionsBoundary(iam.ManagedPolicy):
-    """The boundary that a stage makes, unless its settings name one that the account has for all roles."""
+    """The boundary that a stage creates, unless its settings name an existing boundary of the account."""
 
     def __init__(self, stack: StageStack, name: str) -> None:
-        # Another description would make another policy, which IAM allows as little as the stacks that import this one.
+        # Keep the description: changing it replaces the policy, which IAM refuses while other stacks use it.
         super().__init__(stack, name, description="What no role of the stage may exceed; it grants nothing by itself")
         self._stage = stack.stage_row.name
         region = {"StringEquals": {"aws:RequestedRegion": stack.region}}
@@ -126,7 +126,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit_buckets(stack)
         self._admit_parameters(stack)
         self._admit_budget_stops(stack)
-        self._admit_ends_of_instances(stack)
+        self._admit_terminations(stack)
         self._admit_deployer(stack)
         self.add_statements(_no_other_stage(self._stage))
 
@@ -150,15 +150,15 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit("DeployedSources", ["s3:GetBucket*", "s3:GetObject*", "s3:List*"], assets, f"{assets}/*")
 
     def _admit_budget_stops(self, stack: StageStack) -> None:
-        """Admit the tag of a budget that is used up, and no other key: others may let a role do more."""
+        """Admit only the tag for a used-up budget, because other tags could give a role more permissions."""
         roles = stack.format_arn(
             service="iam", region="", resource="role", resource_name=f"{name_prefix(self._stage)}*"
         )
         conditions = {"ForAllValues:StringEquals": {"aws:TagKeys": [STOP_TAG]}}
         self._admit("BudgetStops", ["iam:TagRole", "iam:UntagRole"], roles, conditions=conditions)
 
-    def _admit_ends_of_instances(self, stack: StageStack) -> None:
-        """Admit the end of the stage's instances, which boot and never join."""
+    def _admit_terminations(self, stack: StageStack) -> None:
+        """Admit terminating the stage's instances, for instances that boot and never join their cluster."""
         instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
         conditions = {"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage}}
         self._admit("EndsOfInstances", ["ec2:TerminateInstances"], instances, conditions=conditions)
@@ -183,7 +183,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         )
         acknowledge(
             self,
-            "A boundary grants nothing: it is the outer limit of roles that have statements of their own for less",
+            "A boundary grants nothing: it is the outer limit of roles whose own statements allow less",
             *(f"AwsSolutions-IAM5[Action::{action}]" for action in actions if "*" in action),
             *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in resources if "*" in arn),
             "NIST.800.53.R5-IAMPolicyNoStatementsWithFullAccess",
@@ -191,9 +191,9 @@ class PermissionsBoundary(iam.ManagedPolicy):
 
 
 def keep_roles_to_stage(scope: Construct, stage: str) -> None:
-    """Deny every role below `scope` what carries another stage's tag, whatever boundary the role has.
+    """Deny every role below `scope` access to resources tagged with another stage, whatever its boundary.
 
-    An account's own boundary, which takes the place of the stage's, knows nothing of stages.
+    This matters if the account's own boundary replaces the stage's, because that boundary does not know about stages.
     """
     name, document = "OtherStages", iam.PolicyDocument(statements=[_no_other_stage(stage)])
     for node in scope.node.find_all():
@@ -201,10 +201,10 @@ def keep_roles_to_stage(scope: Construct, stage: str) -> None:
             node.policies = [iam.CfnRole.PolicyProperty(policy_name=name, policy_document=document)]
             acknowledge(
                 node,
-                "A deny that holds wherever the role goes; as a managed policy it could be detached",
+                "A deny that must stay on the role; as a managed policy it could be detached",
                 "NIST.800.53.R5-IAMNoInlinePolicy",
             )
-        # CDK makes the roles of its own functions as bare resources, with one policy of their own.
+        # CDK creates the roles of its own functions as bare resources with one inline policy.
         elif type(node) is cdk.CfnResource and node.cfn_resource_type == "AWS::IAM::Role":
             node.add_property_override("Policies.1", {"PolicyName": name, "PolicyDocument": document})
 
@@ -223,20 +223,20 @@ def _no_other_stage(stage: str) -> iam.PolicyStatement:
 
 
 def name_prefix(stage: str) -> str:
-    """Return what CloudFormation begins the generated names of all of a stage's resources with.
+    """Return the prefix of the names that CloudFormation generates for a stage's resources.
 
-    It shortens a stack's name to 24 characters where a name would be too long for a service.
+    CloudFormation shortens the stack name to 24 characters if a name would be too long for a service.
     """
     return f"trainyard-{stage}-"[:24]
 
 
 def build_projects(stack: cdk.Stack) -> str:
-    """Return the ARN of all CodeBuild projects of the stack's account and region."""
+    """Return the ARN pattern of all CodeBuild projects in the stack's account and region."""
     return stack.format_arn(service="codebuild", resource="project", resource_name="*")
 
 
 def bootstrap_roles(stack: StageStack) -> list[str]:
-    """Return the ARNs of the roles by which the CDK CLI deploys to the stack's account and region."""
+    """Return the ARNs of the roles with which the CDK CLI deploys to the stack's account and region."""
     qualifier = stack.stage_row.bootstrap_qualifier
     return [
         stack.format_arn(

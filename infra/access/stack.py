@@ -1,4 +1,15 @@
-"""Access: what no role of the stage may exceed, and who may deploy. It comes first: every role carries the limit."""
+"""Access: the permissions boundary of every role, and the role that CI deploys with. Deployed first.
+
+GitHub Actions deploys a stage through OIDC, so no key has to be stored anywhere:
+
+  permissions: {id-token: write, contents: read}
+  …
+    - uses: aws-actions/configure-aws-credentials@<commit>
+      with: {role-to-assume: <SSM: /trainyard/<stage>/deploy-role>, aws-region: <region>}
+    - run: cdk deploy '<stage>/*' -c stage=<stage> --require-approval never
+
+infra/README.md has the complete workflow, which builds the images between two deployments.
+"""
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
@@ -17,15 +28,21 @@ from infra.constructs.stage_stack import StageStack
 from infra.stages import GitHub, Stage
 from jobs.core.stage import IMAGE_BUILD_PROJECT, parameter_path
 
+PERMISSIONS_BOUNDARY = "permissions-boundary"
+"""SSM parameter: ARN of the boundary, for roles that people add to the stage."""
+DEPLOY_ROLE = "deploy-role"
+"""SSM parameter: ARN of the role that CI deploys with. Only present if the settings name a repository."""
+
 ISSUER = "token.actions.githubusercontent.com"
 _AUDIENCE = "sts.amazonaws.com"
 
 _SESSION = cdk.Duration.hours(4)
-"""For a build of the images, which may take two hours, between two deployments; what a workflow asks for counts."""
+"""Maximum session length: a build of the images between two deployments may take two hours. The workflow sets the
+actual length."""
 
 
 class DeployRole(InlineRole):
-    """The role of CI: it may become the roles of CDK's bootstrap here, have images built, and do nothing else."""
+    """The role of CI: it may assume the roles of the CDK bootstrap, build images, and do nothing else."""
 
     def __init__(self, stack: StageStack, name: str, *, source: GitHub) -> None:
         super().__init__(
@@ -38,8 +55,8 @@ class DeployRole(InlineRole):
                 {
                     "StringEquals": {
                         f"{ISSUER}:aud": _AUDIENCE,
-                        # Whole, without a wildcard: else another branch, a pull request or a fork could deploy.
-                        f"{ISSUER}:sub": f"repo:{source.repository}:{_where(source)}",
+                        # Exact match: a wildcard would let another branch, a pull request or a fork deploy.
+                        f"{ISSUER}:sub": f"repo:{source.repository}:{_subject(source)}",
                     }
                 },
                 "sts:AssumeRoleWithWebIdentity",
@@ -50,42 +67,36 @@ class DeployRole(InlineRole):
         self._allow_builds(stack)
 
     def _allow_builds(self, stack: StageStack) -> None:
-        """Allow builds of projects with the stage's tag: the image stack makes its own later, under any name."""
+        """Allow builds of projects with the stage's tag; the image stack creates its project later."""
         projects = build_projects(stack)
-        of_the_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": stack.stage_row.name}}
-        self.allow("BuildImages", BUILD_ACTIONS, projects, conditions=of_the_stage)
-        self.explain(
-            "Only those with the stage's tag: the project that builds its images, whose name is made", projects
-        )
+        of_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": stack.stage_row.name}}
+        self.allow("BuildImages", BUILD_ACTIONS, projects, conditions=of_stage)
+        self.explain("The stage's tag limits this to its image build project, whose name is generated", projects)
         name = parameter_path(stack.stage_row.name).removeprefix("/") + IMAGE_BUILD_PROJECT
         parameter = stack.format_arn(service="ssm", resource="parameter", resource_name=name)
         self.allow("FindImageBuild", ["ssm:GetParameter"], parameter)
 
 
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
-    """Make the account's OIDC provider. There can be one: stages that share an account name it in their settings."""
+    """Create the account's OIDC provider. An account can have only one, so other stages in it name it in their
+    settings.
+    """
     return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[_AUDIENCE])
 
 
-def _where(source: GitHub) -> str:
-    """Return what GitHub's token says of a job besides its repository: its environment, or else its branch."""
+def _subject(source: GitHub) -> str:
+    """Return the part of GitHub's token subject that follows the repository: the environment, or else the branch."""
     return f"environment:{source.environment}" if source.environment else f"ref:refs/heads/{source.branch}"
 
 
-PERMISSIONS_BOUNDARY = "permissions-boundary"
-"""SSM parameter: ARN of the boundary, for roles that people add beside the stage's own."""
-DEPLOY_ROLE = "deploy-role"
-"""SSM parameter: ARN of the role that CI deploys with; there only where the settings name a repository."""
-
-
 class AccessStack(StageStack):
-    """The first stack of a stage. It knows nothing of the others, so that all of them may wait for it."""
+    """The first stack of a stage. It depends on no other stack, so all others can depend on it."""
 
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
         super().__init__(scope, "access", stage=stage, description="permissions boundary, role of CI")
         own = PermissionsBoundary(self, "Boundary")
-        # Made and exported where the account's own is used as well: stacks that import it would forbid its removal, and
-        # so the change from one to the other.
+        # Created and exported even if the account's own boundary is used: otherwise stacks that import the export would
+        # block the switch from one boundary to the other.
         self.export_value(own.managed_policy_arn)
         self.boundary: iam.IManagedPolicy = (
             iam.ManagedPolicy.from_managed_policy_name(self, "AccountsBoundary", stage.permissions_boundary)
@@ -98,6 +109,6 @@ class AccessStack(StageStack):
             self.publish(DEPLOY_ROLE, role.role_arn)
 
     def limit(self, scope: Construct) -> None:
-        """Put the boundary on every role below `scope`, and keep each to the stage: CDK's own functions' included."""
+        """Put the boundary on every role below `scope`, even those of CDK functions, and deny other stages."""
         iam.PermissionsBoundary.of(scope).apply(self.boundary)
         keep_roles_to_stage(scope, self.stage_row.name)

@@ -1,4 +1,4 @@
-"""A Batch compute environment of one instance type."""
+"""A Batch compute environment of one instance type, with its launch template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,14 @@ from jobs.core.instance_types import ImageType, InstanceType
 from jobs.core.queues import Capacity
 
 ROOT_VOLUME_MIB_PER_SECOND = 500
-"""gp3's own 125 take minutes to unpack tens of GiB of a job image while the cards wait. Up to 750 come with its 3,000
-operations a second (EBS user guide: 0.25 MiB/s for each)."""
+"""gp3's default of 125 takes minutes to unpack tens of GiB of a job image while the accelerators wait. Up to 750 are
+possible with its 3,000 operations per second (EBS user guide: 0.25 MiB/s for each)."""
 
 
 class LaunchTemplate(ec2.CfnLaunchTemplate):
-    """A launch template with what Batch leaves to it: metadata service, volumes, user data, and EFA's interfaces.
+    """A launch template with what Batch leaves to it: metadata service, volumes, user data and EFA interfaces.
 
-    Batch itself sets instance type, role, subnets, the Spot request and, where there are no interfaces here, security
-    groups.
+    Batch sets instance type, role, subnets, the Spot request and, unless there are interfaces here, security groups.
     """
 
     def __init__(
@@ -50,9 +49,9 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
                 metadata_options=of.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # One hop is the host itself, in whose network Batch runs a one-node job; a second would hand the
-                    # instance's role to containers on a bridge as well. Jobs get their own role from the ECS agent, at
-                    # another address.
+                    # One hop reaches the host only, in whose network Batch runs single-node jobs. A second hop would
+                    # also give containers on a bridge the instance's role. Jobs get their own role from the ECS agent,
+                    # at another address.
                     http_put_response_hop_limit=1,
                 ),
                 block_device_mappings=[
@@ -69,14 +68,14 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
                 ],
                 network_interfaces=efa.render() if efa else None,
                 capacity_reservation_specification=_target(reservation) if reservation else None,
-                # Batch's guide says that it ignores market options, and AWS's own example of Batch on Capacity Blocks
-                # sets them (1.architectures/3.aws-batch of aws-samples/awsome-distributed-training) [?].
+                # Batch's guide says it ignores market options, but AWS's own example of Batch on Capacity Blocks sets
+                # them (1.architectures/3.aws-batch of aws-samples/awsome-distributed-training). Not tested on AWS.
                 instance_market_options=(
                     of.InstanceMarketOptionsProperty(market_type="capacity-block")
                     if reservation and reservation.is_block
                     else None
                 ),
-                # Batch tags the instances; their volumes are tagged by the template only.
+                # Batch tags the instances, but only the template can tag their volumes.
                 tag_specifications=[of.TagSpecificationProperty(resource_type="volume", tags=tag_list)],
                 user_data=Fn.base64(user_data),
             ),
@@ -84,7 +83,7 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
 
 
 def _target(reservation: CapacityReservation) -> ec2.CfnLaunchTemplate.CapacityReservationSpecificationProperty:
-    """Return the specification by which instances run in the reservation, or not at all."""
+    """Return the specification that makes instances run only in the reservation."""
     of, target = ec2.CfnLaunchTemplate, reservation.target
     is_group = target.startswith("arn:")
     return of.CapacityReservationSpecificationProperty(
@@ -96,7 +95,7 @@ def _target(reservation: CapacityReservation) -> ec2.CfnLaunchTemplate.CapacityR
 
 
 class EfaInterfaces:
-    """An EFA interface on each network card of a type; `security_group` has to let its members talk both ways."""
+    """An EFA interface on each network card of a type. `security_group` must allow all traffic among its members."""
 
     def __init__(self, row: InstanceType, *, security_group: ec2.ISecurityGroup) -> None:
         self._cards = row.network_cards
@@ -112,7 +111,7 @@ class EfaInterfaces:
                 interface_type="efa",
                 groups=[self._security_group.security_group_id],
                 delete_on_termination=True,
-                # With several interfaces EC2 gives no public address, and refuses to be asked about one.
+                # With several interfaces, EC2 assigns no public address and refuses this option.
                 associate_public_ip_address=False if self._cards == 1 else None,
             )
             for card in range(self._cards)
@@ -123,17 +122,17 @@ _TYPES: dict[Capacity, tuple[str, str]] = {
     "spot": ("SPOT", "SPOT_PRICE_CAPACITY_OPTIMIZED"),
     "on-demand": ("EC2", "BEST_FIT_PROGRESSIVE"),
 }
-"""Batch's word for a capacity, and the strategy with which it picks zones and can be changed in place."""
+"""Batch's type for a capacity, and an allocation strategy that can be changed in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineImage:
-    """The AMI that instances boot."""
+    """The AMI of instances."""
 
     root_device_name: str
-    """As the AMI calls it."""
+    """Device name of the root volume in the AMI."""
     image_type: ImageType
-    """The family that it belongs to."""
+    """Batch's family of the AMI."""
     ami_id: str
 
 
@@ -147,22 +146,22 @@ class Instances:
     security_group: ec2.ISecurityGroup
     instance_profile: iam.IInstanceProfile
     log_group_name: str
-    """Where the logs of their boot, and of the ECS agent, go."""
+    """Log group for boot logs and the logs of the ECS agent."""
     tags: dict[str, str]
-    """Tags of instances and volumes, which CloudFormation does not tag."""
+    """Tags for instances and volumes, which CloudFormation does not tag."""
     team: str | None = None
-    """Whose own they are; None: teams share them."""
+    """The team that has these instances for itself. None: teams share them."""
     file_system: FileSystem | None = None
-    """What instances mount at /fsx."""
+    """File system that instances mount at /fsx."""
     reservation: CapacityReservation | None = None
-    """Promised capacity for those at the On-Demand price."""
+    """Reserved capacity for On-Demand instances."""
 
 
 class ComputeEnvironment(Construct):
-    """A compute environment of one instance type, with no instance while nothing runs.
+    """A compute environment of one instance type, with no instances while nothing runs.
 
-    The L2 of aws-batch is left aside: it adds CPU instance types by default, insists on security groups, and renders
-    the launch template without a version, and then edits of the template never reach an instance.
+    It does not use the L2 of aws-batch, which adds CPU instance types by default, insists on security groups, and
+    renders the launch template without a version, so that changes of the template never reach instances.
     """
 
     def __init__(
@@ -174,17 +173,16 @@ class ComputeEnvironment(Construct):
         capacity: Capacity,
         max_nodes: int,
         subnets: Sequence[ec2.ISubnet],
-        side_by_side: bool = False,
+        multinode: bool = False,
     ) -> None:
-        """`side_by_side`: for jobs of several nodes that start together, in the first of `subnets`, with EFA where the
-        type has it.
+        """`multinode`: for jobs whose nodes start together, in the first of `subnets`, with EFA if the type has it.
 
-        Without it there is no EFA, and nodes that start one by one (`resources.capacity: spot`) talk over TCP, on each
-        instance's one interface: which zone has Spot capacity EC2 decides node by node, and EFA does not leave a zone.
+        Otherwise there is no EFA, and nodes that start one by one (`resources.capacity: spot`) talk over TCP on each
+        instance's only interface: EC2 picks the zone with Spot capacity per node, and EFA cannot cross zones.
         """
         super().__init__(scope, name)
         row = instances.row
-        efa = side_by_side and row.network_cards > 0
+        efa = multinode and row.network_cards > 0
         reservation = instances.reservation if capacity == "on-demand" else None
         self.launch_template = LaunchTemplate(
             self,
@@ -202,9 +200,10 @@ class ComputeEnvironment(Construct):
             efa=EfaInterfaces(row, security_group=instances.security_group) if efa else None,
         )
         batch_type, strategy = _TYPES[capacity]
-        # In one zone, as EFA and a cluster placement group are. A Capacity Block is one already, and takes no other.
+        # EFA and cluster placement groups need one zone. A Capacity Block already is such a group, and accepts no
+        # other.
         is_block = reservation is not None and reservation.is_block
-        grouped = side_by_side and not is_block
+        grouped = multinode and not is_block
         group = ec2.CfnPlacementGroup(self, "PlacementGroup", strategy="cluster") if grouped else None
         self.resource = batch.CfnComputeEnvironment(
             self,
@@ -212,23 +211,23 @@ class ComputeEnvironment(Construct):
             type="MANAGED",
             state="ENABLED",
             # With this, no name, no service role (so the service-linked one) and these allocation strategies, Batch
-            # changes instances in place: queue and running jobs stay.
+            # updates instances in place: queues and running jobs stay.
             replace_compute_environment=False,
             update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
                 terminate_jobs_on_update=False,
-                # Jobs may end on the old instances for that long, the most that Batch takes (API reference of
-                # UpdatePolicy); what runs longer is started again on the new ones and resumes from its last checkpoint.
+                # Time for jobs to end on the old instances: the maximum (API reference, UpdatePolicy). Batch restarts
+                # longer jobs on the new instances, and they resume from their latest checkpoint.
                 job_execution_timeout_minutes=7_200,
             ),
             compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
                 type=batch_type,
-                # No bidPercentage: the price is capped at On-Demand anyway, a lower cap only adds interruptions.
+                # No bidPercentage: Spot prices cannot exceed On-Demand, and a lower cap only causes interruptions.
                 allocation_strategy=strategy,
                 instance_types=[row.name],
                 minv_cpus=0,
                 maxv_cpus=row.vcpus * max_nodes,
-                subnets=[subnet.subnet_id for subnet in (subnets[:1] if side_by_side else subnets)],
-                # Batch takes them here or in the template's interfaces, and refuses both.
+                subnets=[subnet.subnet_id for subnet in (subnets[:1] if multinode else subnets)],
+                # Batch accepts security groups either here or in the template's interfaces, not both.
                 security_group_ids=None if efa else [instances.security_group.security_group_id],
                 placement_group=group.ref if group else None,
                 instance_role=instances.instance_profile.instance_profile_arn,
@@ -240,7 +239,7 @@ class ComputeEnvironment(Construct):
                 ],
                 launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
                     launch_template_id=self.launch_template.ref,
-                    # A number: Batch reads $Default or $Latest once, and later versions never reach an instance.
+                    # A number: Batch resolves $Default and $Latest only once, so later versions never reach instances.
                     version=self.launch_template.attr_latest_version_number,
                 ),
                 tags={"Name": f"{Stack.of(self).stack_name}-{scope.node.id}-{name}", **instances.tags},

@@ -1,6 +1,6 @@
-"""The role of instances that run jobs: join a cluster, be reached by Session Manager, and nothing of a team's.
+"""The role and security group of instances that run jobs: join a cluster, accept Session Manager, reach no team's data.
 
-A job of one node reaches the metadata service, and so this role's keys: what the role may do, any job may do.
+Single-node jobs reach the metadata service, and so the keys of this role: every job may do what the role may do.
 """
 
 import aws_cdk as cdk
@@ -14,13 +14,13 @@ from infra.constructs.inline_role import InlineRole
 from infra.constructs.security_groups import BOTH_WAYS, job_security_group, lustre_rules
 from infra.constructs.stage_stack import acknowledge
 
-_AS_AN_AGENT = (
+_ECS_AGENT_CALLS = (
     "ecs:DeregisterContainerInstance",
     "ecs:Poll",
     "ecs:StartTelemetrySession",
     "ecs:UpdateContainerInstancesState",
 )
-"""What an agent calls in the name of a container instance: by Poll it is told of tasks, and of their roles' keys."""
+"""Calls that the ECS agent makes for a container instance. Poll returns tasks and the keys of their roles."""
 
 _SESSION_MANAGER = (
     "ssm:UpdateInstanceInformation",
@@ -29,22 +29,22 @@ _SESSION_MANAGER = (
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 )
-"""What the SSM agent needs for sessions and no more (AWS Systems Manager user guide, "Create a custom IAM role for
-Session Manager"). AWS's own AmazonSSMManagedInstanceCore also reads every parameter of the account."""
+"""The SSM agent's permissions for sessions only (AWS Systems Manager user guide, "Create a custom IAM role for Session
+Manager"). AWS's AmazonSSMManagedInstanceCore could also read every parameter of the account."""
 
-_NOTHING_TO_READ = ("secretsmanager:BatchGetSecretValue", "secretsmanager:GetSecretValue", "ssm:GetParameter*")
+_SECRET_READS = ("secretsmanager:BatchGetSecretValue", "secretsmanager:GetSecretValue", "ssm:GetParameter*")
 
 TEAM_TAG = "trainyard:team"
-"""Tag of container instances that are one team's own: their agents give it to themselves (boot, ecs.config)."""
+"""Tag of container instances that belong to one team. Their agents set it themselves (ecs.config in user data)."""
 
 
 class InstanceRole(InlineRole):
-    """A role for instances; AWS's policy for the ECS agent lets it speak as any container instance of the account."""
+    """A role for instances. AWS's policy for the ECS agent lets it act for any container instance of the account."""
 
     def __init__(
         self, scope: Construct, name: str = "InstanceRole", *, boot_logs: logs.ILogGroup, of: str = "jobs"
     ) -> None:
-        """`boot_logs`: where instances send the logs of their boot. `of`: whose jobs they run, for the description."""
+        """`boot_logs`: log group of boot logs. `of` completes the description "Instances that run …"."""
         super().__init__(
             scope,
             name,
@@ -56,41 +56,42 @@ class InstanceRole(InlineRole):
         )
         acknowledge(
             self,
-            "The ECS agent calls what AWS keeps in this policy, and more with each version; a list of our own would "
-            "break instances. Jobs do not run under this role, and what it must not reach is denied beside it.",
+            "The ECS agent needs the calls in this AWS policy, and more with each version; our own list would break "
+            "instances. Jobs do not run under this role, and what it must not reach is denied separately.",
             "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/service-role/"
             "AmazonEC2ContainerServiceforEC2Role]",
         )
         self.allow("SessionManager", _SESSION_MANAGER, "*")
         self.explain("Session Manager's channels have no ARN, and no instance has an id before it starts", "*")
-        # Whatever the boundary, and whatever an account attaches to all instance roles.
-        self.deny("NothingToRead", _NOTHING_TO_READ, resources=["*"])
+        # Denied even if the boundary, or a policy that the account attaches to all instance roles, allows it.
+        self.deny("NothingToRead", _SECRET_READS, resources=["*"])
         self.deny(
             "BootLogsOnly",
             ["logs:CreateLogStream", "logs:PutLogEvents"],
             not_resources=[self.log_streams(boot_logs.log_group_name, "i-*")],
         )
 
-    def speak_for_no_other_team(self, team: str | None) -> None:
-        """Deny what an agent calls in the name of another team's own instance.
+    def deny_other_teams(self, team: str | None) -> None:
+        """Deny the ECS agent's calls for container instances that belong to other teams.
 
-        `team`: whose role it is; None: of those that share. Keys that a job took from its instance are then of no use
-        against instances of other teams. A tag that ECS should not compare denies nothing, so agents work either way.
+        `team`: the role's team; None: teams share the instances. So keys that a job takes from its instance are useless
+        against other teams' instances. If ECS did not compare this tag, nothing would be denied: agents work either
+        way.
         """
         of_others = {"Null": {f"aws:ResourceTag/{TEAM_TAG}": "false"}}
         own = {"StringNotEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}} if team else {}
         self.deny(
             "InstancesOfOtherTeams",
-            _AS_AN_AGENT,
+            _ECS_AGENT_CALLS,
             resources=[Stack.of(self).format_arn(service="ecs", resource="container-instance", resource_name="*")],
             conditions={**of_others, **own},
         )
 
 
 class TeamInstances(Construct):
-    """A group whose members reach each other and no other team's instances, and a role for no other instances.
+    """Security group and instance role of one team: its instances reach each other and no other team's instances.
 
-    In the stack of the compute environments that use them, with which they come and go.
+    It is part of the stack of the compute environments that use it, and is created and deleted with them.
     """
 
     def __init__(
@@ -103,18 +104,18 @@ class TeamInstances(Construct):
         endpoint_group_id: str | None,
         file_server_group_id: str | None,
     ) -> None:
-        """Make them. `boot_logs`: where instances send the logs of their boot.
+        """`boot_logs`: log group of boot logs.
 
-        `endpoint_group_id`: the group of the VPC's interface endpoints; None: the stage makes none.
-        `file_server_group_id`: that of FSx's file servers; None: the stage has none.
+        `endpoint_group_id`: security group of the VPC's interface endpoints; None: the stage creates none.
+        `file_server_group_id`: security group of FSx's file servers; None: the stage has no file system.
         """
-        # The name of old: another logical id would be another group, while instances are in this one.
+        # Keep this id: another logical id would be another security group, while instances use this one.
         super().__init__(scope, f"isolated-{team}")
         self.team = team
         of = f"jobs of team {team}"
         self.security_group = job_security_group(self, vpc=vpc, of=of)
         role = InstanceRole(self, boot_logs=boot_logs, of=of)
-        role.speak_for_no_other_team(team)
+        role.deny_other_teams(team)
         self.instance_profile = iam.InstanceProfile(self, "InstanceProfile", role=role)
         if endpoint_group_id:
             ec2.CfnSecurityGroupIngress(

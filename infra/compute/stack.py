@@ -1,7 +1,7 @@
-"""Compute: pools of instances, and the queues before them, of each team and of those that share.
+"""Compute: pools of instances and their job queues, per team and for the teams that share instances.
 
-What a stage retires stays beside what it uses: each pool has launch templates, compute environments and queues of its
-own, so that no job ever meets another release's driver.
+Retiring pools stay beside the current one. Each pool has its own launch templates, compute environments and queues, so
+no job ever meets another release's driver.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from jobs.core.stage import (
 )
 
 INSTANCE_LOG_GROUP = "instance-log-group"
-"""Parameter that holds the name of the log group of instances' boot and agent; streams begin with an instance's id."""
+"""SSM parameter: log group of instances' boot and ECS agent logs; stream names start with the instance id."""
 
 _AMAZON_LINUX_ROOT_DEVICE = "/dev/xvda"
 
@@ -44,38 +44,38 @@ _ECS_PARAMETERS: Mapping[ImageType, str] = {
     "ECS_AL2023": "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
     "ECS_AL2023_NVIDIA": "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
 }
-"""Public parameters with the newest AMI of each family (ECS guide, Retrieving ECS-optimized Linux AMI metadata)."""
+"""Public parameters with each family's latest AMI (Amazon ECS guide, Retrieving ECS-optimized Linux AMI metadata)."""
 
 _NEVER_FITS = ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT")
-"""Reasons, of those that Batch acts on, for which waiting longer does not help.
+"""Reasons for which waiting longer does not help, among those that Batch can act on.
 
-One guide of Batch's, that of the European Sovereign Cloud, names a further one that it acts on there,
-MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED; the others do not, and Batch refuses what it does not know.
+Batch's guide for the European Sovereign Cloud names another one,
+MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED. The other guides do not, and Batch refuses unknown reasons.
 """
 _STUCK_SECONDS = 3600
-"""A job that waits at a queue's head for longer, for one of these reasons, is cancelled."""
+"""Seconds after which Batch cancels a job at a queue's head that waits for one of these reasons."""
 _SHARE_DECAY_SECONDS = 24 * 3600
-"""What a team has used counts against it for that long while teams that share compete."""
+"""Period over which past usage counts when teams that share instances compete."""
 _NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _InstancePool:
-    """Instances that queues draw on, and the compute environments made of them so far."""
+    """A pool's instances, and the compute environments created for them so far."""
 
     scope: Construct
     instances: Instances
     subnets: list[ec2.ISubnet]
     team: str | None = None
-    """Whose own they are; None: teams share them."""
+    """The team that has the instances for itself. None: teams share them."""
     retiring: str | None = None
-    """The pool's id where the stage used it before."""
+    """Id of the pool if it is retiring."""
     environments: dict[tuple[Capacity, bool], ComputeEnvironment] = field(default_factory=dict)
-    """By capacity, and whether it is for jobs of several nodes."""
+    """Compute environments by capacity and whether they are for multi-node jobs."""
 
 
 class ComputeStack(StageStack):
-    """The stack of job queues, which it publishes under the names that a plan picks from."""
+    """The stack of job queues, which are published under the names that plans pick from."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ComputeStack(StageStack):
         storage: StorageStack,
         machine_image: cdk.Stack | None = None,
     ) -> None:
-        """`machine_image`: the stack that builds the AMIs which the settings do not name."""
+        """`machine_image`: the stack that builds AMIs, if the settings leave any to it."""
         super().__init__(scope, "compute", stage=stage, description="compute environments and job queues")
         self._network = network
         self._machine_image = machine_image
@@ -95,12 +95,14 @@ class ComputeStack(StageStack):
         self._file_system = self._shared_file_system(storage) if stage.fsx_gib else None
         self._shares = self._scheduling_policy()
         for team in stage.instance_owners:
-            self._queues(self._own_instances(team, storage) if team else None)
+            self._queues(self._team_instances(team, storage) if team else None)
         self.publish(INSTANCE_TYPE, stage.instance_type)
         self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
 
     def _queues(self, owner: TeamInstances | None) -> None:
-        """Make all queues whose capacity the stage allows, of one team or, where None, of those that share."""
+        """Create all queues that the stage has capacity for: of one team, or of the teams that share if `owner` is
+        None.
+        """
         accelerated = [
             self._accelerator_pool(self.stage_row.pool, owner),
             *(self._accelerator_pool(pool, owner, retiring=True) for pool in self.stage_row.retiring),
@@ -111,7 +113,7 @@ class ComputeStack(StageStack):
                 if self._max_nodes(queue, queue.capacity):
                     self._queue(queue, pool)
 
-    def _own_instances(self, team: Team, storage: StorageStack) -> TeamInstances:
+    def _team_instances(self, team: Team, storage: StorageStack) -> TeamInstances:
         has_endpoints = has_interface_endpoints(self.stage_row)
         return TeamInstances(
             self,
@@ -132,11 +134,11 @@ class ComputeStack(StageStack):
         ]
         resource = batch.CfnJobQueue(
             pool.scope,
-            # A new logical id would be a new queue: what waits and runs in the old one would be lost.
+            # Keep this id: another logical id would be another queue, and the jobs in the old one would be lost.
             f"Queue-{queue.name}",
             state="ENABLED",
             priority=queue.priority,
-            # From the first day: fair share cannot be added to a queue that was created without it.
+            # From the start, because fair share cannot be added to a queue later.
             scheduling_policy_arn=self._shares.attr_arn,
             compute_environment_order=[
                 batch.CfnJobQueue.ComputeEnvironmentOrderProperty(
@@ -150,7 +152,7 @@ class ComputeStack(StageStack):
         self.publish(parameter, resource.attr_job_queue_arn)
 
     def _environment(self, queue: Queue, capacity: Capacity, pool: _InstancePool) -> ComputeEnvironment:
-        """Return a pool's compute environment. Its queues share it, so a limit of the settings is given out once."""
+        """Return a pool's compute environment. Queues share it, so that the limit applies to them together."""
         key = (capacity, queue.several_nodes)
         if key not in pool.environments:
             pool.environments[key] = ComputeEnvironment(
@@ -160,16 +162,15 @@ class ComputeStack(StageStack):
                 capacity=capacity,
                 max_nodes=self._max_nodes(queue, capacity),
                 subnets=pool.subnets,
-                side_by_side=queue.several_nodes,
+                multinode=queue.several_nodes,
             )
         return pool.environments[key]
 
     def _capacities(self, queue: Queue) -> tuple[Capacity, ...]:
-        """Return a queue's capacities, in Batch's order: Spot alone where the stage says how long a job may wait.
+        """Return a queue's capacities in Batch's order: only Spot if the stage limits the wait for Spot.
 
-        Batch finds that capacity is missing only where all of a queue's environments lack it: with On-Demand as a
-        second one the wait would never end, and nobody would move the job (see
-        observability/functions/move_to_on_demand.py).
+        Batch only reports missing capacity if all of a queue's environments lack it. With On-Demand as the second, the
+        wait would never end, and no job would be moved (see observability/functions/move_to_on_demand.py).
         """
         return queue.capacities[:1] if self._waits_for_spot(queue) else queue.capacities
 
@@ -177,7 +178,7 @@ class ComputeStack(StageStack):
         return queue.accelerated and queue.capacity == "spot" and self.stage_row.spot_wait_hours is not None
 
     def _max_nodes(self, queue: Queue, capacity: Capacity) -> int:
-        """Return how many instances the settings allow for it; 0 where the stage has none of that capacity."""
+        """Return the settings' instance limit for a queue's capacity; 0 if the stage does not have this capacity."""
         stage = self.stage_row
         if not queue.accelerated:
             return stage.max_cpu_nodes
@@ -186,7 +187,7 @@ class ComputeStack(StageStack):
         return stage.max_nodes if capacity == "spot" else stage.max_on_demand_nodes
 
     def _time_limits(self, queue: Queue) -> list[batch.CfnJobQueue.JobStateTimeLimitActionProperty]:
-        """Return the limits by which a job at the queue's head that can never start makes way for those behind it."""
+        """Return the time limits after which Batch cancels a job that blocks the head of a queue."""
         stage = self.stage_row
         seconds = dict.fromkeys(_NEVER_FITS, _STUCK_SECONDS)
         if self._waits_for_spot(queue) and stage.spot_wait_hours is not None:
@@ -221,7 +222,7 @@ class ComputeStack(StageStack):
             instances=self._instances(
                 stage.cpu_row,
                 owner,
-                machine_image=self._newest_of_ecs(stage.cpu_row),
+                machine_image=self._recommended_by_ecs(stage.cpu_row),
                 root_volume_gib=stage.cpu_root_volume_gib,
             ),
             subnets=list(self._network.job_subnets),
@@ -229,11 +230,11 @@ class ComputeStack(StageStack):
         )
 
     def _pool_scope(self, name: str, owner: TeamInstances | None) -> Construct:
-        """Return the construct of a pool's resources, whose name their instances carry: no two may be alike."""
+        """Return the construct of a pool's resources. Its name is in its instances' names, so it must be unique."""
         if owner is None:
             return Construct(self, name)
         scope = Construct(self, f"{name}-of-{owner.team}")
-        # By it the role of a team's people is kept to its own queues.
+        # This tag limits the members of a team to their own queues.
         cdk.Tags.of(scope).add("trainyard:team", owner.team)
         return scope
 
@@ -262,40 +263,40 @@ class ComputeStack(StageStack):
 
     @cached_property
     def _shared_profile(self) -> iam.InstanceProfile:
-        """The profile of instances that teams share; made where some do."""
+        """The instance profile for teams that share instances; created only if some do."""
         role = InstanceRole(self, boot_logs=self._logs)
         if any(self.stage_row.instance_owners):
-            role.speak_for_no_other_team(None)
+            role.deny_other_teams(None)
         return iam.InstanceProfile(self, "InstanceProfile", role=role)
 
     def _machine_image_of(self, pool: Pool) -> MachineImage:
         row = pool.row
         if pool.machine_image is None and row.machine_image == "batch":
-            return self._newest_of_ecs(row)
-        given = pool.root_device_name or self.stage_row.root_device_name
+            return self._recommended_by_ecs(row)
+        custom = pool.root_device_name or self.stage_row.root_device_name
         return MachineImage(
-            # Of another name than the AMI's, it would be a second volume beside a root that stays as small as that is.
-            root_device_name=BUILT_ROOT_DEVICE_NAME if pool.builds_machine_image else given,
+            # With a name other than the AMI's, this would add a second volume, and the root volume would stay small.
+            root_device_name=BUILT_ROOT_DEVICE_NAME if pool.builds_machine_image else custom,
             image_type=row.image_type,
             ami_id=self._ami_id(pool),
         )
 
     def _ami_id(self, pool: Pool) -> str:
-        given = pool.machine_image
-        if given is not None and not given.startswith("ssm:"):
-            return given
-        if given is None:
+        custom = pool.machine_image
+        if custom is not None and not custom.startswith("ssm:"):
+            return custom
+        if custom is None:
             if self._machine_image is not None:
                 self.add_stack_dependency(self._machine_image, "the AMIs that it builds")
             parameter = machine_image_parameter(self.stage_row, pool)
         else:
-            parameter = given.removeprefix("ssm:")
+            parameter = custom.removeprefix("ssm:")
         return self._ami_id_in(parameter)
 
-    def _newest_of_ecs(self, row: InstanceType) -> MachineImage:
-        """Return the AMI that AWS recommends for ECS today.
+    def _recommended_by_ecs(self, row: InstanceType) -> MachineImage:
+        """Return the AMI that AWS currently recommends for ECS.
 
-        Left to choose, Batch takes that of the day on which it makes a compute environment, and never upgrades it.
+        Batch's own choice would be the AMI of the day on which it creates the compute environment, forever.
         """
         return MachineImage(
             root_device_name=_AMAZON_LINUX_ROOT_DEVICE,
@@ -304,13 +305,13 @@ class ComputeStack(StageStack):
         )
 
     def _ami_id_in(self, parameter: str) -> str:
-        # A parameter of the template: CloudFormation reads it anew at each deployment, so a new AMI needs no edit.
+        # A template parameter: CloudFormation reads it at each deployment, so a new AMI needs no edit.
         return ssm.StringParameter.value_for_typed_string_parameter_v2(
             self, parameter, ssm.ParameterValueType.AWS_EC2_IMAGE_ID
         )
 
     def _shared_file_system(self, storage: StorageStack) -> FileSystem:
-        # By parameter: another file system has other names, and an export that is imported cannot change.
+        # SSM parameters, because a replaced file system has other names, and an imported export cannot change.
         self.add_stack_dependency(storage, "the file system's names")
         path = parameter_path(self.stage_row.name)
         return FileSystem(
@@ -324,12 +325,12 @@ class ComputeStack(StageStack):
             "TeamShares",
             fairshare_policy=batch.CfnSchedulingPolicy.FairsharePolicyProperty(
                 share_decay_seconds=_SHARE_DECAY_SECONDS,
-                # Nothing is held back for teams that run nothing.
+                # No capacity is held back for idle teams.
                 compute_reservation=0,
                 share_distribution=[
                     batch.CfnSchedulingPolicy.ShareAttributesProperty(
                         share_identifier=share_identifier(team.name),
-                        # Batch weighs usage: half the factor is twice the share.
+                        # Batch weighs usage: half the factor means twice the share.
                         weight_factor=round(1 / team.share, 4),
                     )
                     for team in self.stage_row.teams

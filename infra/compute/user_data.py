@@ -1,7 +1,7 @@
-"""What an instance does when it boots, before it takes jobs: MIME multipart user data, made of the scripts in boot/.
+"""MIME multipart user data: what an instance does at boot, before it accepts jobs. Made from the scripts in boot/.
 
-Batch demands that format, since it appends a part of its own. Shell scripts run in cloud-init's last stage, after which
-the ECS agent starts; a boothook runs in an early one, before Docker does.
+Batch requires this format, because it appends a part of its own. Shell scripts run in cloud-init's last stage, before
+the ECS agent starts; a boothook runs in an early stage, before Docker starts.
 """
 
 import json
@@ -15,13 +15,13 @@ from jobs.core.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
 from jobs.spec.launcher_options import BAD_NODE_FILE
 
 _AGENT_CONFIGURATION = {
-    "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s
-    # Off by default. It keeps new tasks away after a Spot notice; jobs that run are stopped by boot/spot_notice.sh.
+    "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's default is 30 s
+    # Off by default. Refuses new tasks after a Spot notice; boot/spot_notice.sh stops the running ones.
     "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
-    # Jobs of several nodes have interfaces of their own, over which they would reach the instance's role.
+    # Containers of multi-node jobs have network interfaces, over which they would reach the instance's role.
     "ECS_AWSVPC_BLOCK_IMDS": "true",
-    # The ones below are ecs-init's defaults on Amazon Linux; other AMIs start the agent without them. Batch runs a
-    # one-node job in the host's network, where the agent needs a switch of its own to hand out the job's role.
+    # The settings below are ecs-init's defaults on Amazon Linux; other AMIs start the agent without them. Batch runs
+    # single-node jobs in the host's network, where the agent needs a separate switch to provide the job's role.
     "ECS_ENABLE_TASK_IAM_ROLE": "true",
     "ECS_ENABLE_TASK_IAM_ROLE_NETWORK_HOST": "true",
     "ECS_ENABLE_TASK_ENI": "true",
@@ -35,7 +35,7 @@ _BOOTHOOK = 'text/cloud-boothook; charset="utf-8"'
 
 @dataclass(frozen=True, kw_only=True)
 class FileSystem:
-    """FSx for Lustre, as a client names it."""
+    """An FSx for Lustre file system, as clients mount it."""
 
     dns_name: str
     mount_name: str
@@ -44,22 +44,23 @@ class FileSystem:
 def user_data(
     row: InstanceType, *, log_group_name: str, team: str | None = None, file_system: FileSystem | None = None
 ) -> str:
-    """Return the user data of instances of a type, on which jobs see `file_system` where one is given.
+    """Return the user data of instances of `row`, which mount `file_system` if it is given.
 
-    `log_group_name`: where the logs of their boot go. `team`: whose own they are; None: teams share them.
+    `log_group_name`: log group of boot logs. `team`: the team that has the instances for itself; None: teams share
+    them.
     """
     parts = ec2.MultipartUserData()
-    # An AMI that the stage builds does it itself, when it boots.
+    # AMIs that the stage builds set up the disks themselves.
     if row.nvme_disks and row.machine_image != "stage":
         parts.add_part(ec2.MultipartBody.from_user_data(_script(*_lines("instance_store")), _BOOTHOOK))
-    # Before all that may fail, and not waited for.
+    # First, because later parts may fail; the boot does not wait for it.
     logs = _service("instance_logs", LOG_GROUP=log_group_name)
     parts.add_user_data_part(logs, ec2.MultipartBody.SHELL_SCRIPT)
     parts.add_user_data_part(_agent(team), ec2.MultipartBody.SHELL_SCRIPT, True)
-    # On-Demand ones have it too, and never get a notice: one user data less that could differ.
+    # On-Demand instances never get a notice, but this way their user data does not differ.
     spot_notice = _service("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS))
     parts.add_user_data_part(spot_notice, ec2.MultipartBody.SHELL_SCRIPT)
-    # A job of such a type fills its instance, so it takes no other job away with it.
+    # A job fills an instance of such a type, so terminating the instance ends no other job.
     if row.accelerators and row.nvme_disks:
         bad_node = _service("bad_node", BAD_NODE_FILE=BAD_NODE_FILE)
         parts.add_user_data_part(bad_node, ec2.MultipartBody.SHELL_SCRIPT)
@@ -77,7 +78,7 @@ def user_data(
 
 
 def _agent(team: str | None) -> ec2.UserData:
-    # Container instances have no tag of their instance's; by this one infra/compute/instance_role.py tells whose it is.
+    # Container instances do not inherit their instance's tags. infra/compute/instance_role.py uses this tag.
     tags = {"ECS_CONTAINER_INSTANCE_TAGS": json.dumps({TEAM_TAG: team}, separators=(",", ":"))} if team else {}
     values = (f"{name}={value}" for name, value in {**_AGENT_CONFIGURATION, **tags}.items())
     return _required(
@@ -86,7 +87,7 @@ def _agent(team: str | None) -> ec2.UserData:
 
 
 def _service(name: str, **variables: str) -> ec2.UserData:
-    """Install a script of boot/ as a service of systemd, so that it is there after a reboot as well."""
+    """Return a script that installs a script of boot/ as a systemd service, which also starts after a reboot."""
     program = f"/usr/local/sbin/trainyard-{name.replace('_', '-')}"
     unit = f"{Path(program).name}.service"
     return _script(
@@ -95,13 +96,13 @@ def _service(name: str, **variables: str) -> ec2.UserData:
         *(*_lines(name, **variables), "PROGRAM"),
         *(f"chmod 0755 {program}", f"cat >/etc/systemd/system/{unit} <<'UNIT'"),
         *(*(_SCRIPTS / f"{name}.service").read_text().splitlines(), "UNIT"),
-        # Not waited for: systemd may be busy with what waits for the end of user data.
+        # --no-block: systemd may be busy with units that wait for the end of user data.
         *("systemctl daemon-reload", f"systemctl enable {unit}", f"systemctl start --no-block {unit}"),
     )
 
 
 def _required(part: str, *lines: str) -> ec2.UserData:
-    """Return a script that must succeed before the instance can take jobs: where it fails, the instance shuts down."""
+    """Return a script that must succeed before the instance accepts jobs; if it fails, the instance shuts down."""
     return _script(*_lines("required", PART=part), *lines)
 
 
@@ -112,9 +113,9 @@ def _script(*lines: str) -> ec2.UserData:
 
 
 def _lines(name: str, **variables: str) -> list[str]:
-    """Return the lines of a script of boot/ after the variables that it reads.
+    """Return the lines of a script of boot/, preceded by the variables it reads.
 
-    Comments stay behind: EC2 takes 16 KiB of user data, of which Batch wants its part.
+    Comments are dropped: EC2 allows 16 KiB of user data, and Batch adds to it.
     """
     lines = (_SCRIPTS / f"{name}.sh").read_text().splitlines()
     return [

@@ -1,4 +1,4 @@
-"""A Lambda function with its log, its role and, where events call it, its dead letters."""
+"""A Lambda function with its log group, its role and, for event-driven functions, its dead-letter queue."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from infra.constructs.stage_stack import RetainedLogGroup, acknowledge
 
 
 class Function(lambda_.Function):
-    """A function that may write its own log and its dead letters, and what it is allowed besides."""
+    """A function that may write its own log and send to its dead-letter queue; callers add other permissions."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class Function(lambda_.Function):
         log_retention_days: int,
         dead_letters: sqs.IQueue | None = None,
     ) -> None:
-        """`dead_letters` gets the events at which it failed three times."""
+        """`dead_letters` receives events on which the function failed three times."""
         log_group = RetainedLogGroup(scope, f"{name}Log", retention_days=log_retention_days)
-        # What it says is of use as long as the function is there; runs keep their own logs.
+        # The log is only useful as long as the function exists; runs have their own logs.
         log_group.apply_removal_policy(RemovalPolicy.DESTROY)
-        # A role of our own: the L2's has AWSLambdaBasicExecutionRole, which may write to every log group there is.
+        # Not the L2's role: its AWSLambdaBasicExecutionRole may write to every log group of the account.
         role = InlineRole(
             scope, f"{name}Role", description=description, assumed_by=iam.ServicePrincipal("lambda.amazonaws.com")
         )
@@ -52,7 +52,7 @@ class Function(lambda_.Function):
             memory_size=256,
             role=role,
             log_group=log_group,
-            # Lambda calls twice more, after one and after two more minutes.
+            # Lambda retries twice, after one minute and after two more.
             retry_attempts=2 if dead_letters else None,
             dead_letter_queue=dead_letters,
         )
@@ -60,19 +60,19 @@ class Function(lambda_.Function):
         self._depend_on_policy_only()
         acknowledge(
             self,
-            "Reserved concurrency comes out of the account's quota, which is ten in a new account and may not fall "
-            "below that: a deployment would fail. The functions are called by few events and are safe in parallel.",
+            "Reserved concurrency is taken from the account's quota, which is ten in a new account and may not fall "
+            "below that, so the deployment would fail. Few events call the functions, and parallel calls are safe.",
             "NIST.800.53.R5-LambdaConcurrency",
         )
         acknowledge(
             self,
             "It calls AWS's public API and nothing in the network; inside the VPC it would need NAT "
-            "or endpoints that are paid by the hour while nothing runs.",
+            "or endpoints, which are paid by the hour while nothing runs.",
             "NIST.800.53.R5-LambdaInsideVPC",
         )
 
     def _depend_on_policy_only(self) -> None:
-        """Drop the dependency on the role, which the L2 adds though the function refers to it; cfn-lint complains."""
+        """Drop the L2's dependency on the role, which the function already references; cfn-lint reports it."""
         policy = self.execution_role.node.find_child("DefaultPolicy").node.default_child
         resource = self.node.default_child
         assert isinstance(policy, cdk.CfnResource)  # noqa: S101 - narrows the type; the L2s are built on them
@@ -86,5 +86,5 @@ class Function(lambda_.Function):
             self.may_use(key)
 
     def may_use(self, key: kms.IKey) -> None:
-        """Let the function write and read what is encrypted with `key`."""
+        """Let the function encrypt and decrypt with `key`."""
         self.execution_role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)

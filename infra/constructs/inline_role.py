@@ -1,4 +1,4 @@
-"""A role whose permissions stand in a policy of its own, statement by statement, each wildcard with its reason."""
+"""A role with one inline policy, built statement by statement, with a reason for every wildcard."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from infra.constructs.stage_stack import acknowledge, finding
 
 
 class InlineRole(iam.Role):
-    """A role whose policy comes and goes with it, and can be attached to no other."""
+    """A role whose policy is created and deleted with it and cannot be attached to another role."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class InlineRole(iam.Role):
             cdk.Tags.of(self).add("trainyard:team", team)
         acknowledge(
             self,
-            "What this one role may do changes with the code beside it; a managed policy could be attached elsewhere",
+            "The permissions of this role change with the code beside it; a managed policy could be attached elsewhere",
             "NIST.800.53.R5-IAMNoInlinePolicy",
         )
 
@@ -40,7 +40,7 @@ class InlineRole(iam.Role):
         *resources: str,
         conditions: Mapping[str, Mapping[str, str | Sequence[str]]] | None = None,
     ) -> None:
-        """Add a statement to the role's policy."""
+        """Add a statement that allows `actions` on `resources`."""
         self.add_to_policy(
             iam.PolicyStatement(
                 sid=sid, actions=list(actions), resources=list(resources), conditions=dict(conditions or {})
@@ -56,7 +56,9 @@ class InlineRole(iam.Role):
         not_resources: Sequence[str] | None = None,
         conditions: Mapping[str, Mapping[str, str | Sequence[str]]] | None = None,
     ) -> None:
-        """Add a statement that no other policy of the role overrules: for `resources`, or all but `not_resources`."""
+        """Add a statement that denies `actions` on `resources`, or on all but `not_resources`, whatever else allows
+        them.
+        """
         self.add_to_policy(
             iam.PolicyStatement(
                 sid=sid,
@@ -69,11 +71,11 @@ class InlineRole(iam.Role):
         )
 
     def explain(self, reason: str, *wildcards: str) -> None:
-        """Record why `wildcards` among the resources of its statements have to be there."""
+        """Record why the role's statements need `wildcards` in their resources."""
         acknowledge(self, reason, *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in wildcards))
 
     def log_streams(self, log_group_name: str, streams: str) -> str:
-        """Return the ARN of `streams` of a log group in this stack's account and region."""
+        """Return the ARN pattern of `streams` in a log group of this stack's account and region."""
         return cdk.Stack.of(self).format_arn(
             service="logs",
             resource="log-group",

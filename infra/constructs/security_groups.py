@@ -1,4 +1,4 @@
-"""The security group of instances that run jobs: those of one team, or of all that share."""
+"""Security group rules: the group of instances that run jobs, and the ports of Lustre."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,9 +10,9 @@ from infra.constructs.stage_stack import acknowledge
 
 
 def job_security_group(scope: Construct, *, vpc: ec2.IVpc, of: str = "jobs") -> ec2.SecurityGroup:
-    """Make a group whose members reach out by HTTPS and each other by anything; nobody else reaches them.
+    """Create a group whose members reach out over HTTPS and reach each other freely; nobody else reaches them.
 
-    `of`: whose jobs they are, for the description.
+    `of` completes the description "Instances that run …".
     """
     group = ec2.SecurityGroup(
         scope,
@@ -22,8 +22,8 @@ def job_security_group(scope: Construct, *, vpc: ec2.IVpc, of: str = "jobs") -> 
         allow_all_outbound=False,
     )
     group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")
-    # EFA's traffic is matched by rules that name the group, both ways, and never by 0.0.0.0/0. Written as bare
-    # resources, since the L2 leaves the egress one out of a group that may reach everything, now or later.
+    # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. These are bare resources,
+    # because the L2 drops the egress rule from a group that may reach everything, now or later.
     reason = "Ranks on other instances, over TCP and EFA"
     from_jobs = ec2.CfnSecurityGroupIngress(
         scope,
@@ -35,7 +35,7 @@ def job_security_group(scope: Construct, *, vpc: ec2.IVpc, of: str = "jobs") -> 
     )
     acknowledge(
         from_jobs,
-        "The rule lets in the members of this very group and no address; EFA demands that it names no port",
+        "The rule admits only members of this group and no address; EFA requires a rule without ports",
         "NIST.800.53.R5-EC2RestrictedCommonPorts",
     )
     ec2.CfnSecurityGroupEgress(
@@ -50,16 +50,17 @@ def job_security_group(scope: Construct, *, vpc: ec2.IVpc, of: str = "jobs") -> 
 
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
-"""TCP, from and to: between clients and file servers, both ways (FSx's user guide on access control with a VPC)."""
+"""TCP port ranges between Lustre clients and file servers, in both directions (FSx user guide, access control with
+VPC)."""
 
 BOTH_WAYS = (("Servers", "Jobs"), ("Jobs", "Servers"))
-"""Who speaks to whom between file servers and instances."""
+"""Pairs for `lustre_rules`: both directions between file servers and instances."""
 
 
 def lustre_rules(scope: Construct, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]]) -> list[CfnResource]:
-    """Make the rules that let Lustre's protocol pass from the first of each pair to the second.
+    """Create the rules that allow Lustre traffic from the first to the second group of each pair.
 
-    `groups`: the id of the security group that each name in `pairs` stands for.
+    `groups` maps the names in `pairs` to security group ids.
     """
     rules: list[CfnResource] = []
     for source, destination in pairs:

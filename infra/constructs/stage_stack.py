@@ -1,4 +1,4 @@
-"""The base of every stack: its name, its tags, and how it publishes a name to the command line."""
+"""What every stack has: its name and tags, the parameters it publishes, and reasons for acknowledged findings."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from jobs.core.stage import parameter_path
 
 
 class StageStack(cdk.Stack):
-    """One stack of one stage; everything in it carries the tags `trainyard:project` and `trainyard:stage`."""
+    """A stack of a stage. Tags all of its resources with `trainyard:project` and `trainyard:stage`."""
 
     def __init__(self, scope: Construct, name: str, *, stage: Stage, description: str) -> None:
         super().__init__(
@@ -21,18 +21,18 @@ class StageStack(cdk.Stack):
             name,
             stack_name=f"trainyard-{stage.name}-{name}",
             description=f"trainyard {stage.name}: {description}",
-            # All of them: `cdk destroy` begins with those that hold no data, and with them go the jobs that run.
+            # Every stack: `cdk destroy` starts with those that hold no data, and would end running jobs with them.
             termination_protection=stage.termination_protection,
             synthesizer=cdk.DefaultStackSynthesizer(qualifier=stage.bootstrap_qualifier),
         )
         self.stage_row = stage
         self.instance_tags = {"trainyard:project": "trainyard", "trainyard:stage": stage.name}
-        """The stack's own tags, for what Batch and EC2 create: CloudFormation does not tag that."""
+        """The stack's tags, for resources that Batch and EC2 create, because CloudFormation does not tag those."""
         for key, value in self.instance_tags.items():
             cdk.Tags.of(self).add(key, value)
 
     def publish(self, name: str, value: str) -> None:
-        """Write `value` to the parameter where `jobs.core.stage.DeployedStage` looks for `name`."""
+        """Write `value` to the SSM parameter that `jobs.core.stage.DeployedStage` reads for `name`."""
         ssm.StringParameter(
             self,
             f"Parameter-{name.replace('/', '-')}",
@@ -41,9 +41,11 @@ class StageStack(cdk.Stack):
         )
 
     def published(self, name: str, *, reader: Construct) -> str:
-        """Return what this stack publishes under `name`, as CloudFormation reads it when it deploys the reader's stack.
+        """Return the value this stack publishes under `name`, which CloudFormation reads when it deploys the reader's
+        stack.
 
-        For all that a change of the settings may replace or take away: an export that is imported forbids both.
+        Use it instead of an export for values that a change of settings may replace or remove: imported exports forbid
+        both.
         """
         stack = cdk.Stack.of(reader)
         stack.add_stack_dependency(self, f"the parameter {name}")
@@ -51,12 +53,12 @@ class StageStack(cdk.Stack):
 
 
 def acknowledge(construct: Construct, reason: str, *rules: str) -> None:
-    """Record why cdk-nag's `rules` do not apply to `construct`; the reason goes into the template's metadata."""
+    """Record why cdk-nag's `rules` do not apply to `construct`. The reason goes into the template's metadata."""
     cdk.Validations.of(construct).acknowledge(*(cdk.Acknowledgment(id=rule, reason=reason) for rule in rules))
 
 
 def finding(construct: Construct, value: str) -> str:
-    """Return `value` as cdk-nag writes it in a finding: what only CloudFormation knows stands in angle brackets."""
+    """Return `value` as cdk-nag writes it in a finding, with unresolved references in angle brackets."""
     return _flat(cdk.Stack.of(construct).resolve(value))
 
 
@@ -74,16 +76,16 @@ def _flat(value: Any) -> str:
 
 
 class RetainedLogGroup(logs.LogGroup):
-    """A log group that is kept when its stack is deleted; its events expire after `retention_days`."""
+    """A log group that is kept when its stack is deleted. Its events expire after `retention_days`."""
 
     def __init__(self, scope: Construct, name: str, *, retention_days: int) -> None:
         super().__init__(scope, name, removal_policy=RemovalPolicy.RETAIN)
-        # The L2's own enumeration of the days has names only ("THREE_MONTHS"); settings say a number.
+        # The L2's enumeration has names only ("THREE_MONTHS"), while settings give a number.
         resource = self.node.default_child
         assert isinstance(resource, logs.CfnLogGroup)  # noqa: S101 - narrows the type; the L2 is built on it
         resource.retention_in_days = retention_days
         acknowledge(
             self,
-            "CloudWatch Logs encrypts every log group at rest with a key of AWS's, at no charge; no secret is logged",
+            "CloudWatch Logs encrypts every log group at rest with an AWS key, at no charge; no secret is logged",
             "NIST.800.53.R5-CloudWatchLogGroupEncrypted",
         )

@@ -1,6 +1,7 @@
-"""The role that a team's people assume: whatever a `trainyard` command asks of AWS, for their own team only.
+"""The roles of a team: of its people (MemberRole), of its jobs (TeamRole), and of the agent that starts them.
 
-In ~/.aws/config, with the ARN that SSM has under /trainyard/<stage>/member-role/<team>:
+People use the member role through a profile in ~/.aws/config, with the ARN in the SSM parameter
+/trainyard/<stage>/member-role/<team>:
 
     [profile research]
     role_arn = arn:aws:iam::…
@@ -27,17 +28,38 @@ from jobs.spec.code import CODE, CODE_RECORD
 from jobs.spec.submit_job import JOB_TAGS
 from jobs.spec.sweep import MEMBER_OF, SWEEP
 
+MEMBER_TAG = ("trainyard:role", "member")
+"""Tag of the members' roles. The function that stops a team at its budget finds them by it."""
+
+PORT_DOCUMENT = "AWS-StartPortForwardingSession"
+"""AWS's session document for forwarding a port of an instance; `jobs.runs.port_forwarding` uses it."""
+
+_Conditions = dict[str, dict[str, str]]
+
+_STAGE = "aws:ResourceTag/trainyard:stage"
+
+_TEAM = "aws:ResourceTag/trainyard:team"
+
+_TASK_STAGE = "ecs:ResourceTag/trainyard:stage"
+
+_TASK_TEAM = "ecs:ResourceTag/trainyard:team"
+
+_REQUESTED_STAGE = "aws:RequestTag/trainyard:stage"
+
+_REQUESTED_TEAM = "aws:RequestTag/trainyard:team"
+
+
 _WRITE = (
     "s3:PutObject",
-    "s3:PutObjectTagging",  # checkpoints and caches carry the tag by which they expire
-    "s3:DeleteObject",  # leaves the version, which the lifecycle keeps for its time
+    "s3:PutObjectTagging",  # checkpoints and caches expire by tag
+    "s3:DeleteObject",  # keeps the version, which the lifecycle rule deletes later
     "s3:AbortMultipartUpload",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeamFiles:
-    """One team's prefixes in the data bucket and the run bucket, which roles of the team may be given."""
+    """A team's prefixes in the data bucket and the run bucket, and statements that grant access to them."""
 
     team: str
     data_arn: str
@@ -45,31 +67,31 @@ class TeamFiles:
     runs_arn: str
     """ARN of the run bucket."""
     key_arn: str | None
-    """ARN of the stage's own key, which encrypts both; None: it has none."""
+    """ARN of the stage's own key, which encrypts both buckets. None: the stage has no key."""
 
-    def let_read_data(self, role: InlineRole) -> None:
-        """Let `role` list and read `shared/` and `<team>/` of the data bucket."""
+    def grant_read_data(self, role: InlineRole) -> None:
+        """Let `role` list and read `shared/` and `<team>/` in the data bucket."""
         _list(role, "ListData", self.data_arn, SHARED_PREFIX, self.team)
         _on_objects(role, "ReadData", ["s3:GetObject"], self.data_arn, f"{SHARED_PREFIX}/*", f"{self.team}/*")
 
-    def let_write_data(self, role: InlineRole) -> None:
-        """Let `role` write `<team>/` of the data bucket, and nothing that other teams read."""
+    def grant_write_data(self, role: InlineRole) -> None:
+        """Let `role` write `<team>/` in the data bucket, which no other team reads."""
         _on_objects(role, "WriteData", _WRITE, self.data_arn, f"{self.team}/*")
 
-    def let_read_runs(self, role: InlineRole) -> None:
-        """Let `role` list and read `<team>/` of the run bucket."""
+    def grant_read_runs(self, role: InlineRole) -> None:
+        """Let `role` list and read `<team>/` in the run bucket."""
         _list(role, "ListRuns", self.runs_arn, self.team)
         _on_objects(role, "ReadRuns", ["s3:GetObject"], self.runs_arn, f"{self.team}/*")
 
-    def let_write_runs(self, role: InlineRole, *names: str) -> None:
-        """Let `role` write what is called one of `names` below `<team>/` of the run bucket."""
+    def grant_write_runs(self, role: InlineRole, *names: str) -> None:
+        """Let `role` write objects with one of `names` below `<team>/` in the run bucket."""
         _on_objects(role, "WriteRuns", _WRITE, self.runs_arn, *(f"{self.team}/{name}" for name in names))
 
-    def let_use_key(self, role: InlineRole) -> None:
-        """Let `role` encrypt and decrypt what lies in the two buckets, through S3 only.
+    def grant_key(self, role: InlineRole) -> None:
+        """Let `role` encrypt and decrypt data in the two buckets, through S3 only.
 
-        With a bucket key, S3 names the bucket and not the object in the encryption context: which prefixes the role
-        gets at is for the statements on S3 to say.
+        With a bucket key, S3 puts the bucket, not the object, into the encryption context. So only the role's S3
+        statements limit the prefixes.
         """
         if self.key_arn is not None:
             role.allow(
@@ -94,33 +116,17 @@ def _on_objects(role: InlineRole, sid: str, actions: Sequence[str], bucket: str,
     resources = [f"{bucket}/{key}" for key in keys]
     role.allow(sid, actions, *resources)
     role.explain(
-        "A team's prefix, or in the data bucket the one that all teams share: keys are not known beforehand",
+        "A team's prefix, or the shared prefix of the data bucket: object keys are not known in advance",
         *resources,
     )
-
-
-MEMBER_TAG = ("trainyard:role", "member")
-"""Tag of these roles, by which the function that stops a team at its budget's end finds them."""
-
-PORT_DOCUMENT = "AWS-StartPortForwardingSession"
-"""AWS's session document that forwards a port of the instance itself: what `jobs.runs.port_forwarding` names."""
-
-_Conditions = dict[str, dict[str, str]]
-
-_STAGE = "aws:ResourceTag/trainyard:stage"
-_TEAM = "aws:ResourceTag/trainyard:team"
-_TASK_STAGE = "ecs:ResourceTag/trainyard:stage"
-_TASK_TEAM = "ecs:ResourceTag/trainyard:team"
-_STAGE_ASKED_FOR = "aws:RequestTag/trainyard:stage"
-_TEAM_ASKED_FOR = "aws:RequestTag/trainyard:team"
 
 
 class MemberRole(InlineRole):
     """A role that submits, watches and stops one team's jobs, reads its runs, and reads and writes its data.
 
-    Batch's resources are told apart by their tags and not by their names: a queue that another release brings, and each
-    new revision of a definition, are the team's from the start. Only what Batch tells of jobs cannot be kept apart: it
-    knows no resource for that.
+    Batch resources are identified by tags instead of names, so the queues of a new release and new revisions of a
+    definition belong to the team from the start. Only job descriptions cannot be limited to a team, because Batch
+    defines no resource for reading them.
     """
 
     def __init__(
@@ -133,7 +139,7 @@ class MemberRole(InlineRole):
         logs: RetainedLogGroup,
         allows_exec: bool,
     ) -> None:
-        """`allows_exec`: whether they may run commands in the containers of jobs that run."""
+        """`allows_exec`: whether members may run commands in the containers of running jobs."""
         super().__init__(
             stack,
             name,
@@ -149,37 +155,37 @@ class MemberRole(InlineRole):
         self._shares = team.shares_instances
         self._read_stage()
         self._submit()
-        self._submit_nothing_beyond_the_budget()
+        self._deny_submissions_over_budget()
         self._watch_and_stop()
         self._connect()
         if allows_exec:
-            self._enter_jobs()
+            self._exec()
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
-        self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
-        files.let_read_data(self)
-        files.let_write_data(self)
-        files.let_read_runs(self)
-        # What a submission writes beside the job, and what resumes a run; everything else in a run is the job's own.
+        self.explain("Each attempt logs to its own stream; the streams of a team start with the team's name", streams)
+        files.grant_read_data(self)
+        files.grant_write_data(self)
+        files.grant_read_runs(self)
+        # What submitting and resuming write; jobs write everything else in a run.
         written = (SPEC, f"{ARGUMENTS}*.json", f"{CLAIMS}*.json", CODE_RECORD, SWEEP, MEMBER_OF)
-        files.let_write_runs(self, *(f"*/{name}" for name in written), f"{CODE}*")
-        files.let_use_key(self)
+        files.grant_write_runs(self, *(f"*/{name}" for name in written), f"{CODE}*")
+        files.grant_key(self)
 
     def _read_stage(self) -> None:
         path = parameter_path(self._stage).strip("/")
-        # Asked for all below a path, Systems Manager looks for a permission on the path itself.
+        # GetParametersByPath needs permission on the path itself.
         at, below = (self._arn("ssm", "parameter", name) for name in (path, f"{path}/*"))
         self.allow("ReadStage", ["ssm:GetParametersByPath", "ssm:GetParameter", "ssm:GetParameters"], at, below)
-        self.explain("All of the stage's parameters are for whoever submits: queues, buckets, definitions", below)
+        self.explain("Everyone who submits needs the stage's parameters: queues, buckets, definitions", below)
 
     def _submit(self) -> None:
         queues, definitions, jobs = self._arn("batch", "job-queue"), self._arn("batch", "job-definition"), self._jobs
         share = {"batch:ShareIdentifier": share_identifier(self._team)}
         submit = ["batch:SubmitJob"]
-        # Whoever submits to a queue shares its instances: to the team's own only, or to those that are no team's own.
+        # Submitting to a queue means using its instances: allow only the team's own, or those that teams share.
         own = {_STAGE: self._stage, _TEAM: self._team}
-        asked_for = {_STAGE_ASKED_FOR: self._stage, _TEAM_ASKED_FOR: self._team}
-        # A queue without a team is one that the stage made for those that share: no other carries the stage's tag.
+        requested = {_REQUESTED_STAGE: self._stage, _REQUESTED_TEAM: self._team}
+        # Queues with the stage's tag but no team are those that teams share.
         own_or_shared = {"StringEqualsIfExists": {_TEAM: self._team}, "StringEquals": {_STAGE: self._stage}}
         of_queues = own_or_shared if self._shares else {"StringEquals": own}
 
@@ -188,23 +194,24 @@ class MemberRole(InlineRole):
 
         self.allow("SubmitToQueues", submit, queues, conditions=also(of_queues, share))
         self.allow("SubmitOwnDefinitions", submit, definitions, conditions={"StringEquals": own})
-        self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {**asked_for, **share}})
-        # Batch checks this permission on what a job is submitted with: its refusals name the definition (GitHub,
-        # wri/gfw-data-api #175; AWS documents no resource, and nobody has tried it here [?]). It has no key that tells
-        # a new job from an existing one: allowed on jobs, it would let people take any untagged job of the account and
-        # end it.
+        self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {**requested, **share}})
+        # Batch checks batch:TagResource on the queue and the definition of a submission: its refusals name the
+        # definition (GitHub, wri/gfw-data-api #175). AWS documents no resource, and this has not been tested on AWS. No
+        # condition key distinguishes new jobs from existing ones, so allowing it on jobs would let people tag, and then
+        # end, any untagged job of the account.
         tag, keys = ["batch:TagResource"], {"ForAllValues:StringEquals": {"aws:TagKeys": list(JOB_TAGS)}}
-        self.allow("TagSubmissionsToQueues", tag, queues, conditions={**also(of_queues, asked_for), **keys})
+        self.allow("TagSubmissionsToQueues", tag, queues, conditions={**also(of_queues, requested), **keys})
         self.allow(
-            "TagSubmissionsOfDefinitions", tag, definitions, conditions={"StringEquals": {**own, **asked_for}, **keys}
+            "TagSubmissionsOfDefinitions", tag, definitions, conditions={"StringEquals": {**own, **requested}, **keys}
         )
-        self.explain("A condition admits only what is tagged as the stage's and the team's", queues, definitions, jobs)
+        self.explain(
+            "Conditions limit these to resources with the stage's and the team's tags", queues, definitions, jobs
+        )
 
-    def _submit_nothing_beyond_the_budget(self) -> None:
-        """Deny submissions while the role has the tag of a stop.
+    def _deny_submissions_over_budget(self) -> None:
+        """Deny submissions while the role has the tag of a budget stop.
 
-        The statement is always there, so that a stop need not attach a policy, which would keep the role from being
-        deleted.
+        The statement is always present, so that a stop need not attach a policy, which would block deleting the role.
         """
         self.add_to_policy(
             iam.PolicyStatement(
@@ -224,10 +231,10 @@ class MemberRole(InlineRole):
                 "batch:DescribeJobQueues",
                 "batch:DescribeJobs",
                 "batch:ListJobs",
-                # What keeps a run from starting, as `trainyard why` asks.
+                # Why a run does not start (`trainyard why`)
                 "ec2:DescribeInstanceTypeOfferings",
                 "ec2:DescribeSubnets",
-                # What it costs today, as plans say it.
+                # Current prices, for plans
                 "ec2:DescribeSpotPriceHistory",
                 "pricing:GetProducts",
                 "servicequotas:GetServiceQuota",
@@ -235,8 +242,8 @@ class MemberRole(InlineRole):
             "*",
         )
         self.explain(
-            "These look something up, or open the channel of a session with the token that its start answered: they "
-            "know no resources",
+            "These look things up, or open a session's channel with the token that starting the session returned; they "
+            "support no resources",
             "*",
         )
         self.allow(
@@ -253,17 +260,18 @@ class MemberRole(InlineRole):
         )
 
     def _connect(self) -> None:
-        """Allow `trainyard connect`: a port of an instance that runs the team's job, and no shell on it.
+        """Allow `trainyard connect`: forwarding a port of an instance that runs the team's job, without a shell.
 
-        The tag of an instance names the team whose job came last, some seconds after that has begun (see
-        observability/functions/tag_instances.py), and a session that is open is not looked at again. So the tag keeps
-        teams off each other's instances but for such moments. What always keeps them off each other's notebooks is the
-        token, which lies with the run's files. IAM cannot limit which of the instance's ports is forwarded.
+        An instance's tag names the team of its latest job, and is set some seconds after the job starts (see
+        observability/functions/tag_instances.py). Open sessions are not checked again. So in such moments, the tag does
+        not keep teams off each other's instances; the token of a notebook, which is stored with the run's files, always
+        keeps them off each other's notebooks. IAM cannot limit which port of the instance is forwarded.
         """
         instances = self._arn("ec2", "instance")
         stack = cdk.Stack.of(self)
         document = stack.format_arn(service="ssm", account="", resource="document", resource_name=PORT_DOCUMENT)
-        # With it, a document that is not allowed here is refused, the default one included, which gives a shell.
+        # With this condition, documents that are not allowed here are refused, even the default one, which opens a
+        # shell.
         checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
         start = ["ssm:StartSession"]
         self.allow("ForwardPorts", start, document, conditions=checked)
@@ -274,20 +282,22 @@ class MemberRole(InlineRole):
             conditions={**checked, "StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
         )
         sessions, members = self._arn("ssm", "session"), self._arn("ecs", "container-instance")
-        # Its tag says whose a session is; its id begins with the name of the role's session, not with `aws:userid`.
+        # The tag identifies a session's owner. The session's id starts with the role session's name, not `aws:userid`.
         own_sessions = {"StringLike": {"ssm:resourceTag/aws:ssmmessages:session-id": "${aws:userid}*"}}
         self.allow("EndOwnSessions", ["ssm:ResumeSession", "ssm:TerminateSession"], sessions, conditions=own_sessions)
         self.allow("OpenChannels", ["ssmmessages:OpenDataChannel"], "*")
         self.allow("FindInstances", ["ecs:DescribeContainerInstances"], members)
-        self.explain("A condition admits the team's instances and one's own sessions only", instances, sessions)
-        self.explain("Batch's clusters have names of their own, and no tag of the stage's; this only looks up", members)
+        self.explain(
+            "Conditions limit these to the team's instances and the person's own sessions", instances, sessions
+        )
+        self.explain("Batch names its clusters and gives them no stage tag; this only looks up", members)
 
-    def _enter_jobs(self) -> None:
-        """Allow `trainyard exec`: commands in the containers of the team's tasks, which have the tags of their jobs.
+    def _exec(self) -> None:
+        """Allow `trainyard exec`: commands in the containers of the team's tasks, which have their jobs' tags.
 
-        The statement has the form of the one in the developer guide of Amazon ECS, "Using IAM policies to limit access
-        to ECS Exec": one condition on the task's tags, for task and cluster. Batch's clusters have no tag of
-        the stage's; should ECS ask for theirs as well, nobody is let in [?].
+        The statement follows the Amazon ECS developer guide, "Using IAM policies to limit access to ECS Exec": one
+        condition on the task's tags, for both task and cluster. Batch's clusters lack the stage's tags. If ECS also
+        checks the cluster's tags, which has not been tested on AWS, every call is refused.
         """
         tasks, clusters = self._arn("ecs", "task"), self._arn("ecs", "cluster")
         self.allow(
@@ -297,7 +307,7 @@ class MemberRole(InlineRole):
             clusters,
             conditions={"StringEquals": {_TASK_STAGE: self._stage, _TASK_TEAM: self._team}},
         )
-        self.explain("A condition admits the tasks of the team's own jobs only", tasks, clusters)
+        self.explain("A condition limits this to the tasks of the team's own jobs", tasks, clusters)
 
     @property
     def _jobs(self) -> str:
@@ -308,14 +318,14 @@ class MemberRole(InlineRole):
 
 
 class TeamRole(InlineRole):
-    """The role that a team's jobs run under: its own files, what all teams share, and nothing else.
+    """The role of a team's jobs: access to the team's files and to what all teams share, and nothing else.
 
-    It reads `shared/` and `<team>/` of the data bucket, and reads and writes `<team>/` of the run bucket. Where people
-    may run commands in its containers, it also is the role of the SSM agent that ECS starts there for them.
+    It reads `shared/` and `<team>/` in the data bucket, and reads and writes `<team>/` in the run bucket. If people may
+    run commands in the containers, the SSM agent that ECS starts for them there uses this role too.
     """
 
     def __init__(self, scope: Construct, name: str, *, files: TeamFiles, logs: RetainedLogGroup | None) -> None:
-        """`logs`: the jobs' log group, into which what people do in containers goes; None: they do nothing there."""
+        """`logs`: the jobs' log group, which records what people do in containers. None: people may not enter them."""
         super().__init__(
             scope,
             name,
@@ -323,33 +333,32 @@ class TeamRole(InlineRole):
             assumed_by=_task_principal(scope),
             team=files.team,
         )
-        files.let_read_data(self)
-        files.let_read_runs(self)
-        files.let_write_runs(self, "*")
-        files.let_use_key(self)
+        files.grant_read_data(self)
+        files.grant_read_runs(self)
+        files.grant_write_runs(self, "*")
+        files.grant_key(self)
         if logs is not None:
-            self._let_people_in(logs)
+            self._grant_exec_agent(logs)
 
-    def _let_people_in(self, logs: RetainedLogGroup) -> None:
-        """Allow the agent of ECS Exec its channels, and the log of its sessions.
+    def _grant_exec_agent(self, logs: RetainedLogGroup) -> None:
+        """Allow the ECS Exec agent its channels and its session log; a session's log stream has the session's name.
 
-        As the developer guide of Amazon ECS has it, "ECS Exec permissions" and "Logging using ECS Exec"; a session's
-        stream has the session's name.
+        The permissions follow the Amazon ECS developer guide, "ECS Exec permissions" and "Logging using ECS Exec".
         """
         channels = ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
         self.allow("OpenChannels", [f"ssmmessages:{channel}" for channel in channels], "*")
         self.allow("FindLogGroup", ["logs:DescribeLogGroups"], "*")
-        self.explain("Session Manager's channels have no ARN, and log groups are described all at once", "*")
+        self.explain("Session Manager's channels have no ARN, and log groups can only be described together", "*")
         streams = self.log_streams(logs.log_group_name, "ecs-execute-command-*")
         self.allow("LogCommands", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
-        self.explain("Each session logs to a stream of its own", streams)
+        self.explain("Each session logs to its own stream", streams)
         self.allow("FindLogStreams", ["logs:DescribeLogStreams"], logs.log_group_arn)
 
 
 class ExecutionRole(InlineRole):
-    """The role of the ECS agent while it starts a team's job: pull its image, fetch its secrets, write its log.
+    """The role of the ECS agent while it starts a team's job: pull the image, read secrets, write the log.
 
-    There is one for each team, since whoever has it can read the team's secret. The container's code never has it.
+    Each team has its own, because the role can read the team's secrets. The container's code never has it.
     """
 
     def __init__(
@@ -371,16 +380,16 @@ class ExecutionRole(InlineRole):
         )
         for repository in repositories:
             repository.grant_pull(self)
-        self.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
+        self.explain("ecr:GetAuthorizationToken supports no resources: it can only be allowed on all of them", "*")
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("WriteLog", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
-        self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
+        self.explain("Each attempt logs to its own stream; the streams of a team start with the team's name", streams)
         for secret in secrets:
-            secret.let_read(self)
+            secret.grant_read(self)
 
 
 def _task_principal(scope: Construct) -> iam.PrincipalBase:
-    """Return ECS on behalf of tasks in this account; the conditions keep it from using the role for anyone else's."""
+    """Return ECS as a principal, limited by conditions to tasks of this account."""
     stack = cdk.Stack.of(scope)
     return iam.ServicePrincipal(
         "ecs-tasks.amazonaws.com",

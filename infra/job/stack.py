@@ -1,4 +1,4 @@
-"""Jobs: a job definition for each team and job kind, and the roles of its containers and of the team's people."""
+"""Jobs: a job definition per team and job kind, and the roles of containers and of the team's people."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from infra.image.stack import ImageStack
 from infra.job.roles import ExecutionRole, MemberRole, TeamFiles, TeamRole
 from infra.stages import Stage, Team
 from infra.storage.stack import CONTAINER_PATH, StorageStack
-from infra.storage.team_secret import PublishedSecret, kinds_of
+from infra.storage.team_secret import PublishedSecret, secret_kinds
 from jobs.core.instance_types import SCRATCH, InstanceType
 from jobs.core.retries import RETRY_RULES
 from jobs.core.stage import (
@@ -30,58 +30,58 @@ from jobs.spec.spec import JobSpec
 from jobs.spec.submit_job import CONTAINER_NAME
 
 DEFAULT_NODES = 2
-"""Nodes of a multi-node job that is submitted without a number; a plan always gives one."""
+"""Nodes of a multi-node job submitted without a number; plans always give one."""
 
 _Batch = batch.CfnJobDefinition
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Volume:
-    """A folder outside the container that it sees."""
+    """A folder outside the container, mounted into it."""
 
     name: str
-    """Nothing but the definition sees it."""
+    """Name within the job definition."""
     container_path: str
     host_path: str | None = None
-    """None: a new one for each job, below Docker's own folder, and deleted with the job's container."""
+    """None: a new Docker volume for each job, deleted with the job's container."""
     read_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeamJobs:
-    """What all definitions of one team have in common."""
+    """What all job definitions of a team have in common."""
 
     team: str
     task_role: iam.IRole
-    """What the container's code may do."""
+    """Role of the container's code."""
     execution_role: iam.IRole
-    """What the ECS agent may do to start it."""
+    """Role of the ECS agent that starts the container."""
     logs: RetainedLogGroup
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the container by their names, each with the place in a secret that its value comes from."""
+    """Environment variables of the container, each with the reference to its value in a secret."""
     shared_data_mount: str | None = None
-    """Where accelerator instances, and so containers, see `shared/` of the data bucket; None: nowhere."""
+    """Path at which instances and containers see `shared/` of the data bucket. None: not mounted."""
     allows_exec: Callable[..., bool]
-    """Says, given `accelerated`, whether people may run commands in the containers (ECS Exec)."""
+    """Returns, given `accelerated`, whether people may run commands in the containers (ECS Exec)."""
 
     def definition(
         self, scope: Construct, kind: JobKind, *, row: InstanceType, image: str, several_nodes: bool = False
     ) -> batch.CfnJobDefinition:
-        """Make the definition of `kind` on instances of `row`."""
+        """Create the definition of `kind` for instances of `row`."""
         definition = batch.CfnJobDefinition(
             scope,
             f"Job-{self.team}-{kind.name}{'-multinode' if several_nodes else ''}",
             type="multinode" if several_nodes else "container",
             platform_capabilities=["EC2"],
             propagate_tags=True,
-            # Jobs of one team run in the order of submission; a queue with fair share wants a number all the same.
+            # Jobs of a team run in the order of submission, but a queue with fair share requires a priority.
             scheduling_priority=1,
             retry_strategy=_Batch.RetryStrategyProperty(
                 attempts=JobSpec.model_fields["attempts"].default,
                 evaluate_on_exit=[_evaluate_on_exit(rule) for rule in RETRY_RULES],
             ),
             timeout=_Batch.TimeoutProperty(attempt_duration_seconds=round(kind.timeout_hours * 3600)),
-            # Runs that were submitted with the old revision, and may be started again, keep it.
+            # Keep old revisions for runs that were submitted with them and may be retried.
             resource_retention_policy=_Batch.ResourceRetentionPolicyProperty(skip_deregister_on_update=True),
             ecs_properties=None if several_nodes else self._one_node(kind, row, image),
             node_properties=self._several_nodes(kind, row, image) if several_nodes else None,
@@ -90,10 +90,10 @@ class TeamJobs:
         return definition
 
     def _one_node(self, kind: JobKind, row: InstanceType, image: str) -> batch.CfnJobDefinition.EcsPropertiesProperty:
-        """Return the task of a job on one node, which is in its instance's network.
+        """Return the task of a single-node job, which uses its instance's network.
 
-        Nodes that start one by one reach each other at the instances' addresses, by the rule of the security group that
-        lets its members talk.
+        Nodes of a job that start one by one reach each other at their instances' addresses; the security group allows
+        traffic among its members.
         """
         task = _Batch.EcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
@@ -108,7 +108,7 @@ class TeamJobs:
     def _several_nodes(
         self, kind: JobKind, row: InstanceType, image: str
     ) -> batch.CfnJobDefinition.NodePropertiesProperty:
-        """Return the same task for every node, each in a network namespace that Batch gives it (awsvpc)."""
+        """Return the task of all nodes of a multi-node job; Batch gives each a network interface (awsvpc)."""
         task = _Batch.MultiNodeEcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
             enable_execute_command=self.allows_exec(accelerated=kind.accelerated),
@@ -118,7 +118,7 @@ class TeamJobs:
             volumes=self._volumes(kind, row),
         )
         nodes = _Batch.NodeRangePropertyProperty(
-            # Open at its end: a submission may name another number of nodes only where no range says where it ends.
+            # An open range: submissions may override the number of nodes only if no range states its end.
             target_nodes="0:",
             ecs_properties=_Batch.MultiNodeEcsPropertiesProperty(task_properties=[task]),
         )
@@ -132,7 +132,7 @@ class TeamJobs:
         *,
         devices: Sequence[batch.CfnJobDefinition.DeviceProperty] = (),
     ) -> batch.CfnJobDefinition.TaskContainerPropertiesProperty:
-        """Return a container that fills an instance: Batch has no resource for HPUs, so vCPUs and memory stand in."""
+        """Return a container that fills an instance by vCPUs and memory, because Batch has no resource for HPUs."""
         requirements = {"VCPU": row.vcpus, "MEMORY": row.job_memory_mib}
         if row.gpus:
             requirements["GPU"] = row.gpus
@@ -140,24 +140,24 @@ class TeamJobs:
             name=CONTAINER_NAME,
             image=image,
             essential=True,
-            # A submission overrides it; without one the job says what it could do, and ends.
+            # Submissions override it. Without an override, the job prints its help and exits.
             command=["python", "-m", "jobs.container.launch", "--help"],
             resource_requirements=[
                 _Batch.ResourceRequirementProperty(type=type_, value=str(value))
                 for type_, value in requirements.items()
             ],
             linux_parameters=_Batch.LinuxParametersProperty(
-                init_process_enabled=True,  # hands SIGTERM on and reaps what ranks leave behind
-                # Ranks and data loaders exchange tensors there; Docker's 64 MiB is too little. With the host's IPC
-                # namespace they use the host's instead.
+                init_process_enabled=True,  # forwards SIGTERM and reaps orphaned processes
+                # Ranks and data loaders exchange tensors here, and Docker's 64 MiB is too little. Jobs in the host's
+                # IPC namespace use the host's shared memory.
                 shared_memory_size=None if kind.accelerated else row.job_memory_mib // 4,
                 devices=list(devices) or None,
             ),
-            # Accelerator drivers and EFA pin the memory that they transfer from.
+            # Accelerator drivers and EFA pin the memory they transfer from.
             ulimits=[_Batch.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)] if kind.accelerated else None,
-            # The agent fetches the values as the container starts: they are in no definition, and new ones count from
-            # the next attempt on.
-            secrets=[_Batch.SecretProperty(name=name, value_from=place) for name, place in self.secrets.items()]
+            # The agent reads the values when the container starts: definitions do not contain them, and new values take
+            # effect with the next attempt.
+            secrets=[_Batch.SecretProperty(name=name, value_from=reference) for name, reference in self.secrets.items()]
             or None,
             mount_points=[
                 _Batch.MountPointProperty(
@@ -171,7 +171,7 @@ class TeamJobs:
                 options={
                     "awslogs-group": self.logs.log_group_name,
                     "awslogs-region": cdk.Stack.of(self.logs).region,
-                    # The streams of a team begin alike, so that its people can be allowed to read those only.
+                    # The streams of a team share a prefix, so that its people can be allowed to read only those.
                     "awslogs-stream-prefix": f"{self.team}/{kind.name}",
                 },
             ),
@@ -194,20 +194,20 @@ class TeamJobs:
             path = self.shared_data_mount
             volumes.append(_Volume(name="shared-data", container_path=path, host_path=path, read_only=True))
         if row.nvme_disks:
-            # Docker's volumes are on the disks whoever made them ready (boot/instance_store.sh, scratch.yaml); what a
-            # container writes elsewhere may not be. The host's own /scratch is not shown: Docker's images are in it,
-            # which a container could change, and what other teams' jobs left behind.
+            # Docker's volumes are on the NVMe disks, set up by either boot/instance_store.sh or scratch.yaml; other
+            # paths of a container may not be. The host's /scratch is not mounted, because it holds Docker's images,
+            # which a container could change, and leftovers of other teams' jobs.
             volumes.append(_Volume(name="scratch", container_path=SCRATCH))
         return volumes
 
 
 def _ipc_mode(kind: JobKind) -> str | None:
-    """Return the IPC mode: HCCL and NCCL need the host's namespace, for which `containerProperties` has no word."""
+    """Return the IPC mode. HCCL and NCCL need the host's namespace, which `containerProperties` cannot express."""
     return "host" if kind.accelerated else None
 
 
 def _efa_devices(row: InstanceType) -> list[batch.CfnJobDefinition.DeviceProperty]:
-    """Return a device for each EFA interface: the runtime hands on the accelerator's own by itself, but not these."""
+    """Return a device per EFA interface. The container runtime adds the accelerators' devices, but not these."""
     return [
         _Batch.DeviceProperty(host_path=path, container_path=path, permissions=["READ", "WRITE", "MKNOD"])
         for path in (f"/dev/infiniband/uverbs{index}" for index in range(row.network_cards))
@@ -224,7 +224,7 @@ def _evaluate_on_exit(rule: Mapping[str, str]) -> batch.CfnJobDefinition.Evaluat
 
 
 class JobStack(StageStack):
-    """The stack of all that a submission needs besides a queue."""
+    """The stack of everything that a submission needs besides a queue."""
 
     def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack, image: ImageStack) -> None:
         super().__init__(scope, "jobs", stage=stage, description="job definitions and their roles")
@@ -260,16 +260,16 @@ class JobStack(StageStack):
 
     def _definitions(self, jobs: TeamJobs, kind: JobKind, image: str) -> None:
         row = row_of(self._stage, kind)
-        one = jobs.definition(self, kind, row=row, image=image)
-        self.publish(job_definition_parameter(jobs.team, kind.name), one.ref)
+        single_node = jobs.definition(self, kind, row=row, image=image)
+        self.publish(job_definition_parameter(jobs.team, kind.name), single_node.ref)
         if kind.accelerated and not kind.one_process and self._stage.max_multinode_nodes:
-            several = jobs.definition(self, kind, row=row, image=image, several_nodes=True)
-            self.publish(job_definition_parameter(jobs.team, kind.name, several_nodes=True), several.ref)
+            multinode = jobs.definition(self, kind, row=row, image=image, several_nodes=True)
+            self.publish(job_definition_parameter(jobs.team, kind.name, several_nodes=True), multinode.ref)
 
     def _team_files(self, team: Team) -> TeamFiles:
         storage = self._storage
-        # Exported by hand, since cdk-nag calls a finding after the export's name, known only once it is made; so the
-        # order of the stacks has to be said as well.
+        # Exported explicitly: cdk-nag's findings contain the name of an automatic export, which is not known in
+        # advance. So the stacks' order has to be stated as well.
         self.add_stack_dependency(storage, "the ARNs of buckets")
         return TeamFiles(
             team=team.name,
@@ -280,8 +280,8 @@ class JobStack(StageStack):
 
     def _team_jobs(self, team: Team, files: TeamFiles) -> TeamJobs:
         storage = self._storage
-        key_arn = storage.key_arn(self) if any(kinds_of(team)) else None
-        secrets = [PublishedSecret(self, kind, storage=storage, key_arn=key_arn) for kind in kinds_of(team)]
+        key_arn = storage.key_arn(self) if any(secret_kinds(team)) else None
+        secrets = [PublishedSecret(self, kind, storage=storage, key_arn=key_arn) for kind in secret_kinds(team)]
         return TeamJobs(
             team=team.name,
             task_role=TeamRole(self, f"Team-{team.name}", files=files, logs=self._logs if self._allows_exec else None),
@@ -294,7 +294,7 @@ class JobStack(StageStack):
                 secrets=secrets,
             ),
             logs=self._logs,
-            secrets={name: place for secret in secrets for name, place in secret.values.items()},
+            secrets={name: reference for secret in secrets for name, reference in secret.values.items()},
             shared_data_mount=CONTAINER_PATH if self._stage.fsx_gib else None,
             allows_exec=self._stage.allows_exec,
         )

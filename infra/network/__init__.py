@@ -1,1 +1,1 @@
-"""The stack of the network that jobs run in: a VPC of the stage's own, or one that is there already."""
+"""The network that jobs run in: a VPC created by the stage, or an existing one."""

@@ -1,4 +1,4 @@
-"""Network: a VPC whose jobs reach out and that nothing reaches into; the stage's own, or one that is there already."""
+"""Network: a VPC with routes out and none in, either created by the stage or an existing one."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Network
@@ -23,29 +23,36 @@ from infra.stages.network_plan import (
 )
 from jobs.core.instance_types import InstanceType
 
+ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
+"""SSM parameter: security group of the interface endpoints; other stacks add rules to it. Only present if the stage
+creates endpoints."""
+
+
 LAST_ZONE_NUMBER = 8
-"""Highest number at the end of a zone's id that has addresses set aside; AWS's own go to six. Settings are checked."""
+"""Highest zone number, at the end of a zone's id, with reserved addresses. AWS's numbers go up to six; the settings
+refuse higher ones."""
 
 
 class Zone(Construct):
-    """A zone's subnets, named by the zone, with addresses that depend on nothing else.
+    """A zone's subnets, named after the zone, with addresses that depend on the zone only.
 
-    So a zone that is added or removed, NAT or endpoints never move the subnet of another zone, in which instances may
-    be running: CloudFormation would have to replace it, and could not, since its addresses are taken until it is gone.
+    So adding or removing a zone, NAT or endpoints never replaces another zone's subnet, in which instances may be
+    running. CloudFormation could not replace it anyway, because its addresses are taken until the old subnet is
+    deleted.
     """
 
     def __init__(self, vpc: ec2.Vpc, *, addresses: str, zone_id: str | None, index: int) -> None:
-        """`addresses`: the VPC's. `zone_id` None: the zone at `index` of the region's, whichever that is there."""
+        """`addresses`: range of the VPC. `zone_id` None: use the region's zone at `index`."""
         name = zone_id or f"zone-{index + 1}"
         super().__init__(vpc.stack, name)
         self._zone_id = zone_id
         self._zone = Fn.select(index, Fn.get_azs())
         self._vpc = vpc
-        # Zones without an id have addresses of their own, so that naming them can make room for the new before the
-        # old are gone.
+        # Zones without an id have separate addresses. So if the settings later name the zones, the new subnets can be
+        # created before the old ones are deleted.
         self._slot = int(zone_id.rpartition("az")[2]) - 1 if zone_id else LAST_ZONE_NUMBER + index
         self._sixteenths = list(IPv4Network(addresses).subnets(new_prefix=20))
-        # One route table for each subnet comes with it.
+        # The subnet comes with its own route table.
         self.private_subnet = ec2.PrivateSubnet(
             self,
             "Private",
@@ -57,7 +64,7 @@ class Zone(Construct):
         self._place(self.private_subnet)
 
     def add_nat_gateway(self, internet_gateway: ec2.CfnVPCGatewayAttachment) -> ec2.CfnNatGateway:
-        """Make a NAT gateway with the public subnet that it needs, in which nothing else is."""
+        """Create a NAT gateway and its public subnet, which holds nothing else."""
         public = ec2.PublicSubnet(
             self,
             "Public",
@@ -69,7 +76,7 @@ class Zone(Construct):
         self._place(public)
         acknowledge(
             public,
-            "The way out of the NAT gateway, the only thing in this subnet; subnets with instances have no such route",
+            "The NAT gateway's route out. Nothing else is in this subnet; subnets with instances have no such route",
             "NIST.800.53.R5-VPCNoUnrestrictedRouteToIGW",
         )
         assert internet_gateway.internet_gateway_id is not None  # noqa: S101 - narrows the type; it attaches one
@@ -77,7 +84,7 @@ class Zone(Construct):
         return public.add_nat_gateway()
 
     def _place(self, subnet: ec2.Subnet) -> None:
-        """Place a subnet by the zone's id; the L2 knows letters only, which differ between accounts."""
+        """Place a subnet by zone id; the L2 only knows zone letters, which differ between accounts."""
         if self._zone_id is None:
             return
         resource = subnet.node.default_child
@@ -87,21 +94,21 @@ class Zone(Construct):
 
 
 class TaskNetwork(Construct):
-    """Rules of the VPC's default group by which the nodes of a job find each other and AWS.
+    """Rules in the VPC's default security group that let the nodes of a multi-node job reach each other and AWS.
 
-    Every node's container has an interface of its own (ECS's awsvpc mode), and Batch puts it into the security groups
-    of the compute environment. One whose launch template brings EFA interfaces cannot have any: then it is the VPC's
-    default group (Batch's user guide, "Compute environment considerations for MNP"), which the network stack has
-    emptied. EFA's own traffic does not pass these interfaces.
+    Every node's container has its own network interface (ECS's awsvpc mode), which Batch puts into the security groups
+    of the compute environment. If the launch template defines EFA interfaces, the environment cannot have security
+    groups, and Batch uses the VPC's default group (Batch user guide, "Compute environment considerations for MNP"),
+    which the network stack has emptied. EFA traffic does not pass these interfaces.
     """
 
     def __init__(
         self, scope: Construct, name: str, *, default_group_id: str, endpoint_group: ec2.ISecurityGroup | None
     ) -> None:
-        """`endpoint_group`: that of the VPC's interface endpoints, where it has some."""
+        """`endpoint_group`: security group of the VPC's interface endpoints, if there are any."""
         super().__init__(scope, name)
         nodes = "Nodes of one job: rendezvous, and what is not sent over EFA"
-        # TCP alone: the whole of it would be the very rule that the network stack has taken out of the group.
+        # TCP only: allowing all protocols would restore the rule that the network stack removed from the group.
         from_nodes = ec2.CfnSecurityGroupIngress(
             self,
             "NodesFromNodes",
@@ -114,7 +121,7 @@ class TaskNetwork(Construct):
         )
         acknowledge(
             from_nodes,
-            "The rule lets in the members of this very group and no address; ranks choose their ports themselves",
+            "The rule admits only members of this group and no address; ranks choose their own ports",
             "NIST.800.53.R5-EC2RestrictedCommonPorts",
         )
         ec2.CfnSecurityGroupEgress(
@@ -142,7 +149,7 @@ class TaskNetwork(Construct):
 
 
 def admit_nodes(scope: Construct, endpoint_group: ec2.ISecurityGroup, *, default_group_id: str) -> None:
-    """Let the nodes of a job into the VPC's interface endpoints."""
+    """Let the nodes of multi-node jobs reach the VPC's interface endpoints."""
     ec2.CfnSecurityGroupIngress(
         scope,
         "EndpointsFromNodes",
@@ -155,24 +162,19 @@ def admit_nodes(scope: Construct, endpoint_group: ec2.ISecurityGroup, *, default
     )
 
 
-ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
-"""Parameter that holds the group of the interface endpoints, to which other stacks add whom it admits; there only where
-the stage makes endpoints."""
-
-
 class NetworkStack(StageStack):
-    """The stack of the VPC, its way out, and the security group of the instances that run jobs."""
+    """The stack of the VPC, its routes out, and the security group of the instances that run jobs."""
 
     vpc: ec2.IVpc
     job_subnets: Sequence[ec2.ISubnet]
-    """Where instances start, none of which gets a public address."""
+    """Subnets in which instances start. Instances never get a public address."""
 
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
         super().__init__(scope, "network", stage=stage, description="VPC and the security group of jobs")
         self._zone_ids = zone_ids(stage) if stage.vpc is None else ()
         route_tables = self._make_vpc() if stage.vpc is None else self._use_vpc(stage.vpc)
         if route_tables:
-            # Free, and what S3 sends does not pass (and pay for) NAT.
+            # Free, and traffic from S3 bypasses NAT and its charges.
             ec2.CfnVPCEndpoint(
                 self,
                 "S3Endpoint",
@@ -184,19 +186,19 @@ class NetworkStack(StageStack):
         self.job_security_group = job_security_group(self, vpc=self.vpc)
         endpoint_group = self._interface_endpoints() if has_interface_endpoints(stage) else None
         if endpoint_group:
-            # By name, not by reference: endpoints come and go.
+            # Published instead of exported, because endpoints may be removed later.
             self.publish(ENDPOINT_SECURITY_GROUP, endpoint_group.security_group_id)
         if uses_default_security_group(stage):
-            self._let_nodes_through(endpoint_group)
+            self._admit_multinode_containers(endpoint_group)
         self._export_always()
 
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
-        """Return the subnets of jobs in zones that are known to offer the instance type; all where none is known to."""
+        """Return the subnets in zones that are known to offer the instance type, or all subnets if none is."""
         return [self.job_subnets[index] for index in offering_indices(self.stage_row, row)] or list(self.job_subnets)
 
     @property
     def availability_zones(self) -> list[str]:
-        """Return none: ec2.Vpc compares them with its own, and the CDK would look up those of a named account."""
+        """Return none: ec2.Vpc checks its zones against these, and the CDK would look them up in a named account."""
         return []
 
     @property
@@ -204,19 +206,19 @@ class NetworkStack(StageStack):
         """Return the subnet of multi-node jobs and FSx."""
         return self.job_subnets[multinode_subnet_index(self.stage_row, self.stage_row.row)]
 
-    def _let_nodes_through(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
+    def _admit_multinode_containers(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
         if isinstance(self.vpc, ec2.Vpc):
             default_group_id = self.vpc.vpc_default_security_group
             TaskNetwork(self, "TaskNetwork", default_group_id=default_group_id, endpoint_group=endpoint_group)
-        # The default group of somebody else's VPC stays as its owner has it.
+        # The stage does not change the default group of an existing VPC.
         elif endpoint_group and self.stage_row.vpc and self.stage_row.vpc.default_security_group_id:
             admit_nodes(self, endpoint_group, default_group_id=self.stage_row.vpc.default_security_group_id)
 
     def _export_always(self) -> None:
-        """Export what other stacks may import even while none does.
+        """Export what other stacks may import, even while no stack imports it.
 
-        Else the deployment in which the last of them stops would begin here, by deleting an export that it still uses:
-        one that takes the file system away, for instance.
+        Otherwise a deployment that ends the last import (for example, by removing the file system) would fail: it would
+        start here and delete an export that is still in use.
         """
         self.export_value(self.job_security_group.security_group_id)
         if self.stage_row.vpc is None:
@@ -224,14 +226,14 @@ class NetworkStack(StageStack):
                 self.export_value(value)
 
     def _make_vpc(self) -> Sequence[str]:
-        """Make a VPC with a private subnet in each zone; return the subnets' route tables."""
+        """Create a VPC with a private subnet per zone. Return the subnets' route tables."""
         stage = self.stage_row
         vpc = ec2.Vpc(
             self,
             "Vpc",
             ip_addresses=ec2.IpAddresses.cidr(stage.vpc_cidr),
-            # Subnets are made below, since those of the L2 move when a zone comes or goes. It would also look zones up
-            # in the account where the stage names one, for subnets that are not made.
+            # Subnets are created below: the L2's would move when a zone is added or removed, and the L2 would look up
+            # zones if the stage names its account.
             subnet_configuration=[],
             availability_zones=[],
             create_internet_gateway=False,
@@ -248,11 +250,11 @@ class NetworkStack(StageStack):
         return [zone.private_subnet.route_table.route_table_id for zone in zones]
 
     def _use_vpc(self, existing: ExistingVpc) -> Sequence[str]:
-        """Take the VPC that the settings name; return the route tables that they name."""
-        # CDK wants a zone, to divide subnets between zones; but it is told of none here.
+        """Import the VPC that the settings name. Return its route tables from the settings."""
+        # The CDK requires zones to divide subnets among them, but nothing here uses them.
         self.vpc = ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=existing.vpc_id, availability_zones=["any"])
         Annotations.of(self).acknowledge_warning(
-            "@aws-cdk/aws-ec2:noSubnetRouteTableId", "nothing here asks a subnet for its route table"
+            "@aws-cdk/aws-ec2:noSubnetRouteTableId", "nothing here reads a subnet's route table"
         )
         self.job_subnets = [
             ec2.Subnet.from_subnet_id(self, subnet_id, subnet_id) for subnet_id in existing.private_subnet_ids
@@ -307,17 +309,17 @@ class NetworkStack(StageStack):
         )
 
     def _tidy_default_group_handler(self) -> None:
-        """Let the log expire of the function with which CDK empties the VPC's default security group."""
+        """Give the CDK function that empties the VPC's default security group a log group that expires."""
         provider = self.node.find_child("Custom::VpcRestrictDefaultSGCustomResourceProvider")
         handler, role = provider.node.find_child("Handler"), provider.node.find_child("Role")
-        assert isinstance(handler, CfnResource)  # noqa: S101 - narrows the types; CDK makes both as bare resources
+        assert isinstance(handler, CfnResource)  # noqa: S101 - narrows the types; the CDK creates both as bare resources
         assert isinstance(role, CfnResource)  # noqa: S101
         log = RetainedLogGroup(self, "DefaultGroupHandlerLogs", retention_days=self.stage_row.log_retention_days)
         handler.add_property_override("LoggingConfig", {"LogGroup": log.log_group_name})
-        handler.remove_resource_dependency(role)  # already given by its reference to the role
+        handler.remove_resource_dependency(role)  # implied by the reference to the role
 
     def _interface_endpoints(self) -> ec2.SecurityGroup:
-        """Make endpoints, a way to AWS that needs no NAT, and that is taken where there is NAT as well."""
+        """Create interface endpoints: routes to AWS without NAT, which are also used if there is NAT."""
         group = ec2.SecurityGroup(
             self,
             "EndpointSecurityGroup",

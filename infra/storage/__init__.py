@@ -1,1 +1,1 @@
-"""The stack that keeps data, runs and secrets: what stays when all else is deleted."""
+"""The stack that keeps data, runs and secrets, even after everything else is deleted."""

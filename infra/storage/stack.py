@@ -1,7 +1,7 @@
-"""Storage: the data bucket that jobs read, the run bucket that they write, and the log of who touched them.
+"""Storage: the data bucket that jobs read, the run bucket that they write to, and a bucket for their access logs.
 
-With `own_kms_key` also the key that these buckets, and what other stacks keep, are encrypted with; with `fsx_gib` a
-file system that shows what all teams share of the data bucket.
+`own_kms_key` adds a key that encrypts these buckets and what other stacks keep. `fsx_gib` adds a file system that shows
+the shared part of the data bucket.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,35 @@ from infra.constructs.security_groups import BOTH_WAYS, lustre_rules
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.network.stack import NetworkStack
 from infra.stages import Stage
-from infra.storage.team_secret import TeamSecret, kinds_of
+from infra.storage.team_secret import TeamSecret, secret_kinds
 from jobs.core.run import CACHE_TAG, CHECKPOINT_TAG
 from jobs.core.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT, SHARED_PREFIX, variable_names_parameter
 
+KMS_KEY = "kms-key"
+"""SSM parameter: ARN of the stage's own key. Only present if the stage has one."""
+
+FSX_DNS_NAME = "fsx/dns-name"
+"""SSM parameter: host name of the file system. Only present if the stage has one."""
+
+FSX_MOUNT_NAME = "fsx/mount-name"
+"""SSM parameter: mount name of the file system. Only present if the stage has one."""
+
+FSX_SECURITY_GROUP = "security-group/fsx"
+"""SSM parameter: security group of the file servers; the compute stack adds rules for teams' instances."""
+
 CONTAINER_PATH = "/fsx"
-"""Where containers see it, read-only."""
+"""Mount point of the file system in containers, read-only."""
 
 _THROUGHPUT_MBPS_PER_TIB = 125
-"""The least that PERSISTENT_2 offers, and the cheapest."""
+"""The lowest and cheapest throughput of PERSISTENT_2."""
 
 _LUSTRE_VERSION = "2.15"
 
+_ACCESS_LOG_DAYS = 365
+
 
 def file_server_group(scope: Construct, vpc: ec2.IVpc) -> ec2.SecurityGroup:
-    """Make the security group of the file servers, whose rules come with the file system."""
+    """Create the security group of the file servers. The file system adds its rules."""
     return ec2.SecurityGroup(
         scope,
         "FileServerSecurityGroup",
@@ -43,10 +57,10 @@ def file_server_group(scope: Construct, vpc: ec2.IVpc) -> ec2.SecurityGroup:
 
 
 class SharedFileSystem(Construct):
-    """A file system that caches the bucket: it holds nothing that the bucket does not, and nothing flows back.
+    """A read-only cache of `shared/` in the bucket. It holds nothing that is not in the bucket, and never writes back.
 
-    So it has no backups, and goes with its stack. Only `shared/` is linked: the file system has no notion of teams,
-    and whoever mounts it reads all of it.
+    So it has no backups, and is deleted with its stack. Only `shared/` is linked, because the file system does not know
+    teams: anyone who mounts it can read all of it.
     """
 
     def __init__(
@@ -61,9 +75,10 @@ class SharedFileSystem(Construct):
         jobs: ec2.ISecurityGroup,
         key: kms.IKey | None,
     ) -> None:
-        """Make it in `subnet`, with servers in the group `servers`, for instances in the group `jobs`.
+        """Create the file system in `subnet`, with its servers in the group `servers`, for instances in the group
+        `jobs`.
 
-        `key` None: encrypted with AWS's key for FSx.
+        `key` None: encrypt with AWS's key for FSx.
         """
         super().__init__(scope, name)
         self.resource = fsx.CfnFileSystem(
@@ -84,8 +99,8 @@ class SharedFileSystem(Construct):
             ),
         )
         self.resource.apply_removal_policy(RemovalPolicy.DESTROY)
-        # FSx refuses to make a file system whose servers could not reach each other.
-        for rule in self._let_through(servers, jobs):
+        # FSx refuses to create a file system whose servers cannot reach each other.
+        for rule in self._security_rules(servers, jobs):
             self.resource.add_resource_dependency(rule)
         fsx.CfnDataRepositoryAssociation(
             self,
@@ -94,7 +109,7 @@ class SharedFileSystem(Construct):
             file_system_path="/",
             data_repository_path=f"s3://{bucket.bucket_name}/{SHARED_PREFIX}/",
             batch_import_meta_data_on_create=True,
-            # No export policy: jobs do not write there.
+            # No export policy, because jobs do not write there.
             s3=fsx.CfnDataRepositoryAssociation.S3Property(
                 auto_import_policy=fsx.CfnDataRepositoryAssociation.AutoImportPolicyProperty(
                     events=["NEW", "CHANGED", "DELETED"]
@@ -108,44 +123,33 @@ class SharedFileSystem(Construct):
 
     @property
     def mount_name(self) -> str:
-        """Return what follows `@tcp:/` where it is mounted."""
+        """Return the part of the mount address after `@tcp:/`."""
         return self.resource.attr_lustre_mount_name
 
-    def _let_through(self, servers: ec2.ISecurityGroup, jobs: ec2.ISecurityGroup) -> list[CfnResource]:
-        """Return the rules by which file servers and jobs' instances reach each other.
+    def _security_rules(self, servers: ec2.ISecurityGroup, jobs: ec2.ISecurityGroup) -> list[CfnResource]:
+        """Return the rules that let file servers and job instances reach each other.
 
-        In the stack of the file system, so that the network knows nothing of it.
+        They are in this stack, so the network stack does not depend on the file system.
         """
         groups = {"Servers": servers.security_group_id, "Jobs": jobs.security_group_id}
         return lustre_rules(self, groups, [("Servers", "Servers"), *BOTH_WAYS])
 
 
-KMS_KEY = "kms-key"
-"""Parameter that holds the ARN of the stage's own key; there only while the stage has one."""
-FSX_DNS_NAME = "fsx/dns-name"
-"""Parameter that holds the file server's name; there only while the stage has a file system, as the next one."""
-FSX_MOUNT_NAME = "fsx/mount-name"
-FSX_SECURITY_GROUP = "security-group/fsx"
-"""Parameter that holds the file servers' group, to which the instances of teams are added."""
-
-_ACCESS_LOG_DAYS = 365
-
-
 class StorageStack(StageStack):
-    """The stack of buckets, which are kept when it is deleted."""
+    """The stack of buckets and secrets, which are kept when the stack is deleted."""
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
-        """`network` is where the file system is, or would be."""
+        """`network` provides the subnet and the VPC of the file system."""
         super().__init__(scope, "storage", stage=stage, description="data and run buckets")
         self._key = self._own_key() if stage.own_kms_key else None
         if self._key:
-            # By name, not by reference: a stage may come to have a key, and give it up.
+            # Published instead of exported, because a stage may add or drop its key.
             self.publish(KMS_KEY, self._key.key_arn)
         self._noncurrent_days = stage.noncurrent_retention_days
         self._access_logs = self._bucket("AccessLogs", expire=Duration.days(_ACCESS_LOG_DAYS))
         acknowledge(
             self._access_logs,
-            "It receives the other buckets' access logs; a log of it would log its own writing without end",
+            "It receives the other buckets' access logs; logging access to it would create logs about logs",
             "AwsSolutions-S1",
         )
         self.data_bucket = self._bucket("Data", access_logs_prefix="data/")
@@ -164,13 +168,13 @@ class StorageStack(StageStack):
         access_logs_arn = self.resolve(self._access_logs.bucket_arn)["Fn::GetAtt"]
         acknowledge(
             self._access_logs,
-            "S3's logging service names the log objects itself; it may write from these buckets of this account only",
+            "S3's logging service names the log objects itself; it may write only for these buckets of this account",
             *(f"AwsSolutions-IAM5[Resource::<{'.'.join(access_logs_arn)}>/{prefix}*]" for prefix in ("data/", "runs/")),
         )
         self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
-        # It is there without a file system too: rules of teams' own groups name it, in a stack that is deployed after
-        # this one, and EC2 deletes no group that another's rules name.
+        # Created even without a file system: the rules of teams' own groups, in a stack deployed later, refer to this
+        # group, and EC2 does not delete a group that other groups' rules refer to.
         servers = file_server_group(self, network.vpc)
         self.publish(FSX_SECURITY_GROUP, servers.security_group_id)
         if stage.fsx_gib:
@@ -184,20 +188,20 @@ class StorageStack(StageStack):
                 jobs=network.job_security_group,
                 key=self._key,
             )
-            # By name, not by reference: another file system, in another subnet for instance, changes both.
+            # Published instead of exported: a replaced file system, for example in another subnet, changes both.
             self.publish(FSX_DNS_NAME, file_system.dns_name)
             self.publish(FSX_MOUNT_NAME, file_system.mount_name)
             self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
         for team in stage.teams:
-            for kind in kinds_of(team):
+            for kind in secret_kinds(team):
                 TeamSecret(self, kind, team=team, key=self._key)
             if team.secret_variables:
                 self.publish(variable_names_parameter(team.name), " ".join(team.secret_variables))
 
     def key_arn(self, reader: Construct) -> str | None:
-        """Return the ARN of the stage's own key, which encrypts another stack's images, secrets and topics as well.
+        """Return the ARN of the stage's own key, which also encrypts other stacks' images, secrets and topics.
 
-        Its policy leaves to IAM who of the account may use it: another stack grants its roles in their own policies.
+        The key's policy leaves access to IAM: other stacks allow their roles to use the key in the roles' policies.
         """
         return self.published(KMS_KEY, reader=reader) if self._key else None
 
@@ -207,12 +211,12 @@ class StorageStack(StageStack):
             "Key",
             description=f"trainyard {self.stage_row.name}: data, runs, images, secrets and alerts",
             enable_key_rotation=True,
-            # What is encrypted with it outlives the stack, and is lost without it.
+            # Data encrypted with the key outlives the stack, and is lost without the key.
             removal_policy=RemovalPolicy.RETAIN,
         )
-        # Services that publish to a topic need the topic's key, and have no IAM policy to be allowed it in. SNS names
-        # the topic in the encryption context; EventBridge supports no condition on the source of a message to an
-        # encrypted topic (SNS's guide on key management).
+        # Services that publish to an encrypted topic need its key, and have no IAM policy that could allow it. SNS puts
+        # the topic into the encryption context; EventBridge supports no source condition for encrypted topics (SNS
+        # developer guide, key management).
         key.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="PublishToTopicsOfThisAccount",
@@ -229,18 +233,18 @@ class StorageStack(StageStack):
             )
         )
         if self.stage_row.fsx_gib:
-            key.add_to_resource_policy(self._file_system_may_use_the_key())
+            key.add_to_resource_policy(self._file_system_key_access())
         return key
 
-    def _file_system_may_use_the_key(self) -> iam.PolicyStatement:
-        """Let FSx use the key, under a role that it makes with the file system, after the key.
+    def _file_system_key_access(self) -> iam.PolicyStatement:
+        """Return the statement that lets FSx use the key, under a role that FSx creates with the file system.
 
-        As in FSx's user guide on encrypted buckets, but for the role's name, which is not known beforehand.
+        It follows the FSx user guide on encrypted buckets, except that the role's name is not known in advance.
         """
         service = "s3.data-source.lustre.fsx.amazonaws.com"
         return iam.PolicyStatement(
             sid="FileSystemReadsTheBuckets",
-            principals=[iam.AnyPrincipal()],  # narrowed to that role of this account, by way of S3, below
+            principals=[iam.AnyPrincipal()],  # the conditions limit this to that role of this account, through S3
             actions=["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
             resources=["*"],  # in a key's policy: this key
             conditions={
@@ -267,7 +271,7 @@ class StorageStack(StageStack):
         expire: Duration | None = None,
         rules: Sequence[s3.LifecycleRule] = (),
     ) -> s3.Bucket:
-        # S3 delivers access logs only into buckets that it encrypts with its own keys.
+        # S3 only delivers access logs to buckets that are encrypted with S3's own keys.
         key = self._key if access_logs_prefix else None
         bucket = s3.Bucket(
             self,
@@ -275,7 +279,7 @@ class StorageStack(StageStack):
             versioned=True,
             encryption=s3.BucketEncryption.KMS if key else s3.BucketEncryption.S3_MANAGED,
             encryption_key=key,
-            # One request to KMS for many objects, instead of one for each.
+            # One KMS request for many objects instead of one per object.
             bucket_key_enabled=True if key else None,
             enforce_ssl=True,
             minimum_tls_version=1.2,
@@ -297,18 +301,18 @@ class StorageStack(StageStack):
         )
         acknowledge(
             bucket,
-            "S3 keeps each object in three zones and versions bring back what was deleted; a second copy in another "
-            "region would cost as much again, and an organisation that wants one adds it to this one place",
+            "S3 keeps each object in three zones, and versions restore deleted objects; a copy in another region would "
+            "double the cost, and an organisation that wants one adds it here",
             "NIST.800.53.R5-S3BucketReplicationEnabled",
         )
         if key is None:
             acknowledge(
                 bucket,
-                "S3 encrypts each object with its own keys at no charge; a stage that sets own_kms_key gets a KMS key, "
-                "except for access logs, which S3 does not deliver into a bucket with one",
+                "S3 encrypts each object with its own keys at no charge; own_kms_key adds a KMS key, except for access "
+                "logs, which S3 does not deliver to a bucket with a KMS key",
                 "NIST.800.53.R5-S3DefaultEncryptionKMS",
             )
-        # A bucket that outlives its stack keeps its rules too. enforce_ssl has made the policy.
+        # The policy, which enforce_ssl created, must outlive the stack together with the bucket.
         assert bucket.policy is not None  # noqa: S101 - narrows the type
         bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)
         return bucket

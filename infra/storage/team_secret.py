@@ -1,7 +1,7 @@
-"""Secrets of a team, which the template makes empty and people fill: its Hugging Face token, and variables of its jobs.
+"""Secrets of a team: its Hugging Face token, and environment variables of its jobs. People fill in the values.
 
-They live with the buckets in the storage stack, which is kept, and their ARNs reach other stacks through SSM: an export
-could not be taken back while a job definition names it, so no team could ever be removed.
+The secrets are in the storage stack, which is kept like its buckets. Other stacks read their ARNs from SSM: an export
+could not be removed while a job definition uses it, so no team could ever be removed.
 """
 
 from collections.abc import Iterator
@@ -19,60 +19,60 @@ from jobs.core.stage import huggingface_secret_parameter, parameter_path, variab
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """One of the secrets that a team may have."""
+class SecretKind:
+    """A kind of secret that a team can have."""
 
     name: str
     parameter: str
-    """The parameter that holds its ARN, below the stage's path."""
-    what: str
-    """What people put into it."""
+    """SSM parameter that holds the secret's ARN, below the stage's path."""
+    description: str
+    """What people put into the secret."""
     variables: tuple[str, ...]
-    """The variables that jobs have from it."""
+    """Environment variables that jobs get from the secret."""
     is_json: bool
-    """True: its value is a JSON object with a key for each variable, else it is the variable's value."""
+    """True: the secret is a JSON object with a key per variable. False: it is the value of its only variable."""
 
-    def value_of(self, variable: str, arn: str) -> str:
-        """Return what a job definition names as the place of a variable's value (`valueFrom` of ECS)."""
+    def value_from(self, variable: str, arn: str) -> str:
+        """Return the reference to a variable's value for a job definition (ECS `valueFrom`)."""
         return f"{arn}:{variable}::" if self.is_json else arn
 
 
-def kinds_of(team: Team) -> Iterator[Kind]:
-    """Yield the secrets that a team has."""
+def secret_kinds(team: Team) -> Iterator[SecretKind]:
+    """Yield the kinds of secrets that a team has."""
     if team.huggingface_token:
-        yield Kind(
+        yield SecretKind(
             name="HuggingFaceToken",
             parameter=huggingface_secret_parameter(team.name),
-            what=f"Hugging Face token of team {team.name}, HF_TOKEN in its jobs. To put it in, or another in its place",
+            description=f"Hugging Face token of team {team.name}, HF_TOKEN in its jobs",
             variables=("HF_TOKEN",),
             is_json=False,
         )
     if team.secret_variables:
         names = ", ".join(team.secret_variables)
-        yield Kind(
+        yield SecretKind(
             name="Variables",
             parameter=variables_secret_parameter(team.name),
-            what=f"Variables of the jobs of team {team.name}: a JSON object with {names}. To put it in, or another",
+            description=f"Variables of the jobs of team {team.name}: a JSON object with the keys {names}",
             variables=team.secret_variables,
             is_json=True,
         )
 
 
 class TeamSecret(secretsmanager.CfnSecret):
-    """A secret without a value in the template: until someone puts one in, the team's jobs do not start.
+    """A secret without a value in the template. The team's jobs do not start until someone puts a value into it.
 
-    Deleting the stack, the team, or the setting that asks for it, keeps the secret.
+    Deleting the stack, the team, or the setting that created it keeps the secret.
     """
 
-    def __init__(self, stack: StageStack, kind: Kind, *, team: Team, key: kms.IKey | None) -> None:
+    def __init__(self, stack: StageStack, kind: SecretKind, *, team: Team, key: kms.IKey | None) -> None:
         path = parameter_path(stack.stage_row.name) + kind.parameter
         super().__init__(
             stack,
             f"{kind.name}-{team.name}",
             description=(
-                f"{kind.what}: aws secretsmanager put-secret-value --secret-string file:///dev/stdin --secret-id "
-                f'"$(aws ssm get-parameter --name {path} --query Parameter.Value --output text)"; '
-                "jobs that run already keep the old one until their next attempt."
+                f"{kind.description}. To set it: aws secretsmanager put-secret-value --secret-string file:///dev/stdin "
+                f'--secret-id "$(aws ssm get-parameter --name {path} --query Parameter.Value --output text)"; '
+                "running jobs keep the old value until their next attempt."
             ),
             kms_key_id=key.key_arn if key else None,
         )
@@ -81,22 +81,22 @@ class TeamSecret(secretsmanager.CfnSecret):
         stack.publish(kind.parameter, self.ref)
         acknowledge(
             self,
-            "Only the service that gave it can make another, so no function could rotate it: people put a new one in",
+            "Only the service that issued the value can issue a new one, so no function could rotate it; people do",
             "AwsSolutions-SMG4",
             "NIST.800.53.R5-SecretsManagerRotationEnabled",
         )
         if key is None:
             acknowledge(
                 self,
-                "The stage asked for no key of its own; AWS's key for Secrets Manager encrypts it without a price",
+                "The stage has no key of its own; AWS's key for Secrets Manager encrypts the secret at no charge",
                 "NIST.800.53.R5-SecretsManagerUsingKMSKey",
             )
 
 
 class PublishedSecret:
-    """The same secret as another stack sees it, by the ARN that CloudFormation reads from SSM as it deploys."""
+    """The same secret, as other stacks use it: by the ARN that CloudFormation reads from SSM during the deployment."""
 
-    def __init__(self, stack: StageStack, kind: Kind, *, storage: cdk.Stack, key_arn: str | None) -> None:
+    def __init__(self, stack: StageStack, kind: SecretKind, *, storage: cdk.Stack, key_arn: str | None) -> None:
         stack.add_stack_dependency(storage, "the secret's ARN")
         self._kind = kind
         self._key_arn = key_arn
@@ -106,11 +106,11 @@ class PublishedSecret:
 
     @property
     def values(self) -> dict[str, str]:
-        """Return where a job definition finds the value of each variable."""
-        return {variable: self._kind.value_of(variable, self._arn) for variable in self._kind.variables}
+        """Return each variable's reference to its value, for a job definition."""
+        return {variable: self._kind.value_from(variable, self._arn) for variable in self._kind.variables}
 
-    def let_read(self, role: InlineRole) -> None:
-        """Let `role` read it, and decrypt it through Secrets Manager."""
+    def grant_read(self, role: InlineRole) -> None:
+        """Let `role` read the secret, and decrypt it through Secrets Manager."""
         role.allow(f"Read{self._kind.name}", ["secretsmanager:GetSecretValue"], self._arn)
         if self._key_arn is not None:
             role.allow(

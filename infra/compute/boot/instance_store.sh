@@ -1,21 +1,21 @@
 #!/bin/bash
-# Makes one fast /scratch of the instance's own NVMe disks, and puts there what Docker writes.
+# Combines the instance's NVMe disks into one fast /scratch, and moves Docker's data there.
 #
-# A boothook: it runs at every boot, before Docker and the ECS agent start. Where it fails the instance still runs jobs,
-# on the room that its root volume has, as one does whose AMI the stage builds: slower jobs are no reason to start, and
-# pay for, one instance after the other.
+# This is a boothook: it runs at every boot, before Docker and the ECS agent start. If it fails, the instance still runs
+# jobs on its root volume, as instances with the stage's own AMI do: slower jobs are better than starting, and paying for,
+# one instance after another.
 set -euo pipefail
-trap 'echo "trainyard: no /scratch on the instance store, line $LINENO failed; jobs have the root volume only" >&2' ERR
+trap 'echo "trainyard: line $LINENO failed, so /scratch is not on the NVMe disks; jobs only have the root volume" >&2' ERR
 
 udevadm settle || true
-# Each disk has several links.
+# Each disk has several links here.
 mapfile -t disks < <(find /dev/disk/by-id -name 'nvme-Amazon_EC2_NVMe_Instance_Storage_*' -exec realpath {} + | sort --unique)
 if ((${#disks[@]} == 0)); then
-  echo "trainyard: this instance has no NVMe disks of its own"
+  echo "trainyard: this instance has no NVMe disks"
   exit 0
 fi
 
-# After a reboot it is there already: the disks keep what they hold until the instance stops.
+# After a reboot, the file system still exists: the disks keep their data until the instance stops.
 device=$(blkid --label scratch || true)
 if [[ -z $device ]]; then
   device=${disks[0]}
@@ -40,4 +40,4 @@ for directory in /var/lib/docker /var/lib/containerd; do
   fi
   mount --bind "$place" "$directory"
 done
-echo "trainyard: /scratch is ${#disks[@]} NVMe disks"
+echo "trainyard: /scratch uses ${#disks[@]} NVMe disks"

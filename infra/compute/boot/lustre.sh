@@ -1,9 +1,9 @@
 #!/bin/bash
-# Mounts the stage's file system at /fsx: what all teams share of the data bucket, for reading only.
+# Mounts the stage's file system, the shared part of the data bucket, read-only at /fsx.
 #
 # LUSTRE_SOURCE: <DNS name>@tcp:/<mount name>
 set -euo pipefail
-# Amazon Linux has the client in its own repository; an AMI of another distribution has to bring it along.
+# Amazon Linux has the client in its repository; AMIs of other distributions must include it.
 command -v mount.lustre >/dev/null || dnf install --assumeyes --quiet lustre-client
 mkdir -p /fsx
 for pause in 5 10 20 40 0; do
@@ -12,6 +12,6 @@ for pause in 5 10 20 40 0; do
   sleep "$pause"
 done
 if ! mountpoint --quiet /fsx; then
-  echo "trainyard: $LUSTRE_SOURCE could not be mounted at /fsx" >&2
+  echo "trainyard: cannot mount $LUSTRE_SOURCE at /fsx" >&2
   exit 1
 fi

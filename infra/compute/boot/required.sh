@@ -1,20 +1,20 @@
 #!/bin/bash
-# Stands before a script that jobs cannot do without: where it fails, the instance takes none and goes. The ECS agent
-# starts after user data whether that succeeds or not, and would be given one job after the other to fail.
+# Header of scripts that jobs depend on: if the script fails, the instance takes no jobs and shuts down. Otherwise the ECS
+# agent, which starts after user data even if that fails, would accept one job after another that must fail.
 #
-# It powers off, and Batch, or the Auto Scaling group behind it, terminates it and starts another. To terminate itself
-# it would need a right over instances, which jobs on it could use.
+# The instance powers off, and Batch or its Auto Scaling group terminates it and starts another. Terminating itself would
+# need a permission on instances, which jobs on the instance could use.
 #
-# PART: the script's name, for the log
+# PART: name of the script, for the log
 set -euo pipefail
 
 leave_unless_done() {
   local code=$?
   if ((code)); then
-    echo "trainyard: $PART failed with $code; this instance takes no jobs and shuts down" >&2
-    # Whatever starts next: an agent that waits for this to end, one that an AMI started early, one after a reboot.
+    echo "trainyard: $PART failed with exit code $code; this instance accepts no jobs and shuts down" >&2
+    # Stop every agent: one that waits for this script, one that the AMI started early, or one after a reboot.
     systemctl mask --now --no-block ecs.service || true
-    # What has been said so far leaves by way of boot/instance_logs.sh, which may still be getting ready.
+    # Wait until boot/instance_logs.sh, which may still be starting, has sent the output so far.
     for _ in {1..30}; do
       [[ $(systemctl is-active trainyard-instance-logs.service) == activating ]] || break
       sleep 2

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Stops jobs gently when EC2 takes a Spot instance away: asks for the notice every 5 s, as EC2's guide says, until it
-# comes, about two minutes before the end.
+# Stops jobs gracefully when EC2 reclaims the Spot instance. Polls for the notice every 5 s, as EC2's guide recommends; it
+# comes about two minutes before the instance ends.
 #
-# Draining, which the ECS agent does at the notice, only keeps new tasks away: it stops the tasks of services, and jobs
-# of Batch are none. An image that is still being pulled is left alone; its job has done nothing yet.
+# The ECS agent's draining at the notice only refuses new tasks: it stops tasks of services, and Batch jobs are not. Jobs
+# whose image is still being pulled are left alone, because they have done nothing yet.
 #
-# STOP_TIMEOUT_SECONDS: from SIGTERM to SIGKILL, or longer, until LAST_SECONDS before the time that the notice names
+# STOP_TIMEOUT_SECONDS: time from SIGTERM to SIGKILL; extended until LAST_SECONDS before the time in the notice
 set -euo pipefail
 metadata=http://169.254.169.254/latest
 
@@ -15,7 +15,7 @@ ask() {
   curl --silent --fail --noproxy '*' --max-time 3 "$@"
 }
 
-# A token for each question: none can expire. On standard input, since everybody can read the list of processes.
+# A new token per request, so none expires. Passed on standard input, because everyone can read the process list.
 notice_has_come() {
   local token
   token=$(ask --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$metadata/api/token") &&
@@ -27,7 +27,7 @@ until notice_has_come; do # 404 until then
 done
 echo "trainyard: Spot notice $notice"
 
-# A job that trains uses all of the time. A clock that is wrong changes little.
+# A training job uses all of this time. A wrong clock changes little.
 seconds=$STOP_TIMEOUT_SECONDS
 if end=$(date --date "$(sed -n 's/.*"time": *"\([^"]*\)".*/\1/p' <<<"$notice")" +%s); then
   left=$((end - $(date +%s) - LAST_SECONDS))
@@ -35,16 +35,16 @@ if end=$(date --date "$(sed -n 's/.*"time": *"\([^"]*\)".*/\1/p' <<<"$notice")" 
   ((left <= seconds)) || seconds=$left
 fi
 
-# Containers of tasks carry these labels, the agent's own does not. Internal ones hold a task's network; they are the
-# agent's to stop, after the job. Without Docker's answer this ends, and systemd starts it again.
+# Task containers have these labels, the agent's container does not. Internal containers hold a task's network; the agent
+# stops them after the job. If Docker does not answer, the script fails and systemd restarts it.
 running=$(docker ps --filter label=com.amazonaws.ecs.task-arn \
   --format '{{.ID}} {{.Label "com.amazonaws.ecs.container-name"}}')
 mapfile -t jobs < <(sed '/^$/d; / ~internal~/d; s/ .*//' <<<"$running")
 if ((${#jobs[@]} == 0)); then
-  echo "trainyard: no job runs here"
+  echo "trainyard: no running jobs"
   exit 0
 fi
 echo "trainyard: SIGTERM to ${jobs[*]}, SIGKILL in $seconds s"
-# All at once; never a second time, which a job that ends in order would take for impatience.
-docker stop -t "$seconds" "${jobs[@]}" || echo "trainyard: not all could be stopped"
+# All at once, and only once: to a job that is shutting down, a second signal would mean to stop immediately.
+docker stop -t "$seconds" "${jobs[@]}" || echo "trainyard: could not stop all jobs"
 echo "trainyard: done"

@@ -95,4 +95,4 @@ def test_a_docker_that_does_not_answer_is_asked_again_by_systemd_but_no_job_is_s
     spot.answers("docker", f"[[ $1 != stop ]] || exit 1\n{DOCKER}")
     done = wait_for_the_notice(spot)
     assert done.code == 0
-    assert "not all could be stopped" in done.output
+    assert "could not stop all jobs" in done.output

@@ -43,7 +43,7 @@ def test_each_instance_runs_what_it_is_for(launched: Launched) -> None:
         assert any("hugepages" in script for script in scripts) is name.startswith("dl1-")
         # The log of the boot is sent before all that may fail and end it.
         (logs,) = (index for index, script in enumerate(scripts) if "fetch-config" in script)
-        assert all(index > logs for index, script in enumerate(scripts) if "this instance takes no jobs" in script)
+        assert all(index > logs for index, script in enumerate(scripts) if "this instance accepts no jobs" in script)
 
 
 @pytest.mark.parametrize(("name", "team"), [(GAUDI, None), ("cpu-m6i-4xlarge-of-product-spot", "product")])
@@ -145,7 +145,7 @@ def test_an_instance_that_lacks_what_jobs_need_shuts_down(
     machine.answers("systemctl", "[[ $1 != is-active ]] || echo activating")
     done = machine.run(script_with(launched[name], f"PART='{part}'"))
     assert done.code != 0
-    assert f"trainyard: {part} failed with {done.code}; this instance takes no jobs" in done.errors
+    assert f"trainyard: {part} failed with exit code {done.code}; this instance accepts no jobs" in done.errors
     # The agent is told first, and neither is waited for: both wait for the end of user data.
     assert done.called("systemctl")[0] == "systemctl mask --now --no-block ecs.service"
     assert done.called("sleep", "systemctl poweroff")[-32:] == [

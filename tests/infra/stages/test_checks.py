@@ -75,7 +75,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("monthly_budget_usd", 0.0, 0.01, 1e9, float("inf")),
     ],
 )
-def test_numbers_outside_their_limits_are_refused(
+def test_numbers_have_limits(
     field: str, below: float, low: float, high: float, above: float
 ) -> None:
     for wrong in (below, above):
@@ -285,7 +285,7 @@ def test_zones_and_addresses_of_an_existing_vpc_cannot_be_set() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"max_multinode_nodes": 2}, {"fsx_gib": 1_200}])
-def test_single_zone_features_need_a_zone_known_to_offer_the_type(setting: dict[str, Any]) -> None:
+def test_single_zone_features_need_a_zone_that_offers_the_type(setting: dict[str, Any]) -> None:
     # A region's first zone may not offer the type, and an instance requested there would never start.
     here = f"{next(iter(setting))}: needs one zone, and no zone here is known to offer dl1.24xlarge; set "
     assert refusal(region=None, **setting).startswith(f"{here}region='us-east-1' or 'us-west-2', or availability_zone")
