@@ -1,1 +1,1 @@
-"""The stack that holds the images which jobs run in, and builds them in CodeBuild."""
+"""The stack that holds the images of jobs and builds them in CodeBuild."""

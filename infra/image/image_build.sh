@@ -1,8 +1,8 @@
-# `trainyard images push` in CodeBuild, in the root of the source; see image_build.py for what it is given.
+# `trainyard images push` in CodeBuild, at the root of the source; infra/image/stack.py sets its variables.
 set -euo pipefail
 
-# What is installed is what requirements.txt pins. Editable, since images are built from this folder; uv, since pip takes
-# no folder beside packages whose hashes it checks.
+# Install the versions that requirements.txt pins. Editable, because images are built from this folder; with uv, because pip
+# accepts no folder together with hash-checked packages.
 environment="$(mktemp --directory)"
 python3 -m venv "$environment"
 grep '^uv==' requirements.txt >"$environment/uv.txt"

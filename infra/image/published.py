@@ -1,4 +1,4 @@
-"""The images as other stacks see them: by the names and digests that the image stack and pushes publish."""
+"""The images for other stacks: names and digests that the image stack and pushes publish."""
 
 from collections.abc import Iterable
 
@@ -15,13 +15,13 @@ from jobs.spec.catalog import CATALOG
 
 
 class PublishedImages:
-    """The images as one other stack sees them, by the URIs that CloudFormation reads from SSM as it deploys.
+    """The images, as one other stack uses them: by URIs that CloudFormation reads from SSM during the deployment.
 
-    An export could not be taken back while another stack imports it, so no stage could leave an instance type.
+    An export could not be removed while another stack imports it, so no stage could give up an instance type.
     """
 
     def __init__(self, stack: StageStack, *, image: StageStack, names: Iterable[str]) -> None:
-        """`names`: those whose repositories `stack` has to do with."""
+        """`names`: images whose repositories `stack` uses."""
         self._stack = stack
         self._stage = stack.stage_row
         self._image = image
@@ -32,10 +32,10 @@ class PublishedImages:
         }
 
     def job_image(self, kind: JobKind) -> str:
-        """Return the URI of the image that new jobs of `kind` run: the one that was pushed last before the deployment.
+        """Return the URI of the image that new jobs of `kind` run: the latest push before the deployment.
 
-        The CDK CLI updates a stack whose parameters come from SSM also where its template is the same, so a deployment
-        after a push is all that it takes. `image_tag` of the settings goes before.
+        Deploying after a push is enough: the CDK CLI updates a stack with SSM parameters even if its template is
+        unchanged. `image_tag` in the settings takes precedence.
         """
         name = child_name(row_of(self._stage, kind).image, kind.image)
         if self._stage.image_tag:
@@ -44,10 +44,10 @@ class PublishedImages:
         return self._image.published(image_parameter(name, release), reader=self._stack)
 
     def pool_image(self, pool: Pool) -> str:
-        """Return the image that a pool's AMI holds: a URI, or `ssm:` and the parameter that names it at each build.
+        """Return the image in a pool's AMI: a URI, or `ssm:` and the parameter that each AMI build reads.
 
-        Not what the parameter holds at a deployment: recipes of Image Builder cannot change, and every push would make
-        a new AMI. A pool that retires keeps its release's, whatever `image_tag` says.
+        The parameter's name, not its value: Image Builder recipes cannot change, so otherwise every push would create a
+        new AMI. Retiring pools use the image of their release, whatever `image_tag` says.
         """
         if self._stage.image_tag and pool == self._stage.pool:
             return f"{self._uris[pool.row.image]}:{self._stage.image_tag}"
@@ -60,20 +60,20 @@ def pool_image_parameter(stage: Stage, pool: Pool) -> str:
 
 
 def images_of_new_jobs(stage: Stage) -> list[str]:
-    """Return the names of the images of jobs that are submitted from now on.
+    """Return the names of the images of newly submitted jobs.
 
-    Raises UsageError for a kind whose image has no folder.
+    Raises UsageError for a job kind whose image has no folder.
     """
     return sorted({image(child_name(row_of(stage, kind).image, kind.image)).name for kind in CATALOG.values()})
 
 
 def images_of_all_jobs(stage: Stage) -> list[str]:
-    """Return the same and the images of jobs that still wait for a pool that retires."""
+    """Return the names of the images of new jobs, and of jobs that still wait for a retiring pool."""
     accelerated = [kind for kind in CATALOG.values() if kind.accelerated]
     retiring = {child_name(pool.row.image, kind.image) for pool in stage.retiring for kind in accelerated}
     return sorted({*images_of_new_jobs(stage), *(image(name).name for name in retiring)})
 
 
 def row_of(stage: Stage, kind: JobKind) -> InstanceType:
-    """Return the instance type that jobs of a kind run on."""
+    """Return the row of the instance type that jobs of a kind run on."""
     return stage.row if kind.accelerated else stage.cpu_row

@@ -1,11 +1,21 @@
-"""Images: an ECR repository for each image that the stage's jobs may run in, and the project that builds and pushes.
+"""Images: an ECR repository for each job image of the stage, and the project that builds and pushes images.
 
-The job stack reads an image's parameter at each deployment. `trainyard images push` writes it; CloudFormation only
-makes it. It puts the template's value back whenever it updates the parameter, for a changed tag too (aws-cdk issue
-25949), so nothing of the parameter ever changes in the template but the URI of its repository: where that is replaced,
-for another key say, the images are gone. What is left are ways around the template: tags of the stack itself (`cdk
-deploy --tags`) and `--revert-drift`. After those `trainyard submit` refuses, and `trainyard images push` records again
-what the registry has.
+An image's SSM parameter names its latest push. CloudFormation creates the parameter, `trainyard images push` updates
+it, and the job stack reads it at each deployment. Whenever CloudFormation updates the parameter, even for a changed tag
+(aws-cdk issue 25949), it writes the template's value back. So the template's parameter only changes with the URI of its
+repository: if that is replaced, for example because of another key, its images are gone anyway. Tags of the stack
+itself (`cdk deploy --tags`) and `--revert-drift` still reset the parameter. Then `trainyard submit` refuses to submit,
+and `trainyard images push` records again what the registry has.
+
+CodeBuild builds for people without a Docker engine, a fast connection to ECR, or disk space for Habana's image:
+
+    aws codebuild start-build --project-name "$(aws ssm get-parameter --query Parameter.Value --output text \
+        --name /trainyard/dev/image-build/project)" \
+        --environment-variables-override 'name=ARGUMENTS,value=gaudi --release 1.21.0'
+
+It runs `trainyard images push` on the deployed source, with ARGUMENTS as arguments; without any, it pushes all images
+of the stage's jobs. It runs in AWS's network, so it needs no NAT, and Habana's registry needs no account. It costs
+minutes of a build, and nothing between builds.
 """
 
 import json
@@ -40,24 +50,28 @@ from jobs.core.stage import (
     parameter_path,
 )
 
+_KEPT_IMAGES = 50
+"""Number of tagged images that a repository keeps. A job definition that names an older one can no longer start."""
+
+
 PROGRAM = ("pyproject.toml", "requirements.txt", "README.md", "LICENSE")
-"""What `pip install` needs besides the sources, to make `trainyard` of them."""
+"""Files that `pip install` needs besides the sources to install `trainyard`."""
 
 _BUILD_SPEC = {
     "version": 0.2,
     "env": {"shell": "bash"},
     "phases": {
-        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.core.releases reads TOML, which came with 3.11
+        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.core.releases needs tomllib, new in Python 3.11
         "build": {"on-failure": "ABORT", "commands": [Path(__file__).with_name("image_build.sh").read_text()]},
     },
 }
 
 _BUILD_TIMEOUT_MINUTES = 120
-"""For several images, Habana's large one among them."""
+"""Enough for several images, including Habana's large one."""
 
 
 class ImageBuild(Construct):
-    """A CodeBuild project that runs `trainyard images push ARGUMENTS`; `start-build` may override that variable."""
+    """A CodeBuild project that runs `trainyard images push ARGUMENTS`; `start-build` can override the variable."""
 
     def __init__(
         self,
@@ -69,7 +83,7 @@ class ImageBuild(Construct):
         repositories: Mapping[str, ecr.IRepository],
         key: kms.IKey | None,
     ) -> None:
-        """`images`: (image, release) of all that it may push."""
+        """`images`: pairs (image, release) that the project may push."""
         super().__init__(scope, name)
         source = self._source()
         logs = RetainedLogGroup(self, "Logs", retention_days=stage.log_retention_days)
@@ -79,25 +93,25 @@ class ImageBuild(Construct):
         if "-dirty-" in revision:
             cdk.Annotations.of(self).add_warning_v2(
                 "trainyard:dirty-source",
-                f"images/ or jobs/ differ from the last commit (revision {revision}): CodeBuild would refuse to push "
-                f"what is built of them. Commit, and deploy '{stage.name}/image' before a build is started; all else "
-                "works as it is, and so does an emulator.",
+                f"images/ or jobs/ differ from the last commit (revision {revision}), so CodeBuild would refuse to "
+                f"push the images. Commit, and deploy '{stage.name}/image' before you start a build. Nothing else is "
+                "affected; on the emulator, nothing is.",
             )
         variables = {"ARGUMENTS": "", "TRAINYARD_STAGE": stage.name, REVISION_VARIABLE: revision}
         self.project = self._project(stage=stage, role=role, source=source, logs=logs, variables=variables, key=key)
-        # CodeBuild tries the role out when the project is made; its policy is a resource of its own.
+        # CodeBuild checks the role when it creates the project, and the role's policy is a separate resource.
         self.project.node.add_dependency(role.node.find_child("DefaultPolicy"))
         acknowledge(
             self.project,
-            "Building an image takes a Docker engine, which CodeBuild starts in privileged mode only; what it builds "
-            "is this repository's own source.",
+            "Building an image needs a Docker engine, which CodeBuild only starts in privileged mode; it builds this "
+            "repository's own source.",
             "AwsSolutions-CB3",
         )
         if key is None:
             acknowledge(
                 self.project,
-                "There are no artifacts to encrypt: the image goes to ECR, which encrypts with AWS's key unless the "
-                "stage asks for one of its own",
+                "There are no artifacts to encrypt: images go to ECR, which encrypts them with AWS's key unless the "
+                "stage has its own",
                 "AwsSolutions-CB4",
             )
 
@@ -125,7 +139,7 @@ class ImageBuild(Construct):
             environment=codebuild.CfnProject.EnvironmentProperty(
                 type="LINUX_CONTAINER",
                 image="aws/codebuild/standard:7.0",
-                # For its 128 GB of disk: the size of Habana's image is not published, and unpacking takes it twice.
+                # For its 128 GB of disk: the size of Habana's image is not published, and unpacking needs it twice.
                 compute_type="BUILD_GENERAL1_LARGE",
                 privileged_mode=True,
                 environment_variables=[
@@ -176,9 +190,9 @@ class ImageBuild(Construct):
             "PushImages",
             [
                 "ecr:BatchCheckLayerAvailability",
-                "ecr:BatchGetImage",  # which digest a tag has
+                "ecr:BatchGetImage",  # the digest of a tag
                 "ecr:CompleteLayerUpload",
-                "ecr:GetDownloadUrlForLayer",  # a parent that was pushed already, to build on
+                "ecr:GetDownloadUrlForLayer",  # a parent image that was pushed before
                 "ecr:InitiateLayerUpload",
                 "ecr:PutImage",
                 "ecr:UploadLayerPart",
@@ -186,61 +200,57 @@ class ImageBuild(Construct):
             *(repository.repository_arn for repository in repositories.values()),
         )
         role.allow("SignIn", ["ecr:GetAuthorizationToken"], "*")
-        role.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
+        role.explain("ecr:GetAuthorizationToken supports no resources: it can only be allowed on all of them", "*")
 
         def parameter(name: str) -> str:
             path = (parameter_path(stage.name) + name).removeprefix("/")
             return cdk.Stack.of(self).format_arn(service="ssm", resource="parameter", resource_name=path)
 
-        # It looks for every image of images/, and says which of them the stage lacks.
-        all_of_them = [parameter(image_repository_parameter("*")), parameter(image_parameter("*", "*"))]
-        role.allow("ReadImages", ["ssm:GetParameters"], parameter(IMAGES), parameter(RELEASE), *all_of_them)
-        role.explain("The names of the stage's own images, some of which other settings may have made", *all_of_them)
+        # The push looks up every image in images/ and reports those that the stage lacks.
+        all_images = [parameter(image_repository_parameter("*")), parameter(image_parameter("*", "*"))]
+        role.allow("ReadImages", ["ssm:GetParameters"], parameter(IMAGES), parameter(RELEASE), *all_images)
+        role.explain("The names of the stage's images, some of which other settings may have created", *all_images)
         role.allow("RecordImages", ["ssm:PutParameter"], *(parameter(name) for name in written))
         if key:
-            # CodeBuild itself encrypts what it keeps of a build; ECR uses the key under a grant of its own.
+            # CodeBuild encrypts what it keeps of a build; ECR uses the key under its own grant.
             role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)
         return role
 
 
 def _revision(source: s3_assets.Asset, root: Path = ROOT) -> str:
-    """Return what images are tagged by: git's revision, or a hash of all that is sent if the sources are not in git.
+    """Return the revision for image tags: git's, or a hash of all sources if they are not in git.
 
-    Raises ConfigurationError if they are in a repository that git does not read.
+    Raises ConfigurationError if the sources are in a repository that git cannot read.
     """
     try:
         return source_revision(root)
     except ConfigurationError:
-        if repository_of(root) is not None and not _is_read(root):
+        if repository_of(root) is not None and not _is_readable(root):
             raise
         return source.asset_hash[:12]
 
 
-def _is_read(root: Path) -> bool:
+def _is_readable(root: Path) -> bool:
     try:
         return bool(run_git("rev-parse", "--git-dir", folder=root))
     except (OSError, subprocess.SubprocessError):
         return False
 
 
-_KEPT_IMAGES = 50
-"""Tagged images a repository keeps; a job definition that names an older one would no longer start."""
-
-
 def image_releases(stage: Stage) -> list[tuple[str, str]]:
-    """Return (image, release) of all that jobs on the stage's pools may run in: each row's image and its children.
+    """Return pairs (image, release) for all jobs on the stage's pools: each instance type's image and its children.
 
-    Raises UsageError for a row whose image has no folder, and as the settings' own properties do.
+    Raises UsageError for an instance type whose image has no folder, and the errors of the settings' properties.
     """
     roots = [
         (stage.cpu_row.image, stage.pool.software.name),
         *((pool.row.image, pool.software.name) for pool in (stage.pool, *stage.retiring)),
     ]
-    return sorted({(one.name, release) for root, release in roots for one in with_descendants(root)})
+    return sorted({(image.name, release) for root, release in roots for image in with_descendants(root)})
 
 
 class ImageStack(StageStack):
-    """The stack of image repositories. Images can be built again from these sources, so they go when the stack goes."""
+    """The stack of image repositories. They are deleted with the stack, because images can be built again."""
 
     def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack) -> None:
         super().__init__(scope, "image", stage=stage, description="image repositories and builds")
@@ -252,16 +262,16 @@ class ImageStack(StageStack):
             self.publish(image_repository_parameter(name), repository.repository_uri)
         for name, release in pairs:
             self._record(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
-        # For a push that names none: the rest of the stage may not be deployed yet.
+        # For a push without a release: the rest of the stage may not be deployed yet.
         self.publish(RELEASE, stage.pool.software.name)
         self.publish(IMAGES, " ".join(images_of_new_jobs(stage)))
         build = ImageBuild(self, "Build", stage=stage, images=pairs, repositories=self.repositories, key=self._key)
         self.publish(IMAGE_BUILD_PROJECT, build.project.ref)
 
-    def _record(self, name: str, first: str) -> None:
-        """Publish `first` under `name`, until a push writes something else.
+    def _record(self, name: str, initial: str) -> None:
+        """Publish `initial` under `name`; pushes update the value.
 
-        A bare resource, out of reach of the tags that an organisation adds to all constructs of a stage: see above.
+        This is a bare resource, so that tags an organisation adds to all constructs do not change it; see above.
         """
         CfnResource(
             Construct(self, f"Parameter-{name.replace('/', '-')}"),
@@ -271,7 +281,7 @@ class ImageStack(StageStack):
                 "Name": parameter_path(self.stage_row.name) + name,
                 "Tags": self.instance_tags,
                 "Type": "String",
-                "Value": first,
+                "Value": initial,
             },
         )
 

@@ -1,1 +1,1 @@
-"""The stack that builds the AMIs of Gaudi instances, from the shell scripts in documents/."""
+"""The stack that builds the AMIs of Gaudi instances from the shell scripts in documents/."""

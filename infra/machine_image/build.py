@@ -1,10 +1,10 @@
-"""What EC2 Image Builder makes one pool's AMI from: components, recipe, and the first build of it.
+"""The build of a pool's AMI in EC2 Image Builder: components, recipe, first build, and a pipeline for later builds.
 
-    aws imagebuilder start-image-pipeline-execution --image-pipeline-arn …     the same recipe on today's Ubuntu
+    aws imagebuilder start-image-pipeline-execution --image-pipeline-arn …     build the recipe on today's Ubuntu
 
-Components are the documents of documents/, as they are; whatever differs between pools is a parameter that the recipe
-gives them. Components and recipes cannot be changed once they are made, so the version of each carries a hash of what
-is in it: whatever is edited becomes a new version, and a new AMI.
+Components are the unmodified documents in documents/; the recipe passes what differs between pools as parameters.
+Components and recipes cannot be changed, so each version contains a hash of its content: every edit creates a new
+version, and a new AMI.
 """
 
 import hashlib
@@ -31,25 +31,25 @@ _EFA_ARCHIVE = re.compile(r"(?P<sha256>[0-9a-f]{64})  aws-efa-installer-(?P<vers
 
 
 def efa_installer() -> tuple[str, str]:
-    """Return version and SHA-256 of AWS's EFA installer: the same for hosts as in images, which the file is beside.
+    """Return version and SHA-256 of AWS's EFA installer, from the file that the images use as well.
 
-    They are as AWS ParallelCluster pins them (aws-parallelcluster-cookbook, attributes/environment.rb).
+    The values are those that AWS ParallelCluster pins (aws-parallelcluster-cookbook, attributes/environment.rb).
     """
     path = Path(__file__).parents[2] / "images" / "shared" / "efa-installer.sha256"
     found = _EFA_ARCHIVE.fullmatch(path.read_text())
-    assert found is not None, path  # noqa: S101 - the project's own file, which sha256sum reads as well
+    assert found is not None, path  # noqa: S101 - a file of this repository, which sha256sum reads as well
     return found["version"], found["sha256"]
 
 
 ROOT_DEVICE_NAME = "/dev/sda1"
-"""Ubuntu's."""
+"""Root device of Ubuntu's AMIs."""
 
 _BUILD_INSTANCE_TYPE = "m6id.4xlarge"
-"""Has NVMe disks, for the RAID's test, and twice the memory that DL1's huge pages take. No accelerator: drivers are
-compiled for a kernel, not for a card."""
+"""It has NVMe disks, to test the RAID, and twice the memory of DL1's huge pages. It needs no accelerator, because
+drivers are compiled for a kernel, not for a card."""
 
 _ROOT_VOLUME_GIB = 100
-"""The least that settings allow for an instance's root volume, which cannot be smaller than its AMI's."""
+"""The minimum in the settings for root volumes of instances, which cannot be smaller than their AMI's."""
 
 _TEST_TIMEOUT_MINUTES = 90
 
@@ -59,7 +59,7 @@ _KEPT_WEEKS_AFTER_LAUNCH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSite:
-    """The subnet, group and roles of the instance that an AMI is made on; the same for all pools."""
+    """Subnet, security group and roles of the instances that build AMIs; the same for all pools."""
 
     subnet: ec2.ISubnet
     security_group: ec2.ISecurityGroup
@@ -69,7 +69,7 @@ class BuildSite:
 
 
 class Component(Construct):
-    """A document of documents/, as Image Builder knows it."""
+    """An Image Builder component: a document in documents/."""
 
     def __init__(self, scope: Construct, name: str) -> None:
         super().__init__(scope, f"Component-{name}")
@@ -86,7 +86,7 @@ class Component(Construct):
 
 
 class MachineImageBuild(Construct):
-    """The build of one pool's AMI, first and whenever anything in it changes; CloudFormation waits for it."""
+    """The build of a pool's AMI, at first and whenever its content changes. CloudFormation waits for it."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class MachineImageBuild(Construct):
         tags: Mapping[str, str],
         parameter: str,
     ) -> None:
-        """`job_image`: a URI, or `ssm:` and the parameter that holds one.
+        """`job_image`: a URI, or `ssm:` and the name of the SSM parameter that holds one.
 
-        `parameter`: name of the SSM parameter that the pipeline writes the ids of its AMIs into.
+        `parameter`: name of the SSM parameter to which the pipeline writes the ids of its AMIs.
         """
         super().__init__(scope, name)
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
@@ -112,7 +112,7 @@ class MachineImageBuild(Construct):
         recipe = self._recipe(pool, _steps(stage, pool, job_image), components, tags, version=self.version)
         infrastructure = self._infrastructure(site, tags)
         distribution = self._distribution("Distribution", self._name, tags)
-        # Of its own: CloudFormation writes the parameter for its own build, and could not make one that is there.
+        # Separate, because CloudFormation creates the parameter for its own build, and would fail if it existed.
         distribution_of_pipeline = self._distribution(
             "PipelineDistribution", f"{self._name}-pipeline", tags, parameter=parameter
         )
@@ -161,7 +161,7 @@ class MachineImageBuild(Construct):
         distribution: str,
         log_group: str,
     ) -> imagebuilder.CfnImage:
-        """Make the resource for whose AMI CloudFormation waits."""
+        """Create the image resource, for whose AMI CloudFormation waits."""
         image = imagebuilder.CfnImage(
             self,
             "Image",
@@ -178,8 +178,8 @@ class MachineImageBuild(Construct):
             ),
             tags=dict(tags),
         )
-        # The AMI that another takes the place of is booted until the compute stack is deployed after this one: it
-        # stays, and the lifecycle policy deletes it later. When the stack goes, so does its AMI.
+        # A replaced AMI is in use until the compute stack is deployed after this one, so it is kept and the lifecycle
+        # policy deletes it later. Deleting the stack deletes its AMI.
         image.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
         image.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
         image.node.add_dependency(site.role)
@@ -195,12 +195,12 @@ class MachineImageBuild(Construct):
         distribution: str,
         log_group: str,
     ) -> None:
-        """Make the pipeline with which people build the same recipe on today's Ubuntu."""
+        """Create the pipeline with which people build the same recipe on today's Ubuntu."""
         imagebuilder.CfnImagePipeline(
             self,
             "Pipeline",
             name=self._name,
-            # No schedule: it would cost hours of an instance and change what jobs run on, unasked.
+            # No schedule: it would cost hours of an instance, and change the AMI of jobs unexpectedly.
             description=f"Builds the AMI of {pool.instance_type} and release {pool.software.name} on today's Ubuntu",
             image_recipe_arn=recipe,
             infrastructure_configuration_arn=infrastructure,
@@ -269,7 +269,7 @@ class MachineImageBuild(Construct):
             block_device_mappings=[
                 imagebuilder.CfnImageRecipe.InstanceBlockDeviceMappingProperty(
                     device_name=ROOT_DEVICE_NAME,
-                    # With AWS's key: one of the stage's own would need grants for the roles of Spot and Auto Scaling.
+                    # AWS's key: the stage's own key would need grants for the service roles of Spot and Auto Scaling.
                     ebs=imagebuilder.CfnImageRecipe.EbsInstanceBlockDeviceSpecificationProperty(
                         volume_type="gp3", volume_size=_ROOT_VOLUME_GIB, encrypted=True, delete_on_termination=True
                     ),
@@ -279,18 +279,18 @@ class MachineImageBuild(Construct):
         )
 
     def _logs(self, stage: Stage) -> logs.CfnLogGroup:
-        """Make the log group of all builds, which stays when the stack goes: after one that failed it alone says why.
+        """Create the log group of all builds. It is kept after the stack, because only it explains a failed build.
 
-        Image Builder writes without a role of ours only below /aws/imagebuilder/ (API reference of
-        PipelineLoggingConfiguration), so the name is given; the last part of the stack's id in it keeps a group that
-        stayed out of the way of the next stack of this name.
+        Image Builder can only log without a role of ours below /aws/imagebuilder/ (API reference,
+        PipelineLoggingConfiguration), so the name is set here. It ends with the last part of the stack's id, so that
+        the next stack of this name does not collide with a kept group.
         """
         name = Fn.join("/", ["/aws/imagebuilder", self._name, Fn.select(2, Fn.split("/", Aws.STACK_ID))])
         group = logs.CfnLogGroup(self, "Logs", log_group_name=name, retention_in_days=stage.log_retention_days)
         group.apply_removal_policy(RemovalPolicy.RETAIN)
         acknowledge(
             group,
-            "CloudWatch Logs encrypts every log group at rest with a key of AWS's, at no charge; no secret is logged",
+            "CloudWatch Logs encrypts every log group at rest with an AWS key, at no charge; no secret is logged",
             "NIST.800.53.R5-CloudWatchLogGroupEncrypted",
         )
         return group
@@ -323,12 +323,12 @@ class MachineImageBuild(Construct):
 
 
 def documents(stage: Stage, pool: Pool) -> list[str]:
-    """Return the names of the documents that make the pool's AMI, in the order in which they are run."""
+    """Return the names of the documents for the pool's AMI, in the order in which they run."""
     return [document for document, _ in _steps(stage, pool, "")]
 
 
 def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the documents with their parameters: all that one release's row decides, and nothing that another does."""
+    """Return the documents and their parameters, which only depend on the stage and the pool's own release."""
     efa_version, efa_sha256 = efa_installer()
     release = pool.software
     return [
@@ -351,14 +351,14 @@ def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str
 def _recipe_version(
     stage: Stage, pool: Pool, job_image: str, components: Mapping[str, Component], tags: Mapping[str, str]
 ) -> str:
-    """Return a version that changes whenever anything does that goes into the AMI."""
-    # A repository has a name that is known at deployment only: another one for another encryption.
-    known_of_job_image = job_image.rpartition(":")[2].removeprefix(parameter_path(stage.name))
+    """Return a version that changes whenever the content of the AMI does."""
+    # Only the part of the URI that is known at synthesis: the repository's name depends on its encryption.
+    known_part_of_job_image = job_image.rpartition(":")[2].removeprefix(parameter_path(stage.name))
     return _version(
         pool.software.name.rpartition(".")[0],
         {
             "documents": [components[document].data for document in documents(stage, pool)],
-            "parameters": _steps(stage, pool, known_of_job_image),
+            "parameters": _steps(stage, pool, known_part_of_job_image),
             "own_kms_key": stage.own_kms_key,
             "parent_image": _parent_image(pool.software.os),
             "root_volume_gib": _ROOT_VOLUME_GIB,
@@ -368,15 +368,15 @@ def _recipe_version(
 
 
 def _parent_image(os: str) -> str:
-    """Return Canonical's AMI of an operating system, as the releases' rows call it: `ubuntu22.04`.
+    """Return Canonical's AMI of an operating system named as in releases.toml (`ubuntu22.04`).
 
-    Looked up by Image Builder at each build.
+    Image Builder resolves it at each build.
     """
     version = os.removeprefix("ubuntu")
     return f"ssm:/aws/service/canonical/ubuntu/server/{version}/stable/current/amd64/hvm/ebs-gp2/ami-id"
 
 
 def _version(prefix: str, content: object) -> str:
-    """Return `<major>.<minor>.<hash of content>`; Image Builder allows numbers below 2^30 only."""
+    """Return `<major>.<minor>.<hash of content>`; Image Builder only accepts numbers below 2^30."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{prefix}.{int(digest[:7], 16)}"

@@ -1,30 +1,30 @@
-"""Machine image: an AMI for each pool of Gaudi instances, with the driver of the release that its job images have.
+"""Machine image: an AMI for each pool of Gaudi instances, with the driver of the pool's release.
 
-AWS offers none that Batch could use: what Habana publishes lacks the ECS agent, what ECS publishes lacks the driver. So
-EC2 Image Builder makes one of Ubuntu 22.04, in about an hour at the first deployment, and again when its release or a
-document of infra/machine_image/documents/ changes. Between builds it costs the storage of its snapshots.
+AWS has no suitable AMI: Habana's lack the ECS agent, and those for ECS lack the driver. So EC2 Image Builder creates
+one from Ubuntu 22.04, in about an hour, at the first deployment and whenever its release or a document in
+infra/machine_image/documents/ changes. Between builds, only its snapshots cost.
 
-A parameter holds the newest one's id: CloudFormation writes that of an AMI which a deployment built, and touches it no
-more; the pipeline writes that of each AMI it builds later. The compute stack reads it at each deployment. The job image
-has to be built between these two, for the AMI to hold it:
+An SSM parameter holds the id of the latest AMI. CloudFormation writes it for AMIs that a deployment builds, and the
+pipeline for AMIs that it builds later. The compute stack reads the parameter at each deployment. To include the job
+image in the AMI, build the image between these two deployments:
 
-    cdk deploy 'dev/image'      the repositories, which `trainyard images push` then fills
-    cdk deploy 'dev/*'          the AMI, and all that boots it
+    cdk deploy 'dev/image'      the repositories, for `trainyard images push`
+    cdk deploy 'dev/*'          the AMI, and everything that boots it
 
-The same AMI on today's Ubuntu, with the job image if there was none:
+To build the AMI again on today's Ubuntu, or with a job image that was missing:
 
     aws imagebuilder start-image-pipeline-execution --image-pipeline-arn …      takes about an hour
     cdk deploy 'dev/compute'
 
-AMIs that others took the place of outlive the stack, and their snapshots cost. What deletes all of a stage's:
+Replaced AMIs outlive the stack, and their snapshots cost. To delete all of a stage's:
 
     aws ec2 describe-images --owners self --filters Name=tag:trainyard:stage,Values=dev --query 'Images[].[ImageId]' \
         --output text | xargs -rn1 aws ec2 deregister-image --delete-associated-snapshots --image-id
 
-Not proven, since no such instance could be had: that the AMI, which inherits `uefi-preferred` from Canonical's, boots
-on DL1 with its legacy BIOS; that jobs of several nodes run on it (AWS supports task networking in `awsvpc` mode on its
-own Linux only, and Batch's multi-node jobs use it); that a release's driver compiles for Canonical's kernel of the
-day. The first and the last end the build or keep the instance out of the cluster, with a log; nothing else is harmed.
+Not proven, because no such instance was available: that the AMI, which inherits `uefi-preferred` from Canonical's,
+boots on DL1 with its legacy BIOS; that multi-node jobs run on it (AWS only supports `awsvpc` task networking, which
+Batch's multi-node jobs use, on Amazon Linux); that a release's driver compiles for Canonical's current kernel. If the
+first or the last fails, the build fails or the instance does not join the cluster, with a log; nothing else is harmed.
 """
 
 from collections.abc import Sequence
@@ -50,8 +50,10 @@ from infra.stages.network_plan import has_interface_endpoints
 _CODE = Path(__file__).parent / "functions" / "offer.py"
 
 
-class OfferQuestion(Construct):
-    """The function that asks; `of` makes what fails where the answer is no."""
+class InstanceTypeOffer(Construct):
+    """The function that checks with EC2 whether it offers an instance type; `require` makes the deployment depend on
+    it.
+    """
 
     def __init__(self, scope: Construct, name: str, *, stage: Stage) -> None:
         super().__init__(scope, name)
@@ -66,7 +68,7 @@ class OfferQuestion(Construct):
         )
         self._function.execution_role.allow("Ask", ["ec2:DescribeInstanceTypeOfferings"], "*")
         self._function.execution_role.explain(
-            "EC2 knows no resources for this question: it can only be allowed on all of them", "*"
+            "EC2 supports no resources for this call: it can only be allowed on all of them", "*"
         )
         acknowledge(
             self._function,
@@ -74,8 +76,8 @@ class OfferQuestion(Construct):
             "NIST.800.53.R5-LambdaDLQ",
         )
 
-    def of(self, pool: Pool, *, build: str) -> cdk.CfnResource:
-        """Return a resource that cannot be made where EC2 does not offer the pool's type. `build` names its AMI."""
+    def require(self, pool: Pool, *, build: str) -> cdk.CfnResource:
+        """Return a resource whose creation fails if EC2 does not offer the pool's type. `build` identifies its AMI."""
         resource = cdk.CustomResource(
             self,
             f"Pool-{pool.id}",
@@ -85,9 +87,9 @@ class OfferQuestion(Construct):
             properties={
                 "InstanceType": pool.instance_type,
                 "Build": build,
-                "Otherwise": f"EC2 offers {pool.instance_type} in no zone of this region, and Batch would refuse it: "
-                "no AMI is built for it. Next: another `instance_type` in infra/settings.py (python -m infra.preflight "
-                "names those on offer), or build_unoffered=True where AWS has promised you this one",
+                "Otherwise": f"EC2 offers {pool.instance_type} in no zone of this region, and Batch would refuse it, "
+                "so no AMI is built for it. Next: choose another `instance_type` in infra/settings.py (python -m "
+                "infra.preflight lists those on offer), or set build_unoffered=True if AWS has promised you this one",
             },
         )
         child = resource.node.default_child
@@ -96,21 +98,21 @@ class OfferQuestion(Construct):
 
 
 def machine_image_parameter(stage: Stage, pool: Pool) -> str:
-    """Return the name of the SSM parameter that holds the id of the newest AMI which a stage built for a pool.
+    """Return the name of the SSM parameter with the id of the latest AMI that a stage built for a pool.
 
-    Below /imagebuilder/, which is all that Image Builder's service-linked role may write (AWS's policy
+    It is below /imagebuilder/, the only place that Image Builder's service-linked role may write to (AWS's policy
     AWSServiceRoleForImageBuilder).
     """
     return f"/imagebuilder/trainyard-{stage.name}/machine-image/{pool.id}"
 
 
 def built_pools(stage: Stage) -> list[Pool]:
-    """Return the pools whose AMI the stage builds itself."""
+    """Return the pools whose AMIs the stage builds itself."""
     return [pool for pool in (stage.pool, *stage.retiring) if pool.builds_machine_image]
 
 
 class MachineImageStack(StageStack):
-    """The stack of AMIs, only for stages with `built_pools`."""
+    """The stack of AMIs; only stages with `built_pools` have it."""
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack, image: ImageStack) -> None:
         super().__init__(scope, "machine-image", stage=stage, description="AMIs of the Gaudi instances")
@@ -126,7 +128,7 @@ class MachineImageStack(StageStack):
         )
         names = dict.fromkeys(name for pool in pools for name in documents(stage, pool))
         components = {name: Component(self, name) for name in names}
-        question = None if stage.build_unoffered else OfferQuestion(self, "Offer", stage=stage)
+        offer = None if stage.build_unoffered else InstanceTypeOffer(self, "Offer", stage=stage)
         for pool in pools:
             build = MachineImageBuild(
                 self,
@@ -139,14 +141,14 @@ class MachineImageStack(StageStack):
                 tags=self.instance_tags,
                 parameter=machine_image_parameter(stage, pool),
             )
-            if question:
-                build.image.add_dependency(question.of(pool, build=build.version))
+            if offer:
+                build.image.add_dependency(offer.require(pool, build=build.version))
             ssm.CfnParameter(
                 self,
                 f"Parameter-{pool.id}",
                 name=machine_image_parameter(stage, pool),
                 type="String",
-                # SSM checks that it is the id of an AMI; with this type only may a template's parameter read it so.
+                # SSM checks that this is the id of an AMI. Template parameters can only read it as one with this type.
                 data_type="aws:ec2:image",
                 value=build.image.attr_image_id,
             )
@@ -162,7 +164,7 @@ class MachineImageStack(StageStack):
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Habana's packages")
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(80), "Ubuntu's mirrors, whose packages are signed")
         if has_interface_endpoints(self.stage_row):
-            # In their subnets AWS's names lead to the endpoints, NAT or not.
+            # In the endpoints' subnets, AWS's host names resolve to the endpoints, with or without NAT.
             ec2.CfnSecurityGroupIngress(
                 self,
                 "EndpointsFromBuild",
@@ -176,7 +178,7 @@ class MachineImageStack(StageStack):
         return group
 
     def _build_role(self, images: PublishedImages, parameters: Sequence[str]) -> iam.Role:
-        """`parameters`: names of those that say which job image to pull."""
+        """Return the role of build instances. `parameters`: names of the SSM parameters with the job image to pull."""
         role = InlineRole(
             self,
             "BuildRole",
@@ -192,18 +194,18 @@ class MachineImageStack(StageStack):
             for name in parameters
         ]
         role.allow("FindJobImage", ["ssm:GetParameter"], *own)
-        # AWS's two policies read every parameter of the account, and every object of it that is called .iso.
+        # AWS's two policies allow reading every SSM parameter, and every S3 object whose name ends in .iso.
         role.deny("OtherParameters", ["ssm:GetParameter*"], not_resources=own)
         installers = self.format_arn(service="s3", region="", account="", resource="ec2imagebuilder*")
         role.deny("OtherObjects", ["s3:GetObject"], not_resources=[installers])
         acknowledge(
             role,
-            "Image Builder documents these two for the instance that it runs components on, and adds to them what its "
-            "agent comes to call. The instance lives for an hour and runs this repository's documents only.",
+            "Image Builder documents these two policies for instances that run components, and extends them as its "
+            "agent needs. The instance lives for an hour and only runs this repository's documents.",
             "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/EC2InstanceProfileForImageBuilder]",
             "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/AmazonSSMManagedInstanceCore]",
         )
-        role.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
+        role.explain("ecr:GetAuthorizationToken supports no resources: it can only be allowed on all of them", "*")
         return role
 
     def _lifecycle_role(self) -> iam.Role:
@@ -218,7 +220,7 @@ class MachineImageStack(StageStack):
         )
         acknowledge(
             role,
-            "AWS's own policy for this purpose: it deletes AMIs and snapshots only that carry Image Builder's tag",
+            "AWS's own policy for this purpose: it only deletes AMIs and snapshots with Image Builder's tag",
             "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/service-role/"
             "EC2ImageBuilderLifecycleExecutionPolicy]",
         )

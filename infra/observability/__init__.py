@@ -1,1 +1,1 @@
-"""The stack that tells people what happens, moves jobs off Spot and stops at a budget; functions/ runs in Lambda."""
+"""The stack of alerts, metrics, moves to On-Demand and budget stops; its functions/ run in Lambda."""

@@ -1,4 +1,7 @@
-"""Alerts to people: a topic, its subscribers, and one call for each thing to be told of."""
+"""Alerts: a topic with its subscribers, alarms, and rules that forward Batch's events.
+
+Queue names are generated, and no prefix of them belongs to the stage alone, so the rules list the queues' ARNs.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,9 +20,9 @@ from constructs import Construct
 from infra.access.permissions_boundary import name_prefix
 from infra.constructs.stage_stack import acknowledge
 
-_QUEUES_OF_A_RULE = 10
-"""A pattern has 2,048 characters (EventBridge's quotas, "Event pattern size"), some 140 of which are not of queues. An
-ARN has up to 190 with quotes and comma: 59 where partition and region are longest, and 128 of the queue's name."""
+_QUEUES_PER_RULE = 10
+"""A pattern has at most 2,048 characters (EventBridge quotas, "Event pattern size"), of which about 140 are not ARNs.
+An ARN with quotes and comma has at most 190: 59 with the longest partition and region, and 128 for the queue's name."""
 
 
 def queue_rules(
@@ -33,21 +36,21 @@ def queue_rules(
     dead_letters: sqs.IQueue | None = None,
     detail: Mapping[str, list[str]] | None = None,
 ) -> list[events.Rule]:
-    """Make the rules by which `target` gets Batch's events of a type; `detail`: what they say besides their queue.
+    """Create the rules that send Batch's events of a type to `target`; `detail` adds conditions besides the queue.
 
-    `dead_letters`: where events go that the target does not take; see `admit_dead_letters`.
+    `dead_letters` receives events that the target does not accept; see `admit_dead_letters`.
     """
     rules = []
-    for number, start in enumerate(range(0, len(queues), _QUEUES_OF_A_RULE), start=1):
+    for number, start in enumerate(range(0, len(queues), _QUEUES_PER_RULE), start=1):
         rule = events.Rule(
             scope,
-            # The first one keeps its name, however many queues there are.
+            # The first rule keeps its id, however many queues there are.
             name if number == 1 else f"{name}{number}",
             description=description,
             event_pattern=events.EventPattern(
                 source=["aws.batch"],
                 detail_type=[detail_type],
-                detail={"jobQueue": list(queues[start : start + _QUEUES_OF_A_RULE]), **(detail or {})},
+                detail={"jobQueue": list(queues[start : start + _QUEUES_PER_RULE]), **(detail or {})},
             ),
             targets=[target],
         )
@@ -60,9 +63,9 @@ def queue_rules(
 
 
 def admit_dead_letters(dead_letters: sqs.IQueue, *, stage: str) -> None:
-    """Let the stage's rules send to `dead_letters`, all by one statement.
+    """Let all of the stage's rules send to `dead_letters`, with one statement.
 
-    A queue's policy has 20 of them at most (SQS's quotas, "Policies"), and CDK would add one for each rule.
+    A queue's policy has at most 20 statements (SQS quotas, "Policies"), and the CDK would add one per rule.
     """
     rules = cdk.Stack.of(dead_letters).format_arn(
         service="events", resource="rule", resource_name=f"{name_prefix(stage)}*"
@@ -79,10 +82,10 @@ def admit_dead_letters(dead_letters: sqs.IQueue, *, stage: str) -> None:
 
 
 class Topic(sns.Topic):
-    """A topic that takes messages over TLS only, encrypted with the stage's own key where it has one."""
+    """A topic that only accepts messages over TLS, encrypted with the stage's own key if there is one."""
 
     def __init__(self, scope: Construct, name: str, *, key: kms.IKey | None, publishers: Sequence[str]) -> None:
-        """`publishers`: AWS services that publish to it, on behalf of this account only."""
+        """`publishers`: AWS services that may publish to the topic, only on behalf of this account."""
         super().__init__(scope, name, master_key=key, enforce_ssl=True)
         account = cdk.Stack.of(self).account
         for service in publishers:
@@ -98,18 +101,18 @@ class Topic(sns.Topic):
         if key is None:
             acknowledge(
                 self,
-                "AWS's own key for SNS admits no service that publishes here, and a key of one's own is paid for each "
-                "month: own_kms_key of the settings makes it. Messages name runs and reasons, never data or secrets.",
-                "NIST.800.53.R5-SNSEncryptedKMS",
+                "AWS's key for SNS admits none of the services that publish here, and a customer key costs money each "
+                "AWS's key for SNS admits none of the services that publish here, and a key of the stage's own is paid "
+                "for each month: own_kms_key creates one. Messages contain runs and reasons, never data or secrets.",
             )
 
 
 class Alerts(Construct):
-    """The stage's alerts. A new one is a call of `on_event` or `alarm`."""
+    """The stage's alerts. Call `on_event` or `alarm` to add one."""
 
     def __init__(self, scope: Construct, name: str, *, key: kms.IKey | None, emails: Sequence[str]) -> None:
         super().__init__(scope, name)
-        # EventBridge is admitted by its targets, without a condition: it supports none in a topic's policy.
+        # The targets admit EventBridge, without a condition, because a topic's policy supports none for it.
         self.topic = Topic(self, "Topic", key=key, publishers=["cloudwatch.amazonaws.com", "budgets.amazonaws.com"])
         for address in emails:
             self.topic.add_subscription(subscriptions.EmailSubscription(address))
@@ -117,12 +120,12 @@ class Alerts(Construct):
     def on_event(
         self, name: str, *, detail_type: str, queues: Sequence[str], text: str, description: str
     ) -> list[events.Rule]:
-        """Publish `text` at each such event of Batch's; in it events.EventField stands for what the event says."""
+        """Publish `text` for each Batch event of this type. events.EventField inserts values of the event."""
         target = targets.SnsTopic(self.topic, message=events.RuleTargetInput.from_text(text))
         return queue_rules(self, name, detail_type=detail_type, queues=queues, target=target, description=description)
 
     def alarm(self, name: str, metric: cloudwatch.IMetric, *, at_least: float, text: str) -> cloudwatch.Alarm:
-        """Make an alarm that is raised once the metric's one period reaches `at_least`; no value means all is well."""
+        """Create an alarm that is raised if the metric reaches `at_least` in one period; missing values raise none."""
         alarm = cloudwatch.Alarm(
             self,
             name,

@@ -1,4 +1,4 @@
-"""The budgets of a stage and its teams, and the function that stops what they pay for."""
+"""The budgets of a stage and its teams, and the function that stops new work on a used-up budget."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ _WARN_PERCENT = 80
 
 
 class BudgetStop(Construct):
-    """The budgets of a stage, and the function by which nothing new starts on one that is used up.
+    """The budgets of a stage, and the function that keeps new jobs from starting on a used-up budget.
 
-    A budget's own action (AWS::Budgets::BudgetsAction) can set an IAM policy, but it is Batch's service-linked role,
-    which no policy reaches, that launches instances; and each action is paid for by the day. So a function does it.
+    AWS's budget actions (AWS::Budgets::BudgetsAction) can set an IAM policy, but instances are launched by Batch's
+    service-linked role, which no policy reaches; and each action is paid for by the day. So a function does it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BudgetStop(Construct):
         dead_letters: sqs.IQueue,
         deployments: Sequence[str],
     ) -> None:
-        """`deployments`: names of the other stacks that may undo a stop when they are deployed."""
+        """`deployments`: names of other stacks whose deployment may undo a stop."""
         super().__init__(stack, name)
         stage = self._stage = stack.stage_row
         self._stack = stack
@@ -54,7 +54,7 @@ class BudgetStop(Construct):
             self,
             "Function",
             file="stop_at_budget",
-            description="Nothing new starts on a budget that is used up",
+            description="Stops new work on a used-up budget",
             environment={
                 "STAGE": stage.name,
                 "TOPIC_ARN": alerts.topic.topic_arn,
@@ -66,30 +66,31 @@ class BudgetStop(Construct):
         self._function.may_publish(alerts.topic, key)
         self._allow(stack, path)
         self._allow_stopping_members()
-        self._let_topics_call()
+        self._admit_topics()
         if stage.monthly_budget_usd is not None:
             self._budget("Stage", STAGE_BUDGET, stage.monthly_budget_usd)
         for team in teams:
-            assert team.monthly_budget_usd is not None  # noqa: S101 - narrows the type; chosen so above
+            assert team.monthly_budget_usd is not None  # noqa: S101 - narrows the type; filtered above
             tags = {"trainyard:team": team.name}
             self._budget(f"Team-{team.name}", TEAM_BUDGETS + team.name, team.monthly_budget_usd, **tags)
-        self._review_when_a_month_begins_and_after(deployments)
+        self._review_after(deployments)
 
-    def _review_when_a_month_begins_and_after(self, deployments: Sequence[str]) -> None:
+    def _review_after(self, deployments: Sequence[str]) -> None:
+        """Call the function at the start of each month, and after deployments of these stacks and this one."""
         target = targets.LambdaFunction(self._function, dead_letter_queue=self._dead_letters)
         events.Rule(
             self,
             "NewMonth",
-            description="Budgets start over, in UTC as AWS counts them",
+            description="Budgets start over, in UTC like AWS's months",
             schedule=events.Schedule.cron(minute="5", hour="0", day="1"),
             targets=[target],
         )
-        # An update of a compute environment says ENABLED again, one of a role may take its tag, and another role may
-        # come in its place; and a budget may have been raised.
+        # Updating a compute environment enables it again, updating a role may drop its tag, and roles may be replaced;
+        # or the budget may have been raised.
         events.Rule(
             self,
             "Deployed",
-            description="A deployment may have let go on what a budget has stopped, or raised the budget",
+            description="A deployment may have undone a budget stop, or raised the budget",
             event_pattern=events.EventPattern(
                 source=["aws.cloudformation"],
                 detail_type=["CloudFormation Stack Status Change"],
@@ -102,15 +103,15 @@ class BudgetStop(Construct):
                         }
                         for name in (*deployments, self._stack.stack_name)
                     ],
-                    # What is made anew starts without the stop that was written before it was destroyed.
+                    # Recreated resources do not have the stop that was written before they were destroyed.
                     "status-details": {"status": ["CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"]},
                 },
             ),
             targets=[target],
         )
 
-    def _let_topics_call(self) -> None:
-        """Let all topics of the stack call, by one statement: a queue's policy holds twenty, a function's 20 KB."""
+    def _admit_topics(self) -> None:
+        """Let the stack's topics call the function, with one statement, because policies have limited size."""
         topics = self._stack.format_arn(service="sns", resource=f"{self._stack.stack_name}-*")
         service = iam.ServicePrincipal("sns.amazonaws.com")
         self._function.add_permission("Budgets", principal=service, source_arn=topics)
@@ -125,7 +126,7 @@ class BudgetStop(Construct):
         )
 
     def _budget(self, name: str, parameter: str, limit_usd: float, **tags: str) -> None:
-        """Make a budget with a topic that hears of its end: by it the function knows whose it is."""
+        """Create a budget, and a topic for reaching its limit, from which the function knows whose budget it is."""
         topic = Topic(self, f"{name}UsedUp", key=self._key, publishers=["budgets.amazonaws.com"])
         sns.CfnSubscription(
             self,
@@ -149,7 +150,7 @@ class BudgetStop(Construct):
         function = self._function
         environments = stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
         waiting = stack.format_arn(service="batch", resource="job", resource_name="*")
-        # Asked for all below a path, Systems Manager looks for a permission on the path itself.
+        # GetParametersByPath needs permission on the path itself.
         at, below, *stops = (
             stack.format_arn(service="ssm", resource="parameter", resource_name=name.strip("/"))
             for name in (path, f"{path}*", path + stop_parameter(None), path + stop_parameter("*"))
@@ -179,13 +180,13 @@ class BudgetStop(Construct):
         function.execution_role.allow("ReadStage", ["ssm:GetParametersByPath"], at, below)
         function.execution_role.allow("RecordStops", ["ssm:PutParameter", "ssm:DeleteParameter"], *stops)
         function.execution_role.explain(
-            "Batch knows no resources for reading; environments and jobs come and go under names of Batch's own, and "
-            "are told by their tags; of the parameters one is written for each team.",
+            "Batch supports no resources for reading; names of environments and jobs are generated, and tags identify "
+            "those of the stage; each team has its own parameter for a stop.",
             *("*", environments, waiting, below, stops[1]),
         )
 
     def _allow_stopping_members(self) -> None:
-        """Let the function put one tag on the roles of teams' people, which takes a right away and can give none."""
+        """Let the function set one tag on the members' roles. The tag can only take a permission away."""
         stage = self._stage.name
         roles = self._stack.format_arn(
             service="iam", region="", resource="role", resource_name=f"{name_prefix(stage)}*"
@@ -201,16 +202,17 @@ class BudgetStop(Construct):
             },
         )
         self._function.execution_role.explain(
-            "CloudFormation names roles; by their tags only those of the stage's teams' people are meant", roles
+            "CloudFormation generates the roles' names; their tags limit this to the members of the stage's teams",
+            roles,
         )
 
 
 class _MonthlyBudget(Construct):
-    """A month's budget of what carries certain tags.
+    """A monthly budget for the costs of resources with certain tags.
 
-    It warns `alerts` at 80 % (spent, or forecast for the month's end) and at 100 %; at 100 % `used_up` hears as well.
-    AWS knows what was spent up to a day late, and by tag only once the tags are activated as cost allocation tags in
-    the account that pays the bill.
+    It notifies `alerts` at 80 % (spent, or forecast for the end of the month) and at 100 %, and `used_up` at 100 %. AWS
+    learns of spending up to a day late, and by tag only after the tags are activated as cost allocation tags in the
+    paying account.
     """
 
     def __init__(
@@ -233,7 +235,7 @@ class _MonthlyBudget(Construct):
         budget = budgets.CfnBudget(
             self,
             "Resource",
-            # No name: CloudFormation replaces a budget whose notifications change, and two cannot have the same.
+            # No name: CloudFormation replaces a budget whose notifications change, and two cannot have the same name.
             budget=budgets.CfnBudget.BudgetDataProperty(
                 budget_type="COST",
                 time_unit="MONTHLY",
@@ -244,11 +246,11 @@ class _MonthlyBudget(Construct):
             notifications_with_subscribers=[
                 _notification("ACTUAL", _WARN_PERCENT, alerts),
                 _notification("FORECASTED", _WARN_PERCENT, alerts),
-                # A notification takes one topic; the function that hears this one tells the people.
+                # A notification has one topic; the function behind this one alerts people.
                 _notification("ACTUAL", 100, used_up),
             ],
         )
-        # AWS Budgets looks, when it is made, whether it may publish: that is said by the topics' policies.
+        # When created, AWS Budgets checks the topics' policies for its permission to publish.
         for topic in (alerts, used_up):
             budget.node.add_dependency(topic.node.find_child("Policy"))
 

@@ -1,4 +1,4 @@
-"""The stage's dashboard: what waits, what runs, what it costs an hour, and what Spot took away."""
+"""The stage's dashboard: waiting jobs, running instances, hourly cost, and Spot reclaims."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
 UTILIZATION = "AcceleratorUtilization"
-"""Metric that the jobs' own lines bring."""
+"""Metric that a filter extracts from log lines of jobs."""
 
 
 class StageDashboard(cloudwatch.Dashboard):
-    """The dashboard of the metrics in `namespace`. An account's first three are free, others are paid by the month."""
+    """The dashboard of the metrics in `namespace`. An account's first three dashboards are free."""
 
     def __init__(
         self,
@@ -29,16 +29,16 @@ class StageDashboard(cloudwatch.Dashboard):
         self._queues = queues
         self._instances = instances
         self.add_widgets(
-            self._graph("Jobs that wait", "QueueDepth", "jobs", Queue=self._queues),
-            self._graph("Instances that run, with jobs or without", "RunningNodes", "nodes", Instances=self._instances),
+            self._graph("Waiting jobs", "QueueDepth", "jobs", Queue=self._queues),
+            self._graph("Running instances, with and without jobs", "RunningNodes", "nodes", Instances=self._instances),
         )
         self.add_widgets(
-            self._graph("Spend, estimated", "SpendUsdPerHour", "USD an hour", Instances=self._instances),
-            self._bars("Spot reclaims and failed jobs an hour", "Reclaims", "FailedJobs"),
+            self._graph("Estimated spend", "SpendUsdPerHour", "USD per hour", Instances=self._instances),
+            self._bars("Spot reclaims and failed jobs per hour", "Reclaims", "FailedJobs"),
         )
         self.add_widgets(
             cloudwatch.GraphWidget(
-                title="Accelerator utilisation, where jobs report it",
+                title="Accelerator utilisation, as reported by jobs",
                 width=12,
                 left=[
                     cloudwatch.Metric(
@@ -54,13 +54,13 @@ class StageDashboard(cloudwatch.Dashboard):
             cloudwatch.TextWidget(
                 width=24,
                 height=2,
-                markdown="Jobs are counted when one of them changes its state, instances then and every five minutes. "
+                markdown="Jobs are counted whenever a job changes state; instances then and every five minutes. "
                 f"{price_note}",
             )
         )
 
     def _graph(self, title: str, metric: str, label: str, **series: Sequence[str]) -> cloudwatch.GraphWidget:
-        """Return a graph of a level, which stays what it was between two events. `series`: a dimension's values."""
+        """Return a graph of a level, which persists between events. `series` maps one dimension to its values."""
         ((dimension, values),) = series.items()
         return cloudwatch.GraphWidget(
             title=title,

@@ -1,4 +1,4 @@
-"""The functions that events of Batch call: what each is told, what it may do, and when it is called."""
+"""The Lambda functions that events call: their environment, their permissions and their rules."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ _FOLDER = Path(__file__).parent / "functions"
 
 
 class EventFunction(Function):
-    """A function made of a module of functions/ that has a `handler`."""
+    """A function from a module of functions/ that defines `handler`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class EventFunction(Function):
 
 
 def _pack(file: str, package: Path) -> None:
-    """Put the function's file where Lambda looks for its handler, and all of functions/ where its imports look."""
+    """Copy the function's file to where Lambda looks for the handler, and functions/ to where imports look."""
     shutil.copy(_FOLDER / f"{file}.py", package)
     shutil.copytree(
         _FOLDER, package.joinpath(*functions.__name__.split(".")), ignore=shutil.ignore_patterns("__pycache__")
@@ -72,24 +72,25 @@ _STATE_CHANGE = "Batch Job State Change"
 
 @dataclass(frozen=True, kw_only=True)
 class StageQueue:
-    """A queue that the compute stack has made."""
+    """A queue that the compute stack creates."""
 
     queue: Queue
     team: str | None
-    """Whose own it is; None: teams share it."""
+    """The team that has the queue for itself. None: teams share it."""
     retiring: str | None
+    """Id of the pool if it is retiring."""
     row: InstanceType
     arn: str
 
     @property
     def label(self) -> str:
-        """Return what the dashboard calls it."""
+        """Return the queue's name on the dashboard."""
         name = team_queue_name(self.queue.name, self.team) if self.team else self.queue.name
         return f"{name} ({self.retiring})" if self.retiring else name
 
 
 class EventFunctions:
-    """Makes the functions of a stage, in the stack that it is given."""
+    """Creates the functions of a stage in `stack`."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class EventFunctions:
         key: kms.IKey | None,
         dead_letters: sqs.IQueue,
     ) -> None:
-        """`successors`: ARNs of Spot queues, each with the On-Demand queue that its jobs may move to."""
+        """`successors`: ARNs of Spot queues, each with the On-Demand queue to which its jobs may move."""
         self._stack = stack
         self._stage = stack.stage_row
         self._queues = queues
@@ -112,11 +113,11 @@ class EventFunctions:
         admit_dead_letters(dead_letters, stage=self._stage.name)
 
     def report(self, namespace: str) -> None:
-        """Make the function that says what became of each job, in words and as metrics of `namespace`."""
+        """Create the function that reports the end of each job, as alerts and as metrics in `namespace`."""
         function = self._function(
             "ReportJob",
             "report_job",
-            "Failed jobs and reclaims in words, queues and nodes in numbers",
+            "Reports failed jobs and reclaims, and counts queues and nodes",
             STAGE=self._stage.name,
             TOPIC_ARN=self._alerts.topic.topic_arn,
             METRIC_NAMESPACE=namespace,
@@ -125,7 +126,7 @@ class EventFunctions:
                 sorted({queue.queue.name for queue in self._queues if queue.queue.capacity == "spot"})
             ),
             NO_FAILURES=json.dumps([MOVED_REASON, DUPLICATE_REASON, NO_POINT_LEFT_REASON]),
-            **self._of_reclaims(),
+            **self._reclaim_rules(),
         )
         self._read_jobs(function)
         self._read_queues(function)
@@ -133,33 +134,31 @@ class EventFunctions:
         self._on_state_change("Jobs", function, [queue.arn for queue in self._queues])
 
     def tag_instances(self) -> None:
-        """Make the function that tags instances with the team and run that they work for."""
-        function = self._function(
-            "TagInstances", "tag_instances", "Instances carry the team and run that they work for"
-        )
+        """Create the function that tags instances with the team and run of their job."""
+        function = self._function("TagInstances", "tag_instances", "Tags instances with the team and run of their job")
         self._read_jobs(function)
         members = self._stack.format_arn(service="ecs", resource="container-instance", resource_name="*")
         instances = self._stack.format_arn(service="ec2", resource="instance", resource_name="*")
         function.execution_role.allow("FindInstances", ["ecs:DescribeContainerInstances"], members)
         self._tag_instances(function, *TAGS)
         function.execution_role.explain(
-            "Batch starts instances and clusters under names of its own: which are the stage's, their tag says.",
+            "Batch generates the names of instances and clusters; tags identify those of the stage.",
             members,
             instances,
         )
         self._on_state_change("RunningJobs", function, [queue.arn for queue in self._queues], status=["RUNNING"])
 
     def watch_instances(self, namespace: str, log_group_name: str) -> None:
-        """Make the function that counts instances, and disables environments whose instances never join.
+        """Create the function that counts instances, and disables environments whose instances never join.
 
-        `log_group_name`: where instances send the logs of their boot.
+        `log_group_name`: log group of boot logs.
         """
         path = parameter_path(self._stage.name)
         rows = {queue.row.name: queue.row for queue in self._queues}
         function = self._function(
             "WatchInstances",
             "watch_instances",
-            "Instances in numbers, and an end to those that never join",
+            "Counts instances, and ends those that never join",
             STAGE=self._stage.name,
             TOPIC_ARN=self._alerts.topic.topic_arn,
             METRIC_NAMESPACE=namespace,
@@ -180,11 +179,11 @@ class EventFunctions:
             source=["aws.ecs"], detail_type=["ECS Container Instance State Change"], detail={"status": ["ACTIVE"]}
         )
         for name, pattern, description in (
-            ("InstanceStates", states, "An instance of the account has changed its state; the event has no tags"),
-            ("InstancesJoined", joined, "A container instance is there, or has changed"),
+            ("InstanceStates", states, "An instance of the account changed its state; the event has no tags"),
+            ("InstancesJoined", joined, "A container instance joined or changed"),
         ):
             events.Rule(self._stack, name, description=description, event_pattern=pattern, targets=[target])
-        # What does not happen has no event: an instance that has not joined is found by looking.
+        # There is no event for what does not happen, so instances that have not joined are found by polling.
         events.Rule(
             self._stack,
             "InstancesSeen",
@@ -212,17 +211,17 @@ class EventFunctions:
         self._tag_instances(function, JOINED_TAG)
         allow("RecordWhy", ["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], records)
         function.execution_role.explain(
-            "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
-            "own and are told by their tags, and each environment has a record of its own.",
+            "EC2 and Batch support no resources for reading; names of instances and environments are generated, tags "
+            "identify those of the stage, and each environment has its own record.",
             *("*", instances, environments, records),
         )
 
     def end_sweeps(self) -> None:
-        """Make the function that cancels the workers of a sweep for which no point is left."""
+        """Create the function that cancels the workers of a sweep once no point is left."""
         function = self._function(
             "EndSweep",
             "end_sweep",
-            "No instance starts for a sweep that has no point left",
+            "Cancels waiting workers of a sweep without points left",
             STAGE=self._stage.name,
             SWEEP_OVER_EXIT_CODE=str(SWEEP_OVER_EXIT_CODE),
             NO_POINT_LEFT_REASON=NO_POINT_LEFT_REASON,
@@ -233,28 +232,28 @@ class EventFunctions:
             "CancelWaitingWorkers",
             ["batch:CancelJob"],
             workers,
-            # Batch does not support tags on the ARNs of an array's children (API reference, "ListTagsForResource"):
-            # the function looks at the parent's.
+            # Batch does not support tags on children of an array (API reference, "ListTagsForResource"), so the
+            # function checks the parent's tags.
             conditions={"StringEqualsIfExists": {"aws:ResourceTag/trainyard:stage": self._stage.name}},
         )
         function.execution_role.explain(
-            "Workers are children of array jobs that are not known beforehand. CancelJob ends none that has started.",
+            "Workers are children of array jobs that are not known in advance. CancelJob does not end started jobs.",
             workers,
         )
         queues = [queue.arn for queue in self._queues]
         self._on_state_change("EndedJobs", function, queues, status=["SUCCEEDED", "FAILED"])
 
     def move_to_on_demand(self, run_bucket: str, runs_arn: str) -> None:
-        """Make the function that moves jobs to On-Demand; `runs_arn` is the ARN of `run_bucket`."""
+        """Create the function that moves jobs to On-Demand; `runs_arn` is the ARN of `run_bucket`."""
         function = self._function(
             "MoveToOnDemand",
             "move_to_on_demand",
-            "Jobs that Spot takes away too often go on On-Demand",
+            "Moves jobs that Spot reclaims too often to On-Demand",
             RUN_BUCKET=run_bucket,
             PARAMETER_PATH=parameter_path(self._stage.name),
             MOVED_REASON=MOVED_REASON,
             MOVED_TAG=MOVED_TAG,
-            **self._of_reclaims(),
+            **self._reclaim_rules(),
         )
         self._read_jobs(function)
         self._read_queues(function)
@@ -262,24 +261,22 @@ class EventFunctions:
         self._on_state_change("SpotJobs", function, [arn for arn, _ in self._successors])
 
     def _allow_moves(self, function: EventFunction, runs_arn: str) -> None:
-        """Let it end jobs of the stage, submit them again to On-Demand, and claim each move in the run bucket."""
+        """Let it end jobs of the stage, resubmit them to On-Demand, and claim each move in the run bucket."""
         all_jobs = self._stack.format_arn(service="batch", resource="job", resource_name="*")
         definitions = self._stack.format_arn(service="batch", resource="job-definition", resource_name="*")
         claims = f"{runs_arn}/*/moves/*"
-        of_the_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name}}
+        of_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name}}
         function.execution_role.allow(
             "EndJob",
             ["batch:TerminateJob"],
             all_jobs,
-            conditions=of_the_stage,
+            conditions=of_stage,
         )
         successors = [arn for _, arn in self._successors]
         function.execution_role.allow("SubmitToOnDemand", ["batch:SubmitJob"], *successors)
-        function.execution_role.allow(
-            "SubmitDefinitionsOfStage", ["batch:SubmitJob"], definitions, conditions=of_the_stage
-        )
-        # On what a job is submitted with, and not on jobs: see infra/job/roles.py.
-        tagged = {"StringEquals": {**of_the_stage["StringEquals"], "aws:RequestTag/trainyard:stage": self._stage.name}}
+        function.execution_role.allow("SubmitDefinitionsOfStage", ["batch:SubmitJob"], definitions, conditions=of_stage)
+        # On queues and definitions, not on jobs: see infra/job/roles.py.
+        tagged = {"StringEquals": {**of_stage["StringEquals"], "aws:RequestTag/trainyard:stage": self._stage.name}}
         function.execution_role.allow(
             "TagSubmissions", ["batch:TagResource"], *successors, definitions, conditions=tagged
         )
@@ -287,15 +284,15 @@ class EventFunctions:
         if self._key:
             function.may_use(self._key)
         function.execution_role.explain(
-            "Jobs, definitions and runs are not known beforehand: any job of the stage may be ended (by its tag), "
-            "any definition of the stage (by its tag) submitted, any run's moves recorded, and nothing else.",
+            "Jobs, definitions and runs are not known in advance. The stage's tag limits which jobs may be ended and "
+            "which definitions submitted; in runs, only moves may be written.",
             all_jobs,
             definitions,
             claims,
         )
 
-    def _of_reclaims(self) -> dict[str, str]:
-        """Return what functions are told by which a reclaim is known, and when a job moves to On-Demand."""
+    def _reclaim_rules(self) -> dict[str, str]:
+        """Return the environment of functions that recognise reclaims and know when a job moves to On-Demand."""
         return {
             "ON_DEMAND_NODES": str(self._stage.max_on_demand_nodes),
             "RECLAIMS_BEFORE_ON_DEMAND": str(self._stage.reclaims_before_on_demand),
@@ -317,7 +314,7 @@ class EventFunctions:
         )
 
     def _tag_instances(self, function: EventFunction, *keys: str) -> None:
-        """Let it give the stage's instances these tags, and no others."""
+        """Let it set these tags, and no others, on the stage's instances."""
         function.execution_role.allow(
             "TagInstancesOfStage",
             ["ec2:CreateTags"],
@@ -331,20 +328,20 @@ class EventFunctions:
     def _read_jobs(self, function: EventFunction) -> None:
         function.execution_role.allow("ReadJobs", ["batch:DescribeJobs", "batch:ListJobs"], "*")
         function.execution_role.explain(
-            "Batch knows no resources for reading jobs: DescribeJobs and ListJobs can only be allowed on all of them.",
+            "Batch supports no resources for reading jobs: DescribeJobs and ListJobs must be allowed on all of them.",
             "*",
         )
 
     def _read_queues(self, function: EventFunction) -> None:
         path = parameter_path(self._stage.name).strip("/")
-        # Asked for all below a path, Systems Manager looks for a permission on the path itself.
+        # GetParametersByPath needs permission on the path itself.
         paths = [
             self._stack.format_arn(service="ssm", resource="parameter", resource_name=f"{path}/{kind}{below}")
             for kind in ("queue", "team-queue")
             for below in ("", "/*")
         ]
         function.execution_role.allow("ReadQueues", ["ssm:GetParametersByPath"], *paths)
-        function.execution_role.explain("Queues come and go with teams and pools.", *paths[1::2])
+        function.execution_role.explain("Queues are added and removed with teams and pools.", *paths[1::2])
 
     def _on_state_change(self, name: str, function: EventFunction, queues: list[str], **detail: list[str]) -> None:
         queue_rules(

@@ -1,7 +1,7 @@
-"""Observability: who hears of what, the move from Spot to On-Demand, the dashboard, and budgets that stop new jobs.
+"""Observability: alerts, the move from Spot to On-Demand, the dashboard, and budgets that stop new jobs.
 
-Everything here is called by events, but for a look at instances every five minutes. Queues, roles and the log group
-are read from what the other stacks publish, since those come and go with pools and teams.
+Events trigger everything here, except for a check of instances every five minutes. Names of queues, roles and the log
+group are read from what other stacks publish, because they change with pools and teams.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class ObservabilityStack(StageStack):
         self._dead_letters = sqs.Queue(self, "DeadLetters", enforce_ssl=True, retention_period=Duration.days(14))
         acknowledge(
             self._dead_letters,
-            "This is the dead-letter queue: what lies here is looked at by people, and has nowhere to go on to.",
+            "This is the dead-letter queue: people look at its messages, so it needs no dead-letter queue itself.",
             "AwsSolutions-SQS3",
         )
         self._alerts = Alerts(self, "Alerts", key=self._key, emails=stage.alerts.emails)
@@ -73,7 +73,7 @@ class ObservabilityStack(StageStack):
         ]
 
     def _successors(self) -> list[tuple[str, str]]:
-        """Return the ARNs of each Spot queue and of the On-Demand queue of its team and pool, where there are both."""
+        """Return pairs of ARNs: a Spot queue, and the On-Demand queue of the same team and pool, if there is one."""
         by_owner = {(queue.queue.name, queue.team, queue.retiring): queue.arn for queue in self._queues}
         return [
             (arn, by_owner[ON_DEMAND, team, pool])
@@ -82,7 +82,7 @@ class ObservabilityStack(StageStack):
         ]
 
     def _published(self, name: str) -> str:
-        """Return what another stack publishes, read at each deployment, so that what it names may be replaced."""
+        """Return a value that another stack publishes. It is read at each deployment, so its target may be replaced."""
         return ssm.StringParameter.value_for_string_parameter(self, parameter_path(self.stage_row.name) + name)
 
     def _own_key(self, storage: StorageStack) -> kms.IKey | None:
@@ -116,8 +116,8 @@ class ObservabilityStack(StageStack):
             detail_type="Batch Job Queue Blocked",
             queues=[queue.arn for queue in self._queues],
             text=f"A queue of stage {stage.name} is blocked by {run} at its head: "
-            f"{events.EventField.from_path('$.detail.statusReason')}. Look: trainyard why {run} --stage {stage.name}",
-            description="A job at a queue's head cannot start, and those behind it wait",
+            f"{events.EventField.from_path('$.detail.statusReason')}. Next: trainyard why {run} --stage {stage.name}",
+            description="The job at the head of a queue cannot start and blocks the jobs behind it",
         )
         return [
             self._alerts.alarm(
@@ -127,13 +127,13 @@ class ObservabilityStack(StageStack):
                 ),
                 at_least=stage.alerts.failed_jobs_an_hour,
                 text=f"{stage.alerts.failed_jobs_an_hour} or more jobs of stage {stage.name} failed within an hour. "
-                f"Look: trainyard list --stage {stage.name}",
+                f"Next: trainyard list --stage {stage.name}",
             ),
             self._alerts.alarm(
                 "BlockedQueue",
                 _matched(blocked),
                 at_least=1,
-                text=f"A queue of stage {stage.name} was blocked within an hour; a message of its own says why.",
+                text=f"A queue of stage {stage.name} was blocked within the last hour; another message has the reason.",
             ),
             self._alerts.alarm(
                 "FailedCalls",
@@ -141,8 +141,8 @@ class ObservabilityStack(StageStack):
                     statistic="Maximum", period=Duration.minutes(5)
                 ),
                 at_least=1,
-                text=f"A function of stage {stage.name} failed three times at an event, which lies in the queue "
-                f"{self._dead_letters.queue_name}; a run may be waiting for it. Its log group says why.",
+                text=f"A function of stage {stage.name} failed three times on an event, which is now in the queue "
+                f"{self._dead_letters.queue_name}; a run may depend on it. The function's log group has the reason.",
             ),
         ]
 
@@ -175,8 +175,8 @@ class ObservabilityStack(StageStack):
                 for capacity in ("spot", "on-demand")
             ],
             alarms=alarms,
-            price_note=f"Spend is an estimate: nodes times the price recorded on {row.price_date} "
-            f"({row.price_source}); it leaves out storage and transfer, and Spot prices change.",
+            price_note=f"Spend is estimated: nodes times the price recorded on {row.price_date} "
+            f"({row.price_source}). It excludes storage and transfer, and Spot prices change.",
         )
 
     def _budgets(self) -> None:
@@ -194,7 +194,7 @@ class ObservabilityStack(StageStack):
 
 
 def _matched(rules: Sequence[events.Rule]) -> cloudwatch.IMetric:
-    """Return the number of events that the rules have matched within an hour."""
+    """Return the number of events that the rules matched within an hour."""
     metrics = [
         cloudwatch.Metric(
             namespace="AWS/Events",
@@ -208,7 +208,7 @@ def _matched(rules: Sequence[events.Rule]) -> cloudwatch.IMetric:
     if len(metrics) == 1:
         return metrics[0]
     return cloudwatch.MathExpression(
-        # A rule that matches nothing has no values.
+        # A rule without matches has no values.
         expression="SUM(FILL(METRICS(), 0))",
         using_metrics={f"rule{number}": metric for number, metric in enumerate(metrics, start=1)},
         period=Duration.hours(1),
@@ -216,7 +216,7 @@ def _matched(rules: Sequence[events.Rule]) -> cloudwatch.IMetric:
 
 
 def _has(stage: Stage, queue: Queue) -> bool:
-    """Return whether the stage allows capacity for a queue."""
+    """Return whether the stage has capacity for a queue."""
     if not queue.accelerated or queue.capacity == "spot":
         return True
     return (stage.max_multinode_nodes if queue.several_nodes else stage.max_on_demand_nodes) > 0

@@ -1,1 +1,1 @@
-"""The function that the stack of AMIs calls while it is deployed."""
+"""The function that the machine image stack calls during its deployment."""

@@ -1,6 +1,6 @@
-"""Asks EC2 for CloudFormation whether it offers an instance type here: where it does not, what waits for this fails.
+"""A custom resource that fails its CloudFormation deployment if EC2 does not offer an instance type in the region.
 
-CloudFormation's own `cfnresponse` is there for code that a template holds, as it does this.
+`cfnresponse` is available because the template contains this code inline.
 """
 
 from typing import Any
@@ -10,20 +10,20 @@ import cfnresponse  # type: ignore[import-not-found]
 
 
 def handler(event: dict[str, Any], context: Any) -> None:
-    wanted = event["ResourceProperties"]
-    name, before = wanted["InstanceType"], event.get("PhysicalResourceId", "")
-    asked = name + "/" + wanted["Build"]
+    properties = event["ResourceProperties"]
+    name, before = properties["InstanceType"], event.get("PhysicalResourceId", "")
+    requested = name + "/" + properties["Build"]
     status, reason = cfnresponse.SUCCESS, None
-    # What was there before stays allowed: a deployment that fails here has to find its way back to it.
-    if event["RequestType"] != "Delete" and asked != before:
+    # The previous value stays allowed, so that a deployment that fails here can roll back to it.
+    if event["RequestType"] != "Delete" and requested != before:
         try:
             offers = boto3.client("ec2").describe_instance_type_offerings(
                 Filters=[{"Name": "instance-type", "Values": [name]}]
             )["InstanceTypeOfferings"]
-        except Exception as error:  # noqa: BLE001 - CloudFormation would wait for an answer for an hour
-            status, reason = cfnresponse.FAILED, "EC2 does not say whether it offers " + name + ": " + str(error)
+        except Exception as error:  # noqa: BLE001 - without an answer, CloudFormation would wait for an hour
+            status, reason = cfnresponse.FAILED, "EC2 did not report whether it offers " + name + ": " + str(error)
         else:
             if not offers:
-                status, reason = cfnresponse.FAILED, wanted["Otherwise"]
-    physical_id = asked if status == cfnresponse.SUCCESS else before or asked
+                status, reason = cfnresponse.FAILED, properties["Otherwise"]
+    physical_id = requested if status == cfnresponse.SUCCESS else before or requested
     cfnresponse.send(event, context, status, {}, physical_id, reason=reason)

@@ -1,1 +1,1 @@
-"""What runs in Lambda: a file a function, which imports Python's own library, boto3, and modules of this folder."""
+"""Lambda functions, one file each. They only import the standard library, boto3, and each other."""

@@ -1,4 +1,8 @@
-"""Jobs as Batch describes them, for the functions that look at some."""
+"""Batch's jobs, attempts and queues, as several functions read them.
+
+Queues are read from SSM, not from environment variables, which Lambda limits to 4,096 characters together: the queues
+of many teams would take more.
+"""
 
 import os
 from collections.abc import Mapping
@@ -10,44 +14,45 @@ SWEEP_TAG = "trainyard:sweep"
 
 
 def size(job: dict[str, Any]) -> int:
-    """Return the number of children of an array job's parent; 0 for others."""
+    """Return the number of children of an array job's parent; 0 for other jobs."""
     array = job.get("arrayProperties", {})
     return 0 if "index" in array else int(array.get("size", 0))
 
 
 def describe(batch: Any, job_ids: list[str]) -> list[dict[str, Any]]:
-    """Return those of the jobs that Batch has not forgotten."""
+    """Return the descriptions of jobs that Batch still knows."""
     return [
         job
-        for start in range(0, len(job_ids), 100)  # the service's limit
+        for start in range(0, len(job_ids), 100)  # limit of DescribeJobs
         for job in batch.describe_jobs(jobs=job_ids[start : start + 100])["jobs"]
     ]
 
 
 def children(batch: Any, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the children of an array job's parent; none for others."""
+    """Return the children of an array job's parent; none for other jobs."""
     return describe(batch, [f"{job['jobId']}:{index}" for index in range(size(job))])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReclaimRules:
-    """The words and the exit code of a reclaim, as the stack hands them over from `jobs.core.retries`."""
+    """How to recognise a reclaim: reasons and exit code, which the stack passes from `jobs.core.retries`."""
 
     reclaim_reason: str
-    """Begins the reason of an attempt whose instance was gone before its container."""
+    """Prefix of an attempt's reason if the instance was gone before the container exited."""
     exited_reason: str
-    """Begins the reason of an attempt whose container ended before its instance did."""
+    """Prefix of an attempt's reason if the container exited before the instance was gone."""
     interrupted_exit_code: int
-    """What a container that had the time to end before its instance did exits with."""
+    """Exit code of a container that had time to stop before the instance was gone."""
     no_capacity_reason: str
-    """What Batch cancels a job with that waited too long for Spot."""
+    """Prefix of the reason with which Batch cancels a job that waited too long for Spot capacity."""
     reclaims_before_on_demand: int
+    """Number of reclaims after which a job moves to On-Demand."""
     on_demand_nodes: int
-    """Instances that an On-Demand queue may have."""
+    """Maximum number of instances of an On-Demand queue."""
 
 
-def of_environment() -> dict[str, Any]:
-    """Return the fields of `ReclaimRules`, as the stack hands them over."""
+def reclaim_rules_from_environment() -> dict[str, Any]:
+    """Return the fields of `ReclaimRules` from the environment variables that the stack sets."""
     return {
         "reclaim_reason": os.environ["RECLAIM_REASON"],
         "exited_reason": os.environ["EXITED_REASON"],
@@ -59,10 +64,10 @@ def of_environment() -> dict[str, Any]:
 
 
 def is_reclaim(attempt: dict[str, Any], rules: ReclaimRules) -> bool:
-    """Return whether a finished attempt in a Spot queue, in the shape that Batch shows, ended by a reclaim.
+    """Return whether a finished attempt in a Spot queue, as DescribeJobs returns it, ended by a reclaim.
 
-    Either the instance was gone before the container, or the container used the notice to exit. What a Spot queue runs
-    On-Demand while Spot has no capacity is not told apart: Batch's attempts do not say.
+    Either the instance was gone before the container exited, or the container exited because of the notice. Attempts do
+    not say whether a Spot queue ran them On-Demand for lack of Spot capacity, so those are not distinguished.
     """
     reason: str = attempt.get("statusReason", "")
     exit_codes = [container.get("exitCode") for container in containers(attempt)]
@@ -72,30 +77,30 @@ def is_reclaim(attempt: dict[str, Any], rules: ReclaimRules) -> bool:
 
 
 def containers(attempt: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return an attempt's containers, wherever the job's definition makes Batch show them; a job of ours has one."""
+    """Return an attempt's containers from either shape of a job definition. Our jobs have one container."""
     tasks = [container for task in attempt.get("taskProperties", []) for container in task.get("containers", [])]
     return tasks or [attempt.get("container", {})]
 
 
 _SPOT, _ON_DEMAND = "spot", "on-demand"
-"""Names of the two queues between which jobs move (jobs/core/queues.py)."""
+"""Names of the queues between which jobs move (jobs/core/queues.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """One job queue."""
+    """A job queue of the stage."""
 
     label: str
-    """What the dashboard calls it: `spot@research (dl1-24xlarge-1-20-0)`, of a team and of a pool that retires."""
+    """Name on the dashboard: `spot@research (dl1-24xlarge-1-20-0)` for a team's queue of a retiring pool."""
     name: str
-    """What all of its kind are called, whosever they are: a row of jobs/core/queues.py."""
+    """Name without team and pool: a row of jobs/core/queues.py."""
     on_demand: str | None = None
-    """ARN of the On-Demand queue of its team and pool, where its jobs may go on."""
+    """ARN of the On-Demand queue of the same team and pool, to which jobs can move."""
 
 
 def read_queues(path: str) -> dict[str, Queue]:
-    """Return the queues of the stage whose parameters lie below `path`, by ARN."""
-    import boto3  # noqa: PLC0415 - the rest is used and tested without it
+    """Return the queues of the stage with parameters below `path`, by ARN."""
+    import boto3  # noqa: PLC0415 - the other functions are used and tested without it
 
     pages = boto3.client("ssm").get_paginator("get_parameters_by_path")
     found = {
@@ -108,9 +113,10 @@ def read_queues(path: str) -> dict[str, Queue]:
 
 
 def queues_of(parameters: Mapping[str, Any]) -> dict[str, Queue]:
-    """Return the queues by ARN; `parameters`: ARNs by the names that jobs/core/stage.py gives them.
+    """Return the queues by ARN. `parameters` maps parameter names, as in jobs/core/stage.py, to ARNs.
 
-    `queue/` or `team-queue/<team>/`, the queue's name and, of a pool that retires, a slash and the pool's id.
+    A name is `queue/` or `team-queue/<team>/`, then the queue's name and, for a retiring pool, a slash and the pool's
+    id.
     """
     arns = {}
     for parameter, arn in parameters.items():

@@ -1,14 +1,14 @@
-"""Cancels the workers of a sweep that have not started, once no point is left for them.
+"""Cancel the workers of a sweep that have not started, once no point is left for them.
 
-Without it Batch would start each of them when it has an instance, only for the worker to find nothing to do.
+Otherwise Batch would start each of them when it has an instance, only for the worker to find nothing to do.
 
-EventBridge calls it with the end of every job. A worker is a child of an array job. It exits with 0, or with the code
-`SWEEP_OVER_EXIT_CODE`, when it has found no point to take; from then on no worker will find one. A worker that has run
-before and waits to start again, after a reclaim, keeps its point and is left alone.
+EventBridge calls this at the end of every job. A sweep's workers are the children of an array job. A worker that finds
+no point exits with 0 or `SWEEP_OVER_EXIT_CODE`; after that, no worker will find a point. A worker that was reclaimed
+and waits for its next attempt keeps its point, so it is not cancelled.
 
-Children are cancelled one by one, which does not affect the others, and makes their parent FAILED when all have ended
-(AWS Batch user guide, "Array jobs"). CancelJob leaves alone what is starting or running (AWS Batch API reference,
-"CancelJob"). Whoever reads the parent's state knows the cancelled children by their reason.
+Children are cancelled one by one, which does not affect the others and makes their parent FAILED when all have ended
+(AWS Batch user guide, "Array jobs"). CancelJob has no effect on starting or running jobs (AWS Batch API reference,
+"CancelJob"). Readers of the parent's state recognise cancelled children by their reason.
 """
 
 import json
@@ -21,15 +21,15 @@ _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
 
 
 def found_no_point(child: dict[str, Any], sweep_over_exit_code: int) -> bool:
-    """Return whether a worker, as DescribeJobs shows it, has ended because no point was left for it."""
+    """Return whether a worker, as DescribeJobs returns it, ended because no point was left."""
     attempts = child.get("attempts", [])
     code = containers(attempts[-1])[0].get("exitCode") if attempts else None
     return child["status"] in ("SUCCEEDED", "FAILED") and code in (0, sweep_over_exit_code)
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Lambda's entry; `event` is a 'Batch Job State Change'."""
-    import boto3  # noqa: PLC0415 - the judgement above is used and tested without it
+    """Handle a 'Batch Job State Change' event."""
+    import boto3  # noqa: PLC0415 - the function above is used and tested without it
 
     job_id = event["detail"]["jobId"]
     parent_id, is_child, _ = job_id.partition(":")

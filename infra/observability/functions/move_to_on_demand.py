@@ -1,25 +1,25 @@
-"""Moves a job that Spot has taken away too often, or had no capacity for, to the On-Demand queue of its pool.
+"""Move a job that Spot reclaimed too often, or had no capacity for, to the On-Demand queue of its pool.
 
-EventBridge calls it with every change of state of a job in a Spot queue. Events come more than once, late and out of
-order, so an event only names the job; what is done follows from what DescribeJobs says:
+EventBridge calls this at every state change of a job in a Spot queue. Events can arrive more than once, late and out of
+order, so an event only identifies the job, and DescribeJobs decides what to do:
 
-1. a job that lives on after too many reclaims is terminated, with a reason that says where it goes on;
-2. a job that has ended with that reason (or of its last reclaim, or was cancelled for want of Spot capacity) is
-   submitted again under its own name.
+1. A job that has not ended but has too many reclaims is terminated, with a reason that says where it continues.
+2. A job that ended for this reason, by its last reclaim, or cancelled for lack of Spot capacity is submitted again
+   under the same name.
 
-Nodes that Batch starts one by one (the children of an array job) move together: events are of each of them, what is
-decided and done is of their parent. It moves where the On-Demand queue may have instances for all of them. The children
-of a sweep are no such nodes: one that is reclaimed says nothing of the others, which run on, and a sweep is not moved.
+Nodes that Batch starts one by one (the children of an array job) move together: each has its own events, but decisions
+and actions concern their parent. They move if the On-Demand queue may have enough instances for all of them. Sweeps are
+array jobs too, but never move: their children are independent, so a reclaim of one does not affect the others.
 
-Two jobs must never write one run at the same time, so the second step waits for Batch's word that the first job has
-ended. `dependsOn` could not do it: what depends on a job that failed, and a terminated one has failed, fails as well.
+Two jobs must never write to the same run at the same time, so the second step waits until Batch reports that the first
+job ended. `dependsOn` does not work: if a job fails, and terminated jobs fail, its dependent jobs fail as well.
 
-SubmitJob has no idempotency token. Before it is called the move is claimed by an object that S3 writes only where there
-is none; it lies with the run's files, and names the successor afterwards. A claim whose holder died is taken over.
-`trainyard resume` claims in the same place (jobs/runs/claims.py), so a run goes on once.
+SubmitJob has no idempotency token. So each move is claimed first, with an S3 object that is only written if it does not
+exist; it is stored with the run's files, and later records the successor. Abandoned claims are taken over. `trainyard
+resume` uses the same claim (jobs/runs/claims.py), so a run continues only once.
 
-Whoever submits a job chooses its command and environment, but only its own team's tag: where the claim lies follows
-from that tag and the job's name, never from what the job says of itself.
+Submitters choose a job's command and environment, but can only set the tag of their own team. So the claim's key is
+made from the tag and the job's name, never from the job's command or environment.
 """
 
 import json
@@ -34,30 +34,30 @@ from infra.observability.functions.batch_jobs import (
     children,
     describe,
     is_reclaim,
-    of_environment,
     read_queues,
+    reclaim_rules_from_environment,
     size,
 )
 
 CLAIM_SECONDS = 120
-"""After it a claim without a successor counts as abandoned. Longer than the function may run; shorter than the three
-minutes over which Lambda tries an asynchronous call again."""
+"""Seconds after which a claim without a successor counts as abandoned: longer than the function may run, shorter than
+the three minutes over which Lambda retries an asynchronous call."""
 
 CAPACITY_FLAG = "--capacity="
-"""The launcher's flag that says what a job's instances are priced at."""
+"""The launcher's option for the capacity that determines the price of a job's instances."""
 
 
 class MoveUnderwayError(Exception):
-    """Another call holds the claim. Lambda tries again: by then there is a successor, or the claim is abandoned."""
+    """Another call holds the claim. Lambda retries; by then there is a successor, or the claim is abandoned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(ReclaimRules):
-    """The stage's values and the contract's words, which the stack hands over in the environment."""
+    """The stage's values and the reasons that jobs share, which the stack sets in the environment."""
 
     run_bucket: str
     on_demand_queues: dict[str, str]
-    """ARN of a Spot queue to that of the same pool's On-Demand queue."""
+    """ARN of each Spot queue -> ARN of the same pool's On-Demand queue."""
     moved_reason: str
     moved_tag: str
 
@@ -69,26 +69,26 @@ class Rules(ReclaimRules):
             on_demand_queues={arn: queue.on_demand for arn, queue in queues.items() if queue.on_demand},
             moved_reason=os.environ["MOVED_REASON"],
             moved_tag=os.environ["MOVED_TAG"],
-            **of_environment(),
+            **reclaim_rules_from_environment(),
         )
 
 
 @dataclass(frozen=True)
 class Terminate:
-    """The job has to end before it can go on elsewhere."""
+    """End the job, so that it can continue in another queue."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Resubmit:
-    """The job has ended and goes on with this SubmitJob request."""
+    """Submit the ended job again, with this SubmitJob request."""
 
     request: dict[str, Any]
 
 
 def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
-    """Return what is to be done with a job, as DescribeJobs shows it (an array: as `with_children`); None: nothing."""
+    """Return what to do with a job as described by DescribeJobs (for arrays: `with_children`), or None for nothing."""
     queue = rules.on_demand_queues.get(job["jobQueue"])
     if queue is None or job["status"] == "SUCCEEDED" or not _team(job) or size(job) > rules.on_demand_nodes:
         return None
@@ -99,17 +99,17 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     too_many = reclaims >= rules.reclaims_before_on_demand
     reason = job.get("statusReason", "")
     no_capacity = reason.startswith(rules.no_capacity_reason)
-    why = "for want of Spot capacity" if no_capacity else f"after {reclaims} reclaim{'s' if reclaims > 1 else ''}"
-    if reason.startswith(rules.moved_reason):  # as this function has put it
+    why = "for lack of Spot capacity" if no_capacity else f"after {reclaims} reclaim{'s' if reclaims > 1 else ''}"
+    if reason.startswith(rules.moved_reason):  # a reason that this function set
         why = reason.removeprefix(rules.moved_reason).partition(":")[0].strip()
     stopped_by_someone = job.get("isTerminated") or job.get("isCancelled")
     if job["status"] != "FAILED":
-        # One that is being terminated already, by this function or by its owner, is left to it.
+        # A job that this function or its owner is already terminating is left alone.
         if not (too_many or no_capacity) or stopped_by_someone:
             return None
-        return Terminate(f"{rules.moved_reason} {why}: goes on as the job of the same name in {_name(queue)}")
-    # The last attempt that the job may have can be the one reclaim too many: then Batch itself has ended it. Whoever
-    # else ends a job, its owner or a timeout, gives the job a reason of his own, however its container exited.
+        return Terminate(f"{rules.moved_reason} {why}: continues as the job of the same name in {_name(queue)}")
+    # If the last allowed attempt ends with the reclaim that is one too many, Batch ends the job. Others who end a job
+    # (its owner, a timeout) set another reason, whatever the container's exit code.
     ended_by_reclaim = (
         too_many
         and is_reclaim(attempts[-1], rules)
@@ -122,10 +122,10 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
-    """Return the parent of an array with what Batch says of its children only: attempts, and why they ended.
+    """Return an array's parent with the attempts and the reason that only Batch's children have.
 
-    When one is taken away the others leave too, to begin again together. So what has become of them all is what became
-    of the one that failed by itself, else of the one that saw most reclaims.
+    If one child is reclaimed, the others exit too, to restart together. So the outcome of all is that of the child that
+    failed by itself, or else of the child with the most reclaims.
     """
 
     def weight(child: dict[str, Any]) -> tuple[bool, int]:
@@ -136,8 +136,8 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
     decisive = max(children, key=weight)
     reason = str(parent.get("statusReason", ""))
     reasons = [reason, *(str(child.get("statusReason", "")) for child in children if child["status"] == "FAILED")]
-    moved = [said for said in reasons if said.startswith(rules.moved_reason)]
-    no_capacity = [said for said in reasons if said.startswith(rules.no_capacity_reason)]
+    moved = [text for text in reasons if text.startswith(rules.moved_reason)]
+    no_capacity = [text for text in reasons if text.startswith(rules.no_capacity_reason)]
     stopped = [reason] if parent.get("isTerminated") or parent.get("isCancelled") else []
     reason = [*moved, *stopped, *no_capacity, str(decisive.get("statusReason", ""))][0]
     return {**parent, "attempts": decisive.get("attempts", []), "statusReason": reason}
@@ -146,8 +146,8 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict[str, Any]:
     """Return SubmitJob's arguments for the same job in another queue.
 
-    DescribeJobs shows definition and submission merged into one; given as the submission's they come to the same. What
-    Batch adds itself (AWS_BATCH_…, tags of `aws:`) it does not take from others.
+    DescribeJobs merges definition and submission, and submitting the merged values has the same effect. Batch refuses
+    values that it adds itself (AWS_BATCH_… variables, `aws:` tags), so these are left out.
     """
     request: dict[str, Any] = {
         "jobName": job["jobName"],
@@ -165,17 +165,22 @@ def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict
     }
     if size(job):
         request["arrayProperties"] = {"size": size(job)}
-    same = {"shareIdentifier": "shareIdentifier", "timeout": "timeout", "parameters": "parameters"}
-    for shown, asked in (same | {"schedulingPriority": "schedulingPriorityOverride"}).items():
-        if job.get(shown):
-            request[asked] = job[shown]
+    renamed = {
+        "shareIdentifier": "shareIdentifier",
+        "timeout": "timeout",
+        "parameters": "parameters",
+        "schedulingPriority": "schedulingPriorityOverride",
+    }
+    for described, argument in renamed.items():
+        if job.get(described):
+            request[argument] = job[described]
     return request
 
 
 def _container(container: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": container["name"],
-        # From here on the launcher counts the run's cost at the other price.
+        # The launcher must now compute the run's cost at the On-Demand price.
         "command": [
             f"{CAPACITY_FLAG}on-demand" if part == f"{CAPACITY_FLAG}spot" else part for part in container["command"]
         ],
@@ -189,30 +194,30 @@ def _name(arn: str) -> str:
 
 
 def claim_key(job: dict[str, Any]) -> str:
-    """Return the key of the claim on a job's move: `moves/<job id>.json` of its run, whose id is the job's name."""
+    """Return the key of the claim on a job's move, `moves/<job id>.json` in the run named like the job."""
     return f"{_team(job)}/{job['jobName']}/moves/{job['jobId']}.json"
 
 
 def _team(job: dict[str, Any]) -> str:
-    """Return the team that submitted it; IAM holds people to their own. Empty: not submitted by `trainyard submit`."""
+    """Return the team that submitted the job (IAM enforces it), or "" if it was not `trainyard submit`."""
     return str(job.get("tags", {}).get("trainyard:team", ""))
 
 
 class Mover:
-    """The calls to AWS that carry a decision out, once."""
+    """The AWS calls that carry out a decision exactly once."""
 
     def __init__(self, run_bucket: str) -> None:
-        import boto3  # noqa: PLC0415 - the decisions above are used and tested without it
+        import boto3  # noqa: PLC0415 - the functions above are used and tested without it
         from botocore.config import Config  # noqa: PLC0415
 
         self._batch = boto3.client("batch")
-        # Sent again by botocore after a lost answer, SubmitJob would start a second job.
+        # Without retries: if botocore repeated SubmitJob after a lost response, it would start a second job.
         self._batch_once = boto3.client("batch", config=Config(retries={"total_max_attempts": 1}))
         self._s3 = boto3.client("s3")
         self._bucket = run_bucket
 
     def describe(self, job_id: str, rules: Rules) -> dict[str, Any] | None:
-        """Return a job (one of several nodes as `with_children` does), or None if Batch has forgotten it."""
+        """Return a job (for arrays: `with_children`), or None if Batch no longer knows it."""
         for job in describe(self._batch, [job_id]):
             nodes = children(self._batch, job)
             return with_children(job, nodes, rules) if nodes else job
@@ -222,9 +227,9 @@ class Mover:
         self._batch.terminate_job(jobId=job_id, reason=reason)
 
     def resubmit(self, job: dict[str, Any], request: dict[str, Any]) -> str | None:
-        """Submit the job again and return the id of the successor; None where there was one.
+        """Submit the job again and return the id of the successor, or None if it already has one.
 
-        Raises MoveUnderwayError where another call is at it.
+        Raises MoveUnderwayError if another call is moving it.
         """
         key = claim_key(job)
         if not self._claim(key):
@@ -233,7 +238,7 @@ class Mover:
                 return None
             if time.time() - held["LastModified"].timestamp() < CLAIM_SECONDS:
                 raise MoveUnderwayError(f"the move of {job['jobName']} is claimed by another call")
-            # Whoever held it may have submitted the job and died before it could say so.
+            # The holder of the claim may have submitted the job and died before it recorded the successor.
             successor = self._job_named(request["jobQueue"], request["jobName"], since=job["createdAt"])
             if successor:
                 self._record(key, successor)
@@ -248,12 +253,12 @@ class Mover:
         from botocore.exceptions import ClientError  # noqa: PLC0415
 
         condition = {"IfMatch": instead_of} if instead_of else {"IfNoneMatch": "*"}
-        # The time makes each claim's ETag its own: of two calls that take one over, one succeeds.
+        # The time makes the ETag of each claim unique: if two calls take a claim over, only one succeeds.
         body = json.dumps({"claimed_at": time.time_ns(), "successor": None})
         try:
             self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode(), **condition)  # type: ignore[arg-type]
         except ClientError as error:
-            # The second: two wrote at the very same time, and the other one won.
+            # ConditionalRequestConflict: another call wrote at the same time and won.
             if error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict"):
                 return False
             raise
@@ -264,7 +269,7 @@ class Mover:
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode())
 
     def _job_named(self, queue: str, name: str, *, since: int) -> str | None:
-        """Return a job of that name which is younger: a run that was resumed may have had older ones in the queue."""
+        """Return a job with this name created after `since`; a resumed run may have older ones in the queue."""
         pages = self._batch.get_paginator("list_jobs").paginate(
             jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
         )
@@ -273,10 +278,10 @@ class Mover:
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Lambda's entry; `event` is a 'Batch Job State Change'."""
+    """Handle a 'Batch Job State Change' event."""
     rules = Rules.from_environment()
     mover = Mover(rules.run_bucket)
-    # Of a child of an array job, whose id goes on after a colon, its parent.
+    # For the child of an array job, whose id is `<parent>:<index>`, use the parent.
     job = mover.describe(event["detail"]["jobId"].partition(":")[0], rules)
     if job is None:  # the event is many days old
         return
@@ -286,4 +291,4 @@ def handler(event: dict[str, Any], _context: object) -> None:
         print(json.dumps({"run": job["jobName"], "job": job["jobId"], "terminated": decision.reason}))
     elif isinstance(decision, Resubmit):
         successor = mover.resubmit(job, decision.request)
-        print(json.dumps({"run": job["jobName"], "job": job["jobId"], "successor": successor or "was there already"}))
+        print(json.dumps({"run": job["jobName"], "job": job["jobId"], "successor": successor or "already submitted"}))

@@ -1,16 +1,15 @@
-"""Says what became of a job, in words to the stage's topic and in numbers to its metrics.
+"""Report the end of a job: as an alert to the stage's topic, and as metrics.
 
-EventBridge calls it with every change of state of a job of the stage. Batch publishes no metrics, so each call counts
-the jobs of the queue in question and logs them in CloudWatch's embedded metric format: while nothing runs there is no
-event, nothing is counted and nothing is paid for. Between two events the numbers stay what they were; the dashboard
-repeats the last one.
+EventBridge calls this at every state change of a job of the stage. Batch publishes no metrics, so each call counts the
+jobs in the event's queue and logs the counts in CloudWatch's embedded metric format. While nothing runs, there are no
+events, no counts and no costs. Between events, numbers do not change; the dashboard repeats the last value.
 
-Nodes that Batch starts one by one (the children of an array job) fail and are reclaimed as one: a failure is told of
-when their parent has failed, a reclaim when the first child waits again, since all leave when one is taken away.
+Nodes that Batch starts one by one (the children of an array job) fail and are reclaimed together: a failure is reported
+when the parent fails, a reclaim when the first child waits again, because all exit when one is reclaimed.
 
-The children of a sweep run for themselves: a reclaim is told of each, that points have failed once, of the parent.
+The children of a sweep are independent: every reclaim is reported, and failed points once, for the parent.
 
-A job that its owner cancelled, that goes on elsewhere, or that was a duplicate has not failed.
+Jobs that their owner cancelled, that continue in another queue, or that were duplicates do not count as failed.
 """
 
 import json
@@ -27,25 +26,25 @@ from infra.observability.functions.batch_jobs import (
     containers,
     describe,
     is_reclaim,
-    of_environment,
     read_queues,
+    reclaim_rules_from_environment,
     size,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(ReclaimRules):
-    """The stage's values and the contract's words, which the stack hands over in the environment."""
+    """The stage's values and the reasons that jobs share, which the stack sets in the environment."""
 
     stage: str
     topic: str
     namespace: str
     queues: dict[str, Queue]
-    """By ARN."""
+    """Queues by ARN."""
     spot_queues: tuple[str, ...]
-    """Names of those on Spot."""
+    """Names of the Spot queues."""
     no_failures: tuple[str, ...]
-    """How reasons begin that are no failure: of jobs that go on elsewhere, and of duplicates."""
+    """Prefixes of reasons that are no failures: jobs that continue in another queue, and duplicates."""
 
     @classmethod
     def from_environment(cls) -> "Rules":
@@ -56,22 +55,22 @@ class Rules(ReclaimRules):
             queues=read_queues(os.environ["PARAMETER_PATH"]),
             spot_queues=tuple(json.loads(os.environ["SPOT_QUEUES"])),
             no_failures=tuple(json.loads(os.environ["NO_FAILURES"])),
-            **of_environment(),
+            **reclaim_rules_from_environment(),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What there is to say of one event."""
+    """The report of one event."""
 
     failed: bool = False
     reclaimed: bool = False
     text: str = ""
-    """Empty: nobody needs to know."""
+    """Text of the alert; empty for no alert."""
 
 
 def report(job: dict[str, Any], rules: Rules) -> Report:
-    """Return what to say of a job, as DescribeJobs shows it, with status, reason and attempts as of the event."""
+    """Return the report on a job as described by DescribeJobs, with the status, reason and attempts of the event."""
     child = job.get("arrayProperties", {}).get("index")
     is_sweep = SWEEP_TAG in job.get("tags", {})
     if (child and not is_sweep) or (child is not None and job["status"] == "FAILED"):
@@ -89,27 +88,27 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
         if is_sweep:
             return Report(
                 failed=True,
-                text=f"{of} is a sweep, not all of whose points have succeeded: {why}{code}. "
-                f"Look: trainyard sweep {run} --stage {rules.stage}",
+                text=f"{of} is a sweep whose points did not all succeed: {why}{code}. "
+                f"Next: trainyard sweep {run} --stage {rules.stage}",
             )
         return Report(
             failed=True,
             reclaimed=reclaimed,
             text=f"{of} failed in attempt {max(1, len(attempts))}: {why}{code}. "
-            f"Look: trainyard logs {run} --stage {rules.stage}",
+            f"Next: trainyard logs {run} --stage {rules.stage}",
         )
     its_instance = "one of its instances" if is_sweep else "its instance"
     if job["status"] == "RUNNABLE" and reclaimed:
         return Report(
             reclaimed=True,
             text=f"{of} lost {its_instance} to a Spot reclaim, for the {_ordinal(lost)} time; it waits for another "
-            f"one and starts again with its newest checkpoint. Look: trainyard status {run} --stage {rules.stage}",
+            f"one and resumes from its newest checkpoint. Next: trainyard status {run} --stage {rules.stage}",
         )
     return Report(reclaimed=reclaimed)
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
-    """Return the parent of an array, ended as the child that decided it: first of all one that failed by itself."""
+    """Return an array's parent with the outcome of its decisive child: one that failed by itself, if there is any."""
 
     def failed_by_itself(child: dict[str, Any]) -> bool:
         attempts = child.get("attempts", [])
@@ -123,12 +122,12 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 
 
 def _is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
-    """Return whether a finished attempt ended by a reclaim; elsewhere than in a Spot queue none does."""
+    """Return whether a finished attempt ended by a reclaim; only attempts in Spot queues can."""
     return queue in rules.queues and rules.queues[queue].name in rules.spot_queues and is_reclaim(attempt, rules)
 
 
 def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
-    """Return False where a job ended for another reason than its last attempt: its owner's, or that of a timeout."""
+    """Return whether the job ended because of its last attempt, and not by its owner or a timeout."""
     reason: str = job.get("statusReason", "")
     return job["status"] != "FAILED" or reason.startswith((rules.reclaim_reason, rules.exited_reason))
 
@@ -140,7 +139,7 @@ def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: 
     may_go_on = queue is not None and queue.on_demand is not None and fits
     if reason.startswith(rules.no_capacity_reason):
         return not may_go_on
-    if reason.startswith("Canceled by JobStateTimeLimit"):  # by the queue, not by its owner
+    if reason.startswith("Canceled by JobStateTimeLimit"):  # cancelled by the queue, not by the owner
         return True
     if job.get("isTerminated") or job.get("isCancelled") or reason.startswith(rules.no_failures):
         return False
@@ -151,16 +150,16 @@ def _ordinal(number: int) -> str:
     return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
-def metrics(queue: str, summaries: list[dict[str, Any]], said: Report, namespace: str) -> dict[str, Any]:
-    """Return a line of CloudWatch's embedded metric format, from the jobs of the queue so called that wait or run."""
+def metrics(queue: str, summaries: list[dict[str, Any]], report: Report, namespace: str) -> dict[str, Any]:
+    """Return a line of CloudWatch's embedded metric format, from the waiting and running jobs of `queue`."""
     values = {
         "QueueDepth": sum(summary["status"] not in ("STARTING", "RUNNING") for summary in summaries),
-        "Reclaims": int(said.reclaimed),
-        "FailedJobs": int(said.failed),
+        "Reclaims": int(report.reclaimed),
+        "FailedJobs": int(report.failed),
     }
     directives = [
         {"Namespace": namespace, "Dimensions": [["Queue"]], "Metrics": [{"Name": name} for name in values]},
-        # Of all queues together: what the alarm counts.
+        # Total of all queues, for the alarm
         {"Namespace": namespace, "Dimensions": [[]], "Metrics": [{"Name": "FailedJobs"}]},
     ]
     return {
@@ -174,34 +173,34 @@ class Reporter:
     """The calls to Batch and SNS."""
 
     def __init__(self) -> None:
-        import boto3  # noqa: PLC0415 - the judgements above are used and tested without it
+        import boto3  # noqa: PLC0415 - the functions above are used and tested without it
 
         self._batch: Any = boto3.client("batch")
         self._sns: Any = boto3.client("sns")
 
     def describe(self, job_id: str) -> dict[str, Any]:
-        """Return a job as Batch describes it; an empty dict where Batch has forgotten it."""
+        """Return a job as described by Batch, or an empty dict if Batch no longer knows it."""
         return next(iter(describe(self._batch, [job_id])), {})
 
     def children(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         return children(self._batch, job)
 
     def waiting_and_running(self, queue: str) -> list[dict[str, Any]]:
-        """Return the queue's jobs that wait or run; of an array its children, each of which has a node."""
+        """Return the queue's waiting and running jobs; for an array its children, each of which has a node."""
         found = []
         for summary in self._alive(jobQueue=queue):
-            # Batch leaves children out, and shows their parent as PENDING while they run.
+            # Batch omits children, and lists their parent as PENDING while they run.
             is_parent = summary["status"] == "PENDING" and size(summary)
             found += self._alive(arrayJobId=summary["jobId"]) if is_parent else [summary]
         return found
 
-    def _alive(self, **which: str) -> list[dict[str, Any]]:
+    def _alive(self, **filters: str) -> list[dict[str, Any]]:
         pages = self._batch.get_paginator("list_jobs")
         states = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
         return [
             {**summary, "status": state}
             for state in states
-            for page in pages.paginate(**which, jobStatus=state)
+            for page in pages.paginate(**filters, jobStatus=state)
             for summary in page["jobSummaryList"]
         ]
 
@@ -210,21 +209,22 @@ class Reporter:
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Lambda's entry; `event` is a 'Batch Job State Change'."""
+    """Handle a 'Batch Job State Change' event."""
     rules, reporter = Rules.from_environment(), Reporter()
     detail = event["detail"]
     queue = rules.queues.get(detail["jobQueue"])
-    if queue is None:  # it was deleted with what it held
+    if queue is None:  # deleted, together with its jobs
         return
-    # What happened is the event's to say: by now the job may be elsewhere. The rest it need not carry.
+    # Status, reason and attempts come from the event, because the job may have changed since. Other fields may be
+    # missing.
     happened = {key: detail[key] for key in ("status", "statusReason", "attempts") if key in detail}
-    # The parent of an array's child has what all children have in common, its tags.
+    # An array's child gets what all children share, such as tags, from its parent.
     parent = reporter.describe(detail["jobId"].partition(":")[0])
     child = reporter.describe(detail["jobId"]) if ":" in detail["jobId"] else {}
     job = {**detail, **parent, **child, **happened}
     if job["status"] == "FAILED" and (nodes := reporter.children(job)):
         job = with_children(job, nodes, rules)
-    said = report(job, rules)
-    if said.text:
-        reporter.publish(rules.topic, said.text)
-    print(json.dumps(metrics(queue.label, reporter.waiting_and_running(detail["jobQueue"]), said, rules.namespace)))
+    result = report(job, rules)
+    if result.text:
+        reporter.publish(rules.topic, result.text)
+    print(json.dumps(metrics(queue.label, reporter.waiting_and_running(detail["jobQueue"]), result, rules.namespace)))

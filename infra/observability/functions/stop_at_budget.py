@@ -1,16 +1,16 @@
-"""Stops what a stage or a team starts anew once its month's budget is used up, and lets it go on the month after.
+"""Stop new work of a stage or a team when its monthly budget is used up, and allow it again in the next month.
 
-A budget at 100 % publishes to a topic of its own, which calls this function. Instances are launched by Batch's
-service-linked role, out of reach of IAM policies that a budget's own action could set; so the function does it:
+A budget at 100 % publishes to its topic, which calls this function. Batch's service-linked role launches instances, and
+the IAM policies of AWS's budget actions do not reach it. So this function stops work:
 
-- the stage's budget: its compute environments are disabled. What runs goes on to its end, nothing new starts.
-- a team's: the parameter is written by which `trainyard submit` refuses, its waiting jobs are cancelled, and where the
-  team has a role for its members, that role gets a tag with which its own policy denies it SubmitJob.
+- Stage budget: disable the stage's compute environments. Running jobs continue, but nothing new starts.
+- Team budget: write the parameter that makes `trainyard submit` refuse, cancel the team's waiting jobs, and tag the
+  team's member role, if there is one; with the tag, the role's own policy denies SubmitJob.
 
-On the first of a month a schedule calls it to undo all that. A deployment may enable a compute environment that was
-disabled; CloudFormation's own event of it brings the function to disable it again.
+A schedule calls it on the first of each month to undo this. A deployment may enable a disabled compute environment;
+CloudFormation's event then calls this function, which disables it again.
 
-Budgets, stops and the teams' roles are parameters of the stage, one each: however many teams there are, they fit.
+Budgets, stops and member roles are separate SSM parameters, so their number is not limited.
 """
 
 import contextlib
@@ -24,30 +24,30 @@ from infra.observability.functions.batch_jobs import describe
 
 STAGE_BUDGET, STAGE_STOP = "stage-budget", "stage-budget-stop"
 TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role/"
-"""Parameters below the stage's path; of the latter three there is one for each team, by its name.
+"""Parameters below the stage's path. The last three are prefixes, followed by a team's name.
 
-A budget is deployed as {"limit_usd": …, "topic": …}; a stop is written here while its budget is used up.
+A budget is deployed as {"limit_usd": …, "topic": …}. This function writes the stop while the budget is used up.
 """
 
 
 STOP_TAG = "trainyard:budget-stop"
-"""Tag of a role of a team's people: while it is there, the role submits nothing. Its value says until when."""
+"""Tag of a member role that may not submit jobs. The value is the time until which this applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The limit of the stage or of one team."""
+    """The budget of the stage or of a team."""
 
     team: str | None
-    """None: the whole stage's."""
+    """None: the stage."""
     limit_usd: float
     topic: str
-    """ARN of the topic that it publishes to at 100 %."""
+    """ARN of the topic to which the budget publishes at 100 %."""
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The stage's parameters, keyed by their names below its path."""
+    """The stage's parameters, by name below its path."""
 
     values: dict[str, str]
 
@@ -62,17 +62,17 @@ class Ledger:
 
     @property
     def stopped(self) -> list[str | None]:
-        """Return the teams whose stop is written, whether or not they have a budget any more; None for the stage."""
+        """Return the teams with a stop, even those without a budget now; None stands for the stage."""
         teams = [name.removeprefix(TEAM_STOPS) for name in self.values if name.startswith(TEAM_STOPS)]
         return [*([None] if STAGE_STOP in self.values else []), *teams]
 
     def stop(self, team: str | None) -> dict[str, Any] | None:
-        """Return what was written when the budget was used up; None: it is not."""
+        """Return the record of a stop, or None if the budget is not used up."""
         value = self.values.get(stop_parameter(team))
         return json.loads(value) if value else None
 
     def member_role(self, team: str) -> str | None:
-        """Return the name of the role of the team's people; None where it has none."""
+        """Return the name of the team's member role, or None if it has none."""
         arn = self.values.get(MEMBER_ROLES + team)
         return arn.rsplit("/", 1)[-1] if arn else None
 
@@ -83,13 +83,13 @@ def stop_parameter(team: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The stage's values, which the stack hands over in the environment."""
+    """The stage's values, which the stack sets in the environment."""
 
     stage: str
     topic: str
-    """Where people are told."""
+    """ARN of the topic for alerts."""
     path: str
-    """Under which the stage's parameters lie."""
+    """Path of the stage's parameters."""
 
     @classmethod
     def from_environment(cls) -> "Rules":
@@ -101,13 +101,13 @@ class Rules:
 
 
 def next_month(now: datetime) -> datetime:
-    """Return when budgets start over: AWS counts months in UTC."""
+    """Return when budgets start over. AWS's months are in UTC."""
     first = now.astimezone(timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return (first + timedelta(days=32)).replace(day=1)
 
 
 def stop_record(budget: Budget, now: datetime) -> dict[str, Any]:
-    """Return what the parameter of a stop holds."""
+    """Return the content of a stop's parameter."""
     return {
         "budget_usd": budget.limit_usd,
         "since": now.astimezone(timezone.utc).isoformat(timespec="seconds"),
@@ -122,7 +122,7 @@ def is_over(record: dict[str, Any], now: datetime) -> bool:
 def cancel_reason(budget: Budget, record: dict[str, Any]) -> str:
     return (
         f"budget of team {budget.team} ({budget.limit_usd:g} USD a month) is used up until {record['until'][:10]}; "
-        "submit it again then: trainyard submit SPEC"
+        "then submit it again: trainyard submit SPEC"
     )
 
 
@@ -130,7 +130,7 @@ class Account:
     """The calls to AWS."""
 
     def __init__(self, rules: Rules) -> None:
-        import boto3  # noqa: PLC0415 - the decisions above are used and tested without it
+        import boto3  # noqa: PLC0415 - the functions above are used and tested without it
 
         self._rules = rules
         self._batch: Any = boto3.client("batch")
@@ -138,7 +138,7 @@ class Account:
         self._sns: Any = boto3.client("sns")
         self._iam: Any = boto3.client("iam")
 
-    def say(self, text: str) -> None:
+    def alert(self, text: str) -> None:
         self._sns.publish(TopicArn=self._rules.topic, Message=text)
 
     def ledger(self) -> Ledger:
@@ -150,12 +150,12 @@ class Account:
         name = self._rules.path + parameter
         self._ssm.put_parameter(Name=name, Value=json.dumps(record), Type="String", Overwrite=True)
 
-    def forget(self, parameter: str) -> None:
+    def delete(self, parameter: str) -> None:
         with contextlib.suppress(self._ssm.exceptions.ParameterNotFound):
             self._ssm.delete_parameter(Name=self._rules.path + parameter)
 
     def set_environments(self, state: str) -> int:
-        """Enable or disable the stage's compute environments; return how many were not so already."""
+        """Enable or disable the stage's compute environments. Return the number of changed ones."""
         pages = self._batch.get_paginator("describe_compute_environments").paginate()
         changed = [
             environment["computeEnvironmentArn"]
@@ -168,7 +168,7 @@ class Account:
         return len(changed)
 
     def _queues(self) -> list[str]:
-        """Return the ARNs of the stage's queues, those of pools that retire included."""
+        """Return the ARNs of the stage's queues, including those of retiring pools."""
         pages = self._batch.get_paginator("describe_job_queues").paginate()
         return [
             queue["jobQueueArn"]
@@ -178,7 +178,7 @@ class Account:
         ]
 
     def cancel_waiting(self, team: str, reason: str) -> int:
-        """Cancel the team's jobs that do not run yet; return how many."""
+        """Cancel the team's jobs that do not run yet. Return their number."""
         cancelled = 0
         for queue in self._queues():
             for state in ("SUBMITTED", "PENDING", "RUNNABLE"):
@@ -186,7 +186,7 @@ class Account:
                 ids = [summary["jobId"] for page in pages for summary in page["jobSummaryList"]]
                 for job in describe(self._batch, ids):
                     if job.get("tags", {}).get("trainyard:team") == team:
-                        # CancelJob leaves alone what has begun to start in the meantime.
+                        # CancelJob has no effect if the job has started in the meantime.
                         self._batch.cancel_job(jobId=job["jobId"], reason=reason)
                         cancelled += 1
         return cancelled
@@ -199,7 +199,7 @@ class Account:
 
 
 def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
-    """Stop what a budget pays for; done twice it changes nothing more."""
+    """Stop new work on a used-up budget. Safe to repeat."""
     ledger = account.ledger()
     record = ledger.stop(budget.team)
     if record is None or is_over(record, now):
@@ -208,25 +208,25 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
     until = record["until"][:10]
     if budget.team is None:
         disabled = account.set_environments("DISABLED")
-        account.say(
+        account.alert(
             f"Stage {rules.stage} has used up its budget of {budget.limit_usd:g} USD: {disabled} compute environments "
-            f"were disabled. What runs goes on, nothing new starts before {until}, unless monthly_budget_usd is raised "
-            "in infra/settings.py and deployed."
+            f"were disabled. Running jobs continue, but nothing new starts before {until}. Next, to continue earlier: "
+            "raise monthly_budget_usd in infra/settings.py and deploy."
         )
         return
     cancelled = account.cancel_waiting(budget.team, cancel_reason(budget, record))
     role = ledger.member_role(budget.team)
     if role:
         account.deny(role, record["until"])
-    account.say(
+    account.alert(
         f"Team {budget.team} (stage {rules.stage}) has used up its budget of {budget.limit_usd:g} USD: {cancelled} "
-        f"waiting jobs were cancelled, new ones are refused until {until}, unless monthly_budget_usd is raised in "
-        "infra/settings.py and deployed."
+        f"waiting jobs were cancelled, and new ones are refused until {until}. Next, to continue earlier: raise "
+        "monthly_budget_usd in infra/settings.py and deploy."
     )
 
 
 def review(account: Account, rules: Rules, now: datetime) -> None:
-    """End stops whose month is over, or whose budget was raised or is none any more; enforce the others anew."""
+    """End stops whose month is over, or whose budget was raised or removed; enforce the others again."""
     ledger = account.ledger()
     limits = {budget.team: budget.limit_usd for budget in ledger.budgets}
     for team in ledger.stopped:
@@ -241,21 +241,21 @@ def review(account: Account, rules: Rules, now: datetime) -> None:
             account.set_environments("ENABLED")
         elif role:
             account.allow(role)
-        account.forget(stop_parameter(team))
+        account.delete(stop_parameter(team))
         who = f"Team {team} (stage {rules.stage})" if team else f"Stage {rules.stage}"
         budget = "without a budget of its own" if limit is None else f"with a budget of {limit:g} USD a month"
-        account.say(f"{who} may start jobs again, {budget}.")
+        account.alert(f"{who} may start jobs again, {budget}.")
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Lambda's entry: `event` comes from a budget by SNS, from the monthly schedule, or from CloudFormation."""
+    """Handle an event of a budget (through SNS), of the monthly schedule, or of CloudFormation."""
     rules = Rules.from_environment()
     account, now = Account(rules), datetime.now(timezone.utc)
     if "Records" not in event:
         review(account, rules, now)
         return
     topics = {record["Sns"]["TopicArn"] for record in event["Records"]}
-    # A budget may have been taken out of the settings since it said so.
+    # The budget may have been removed from the settings since it published.
     for budget in account.ledger().budgets:
         if budget.topic in topics:
             stop(budget, account, rules, now)

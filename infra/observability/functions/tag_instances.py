@@ -1,8 +1,8 @@
-"""Tags the instances that run a job with its team and run, so that AWS's bill can be split by team.
+"""Tag the instances of a running job with its team and run, so that AWS's bill can be split by team.
 
-EventBridge calls it when a job of the stage starts to run. Batch tags instances by compute environment, which teams
-share, but a job owns its node: whose job runs there pays for it. The tags count in the bill once `trainyard:team` and
-`trainyard:run` are activated as cost allocation tags; a next job on the same instance overwrites them.
+EventBridge calls this when a job of the stage starts to run. Batch tags instances per compute environment, which teams
+may share, but a job has its node to itself, so its team pays for the node. The tags appear in the bill once
+`trainyard:team` and `trainyard:run` are activated as cost allocation tags. The next job on an instance overwrites them.
 """
 
 import json
@@ -15,16 +15,16 @@ TAGS = ("trainyard:team", "trainyard:run")
 
 
 def container_instances(jobs: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the ARNs of the ECS container instances under jobs, or nodes of a job, as DescribeJobs shows them."""
+    """Return the ARNs of the ECS container instances of jobs, or of a job's nodes, as described by DescribeJobs."""
     found = set()
     for job in jobs:
-        shown = [job.get("container", {}), *job.get("ecsProperties", {}).get("taskProperties", [])]
-        found |= {place["containerInstanceArn"] for place in shown if place.get("containerInstanceArn")}
+        parts = [job.get("container", {}), *job.get("ecsProperties", {}).get("taskProperties", [])]
+        found |= {part["containerInstanceArn"] for part in parts if part.get("containerInstanceArn")}
     return found
 
 
 def by_cluster(arns: Iterable[str]) -> dict[str, list[str]]:
-    """Group ARNs by the cluster that they name, since ECS is asked cluster by cluster."""
+    """Group ARNs by the cluster in them, because ECS describes instances per cluster."""
     clusters: dict[str, list[str]] = {}
     for arn in sorted(arns):
         clusters.setdefault(arn.split("/")[1], []).append(arn)
@@ -32,17 +32,17 @@ def by_cluster(arns: Iterable[str]) -> dict[str, list[str]]:
 
 
 class Tagger:
-    """The calls to AWS that lead from a job to its instances."""
+    """The AWS calls from a job to its instances."""
 
     def __init__(self) -> None:
-        import boto3  # noqa: PLC0415 - what is above is used and tested without it
+        import boto3  # noqa: PLC0415 - the functions above are used and tested without it
 
         self._batch: Any = boto3.client("batch")
         self._ecs: Any = boto3.client("ecs")
         self._ec2: Any = boto3.client("ec2")
 
     def parts(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the job, and the nodes of one that has several."""
+        """Return the job, followed by its nodes if it is a multi-node job."""
         jobs = describe(self._batch, [job_id])
         nodes = [
             f"{job_id}#{index}" for job in jobs for index in range(job.get("nodeProperties", {}).get("numNodes", 0))
@@ -50,7 +50,7 @@ class Tagger:
         return [*jobs, *describe(self._batch, nodes)]
 
     def instances(self, arns: Iterable[str]) -> list[str]:
-        """Return EC2's ids of container instances; those that have left their cluster by now are left out."""
+        """Return the EC2 ids of container instances, without those that have left their cluster."""
         return [
             instance["ec2InstanceId"]
             for cluster, members in by_cluster(arns).items()
@@ -65,7 +65,7 @@ class Tagger:
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Lambda's entry; `event` is a 'Batch Job State Change' to RUNNING."""
+    """Handle a 'Batch Job State Change' event to RUNNING."""
     tagger = Tagger()
     jobs = tagger.parts(event["detail"]["jobId"])
     if not jobs:

@@ -1,10 +1,10 @@
-"""Watches the stage's instances: what they cost, and those that boot and never join their cluster.
+"""Watch the stage's instances: count their cost, and end those that boot and never join their cluster.
 
-EventBridge calls it when an instance changes its state, when one has joined a cluster, and every five minutes. An
-instance that never joins runs no job and belongs to none, so nobody who looks at jobs sees what it costs; and where a
-boot step fails, Batch starts one after the other. If one has not joined for `MINUTES`, or `LAUNCHES` in a row have
-ended before they joined, the function disables their compute environment, terminates those that still run, and sends
-an alert, which `trainyard why` repeats. An instance that has joined has a tag.
+EventBridge calls this when an instance changes state, when one joins a cluster, and every five minutes. An instance
+that never joins runs no job, so its cost is invisible in any job; and if a boot step fails, Batch starts one instance
+after another. If an instance has not joined after `MINUTES`, or `LAUNCHES` in a row ended before they joined, the
+function disables their compute environment, terminates its running instances, and sends an alert, which `trainyard why`
+repeats. Instances that have joined are tagged.
 """
 
 import contextlib
@@ -17,35 +17,35 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 JOINED_TAG = "trainyard:joined"
-"""Tag of an instance that has joined a cluster; its value is when."""
+"""Tag of instances that have joined a cluster. The value is the time."""
 
 RUN_TAG = "trainyard:run"
-"""Who has it works for a run, so it has joined."""
+"""Tag of instances that work for a run, and so have joined."""
 
 NEVER_JOINED = "never-joined/"
-"""Begins the names of the parameters, below the stage's path, that say why an environment was disabled here."""
+"""Prefix of the parameters, below the stage's path, that record why this function disabled an environment."""
 
 MINUTES = 30
 LAUNCHES = 3
 
 _ALIVE = ("pending", "running")
 _SPOT_RECLAIM = "Server.SpotInstance"
-"""EC2's codes of a Spot instance that was taken away, or had no capacity, begin so: no fault of the boot."""
+"""Prefix of EC2's codes for a Spot instance that was reclaimed or found no capacity, which are no boot failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The stage's values, which the stack hands over in the environment."""
+    """The stage's values, which the stack sets in the environment."""
 
     stage: str
     topic: str
     namespace: str
     path: str
-    """Under which the stage's parameters lie."""
+    """Path of the stage's parameters."""
     log_group: str
-    """Where instances send the logs of their boot, in streams that begin with their ids."""
+    """Log group of boot logs; stream names start with the instance id."""
     prices: Mapping[str, Mapping[str, float]]
-    """Instance type to capacity to US dollars an hour."""
+    """Instance type -> capacity -> US dollars per hour."""
 
     @classmethod
     def from_environment(cls) -> "Rules":
@@ -61,18 +61,18 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """An instance of the stage, as EC2 describes it; one that has ended stays described for about an hour."""
+    """An instance of the stage, as described by EC2, which still lists ended instances for about an hour."""
 
     id: str
     type: str
     capacity: str
     environment: str
-    """The tag Name, which its compute environment gives all of its instances."""
+    """The tag Name, which a compute environment sets on all of its instances."""
     state: str
     launched: datetime
     joined: bool
     ended_by: str = ""
-    """EC2's code of why it has ended."""
+    """EC2's code for the reason of its end."""
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> "Instance":
@@ -94,14 +94,14 @@ class Instance:
 
 
 def never_joined(instances: Iterable[Instance], now: datetime, since: datetime | None) -> list[Instance]:
-    """Return the instances for which their compute environment is to be disabled, the newest first; none: all is well.
+    """Return the instances that are a reason to disable their environment, newest first; empty if there is none.
 
-    `since`: when it was disabled last; what was launched before is history.
+    `since`: when the environment was last disabled; earlier launches are ignored.
     """
     found: list[Instance] = []
     for instance in sorted(instances, key=lambda instance: instance.launched, reverse=True):
         if instance.joined or (since is not None and instance.launched <= since):
-            break  # it works, or did when that one was launched
+            break  # the environment works, or did when this instance was launched
         overdue = now - instance.launched >= timedelta(minutes=MINUTES)
         if overdue if instance.is_alive else not instance.ended_by.startswith(_SPOT_RECLAIM):
             found.append(instance)
@@ -110,23 +110,23 @@ def never_joined(instances: Iterable[Instance], now: datetime, since: datetime |
 
 
 def explain(environment: str, culprits: list[Instance], rules: Rules) -> str:
-    """Return why an environment is disabled, in one sentence."""
+    """Return the reason for disabling an environment, in one sentence."""
     shown = ", ".join(
         f"{instance.id} ({instance.state}{f', {instance.ended_by}' if instance.ended_by else ''})"
         for instance in culprits[:5]
     )
     started = f"{len(culprits)} instances" if len(culprits) > 1 else "an instance"
     stuck = any(instance.is_alive for instance in culprits)
-    how = f"within {MINUTES} minutes" if stuck else "before it ended"
+    how = f"within {MINUTES} minutes" if stuck else "before they ended"
     streams = f"{culprits[0].id}/ in log group {rules.log_group}"
     return (
-        f"{environment} has started {started} of {culprits[0].type} that never joined it {how}: {shown}; the logs of "
-        f"the boot are the streams {streams}"
+        f"{environment} started {started} of {culprits[0].type} that did not join its cluster {how}: {shown}; boot "
+        f"logs: streams {streams}"
     )
 
 
 def metrics(instances: Iterable[Instance], rules: Rules) -> list[dict[str, Any]]:
-    """Return lines of CloudWatch's embedded metric format: of each type and capacity what runs, and its price."""
+    """Return lines of CloudWatch's embedded metric format: running instances and their cost by type and capacity."""
     running = [instance for instance in instances if instance.is_alive]
     lines = []
     for name, prices in rules.prices.items():
@@ -149,7 +149,7 @@ def metrics(instances: Iterable[Instance], rules: Rules) -> list[dict[str, Any]]
 
 
 def environments_of(batch: Any, stage: str) -> dict[str, dict[str, Any]]:
-    """Return a stage's compute environments by the name that their instances carry."""
+    """Return a stage's compute environments, by the Name tag of their instances."""
     return {
         name: environment
         for page in batch.get_paginator("describe_compute_environments").paginate()
@@ -160,10 +160,10 @@ def environments_of(batch: Any, stage: str) -> dict[str, dict[str, Any]]:
 
 
 class Account:
-    """The calls to AWS."""
+    """The AWS calls."""
 
     def __init__(self, rules: Rules) -> None:
-        import boto3  # noqa: PLC0415 - the judgements above are used and tested without it
+        import boto3  # noqa: PLC0415 - the functions above are used and tested without it
 
         self._rules = rules
         self._ec2: Any = boto3.client("ec2")
@@ -174,11 +174,10 @@ class Account:
     def environments(self) -> dict[str, dict[str, Any]]:
         return environments_of(self._batch, self._rules.stage)
 
-    def instances(self, **which: Any) -> list[Instance]:
-        """Return the stage's instances, or those of them that are asked for."""
+    def instances(self, *filters: dict[str, Any]) -> list[Instance]:
+        """Return the stage's instances that match all of EC2's `filters`."""
         of_stage = {"Name": "tag:trainyard:stage", "Values": [self._rules.stage]}
-        filters = [of_stage, *which.pop("Filters", [])]
-        pages = self._ec2.get_paginator("describe_instances").paginate(Filters=filters, **which)
+        pages = self._ec2.get_paginator("describe_instances").paginate(Filters=[of_stage, *filters])
         return [
             Instance.of(described)
             for page in pages
@@ -186,12 +185,12 @@ class Account:
             for described in reservation["Instances"]
         ]
 
-    def has_joined(self, instance: Instance, now: datetime) -> None:
+    def mark_joined(self, instance: Instance, now: datetime) -> None:
         tag = {"Key": JOINED_TAG, "Value": now.isoformat(timespec="seconds")}
         self._ec2.create_tags(Resources=[instance.id], Tags=[tag])
 
     def record(self, environment: str) -> dict[str, Any] | None:
-        """Return what was written when the environment was disabled here; None: it was not."""
+        """Return the record of disabling the environment, or None if this function did not disable it."""
         try:
             name = self._rules.path + NEVER_JOINED + environment
             found: dict[str, Any] = json.loads(self._ssm.get_parameter(Name=name)["Parameter"]["Value"])
@@ -199,11 +198,11 @@ class Account:
             return None
         return found
 
-    def forget(self, environment: str) -> None:
+    def delete_record(self, environment: str) -> None:
         with contextlib.suppress(self._ssm.exceptions.ParameterNotFound):
             self._ssm.delete_parameter(Name=self._rules.path + NEVER_JOINED + environment)
 
-    def write(self, environment: str, record: dict[str, Any]) -> None:
+    def write_record(self, environment: str, record: dict[str, Any]) -> None:
         name = self._rules.path + NEVER_JOINED + environment
         self._ssm.put_parameter(Name=name, Value=json.dumps(record), Type="String", Overwrite=True)
 
@@ -214,12 +213,12 @@ class Account:
         if ids := [instance.id for instance in instances if instance.is_alive]:
             self._ec2.terminate_instances(InstanceIds=ids)
 
-    def say(self, text: str) -> None:
+    def alert(self, text: str) -> None:
         self._sns.publish(TopicArn=self._rules.topic, Message=text)
 
 
-def look(account: Account, rules: Rules, now: datetime) -> list[Instance]:
-    """Disable the environments whose instances never join; return the instances of all."""
+def disable_failing(account: Account, rules: Rules, now: datetime) -> list[Instance]:
+    """Disable environments whose instances never join. Return the instances of all environments."""
     environments = account.environments()
     instances = [found for found in account.instances() if found.environment in environments]
     for name, environment in environments.items():
@@ -229,7 +228,7 @@ def look(account: Account, rules: Rules, now: datetime) -> list[Instance]:
         batch_name = environment["computeEnvironmentName"]
         record = account.record(batch_name)
         if record and environment["state"] == "ENABLED" and max(own, key=lambda found: found.launched).joined:
-            account.forget(batch_name)
+            account.delete_record(batch_name)
             continue
         since = datetime.fromisoformat(record["since"]) if record else None
         culprits = never_joined(own, now, since)
@@ -238,29 +237,29 @@ def look(account: Account, rules: Rules, now: datetime) -> list[Instance]:
         if environment["state"] == "ENABLED":
             account.disable(batch_name)
             reason = explain(name, culprits, rules)
-            account.write(batch_name, {"since": now.isoformat(timespec="seconds"), "reason": reason})
-            account.say(
-                f"Stage {rules.stage}: {reason}. The compute environment was disabled, and what ran of them was "
-                f"terminated. Look: aws logs tail {rules.log_group} --since 1d --log-stream-name-prefix "
-                f"{culprits[0].id}/, or aws ec2 get-console-output --instance-id {culprits[0].id}. Once the reason "
-                f"is gone: aws batch update-compute-environment --compute-environment {batch_name} --state ENABLED"
+            account.write_record(batch_name, {"since": now.isoformat(timespec="seconds"), "reason": reason})
+            account.alert(
+                f"Stage {rules.stage}: {reason}. The compute environment was disabled, and its running instances were "
+                f"terminated. Next: aws logs tail {rules.log_group} --since 1d --log-stream-name-prefix "
+                f"{culprits[0].id}/, or aws ec2 get-console-output --instance-id {culprits[0].id}. Once the cause is "
+                f"fixed: aws batch update-compute-environment --compute-environment {batch_name} --state ENABLED"
             )
         account.terminate(culprits)
     return instances
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Lambda's entry; `event` is EC2's of a state, ECS's of a container instance, or the schedule's."""
+    """Handle an event of EC2 (instance state), of ECS (container instance), or of the schedule."""
     rules = Rules.from_environment()
     account, now = Account(rules), datetime.now(timezone.utc)
     detail = event.get("detail", {})
-    named = detail.get("ec2InstanceId") or detail.get("instance-id")
-    if named:
-        # The account's other instances change their states as well.
-        own = account.instances(Filters=[{"Name": "instance-id", "Values": [named]}])
+    instance_id = detail.get("ec2InstanceId") or detail.get("instance-id")
+    if instance_id:
+        # Events also come from other instances of the account.
+        own = account.instances({"Name": "instance-id", "Values": [instance_id]})
         if not own:
             return
         if event["source"] == "aws.ecs" and not own[0].joined:
-            account.has_joined(own[0], now)
-    for line in metrics(look(account, rules, now), rules):
+            account.mark_joined(own[0], now)
+    for line in metrics(disable_failing(account, rules, now), rules):
         print(json.dumps(line))

@@ -65,7 +65,7 @@ def test_the_newest_kernel_of_the_releases_own_series_is_installed_held_and_boot
     ("installed", "running", "message"),
     [
         ("5.15.0-1080-aws", "5.15.0-1080-aws", ""),
-        ("6.8.0-1031-aws", "6.8.0-1030-aws", "error: kernel 6.8.0-1030-aws runs, 6.8.0-1031-aws was installed\n"),
+        ("6.8.0-1031-aws", "6.8.0-1030-aws", "error: running kernel 6.8.0-1030-aws, but 6.8.0-1031-aws was installed\n"),
         ("5.4.0-1100-aws", "5.4.0-1100-aws", "error: kernel 5.4.0-1100-aws is older than 5.15\n"),
     ],
 )

@@ -42,7 +42,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 def test_what_ec2_does_not_offer_fails_with_what_to_do_next(ask: Ask) -> None:
     assert ask("p4d.24xlarge") == ("SUCCESS", "p4d.24xlarge/1", None)
     assert ask("dl1.24xlarge") == ("FAILED", "dl1.24xlarge/1", "no dl1.24xlarge. Next: another")
-    assert ask("broken") == ("FAILED", "broken/1", "EC2 does not say whether it offers broken: no answer")
+    assert ask("broken") == ("FAILED", "broken/1", "EC2 did not report whether it offers broken: no answer")
 
 
 def test_a_failed_deployment_finds_its_way_back_and_a_stack_can_be_deleted(ask: Ask) -> None:

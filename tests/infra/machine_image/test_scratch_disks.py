@@ -60,6 +60,6 @@ def test_after_a_reboot_what_is_there_is_mounted_and_not_made_anew(machine: Mach
 def test_an_instance_without_disks_has_scratch_on_its_root_volume(machine: Machine) -> None:
     result = boot(machine, EBS)
     assert result.code == 0
-    assert "has no NVMe disks of its own" in result.output
+    assert "this instance has no NVMe disks" in result.output
     assert not result.called("mount ")
     assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777
