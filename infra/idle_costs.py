@@ -1,7 +1,7 @@
-"""What a stage costs while no job runs, counted from its templates at the prices of idle_costs.toml.
+"""Compute what a stage costs while no job runs, from its templates and the prices in idle_costs.toml.
 
-python -m infra.idle_costs     the table of infra/docs/idle-costs.md: the stages of infra/settings.py
-python -m infra.idle_costs --stage dev -o json     one stage's sum, and the instance types that cost more once jobs run
+python -m infra.idle_costs     print the table in infra/docs/idle-costs.md, for the stages of infra/settings.py
+python -m infra.idle_costs --stage dev -o json     print the total of a stage, and the types that cost more with jobs
 """
 
 import argparse
@@ -21,13 +21,13 @@ from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from jobs.core.output import run_program
 
-_UNITS_A_MONTH = {"an hour": 730, "a month": 1, "a GiB-month": 1}
-"""AWS's own convention for a month's hours. Units that are not here depend on how much is stored."""
+_UNITS_PER_MONTH = {"hour": 730, "month": 1, "GiB-month": 1}
+"""AWS's convention for the hours of a month. Costs in other units depend on the amount of stored data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What one type of resource costs for being there: a row of idle_costs.toml, which describes the fields."""
+    """The price of one type of resource while idle: a row of idle_costs.toml, which describes the fields."""
 
     type: str
     what: str
@@ -46,12 +46,12 @@ class Price:
             properties.get(name) == value for name, value in (self.where or {}).items()
         )
 
-    def usd_a_month(self, properties: Mapping[str, Any]) -> float | None:
-        """Return what one resource costs a month; None where that depends on how much is stored."""
-        if self.per not in _UNITS_A_MONTH:
+    def usd_per_month(self, properties: Mapping[str, Any]) -> float | None:
+        """Return the monthly cost of a resource, or None if it depends on the amount of stored data."""
+        if self.per not in _UNITS_PER_MONTH:
             return None
         amount = properties[self.times] if self.times else 1
-        return self.usd * _UNITS_A_MONTH[self.per] * (len(amount) if isinstance(amount, list) else float(amount))
+        return self.usd * _UNITS_PER_MONTH[self.per] * (len(amount) if isinstance(amount, list) else float(amount))
 
 
 PRICES = tuple(Price(**row) for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["price"])
@@ -59,55 +59,57 @@ PRICES = tuple(Price(**row) for row in tomllib.loads(Path(__file__).with_suffix(
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a stage has of one price."""
+    """A stage's resources with one price."""
 
     price: Price
     count: int
-    usd_a_month: float | None
-    """None: it depends on how much is stored."""
+    usd_per_month: float | None
+    """None: depends on the amount of stored data."""
 
 
 def idle_costs(templates: Sequence[Template]) -> list[Line]:
-    """Return what the templates of one stage cost while no job runs."""
+    """Return the costs of a stage's templates while no job runs."""
     resources = [resource for template in templates for resource in template["Resources"].values()]
     lines = []
     for price in PRICES:
-        of_each = [price.usd_a_month(found.get("Properties", {})) for found in resources if price.is_of(found)]
-        if of_each:
-            total = None if None in of_each else sum(filter(None, of_each))
-            lines.append(Line(price=price, count=len(of_each), usd_a_month=total))
+        costs = [price.usd_per_month(found.get("Properties", {})) for found in resources if price.is_of(found)]
+        if costs:
+            total = None if None in costs else sum(filter(None, costs))
+            lines.append(Line(price=price, count=len(costs), usd_per_month=total))
     return lines
 
 
 def table(stages: Mapping[str, Sequence[Line]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table: a row for each price that any stage has, a column for each stage."""
-    yield f"| what | price | {' | '.join(f'`{stage}`, a month' for stage in stages)} | turned off by |"
+    """Yield the lines of a Markdown table, with a row per price that any stage has, and a column per stage."""
+    yield f"| resource | price | {' | '.join(f'`{stage}`, per month' for stage in stages)} | turned off by |"
     yield f"|---|---|{'---:|' * len(stages)}---|"
     for price in PRICES:
         found = [next((line for line in lines if line.price is price), None) for lines in stages.values()]
         if any(found):
-            unit = f"${price.usd:g} {price.per}"
+            unit = f"${price.usd:g} per {price.per}"
             cells = " | ".join(map(_cell, found))
             yield f"| {price.what} | {unit} | {cells} | {price.turned_off_by} |"
-    totals = (sum(line.usd_a_month or 0 for line in lines) for lines in stages.values())
-    yield f"| **together, without storage** | | {' | '.join(f'**${total:.2f}**' for total in totals)} | |"
+    totals = (sum(line.usd_per_month or 0 for line in lines) for lines in stages.values())
+    yield f"| **total, without storage** | | {' | '.join(f'**${total:.2f}**' for total in totals)} | |"
 
 
 def _cell(line: Line | None) -> str:
     if line is None:
         return "none"
-    return "by size" if line.usd_a_month is None else f"{line.count}: ${line.usd_a_month:.2f}"
+    return "by size" if line.usd_per_month is None else f"{line.count}: ${line.usd_per_month:.2f}"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m infra.idle_costs", description="What costs while nothing runs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.idle_costs", description="Print what a stage costs while idle."
+    )
     parser.add_argument("--stage", help="a row of infra/settings.py (default: all)")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     context = json.loads((Path(__file__).parents[1] / "cdk.json").read_text())["context"]
     rows = selected_stages(options.stage)
     with tempfile.TemporaryDirectory() as directory:
-        # The library's own check of the templates takes more time than all the rest, and says nothing of costs.
+        # Skip the CDK's own validation, which takes longer than everything else and does not affect costs.
         app = cdk.App(context=context, outdir=directory, builtin_cloud_formation_validation=False)
         build(app, rows)
         assembly = app.synth()
@@ -124,10 +126,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def summary(row: Stage, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return what programs ask of a stage before it is deployed: `trainyard acceptance` plans with it."""
+    """Return what other programs need to know before a deployment; `trainyard acceptance` plans with it."""
     return {
         "stage": row.name,
-        "usd_a_month": sum(line.usd_a_month or 0 for line in lines),
+        "usd_a_month": sum(line.usd_per_month or 0 for line in lines),
         "instance_type": row.instance_type,
         "cpu_instance_type": row.cpu_instance_type,
         "builds_machine_image": row.pool.builds_machine_image,

@@ -1,6 +1,6 @@
-"""Asks the account whether a stage can work there: python -m infra.preflight [--stage dev] [-o json].
+"""Check whether a stage can work in the account: python -m infra.preflight [--stage dev] [-o json].
 
-Exit code 0: no problem was found. 3: there are some, or no account answers.
+Exit code 0: no problems. 3: problems were found, or the account cannot be reached.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.preflight import capacity, network, prerequisites
-from infra.preflight.account import Account, Finding, ask
+from infra.preflight.account import Account, Finding, run_check
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from jobs.core.errors import ConfigurationError, TrainyardError
@@ -34,26 +34,26 @@ _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] =
     (prerequisites.BOUNDARY, prerequisites.permissions_boundary),
     (prerequisites.OIDC, prerequisites.oidc_provider),
 )
-"""What it is called, and who asks."""
+"""Name of each check, and the function that runs it."""
 
 _STYLES = {"ok": "green", "problem": "bold red", "unknown": "yellow"}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m infra.preflight", description="Can this stage work in this account? Changes nothing."
+        prog="python -m infra.preflight", description="Check whether a stage can work in this account. Changes nothing."
     )
     parser.add_argument("--stage", default=DEFAULT_STAGE, help="a row of infra/settings.py (default: %(default)s)")
     parser.add_argument("--profile", help="AWS profile (default: AWS_PROFILE)")
-    parser.add_argument("--region", help="where the stage's row names none (default: AWS_REGION, or the profile's)")
+    parser.add_argument("--region", help="region, if the stage has none (default: AWS_REGION, or the profile's)")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     try:
         (stage,) = selected_stages(options.stage)
         account = Account.of(stage, profile=options.profile, region=options.region)
-        sys.stderr.write(f"Asking account {account.id} in {account.region} about stage '{stage.name}'\n")
+        sys.stderr.write(f"Checking stage '{stage.name}' in account {account.id}, region {account.region}\n")
         findings = [
-            finding for check, question in _CHECKS for finding in ask(account, check, partial(question, account, stage))
+            finding for name, check in _CHECKS for finding in run_check(account, name, partial(check, account, stage))
         ]
     except KeyboardInterrupt:
         return 130
@@ -76,7 +76,7 @@ def _print(findings: Sequence[Finding]) -> None:
         if finding.next_step:
             what.append(f"\nNext: {finding.next_step}", style="bold")
         table.add_row(finding.check, Text(finding.verdict, style=_STYLES[finding.verdict]), what)
-    # In a pipe there is no width to fit into, and a command that is cut in two cannot be copied.
+    # Do not wrap in a pipe, so that commands can be copied.
     Console(width=None if sys.stdout.isatty() else 10_000).print(table)
 
 

@@ -1,4 +1,4 @@
-"""The account that a stage would be deployed to, and how its refusals read."""
+"""The account that a stage is deployed to, the findings of checks, and AWS's errors."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ Verdict = Literal["ok", "problem", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A row of the preflight's answer."""
+    """A row of the preflight's results."""
 
     check: str
     verdict: Verdict
     text: str
     next_step: str = ""
-    """Command or edit that gets the user further; empty where it is ok."""
+    """Command or edit that solves the problem; empty if the verdict is ok."""
 
 
 def ok(check: str, text: str) -> Finding:
@@ -44,7 +44,7 @@ _DENIED = ("AccessDenied", "AccessDeniedException", "AccessDeniedFault", "Unauth
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Credentials that work, and where they lead."""
+    """Working credentials: their account, partition and region."""
 
     id: str
     partition: str
@@ -54,23 +54,23 @@ class Account:
 
     @classmethod
     def of(cls, stage: Stage, *, profile: str | None = None, region: str | None = None) -> "Account":
-        """Return the account that the credentials belong to.
+        """Return the account of the credentials.
 
-        Raises ConfigurationError where there are none, no region, no answer, or another account or region than the
-        stage's.
+        Raises ConfigurationError if there are no credentials, there is no region, AWS does not answer, or account or
+        region differ from the stage's.
         """
         check_endpoints(os.environ)
         try:
-            # boto3 reads AWS_DEFAULT_REGION only; the AWS CLI and the CDK read AWS_REGION first.
+            # boto3 only reads AWS_DEFAULT_REGION, while the AWS CLI and the CDK read AWS_REGION first.
             region = region or stage.region or os.environ.get("AWS_REGION") or None
             session = boto3.Session(profile_name=profile, region_name=region)
             if session.region_name is None:
-                raise ConfigurationError("no AWS region is set", next_step="--region NAME, or AWS_DEFAULT_REGION")
+                raise ConfigurationError("no AWS region is set", next_step="pass --region, or set AWS_DEFAULT_REGION")
             identity = session.client("sts", config=_config()).get_caller_identity()
         except (BotoCoreError, ClientError) as error:
             raise ConfigurationError(
-                f"AWS does not say whose account this is: {_first_line(error)}",
-                next_step="aws sts get-caller-identity, which has to work; then --profile NAME",
+                f"cannot determine the AWS account: {_first_line(error)}",
+                next_step="make `aws sts get-caller-identity` work, then pass --profile if needed",
             ) from error
         account = cls(
             id=identity["Account"],
@@ -80,50 +80,50 @@ class Account:
         )
         if stage.account is not None and account.id != stage.account:
             raise ConfigurationError(
-                f"the credentials are of account {account.id}; stage '{stage.name}' is for {stage.account}",
-                next_step="--profile NAME, or correct `account` in infra/settings.py",
+                f"the credentials belong to account {account.id}, but stage '{stage.name}' is for {stage.account}",
+                next_step="pass another --profile, or correct `account` in infra/settings.py",
             )
         if stage.region is not None and account.region != stage.region:
             raise ConfigurationError(
                 f"--region {account.region}: stage '{stage.name}' is for {stage.region}",
-                next_step="leave --region out, or correct `region` in infra/settings.py",
+                next_step="omit --region, or correct `region` in infra/settings.py",
             )
         return account
 
     def client(self, service: str) -> Any:
-        """Return a boto3 client; typed as anything, since checks ask services of which few are in use elsewhere."""
+        """Return a boto3 client, typed as Any because most of these services are used only here."""
         if service not in self._clients:
             make: Any = self.session.client
             self._clients[service] = make(service, config=_config())
         return self._clients[service]
 
     def action(self, error: ClientError) -> str:
-        """Return what was refused, as IAM calls it."""
+        """Return the IAM action of the call that failed."""
         models = (client.meta.service_model for client in self._clients.values())
         service = next((m.signing_name for m in models if error.operation_name in m.operation_names), "")
         return f"{service}:{error.operation_name}"
 
     def pages(self, service: str, operation: str, result: str, **arguments: Any) -> Iterator[Any]:
-        """Yield all items that an operation lists under `result`."""
+        """Yield the items that an operation returns under `result`, from all pages."""
         for page in self.client(service).get_paginator(operation).paginate(**arguments):
             yield from page[result]
 
 
-def ask(account: Account, check: str, question: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """Return what `question` finds; what a service refuses to say is a finding as well."""
+def run_check(account: Account, name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """Return the findings of `check`, with an `unknown` finding if AWS refuses to answer."""
     found = []
     try:
-        for finding in question():
-            found.append(finding)  # noqa: PERF402 - what was found before a refusal counts
+        for finding in check():
+            found.append(finding)  # noqa: PERF402 - keeps the findings from before an error
     except ClientError as error:
         action = account.action(error)
         if error_code(error) in _DENIED:
-            found.append(unknown(check, f"the credentials may not do {action}", f"allow {action}, or ask who may"))
+            found.append(unknown(name, f"the credentials may not call {action}", f"allow {action}, or ask your admin"))
         else:
-            said = error.response.get("Error", {}).get("Message") or error_code(error)
-            found.append(unknown(check, f"{action} failed: {said}", "try again in some minutes"))
+            message = error.response.get("Error", {}).get("Message") or error_code(error)
+            found.append(unknown(name, f"{action} failed: {message}", "try again in a few minutes"))
     except BotoCoreError as error:
-        found.append(unknown(check, f"no answer: {_first_line(error)}", "check the network, and try again"))
+        found.append(unknown(name, f"no answer: {_first_line(error)}", "check the network, and try again"))
     return found
 
 

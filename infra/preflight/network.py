@@ -1,4 +1,4 @@
-"""Checks of an existing VPC: its subnets, their way to AWS, and nothing that the stage's endpoints clash with."""
+"""Checks of an existing VPC: its subnets, their routes to AWS, and conflicts with the stage's endpoints."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,27 +11,27 @@ from infra.stages.network_plan import ENDPOINT_SERVICES, has_interface_endpoints
 
 VPC = "VPC"
 
-_WAYS_OUT = ("NatGatewayId", "TransitGatewayId", "VpcPeeringConnectionId", "NetworkInterfaceId", "InstanceId")
-"""Targets of a default route by which an instance without a public address gets out."""
+_ROUTES_OUT = ("NatGatewayId", "TransitGatewayId", "VpcPeeringConnectionId", "NetworkInterfaceId", "InstanceId")
+"""Targets of a default route that work for instances without a public address."""
 
 
 def existing_vpc(account: Account, stage: Stage) -> Iterator[Finding]:
     vpc = stage.vpc
     if vpc is None:
-        yield ok(VPC, "the stage makes its own")
+        yield ok(VPC, "the stage creates its own")
         return
     try:
         account.client("ec2").describe_vpcs(VpcIds=[vpc.vpc_id])
     except ClientError as error:
         if not error_code(error).startswith("InvalidVpcID"):
             raise
-        yield problem(VPC, f"there is no {vpc.vpc_id} in {account.region}", "correct `vpc` in infra/settings.py")
+        yield problem(VPC, f"{vpc.vpc_id} does not exist in {account.region}", "correct `vpc` in infra/settings.py")
         return
-    endpoints = _endpoints_of_others(account, stage, vpc)
+    endpoints = _foreign_endpoints(account, stage, vpc)
     yield from _subnets(account, stage, vpc, endpoints)
     if has_interface_endpoints(stage):
-        yield from _names(account, vpc)
-        yield from _clashes(vpc, endpoints)
+        yield from _dns_findings(account, vpc)
+        yield from _conflicting_endpoints(vpc, endpoints)
     if vpc.private_route_table_ids:
         yield from _route_tables(account, vpc, endpoints)
     if uses_default_security_group(stage):
@@ -41,7 +41,7 @@ def existing_vpc(account: Account, stage: Stage) -> Iterator[Finding]:
 def _subnets(
     account: Account, stage: Stage, vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Check that each subnet is in this VPC and has a way to AWS."""
+    """Check that each subnet is in this VPC and has a route to AWS."""
     found = {
         subnet["SubnetId"]: subnet
         for subnet in account.pages(
@@ -61,50 +61,50 @@ def _subnets(
     for subnet_id in vpc.private_subnet_ids:
         subnet = found.get(subnet_id)
         if subnet is None:
-            yield problem(VPC, f"there is no {subnet_id} in {account.region}", correction)
+            yield problem(VPC, f"{subnet_id} does not exist in {account.region}", correction)
         elif subnet["VpcId"] != vpc.vpc_id:
             yield problem(VPC, f"{subnet_id} is in {subnet['VpcId']}, not in {vpc.vpc_id}", correction)
         else:
-            where = f"{subnet_id} ({subnet['AvailabilityZoneId']})"
+            location = f"{subnet_id} ({subnet['AvailabilityZoneId']})"
             target = _default_route(subnet_id, tables)
-            if target in _WAYS_OUT:
-                yield ok(VPC, f"{where} has a default route")
+            if target in _ROUTES_OUT:
+                yield ok(VPC, f"{location} has a default route")
             elif has_interface_endpoints(stage):
-                yield ok(VPC, f"{where} reaches AWS by the endpoints that the stage makes")
+                yield ok(VPC, f"{location} reaches AWS through the endpoints that the stage creates")
             elif not missing_services:
-                yield ok(VPC, f"{where} reaches AWS by the VPC's endpoints")
+                yield ok(VPC, f"{location} reaches AWS through the VPC's endpoints")
             elif target == "GatewayId":
                 yield problem(
                     VPC,
-                    f"{where} is a public subnet: instances, which get no public address, cannot leave by its gateway",
-                    f"name a private subnet; or interface_endpoints=True in infra/settings.py for {vpc.vpc_id}",
+                    f"{location} is a public subnet: instances have no public address, so they cannot use its gateway",
+                    f"name a private subnet, or set interface_endpoints=True in infra/settings.py for {vpc.vpc_id}",
                 )
             else:
                 yield problem(
                     VPC,
-                    f"{where} has no default route, and {vpc.vpc_id} no endpoint of {', '.join(missing_services)}",
-                    "a route to a NAT gateway, or interface_endpoints=True in infra/settings.py",
+                    f"{location} has no default route; {vpc.vpc_id} lacks endpoints for {', '.join(missing_services)}",
+                    "add a route to a NAT gateway, or set interface_endpoints=True in infra/settings.py",
                 )
 
 
 def _default_route(subnet_id: str, tables: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return what the subnet's default route leads to; None where it has none."""
+    """Return the kind of target of the subnet's default route, or None if it has no default route."""
 
     def is_of(table: Mapping[str, Any], key: str, value: object) -> bool:
         return any(association.get(key) == value for association in table["Associations"])
 
-    # A subnet without a table of its own has the VPC's main one.
+    # A subnet without an associated table uses the VPC's main table.
     table = next((item for item in tables if is_of(item, "SubnetId", subnet_id)), None) or next(
         (item for item in tables if is_of(item, "Main", True)), None
     )
     for route in table["Routes"] if table else ():
         if route.get("DestinationCidrBlock") == "0.0.0.0/0" and route.get("State") != "blackhole":
-            return next((key for key in (*_WAYS_OUT, "GatewayId") if route.get(key)), None)
+            return next((key for key in (*_ROUTES_OUT, "GatewayId") if route.get(key)), None)
     return None
 
 
-def _endpoints_of_others(account: Account, stage: Stage, vpc: ExistingVpc) -> list[Mapping[str, Any]]:
-    """Return the VPC's endpoints but for the stage's own, which a deployment leaves as they are."""
+def _foreign_endpoints(account: Account, stage: Stage, vpc: ExistingVpc) -> list[Mapping[str, Any]]:
+    """Return the VPC's endpoints except the stage's own, which a deployment does not replace."""
     found = account.pages(
         "ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=[{"Name": "vpc-id", "Values": [vpc.vpc_id]}]
     )
@@ -116,17 +116,17 @@ def _endpoints_of_others(account: Account, stage: Stage, vpc: ExistingVpc) -> li
 
 
 def _service(endpoint: Mapping[str, Any]) -> str:
-    """Return a service's short name: `ecr.api` of `com.amazonaws.us-east-1.ecr.api`."""
+    """Return the short name of an endpoint's service: `ecr.api` for `com.amazonaws.us-east-1.ecr.api`."""
     return str(endpoint["ServiceName"]).split(".", 3)[-1]
 
 
 def _missing_services(endpoints: Sequence[Mapping[str, Any]]) -> list[str]:
-    there = {_service(endpoint) for endpoint in endpoints}
-    return [service for service in (*ENDPOINT_SERVICES, "s3") if service not in there]
+    existing = {_service(endpoint) for endpoint in endpoints}
+    return [service for service in (*ENDPOINT_SERVICES, "s3") if service not in existing]
 
 
-def _names(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
-    """Check that the VPC resolves the services' usual names, by which alone endpoints are found."""
+def _dns_findings(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
+    """Check that the VPC resolves services' usual host names, without which clients do not find its endpoints."""
     for attribute, option in (
         ("EnableDnsSupport", "enable-dns-support"),
         ("EnableDnsHostnames", "enable-dns-hostnames"),
@@ -137,23 +137,23 @@ def _names(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
         if not answer[attribute]["Value"]:
             yield problem(
                 VPC,
-                f"{attribute} is off in {vpc.vpc_id}: its endpoints would not be found",
+                f"{attribute} is off in {vpc.vpc_id}, so clients would not find its endpoints",
                 f"aws ec2 modify-vpc-attribute --region {account.region} --vpc-id {vpc.vpc_id} --{option}",
             )
 
 
-def _clashes(vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _conflicting_endpoints(vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     taken = sorted({_service(item) for item in endpoints if item.get("PrivateDnsEnabled")} & set(ENDPOINT_SERVICES))
     if taken:
         yield problem(
             VPC,
-            f"{vpc.vpc_id} has endpoints of {', '.join(taken)} already, and EC2 takes no second one of a name",
-            "leave interface_endpoints out in infra/settings.py, and let their security groups admit the subnets",
+            f"{vpc.vpc_id} already has endpoints for {', '.join(taken)}, and EC2 allows only one per name",
+            "omit interface_endpoints in infra/settings.py, and let the endpoints' security groups admit the subnets",
         )
 
 
 def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Check that the route tables which get a route to S3 are there, and have none."""
+    """Check that the route tables exist, and have no S3 route yet."""
     wanted = list(vpc.private_route_table_ids)
     found = {
         table["RouteTableId"]: table
@@ -171,19 +171,19 @@ def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mappin
         table = found.get(table_id)
         correction = "correct `private_route_table_ids` in infra/settings.py"
         if table is None or table["VpcId"] != vpc.vpc_id:
-            yield problem(VPC, f"{vpc.vpc_id} has no {table_id}", correction)
+            yield problem(VPC, f"{table_id} does not exist in {vpc.vpc_id}", correction)
         elif table_id in with_s3:
             yield problem(
                 VPC,
-                f"{table_id} has a route to S3's gateway endpoint already, and takes no second one",
-                f"leave {table_id} out of `private_route_table_ids` in infra/settings.py",
+                f"{table_id} already has a route to an S3 gateway endpoint, and allows only one",
+                f"remove {table_id} from `private_route_table_ids` in infra/settings.py",
             )
         else:
-            yield ok(VPC, f"{table_id} gets a route to S3's gateway endpoint")
+            yield ok(VPC, f"{table_id} will get a route to the S3 gateway endpoint")
 
 
 def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
-    """Check that the VPC's default group, in which the nodes of a job are, lets them reach each other and AWS."""
+    """Check that the VPC's default group, which nodes of multi-node jobs use, lets them reach each other and AWS."""
     filters = [{"Name": "vpc-id", "Values": [vpc.vpc_id]}, {"Name": "group-name", "Values": ["default"]}]
     (group,) = account.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
     group_id = group["GroupId"]
@@ -197,30 +197,30 @@ def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
     all_ports = (0, 65535)
     missing = [
         (what, f"aws ec2 authorize-security-group-{command} --region {account.region} --group-id {group_id} {rule}")
-        for what, command, rule, there in (
+        for what, command, rule, exists in (
             (
-                "in from its own members",
+                "receive from its members",
                 "ingress",
                 f"--source-group {group_id} --protocol tcp --port 0-65535",
                 any(_covers(rule, all_ports) and _names_group(rule, group_id) for rule in incoming),
             ),
             (
-                "out to its own members",
+                "send to its members",
                 "egress",
                 f"--ip-permissions IpProtocol=tcp,FromPort=0,ToPort=65535,UserIdGroupPairs=[{{GroupId={group_id}}}]",
                 any(
-                    _covers(rule, all_ports) and (_names_group(rule, group_id) or _leads_anywhere(rule))
+                    _covers(rule, all_ports) and (_names_group(rule, group_id) or _allows_any_address(rule))
                     for rule in outgoing
                 ),
             ),
             (
-                "out by HTTPS",
+                "send over HTTPS",
                 "egress",
                 "--protocol tcp --port 443 --cidr 0.0.0.0/0",
-                any(_covers(rule, (443, 443)) and _leads_anywhere(rule) for rule in outgoing),
+                any(_covers(rule, (443, 443)) and _allows_any_address(rule) for rule in outgoing),
             ),
         )
-        if not there
+        if not exists
     ]
     for what, command in missing:
         yield problem(
@@ -231,7 +231,7 @@ def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
 
 
 def _covers(rule: Mapping[str, Any], ports: tuple[int, int]) -> bool:
-    """Return whether a rule is for all these ports of TCP."""
+    """Return whether a rule allows TCP on all of these ports."""
     low, high = ports
     if rule["IpProtocol"] == "-1":
         return True
@@ -242,5 +242,5 @@ def _names_group(rule: Mapping[str, Any], group_id: str) -> bool:
     return any(pair.get("GroupId") == group_id for pair in rule["UserIdGroupPairs"])
 
 
-def _leads_anywhere(rule: Mapping[str, Any]) -> bool:
+def _allows_any_address(rule: Mapping[str, Any]) -> bool:
     return any(addresses["CidrIp"] == "0.0.0.0/0" for addresses in rule["IpRanges"])

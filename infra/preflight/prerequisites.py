@@ -1,4 +1,4 @@
-"""Checks of what has to be there before a stage is deployed, and of what must not be there twice."""
+"""Checks of what a stage needs before its first deployment, and of what must not exist twice."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from infra.preflight.account import Account, Finding, error_code, ok, problem
 from infra.stages import Stage
 
 BOOTSTRAP_VERSION = 8
-"""What the templates' assets ask for (`requiresBootstrapStackVersion` in the cloud assembly's manifests)."""
+"""Version that the templates' assets need (`requiresBootstrapStackVersion` in the cloud assembly's manifests)."""
 
 _GITHUB = "token.actions.githubusercontent.com"
 
@@ -25,31 +25,31 @@ def bootstrap(account: Account, stage: Stage) -> Iterator[Finding]:
     if version is None:
         yield problem(BOOTSTRAP, f"account {account.id} is not bootstrapped in {account.region}", command)
     elif int(version) < BOOTSTRAP_VERSION:
-        yield problem(BOOTSTRAP, f"its version is {version}; {BOOTSTRAP_VERSION} is needed", command)
+        yield problem(BOOTSTRAP, f"version {version} is too old; the stage needs {BOOTSTRAP_VERSION}", command)
     else:
         yield ok(BOOTSTRAP, f"version {version}")
 
 
 def service_linked_roles(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Check Spot's role, the only one needed beforehand: a request on someone else's behalf does not make it."""
+    """Check Spot's role, the only one that must exist: requests on behalf of others do not create it."""
     services = ["spot", "batch", "ecs", *(["fsx"] if stage.fsx_gib else [])]
     for service in (f"{name}.amazonaws.com" for name in services):
         roles = account.pages("iam", "list_roles", "Roles", PathPrefix=f"/aws-service-role/{service}/")
         role = next(roles, None)
         if role is not None:
-            yield ok(ROLES, f"{service} has {role['RoleName']}")
+            yield ok(ROLES, f"{service}: {role['RoleName']}")
         elif service == "spot.amazonaws.com":
-            text = f"{service} has none: EC2 starts no Spot instance for Batch without it"
+            text = f"{service}: no role, and without it EC2 starts no Spot instances for Batch"
             yield problem(ROLES, text, f"aws iam create-service-linked-role --aws-service-name {service}")
         else:
-            yield ok(ROLES, f"{service} has none yet, and makes it when the stage is deployed")
+            yield ok(ROLES, f"{service}: no role yet; the deployment creates it")
 
 
 def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Check that the AMI which the settings give is there, usable from this account, with the root device they name."""
+    """Check that the custom AMI exists, is visible to this account, and has the configured root device."""
     given = stage.machine_image
     if given is None:
-        yield ok(IMAGE, "none is given: the stage's own, or AWS's for Batch")
+        yield ok(IMAGE, "not configured; the stage builds one, or uses AWS's for Batch")
         return
     if given.startswith("ssm:"):
         name = given.removeprefix("ssm:")
@@ -57,9 +57,9 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
         if ami_id is None:
             yield problem(
                 IMAGE,
-                f"there is no parameter {name} in {account.region}",
+                f"SSM parameter {name} does not exist in {account.region}",
                 f"aws ssm put-parameter --region {account.region} --type String --data-type aws:ec2:image "
-                f"--name {name} --value ami-…; or machine_image=None in infra/settings.py",
+                f"--name {name} --value ami-…; or set machine_image=None in infra/settings.py",
             )
             return
     else:
@@ -73,7 +73,7 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
     if not images:
         yield problem(
             IMAGE,
-            f"{name} says {ami_id}, which this account does not see in {account.region}",
+            f"{name} is {ami_id}, which is not visible to this account in {account.region}",
             "share the AMI with the account, copy it to the region, or name another",
         )
         return
@@ -81,17 +81,17 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
     if root != stage.root_device_name:
         yield problem(
             IMAGE,
-            f"the root device of {ami_id} is {root}, in the settings {stage.root_device_name}: instances would get a "
-            "second volume beside a root that stays small",
-            f'root_device_name="{root}" in infra/settings.py',
+            f"the root device of {ami_id} is {root}, but the settings have {stage.root_device_name}: instances would "
+            "get a second volume, and their root volume would stay small",
+            f'set root_device_name="{root}" in infra/settings.py',
         )
     else:
-        yield ok(IMAGE, f"{ami_id} ({images[0].get('Name', 'without a name')}) is visible")
+        yield ok(IMAGE, f"{ami_id} ({images[0].get('Name', 'unnamed')}) is visible")
 
 
 def permissions_boundary(account: Account, stage: Stage) -> Iterator[Finding]:
     if stage.permissions_boundary is None:
-        yield ok(BOUNDARY, "none is named: the stage makes one")
+        yield ok(BOUNDARY, "not configured; the stage creates one")
         return
     arn = f"arn:{account.partition}:iam::{account.id}:policy/{stage.permissions_boundary}"
     try:
@@ -99,49 +99,50 @@ def permissions_boundary(account: Account, stage: Stage) -> Iterator[Finding]:
     except ClientError as error:
         if error_code(error) != "NoSuchEntity":
             raise
-        next_step = "correct `permissions_boundary` in infra/settings.py, or None to have one made"
-        yield problem(BOUNDARY, f"there is no policy {arn}", next_step)
+        next_step = "correct `permissions_boundary` in infra/settings.py, or set None to let the stage create one"
+        yield problem(BOUNDARY, f"policy {arn} does not exist", next_step)
     else:
-        yield ok(BOUNDARY, f"{arn} is there")
+        yield ok(BOUNDARY, f"{arn} exists")
 
 
 def oidc_provider(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Check GitHub's OIDC provider: an account can have one, which the stage makes or is told of."""
+    """Check GitHub's OIDC provider: an account can have only one, which the stage creates or the settings name."""
     if stage.deploy_from is None:
-        yield ok(OIDC, "none is needed: `deploy_from` is not set")
+        yield ok(OIDC, "not needed: `deploy_from` is not set")
         return
     iam = account.client("iam")
     listed = [item["Arn"] for item in iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]]
-    there = next((arn for arn in listed if arn.endswith(f"/{_GITHUB}")), None)
+    existing = next((arn for arn in listed if arn.endswith(f"/{_GITHUB}")), None)
     named = stage.deploy_from.oidc_provider_arn
     if named is not None:
         if named in listed:
-            yield ok(OIDC, f"{named} is there")
+            yield ok(OIDC, f"{named} exists")
         else:
             yield problem(
                 OIDC,
-                f"there is no provider {named}",
-                f"oidc_provider_arn={f'{there!r}' if there else 'None, to have one made,'} in infra/settings.py",
+                f"provider {named} does not exist",
+                f"set oidc_provider_arn={f'{existing!r}' if existing else 'None'} in infra/settings.py"
+                f"{'' if existing else ', to let the stage create one'}",
             )
         return
-    if there is None:
-        yield ok(OIDC, "there is none of GitHub's yet: the stage makes it")
+    if existing is None:
+        yield ok(OIDC, "GitHub's does not exist yet; the stage creates it")
         return
     tags = {
-        tag["Key"]: tag["Value"] for tag in iam.get_open_id_connect_provider(OpenIDConnectProviderArn=there)["Tags"]
+        tag["Key"]: tag["Value"] for tag in iam.get_open_id_connect_provider(OpenIDConnectProviderArn=existing)["Tags"]
     }
     if tags.get("trainyard:stage") == stage.name:
-        yield ok(OIDC, f"{there} is the stage's own")
+        yield ok(OIDC, f"{existing} belongs to the stage")
     else:
         yield problem(
             OIDC,
-            f"{there} is there already, and an account can have one only",
-            f'oidc_provider_arn="{there}" under `deploy_from` in infra/settings.py',
+            f"{existing} already exists, and an account can have only one",
+            f'set oidc_provider_arn="{existing}" under `deploy_from` in infra/settings.py',
         )
 
 
 def _parameter(account: Account, name: str) -> str | None:
-    """Return a parameter's value; None where there is none."""
+    """Return the value of an SSM parameter, or None if it does not exist."""
     try:
         value: str = account.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
     except ClientError as error:

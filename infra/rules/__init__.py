@@ -1,9 +1,9 @@
-"""The project's own rules for AWS Batch and EFA, which cdk-nag has none of: checked at every synthesis.
+"""Rules for AWS Batch and EFA, which cdk-nag lacks. Every synthesis checks them.
 
-cdk synth                 fails if a template breaks a rule, and names the construct, the reason and what to do next
+cdk synth                 fails if a template breaks a rule, and reports the construct, the reason and the next step
 python -m infra.rules     lists the rules
 
-A rule is there for what settings, or a plausible edit of a stack, could break. It is a pure function of one stage's
+Each rule covers what settings, or a plausible edit of a stack, could break. It is a pure function of a stage's
 templates, and its docstring is the reason.
 """
 

@@ -1,4 +1,4 @@
-"""python -m infra.rules     every rule: its id, why it is there, where that is written, and what to do next"""
+"""Print every rule with its reason, source and next step: python -m infra.rules."""
 
 from infra.rules import RULES
 from jobs.core.output import run_program

@@ -1,4 +1,4 @@
-"""Rules for compute environments and launch templates: EFA works, and nobody gets in."""
+"""Rules for instances and their network: EFA works, and nothing reaches instances from outside."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,8 +24,8 @@ _GUIDE = "AWS Batch User Guide"
     source=f"{_GUIDE}, Multi-node parallel jobs and EFA: On-Demand, one cluster placement group in one zone",
 )
 def efa_placement(stage: StageTemplates) -> Iterable[Finding]:
-    """EFA's traffic does not leave a subnet, and is fast only within a cluster placement group, as which a Capacity
-    Block counts; jobs of several nodes never start on Spot.
+    """EFA traffic cannot leave a subnet, and is only fast within a cluster placement group, or a Capacity Block, which
+    is one. Batch never starts multi-node jobs on Spot.
     """
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         group = environment.get("ComputeResources.PlacementGroup")
@@ -48,8 +48,8 @@ def efa_placement(stage: StageTemplates) -> Iterable[Finding]:
     source="Amazon EC2 User Guide, Maximize network bandwidth on instances with multiple network cards",
 )
 def efa_cards(stage: StageTemplates) -> Iterable[Finding]:
-    """Two EFA interfaces on one card, or one on a card that the type lacks, and EC2 starts no instance; fewer than
-    it has cards, and paid bandwidth is unused.
+    """EC2 starts no instance if two EFA interfaces are on one card, or one is on a card that the type lacks. With fewer
+    interfaces than cards, paid bandwidth is unused.
     """
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         template = stage.launch_template(environment)
@@ -78,12 +78,12 @@ def imdsv2(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-LaunchTemplate-NoPublicAddress",
-    next_step="leave associatePublicIpAddress out, and let instances reach out through NAT or endpoints",
+    next_step="remove associatePublicIpAddress; instances reach AWS through NAT or endpoints",
     source="Amazon EC2 User Guide, Elastic network interfaces: no public address with several interfaces",
 )
 def no_public_address(stage: StageTemplates) -> Iterable[Finding]:
-    """EC2 refuses a public address if there is more than one interface, and with a single one it opens the instance to
-    the internet.
+    """With several interfaces, EC2 refuses a public address. With a single interface, the public address exposes the
+    instance to the internet.
     """
     for template in stage.of_type(LAUNCH_TEMPLATE):
         for interface in template.get("LaunchTemplateData.NetworkInterfaces", []):
@@ -97,28 +97,28 @@ _ANYWHERE = {"0.0.0.0/0", "::/0"}
 def _rules_of_group(
     stage: StageTemplates, group: Resource, direction: str, peer: str
 ) -> Iterable[tuple[Mapping[str, Any], Resource | None]]:
-    """Yield a group's rules in a direction, written in it or apart, each with the group of the stage that it names."""
+    """Yield a group's inline and separate rules in a direction, each with the stage's group that it refers to."""
     for inline in group.get(f"SecurityGroup{direction}", []):
         yield inline, stage.referred(group.stack, inline.get(peer))
-    for apart in stage.of_type(f"AWS::EC2::SecurityGroup{direction}"):
-        if stage.referred(apart.stack, apart.get("GroupId")) is group:
-            yield apart.properties, stage.referred(apart.stack, apart.get(peer))
+    for separate in stage.of_type(f"AWS::EC2::SecurityGroup{direction}"):
+        if stage.referred(separate.stack, separate.get("GroupId")) is group:
+            yield separate.properties, stage.referred(separate.stack, separate.get(peer))
 
 
 @rule(
     "TY-SecurityGroup-EfaAmongItself",
-    next_step="add a rule of protocol -1 that names the group itself, both as ingress and as egress",
+    next_step="add an ingress and an egress rule with protocol -1 that refer to the group itself",
     source="AWS Elastic Fabric Adapter, Get started: a security group that allows all traffic to and from itself",
 )
 def efa_among_itself(stage: StageTemplates) -> Iterable[Finding]:
-    """EFA's traffic has no address that 0.0.0.0/0 could match: without a rule that names the group, both ways, ranks
-    fail with 'Unresponsive receiver' after minutes of paid waiting.
+    """EFA traffic has no address, so 0.0.0.0/0 does not match it. Without rules for the group itself in both directions,
+    ranks fail with 'Unresponsive receiver' after minutes of paid waiting.
     """
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         if not stage.efa_interfaces(environment):
             continue
         groups = [stage.referred(environment.stack, value) for value in stage.security_groups(environment)]
-        # The groups may differ by rule, but one among them has to let its members talk both ways.
+        # The ingress and the egress rule may be in different groups.
         for direction, peer in (("Ingress", "SourceSecurityGroupId"), ("Egress", "DestinationSecurityGroupId")):
             ours = [group for group in groups if group is not None]
             among = [
@@ -133,19 +133,19 @@ def efa_among_itself(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-SecurityGroup-NothingFromOutside",
-    next_step="name a security group as the source; people get in through Session Manager",
+    next_step="use a security group as the source; people connect through Session Manager",
     source="Amazon VPC User Guide, Security group rules",
 )
 def nothing_from_outside(stage: StageTemplates) -> Iterable[Finding]:
-    """A rule for any address lets the whole internet try the instances that hold data and tokens."""
+    """A rule that admits any address exposes instances with data and tokens to the whole internet."""
     for group in stage.of_type(SECURITY_GROUP):
         if any(
             {rule.get("CidrIp"), rule.get("CidrIpv6")} & _ANYWHERE for rule in group.get("SecurityGroupIngress", [])
         ):
             yield found(group, "SecurityGroupIngress")
-    for apart in stage.of_type("AWS::EC2::SecurityGroupIngress"):
-        if {apart.get("CidrIp"), apart.get("CidrIpv6")} & _ANYWHERE:
-            yield found(apart, "CidrIp")
+    for separate in stage.of_type("AWS::EC2::SecurityGroupIngress"):
+        if {separate.get("CidrIp"), separate.get("CidrIpv6")} & _ANYWHERE:
+            yield found(separate, "CidrIp")
 
 
 @rule(
@@ -154,8 +154,8 @@ def nothing_from_outside(stage: StageTemplates) -> Iterable[Finding]:
     source="AWS Batch User Guide, Multi-node parallel jobs: no public addresses; NAT or endpoints instead",
 )
 def private_subnets(stage: StageTemplates) -> Iterable[Finding]:
-    """Jobs of several nodes get no public address, so in a public subnet they reach nothing and wait in STARTING; jobs
-    of one node would be reachable from outside.
+    """Multi-node jobs have no public address, so in a public subnet they reach nothing and hang in STARTING. Single-node
+    jobs would be reachable from outside.
     """
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         for value in environment.get("ComputeResources.Subnets", []):
@@ -167,7 +167,7 @@ def private_subnets(stage: StageTemplates) -> Iterable[Finding]:
 
 
 def _has_internet_gateway(stage: StageTemplates, subnet: Resource) -> bool:
-    """Return whether its route table leads to an internet gateway, which serves only those with a public address."""
+    """Return whether the route table leads to an internet gateway, which only serves public addresses."""
     tables = {
         stage.referred(link.stack, link.get("RouteTableId"))
         for link in stage.of_type("AWS::EC2::SubnetRouteTableAssociation")

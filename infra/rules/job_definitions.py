@@ -1,4 +1,4 @@
-"""Rules for job definitions: what Batch starts again, what EFA needs, and whose rights a container has."""
+"""Rules for job definitions: retries, what EFA needs, secrets, and the roles of containers."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _SECRET_VALUE = re.compile(
 
 
 def _tasks(definition: Resource) -> Iterator[Mapping[str, Any]]:
-    """Yield every ECS task of a definition: of a single node, or of each range of nodes."""
+    """Yield every ECS task of a definition: of its single node, or of each range of nodes."""
     yield from definition.get("EcsProperties.TaskProperties", [])
     for nodes in definition.get("NodeProperties.NodeRangeProperties", []):
         yield from nodes.get("EcsProperties", {}).get("TaskProperties", [])
@@ -34,13 +34,13 @@ def _efa_devices(container: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 @rule(
     "TY-JobDefinition-RetryRules",
-    next_step="give 1 to 10 attempts and at most five rules: RETRY on 'Host EC2*'; last, EXIT on the reason '*' and on "
-    "the exit code '*'",
+    next_step="set 1 to 10 attempts and at most five rules: RETRY on 'Host EC2*', and at the end EXIT on the reason '*' and "
+    "on the exit code '*'",
     source=f"{_GUIDE}, Automated job retries: evaluateOnExit; what no rule matches is retried",
 )
 def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
-    """Batch retries whatever no rule matches, so without a last rule that catches everything a job with a mistake runs,
-    and is paid for, as many times as it has attempts.
+    """Batch retries every end that no rule matches. Without a last rule that matches everything, a job with an error runs,
+    and costs money, once per allowed attempt.
     """
     for definition in stage.of_type(JOB_DEFINITION):
         if not 1 <= int(definition.get("RetryStrategy.Attempts", 0)) <= 10:
@@ -67,11 +67,11 @@ def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
     source="AWS Elastic Fabric Adapter, Get started: memlock unlimited; Habana's installation guide",
 )
 def memlock(stage: StageTemplates) -> Iterable[Finding]:
-    """Accelerator drivers and EFA pin the memory they transfer from; with Docker's limit registration fails."""
+    """Accelerator drivers and EFA pin the memory they transfer from. With Docker's default limit, this fails."""
     unlimited = {"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}
     for definition in stage.of_type(JOB_DEFINITION):
         for task in _tasks(definition):
-            # Only jobs on accelerators are in the host's IPC namespace.
+            # Only accelerated jobs use the host's IPC namespace.
             pinning = task.get("IpcMode") == "host"
             for container in task.get("Containers", []):
                 if (pinning or _efa_devices(container)) and unlimited not in container.get("Ulimits", []):
@@ -80,13 +80,13 @@ def memlock(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-JobDefinition-EfaDevices",
-    next_step="give the container /dev/infiniband/uverbs0 and up, READ, WRITE and MKNOD, one for each EFA interface of "
-    "the multi-node queue's launch template",
+    next_step="add devices from /dev/infiniband/uverbs0 up, with READ, WRITE and MKNOD, one per EFA interface in the "
+    "launch template of the multi-node queue",
     source=f"{_GUIDE}, Elastic Fabric Adapter: devices and ulimits in the job definition",
 )
 def efa_devices(stage: StageTemplates) -> Iterable[Finding]:
-    """The container runtime adds no EFA devices: without them, or with fewer than interfaces, ranks fall back to TCP
-    without a message; with more, the container does not start.
+    """The container runtime does not add EFA devices. With fewer devices than interfaces, ranks silently fall back to
+    TCP; with more, the container does not start.
     """
     wanted = {stage.efa_interfaces(environment) for environment in stage.of_type(COMPUTE_ENVIRONMENT)}
     wanted = wanted - {0} or wanted
@@ -104,11 +104,11 @@ def efa_devices(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-JobDefinition-NoSecret",
-    next_step="put it into Secrets Manager and name its ARN under the container's secrets",
+    next_step="store the value in Secrets Manager, and reference its ARN in the container's secrets",
     source=f"{_GUIDE}, Specify sensitive data: environment variables are shown by DescribeJobDefinitions",
 )
 def no_secret(stage: StageTemplates) -> Iterable[Finding]:
-    """Everyone who may describe job definitions reads them, revision by revision, long after the secret was removed."""
+    """Anyone who may describe job definitions can read all revisions, even long after a secret was removed."""
     for definition in stage.of_type(JOB_DEFINITION):
         variables = [item for container in _containers(definition) for item in container.get("Environment", [])]
         named = any(_SECRET_NAME.search(str(item.get("Name"))) for item in variables)
@@ -118,12 +118,12 @@ def no_secret(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-JobDefinition-RoleOfItsTeam",
-    next_step="give each team's definitions the team's own role, and the agent another",
+    next_step="give each team's definitions the team's own task role, and a different execution role",
     source=f"{_GUIDE}, IAM roles for jobs",
 )
 def role_of_its_team(stage: StageTemplates) -> Iterable[Finding]:
-    """With one role for two teams each reads the other's files; without one a container on the host's network falls
-    back to the instance's role.
+    """If two teams share a role, each can read the other's files. Without a role, a container on the host's network uses
+    the instance's role.
     """
     teams: dict[str, str | None] = {}
     for definition in stage.of_type(JOB_DEFINITION):

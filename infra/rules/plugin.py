@@ -1,4 +1,4 @@
-"""The rules as a plugin of CDK's validation: `cdk synth` and `cdk deploy` stop where a template breaks one."""
+"""The rules as a plugin for CDK's validation: `cdk synth` and `cdk deploy` stop if a template breaks a rule."""
 
 import json
 from collections import defaultdict
@@ -15,16 +15,16 @@ from infra.rules.templates import Finding, Rule, StageTemplates, Template
 
 @jsii.implements(cdk.IPolicyValidationPlugin)
 class TrainyardRules:
-    """The rules, to be added with `cdk.Validations.of(app).add_plugins(TrainyardRules())`.
+    """A plugin with all rules, for `cdk.Validations.of(app).add_plugins(TrainyardRules())`.
 
-    Where a rule does not apply, `acknowledge` it at the construct by `trainyard::<id>` with a reason.
+    If a rule does not apply to a construct, acknowledge `trainyard::<id>` there, with a reason.
     """
 
-    # Properties, since jsii passes no plain attributes on.
+    # Properties, because jsii does not pass plain attributes.
 
     @property
     def name(self) -> str:
-        """Return what stands in front of the rules' ids."""
+        """Return the prefix of the rules' ids."""
         return "trainyard"
 
     @property
@@ -36,7 +36,7 @@ class TrainyardRules:
         return [rule.id for rule in RULES]
 
     def validate(self, context: cdk.IPolicyValidationContext) -> cdk.PolicyValidationPluginReport:
-        """Look at the templates; CDK calls it once they are written."""
+        """Check the templates. The CDK calls this after writing them."""
         stages: dict[str, dict[str, Template]] = defaultdict(dict)
         files: dict[str, str] = {}
         for stack in context.stack_templates:

@@ -1,4 +1,4 @@
-"""The templates of one stage as rules read them: resources by type, and references followed from stack to stack."""
+"""The templates of a stage for rules (resources by type, references resolved across stacks), and the rule type."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ SECURITY_GROUP = "AWS::EC2::SecurityGroup"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Resource:
-    """One resource of one stack."""
+    """A resource of a stack."""
 
     stack: str
-    """Construct path of its stack."""
+    """Construct path of the stack."""
     logical_id: str
     type: str
     properties: Mapping[str, Any] = field(repr=False)
@@ -34,7 +34,7 @@ class Resource:
 
 
 class StageTemplates:
-    """All templates of one stage, keyed by the construct paths of their stacks."""
+    """The templates of a stage, by the construct paths of their stacks."""
 
     def __init__(self, templates: Mapping[str, Template]) -> None:
         self._resources = {
@@ -58,9 +58,9 @@ class StageTemplates:
         return (resource for resource in self._resources.values() if resource.type == resource_type)
 
     def referred(self, stack: str, value: Any) -> Resource | None:
-        """Return the resource of the stage that a property's value refers to, or None if it refers to no such.
+        """Return the resource of the stage that a property's value refers to, or None if there is none.
 
-        The resource may be in the same stack, or found through an export of another stack of the stage.
+        The resource is in the same stack, or in another stack of the stage that exports it.
         """
         match value:
             case {"Ref": str(name)} | {"Fn::GetAtt": [str(name), *_]}:
@@ -74,23 +74,23 @@ class StageTemplates:
         return self.referred(environment.stack, environment.get("ComputeResources.LaunchTemplate.LaunchTemplateId"))
 
     def security_groups(self, environment: Resource) -> list[Any]:
-        """Return the security groups of a compute environment's instances, which it or its launch template names."""
+        """Return the security groups of an environment's instances, from it or its launch template."""
         own = environment.get("ComputeResources.SecurityGroupIds", [])
         return [*own, *(group for interface in self.interfaces(environment) for group in interface.get("Groups", []))]
 
     def interfaces(self, environment: Resource) -> list[Mapping[str, Any]]:
-        """Return the network interfaces that the launch template gives a compute environment's instances."""
+        """Return the network interfaces in the launch template of a compute environment."""
         template = self.launch_template(environment)
         return list(template.get("LaunchTemplateData.NetworkInterfaces", [])) if template else []
 
     def is_capacity_block(self, environment: Resource) -> bool:
-        """Return whether an environment's instances run in a Capacity Block."""
+        """Return whether a compute environment's instances run in a Capacity Block."""
         template = self.launch_template(environment)
         market = template.get("LaunchTemplateData.InstanceMarketOptions") if template is not None else None
         return market == {"MarketType": "capacity-block"}
 
     def efa_interfaces(self, environment: Resource) -> int:
-        """Return the number of EFA interfaces, and so of devices that a job finds."""
+        """Return the number of EFA interfaces, which is the number of EFA devices in jobs."""
         return sum(
             str(interface.get("InterfaceType", "")).startswith("efa") for interface in self.interfaces(environment)
         )
@@ -98,21 +98,21 @@ class StageTemplates:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One place where a template breaks a rule."""
+    """A place where a template breaks a rule."""
 
     resource: Resource
     location: str
-    """Path of the property in the resource, or of the one that is missing: `Properties.Timeout`."""
+    """Path of the broken or missing property in the resource: `Properties.Timeout`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule: its id, its reason, and the function that finds what breaks it."""
+    """A rule: its id, its reason, and the function that finds violations."""
 
     id: str
-    """`TY-<what it is about>-<what it asks for>`."""
+    """`TY-<resource>-<requirement>`."""
     reason: str
-    """What happens on AWS where it is broken."""
+    """What happens on AWS if the rule is broken."""
     next_step: str
     source: str
     find: Callable[[StageTemplates], Iterable[Finding]]
@@ -122,20 +122,20 @@ Find = Callable[[StageTemplates], Iterable[Finding]]
 
 
 def rule(id_: str, *, next_step: str, source: str) -> Callable[[Find], Rule]:
-    """Make a rule of a function, whose docstring becomes the reason."""
+    """Turn a function into a rule, with its docstring as the reason."""
 
     def make(find: Find) -> Rule:
-        assert find.__doc__ is not None, f"{id_} gives no reason"  # noqa: S101 - a slip of ours, seen at import
+        assert find.__doc__ is not None, f"{id_} has no docstring"  # noqa: S101 - a mistake of ours, found on import
         return Rule(id=id_, reason=" ".join(find.__doc__.split()), next_step=next_step, source=source, find=find)
 
     return make
 
 
 def rules_of(module: ModuleType) -> Iterable[Rule]:
-    """Return all rules that a module defines, in their order."""
+    """Return the rules that a module defines, in order."""
     return (value for value in vars(module).values() if isinstance(value, Rule))
 
 
 def found(resource: Resource, location: str) -> Finding:
-    """Return a finding at a property of `resource`, by its path below `Properties`."""
+    """Return a finding for a property of `resource`, by its path below `Properties`."""
     return Finding(resource=resource, location=f"Properties.{location}")

@@ -1,4 +1,4 @@
-"""An account that answers as the tests say."""
+"""A stand-in for an AWS account with prepared responses."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -8,7 +8,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-from infra.preflight.account import Account, Finding, ask
+from infra.preflight.account import Account, Finding, run_check
 from infra.stages import Stage, Team
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
@@ -19,7 +19,7 @@ def stage_of(**settings: Any) -> Stage:
 
 
 def refusal(code: str, message: str = "no") -> Callable[..., Any]:
-    """Return what raises a service's refusal, called as `answers` are."""
+    """Return an entry of `answers` that raises an AWS error."""
 
     def raise_it(operation: str, **_: Any) -> Any:
         name = "".join(word.capitalize() for word in operation.split("_"))
@@ -29,7 +29,7 @@ def refusal(code: str, message: str = "no") -> Callable[..., Any]:
 
 
 class Answers:
-    """A client that gives each operation's answer, or calls it with the operation's name and arguments."""
+    """A client that returns each operation's answer, or calls it with the operation's name and arguments."""
 
     def __init__(self, answers: dict[str, Any], meta: Any) -> None:
         self._answers = answers
@@ -45,16 +45,16 @@ class Answers:
 
 @cache
 def _meta(service: str) -> Any:
-    """Return what boto3 knows of a service: by it a refusal is called as IAM calls what was refused."""
+    """Return boto3's metadata of a service, from which errors get the IAM action."""
     make: Any = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name=REGION).client
     return make(service).meta
 
 
-def asked(
-    question: Callable[[Account, Stage], Iterator[Finding]], answers: dict[str, Any], **settings: Any
+def findings(
+    check: Callable[[Account, Stage], Iterator[Finding]], answers: dict[str, Any], **settings: Any
 ) -> list[Finding]:
-    """Return what one check finds out about a stage with the given settings."""
+    """Return the findings of a check for a stage with the given settings."""
     clients = {name: Answers(answers, _meta(name)) for name in ("ec2", "batch", "iam", "ssm", "service-quotas")}
     account = Account(id=ACCOUNT, partition="aws", region=REGION, session=boto3.Session(), _clients=clients)
     stage = stage_of(**settings)
-    return ask(account, "check", lambda: question(account, stage))
+    return run_check(account, "check", lambda: check(account, stage))

@@ -3,16 +3,16 @@ from typing import Any
 
 import pytest
 
-from infra.preflight.capacity import GONE, batch_quotas, offers, quotas, reservation
+from infra.preflight.capacity import WITHDRAWN, batch_quotas, offers, quotas, reservation
 from infra.stages import CapacityReservation, ExistingVpc, Pool, Team
-from tests.infra.preflight.conftest import asked, refusal
+from tests.infra.preflight.conftest import findings, refusal
 
 P4D = ("use1-az1", "use1-az2", "use1-az4", "use1-az6")
 SUBNETS = ("subnet-0000000000000000a", "subnet-0000000000000000b")
 
 
 def ec2(**zones: tuple[str, ...]) -> dict[str, Any]:
-    """Return an EC2 that offers P4d in its zones and CPU instances everywhere, in a region with three zones."""
+    """Return EC2's answers: P4d is offered in some zones, CPU instances in all, and the region has three zones."""
     offered = {"p4d.24xlarge": P4D, "m6i.4xlarge": (*P4D, "use1-az3"), **zones}
 
     def offerings(_: str, *, Filters: list[dict[str, Any]], **__: Any) -> dict[str, Any]:  # noqa: N803
@@ -39,34 +39,34 @@ def vpc(*subnets: str) -> ExistingVpc:
 
 
 @pytest.mark.parametrize(
-    ("settings", "verdict", "said", "next_step"),
+    ("settings", "verdict", "text", "next_step"),
     [
         (
             {"instance_type": "dl1.24xlarge"},
             "problem",
-            f"EC2 offers dl1.24xlarge in no zone of us-east-1; {GONE['dl1.24xlarge']}",
-            "offered there: p4d.24xlarge; name one as `instance_type` in infra/settings.py",
+            f"EC2 offers dl1.24xlarge in no zone of us-east-1; {WITHDRAWN['dl1.24xlarge']}",
+            "set `instance_type` in infra/settings.py to one that is offered (p4d.24xlarge), or change `region`",
         ),
-        ({}, "ok", f"EC2 offers p4d.24xlarge in {', '.join(P4D)}, where the stage's subnets are", ""),
+        ({}, "ok", f"EC2 offers p4d.24xlarge in {', '.join(P4D)}, where the stage has subnets", ""),
         (
             {"availability_zone_ids": ("use1-az3",)},
             *("problem", "; the stage's subnets are in use1-az3"),
-            'availability_zone_ids=("use1-az1", "use1-az2", "use1-az4", "use1-az6",) in infra/settings.py',
+            'set availability_zone_ids=("use1-az1", "use1-az2", "use1-az4", "use1-az6",) in infra/settings.py',
         ),
-        # If nobody knows a zone, the region's first two by letter are taken.
+        # If no zone is known, the region's first two by letter are used.
         ({"region": None}, "ok", "EC2 offers p4d.24xlarge in use1-az1, use1-az6, where", ""),
         (
             {"vpc": vpc(SUBNETS[0])},
             *("problem", "the stage's subnets are in use1-az3"),
-            "name subnets in one of those zones under `vpc` in infra/settings.py",
+            "list subnets in one of these zones under `vpc` in infra/settings.py",
         ),
     ],
 )
-def test_the_instance_type_is_offered_where_the_stages_subnets_are(
-    *, settings: dict[str, Any], verdict: str, said: str, next_step: str
+def test_the_instance_type_is_offered_in_zones_of_the_subnets(
+    *, settings: dict[str, Any], verdict: str, text: str, next_step: str
 ) -> None:
-    found, cpu = asked(offers, ec2(), **{"instance_type": "p4d.24xlarge", **settings})
-    assert (found.verdict, said in found.text) == (verdict, True), found
+    found, cpu = findings(offers, ec2(), **{"instance_type": "p4d.24xlarge", **settings})
+    assert (found.verdict, text in found.text) == (verdict, True), found
     assert found.next_step.startswith(next_step)
     assert cpu.verdict == "ok"
 
@@ -81,13 +81,15 @@ def test_the_instance_type_is_offered_where_the_stages_subnets_are(
         ({"vpc": vpc(*reversed(SUBNETS))}, "ok"),
     ],
 )
-def test_nodes_that_start_together_need_the_very_zone_that_they_are_in(settings: dict[str, Any], verdict: str) -> None:
-    one, _, together = asked(offers, ec2(), instance_type="p4d.24xlarge", max_multinode_nodes=2, **settings)
+def test_multinode_jobs_need_the_type_in_their_only_zone(settings: dict[str, Any], verdict: str) -> None:
+    one, _, together = findings(offers, ec2(), instance_type="p4d.24xlarge", max_multinode_nodes=2, **settings)
     assert (one.verdict, together.verdict) == ("ok", verdict)
     if verdict == "problem":
-        assert together.text.startswith("jobs of several nodes run in use1-az3 alone, where EC2 does not offer")
-        cure = "name a subnet of one of those" if "vpc" in settings else 'availability_zone_ids=("use1-az1", …)'
-        assert together.next_step.startswith(cure)
+        assert together.text.startswith("EC2 does not offer p4d.24xlarge in use1-az3, the only zone of multi-node jobs")
+        next_step = (
+            "list a subnet in one of these" if "vpc" in settings else 'set availability_zone_ids=("use1-az1", …)'
+        )
+        assert together.next_step.startswith(next_step)
 
 
 def service_quotas(applied: dict[str, float], default: dict[str, float] | None = None) -> dict[str, Any]:
@@ -103,40 +105,40 @@ def service_quotas(applied: dict[str, float], default: dict[str, float] | None =
     return {"get_service_quota": get, "list_aws_default_service_quotas": {"Quotas": defaults}}
 
 
-def test_quotas_are_held_against_all_that_the_stage_may_use_at_once() -> None:
+def test_quotas_must_cover_all_that_the_stage_may_use_at_once() -> None:
     # GIVEN an account whose DL Spot quota was raised to two instances, and nothing else
     account = service_quotas({"L-85EED4F7": 192.0}, {"L-6E869C2A": 0.0})
-    # WHEN the stage wants two on Spot, one On-Demand for itself and four for jobs of several nodes
+    # WHEN the stage allows two Spot nodes, one On-Demand node, and four for multi-node jobs
     limits = {"max_nodes": 2, "max_on_demand_nodes": 1, "max_multinode_nodes": 4, "max_cpu_nodes": 4}
-    spot, on_demand, cpu = asked(quotas, account, **limits)
-    # THEN the first is enough
+    spot, on_demand, cpu = findings(quotas, account, **limits)
+    # THEN the Spot quota is sufficient
     assert (spot.verdict, spot.text) == (
         "ok",
-        "192 vCPUs of 'quota L-85EED4F7' (L-85EED4F7, Spot); 192 are needed for 2 x dl1.24xlarge",
+        "192 vCPUs of 'quota L-85EED4F7' (L-85EED4F7, Spot); the stage needs 192 for 2 x dl1.24xlarge",
     )
-    # AND the others are asked for: AWS's default stands in where nothing was ever changed
+    # AND the On-Demand quota, which still has AWS's default, must be increased
     assert (on_demand.verdict, on_demand.text) == (
         "problem",
-        "0 vCPUs of 'quota L-6E869C2A' (L-6E869C2A, On-Demand); 480 are needed for 5 x dl1.24xlarge",
+        "0 vCPUs of 'quota L-6E869C2A' (L-6E869C2A, On-Demand); the stage needs 480 for 5 x dl1.24xlarge",
     )
     assert on_demand.next_step == (
         "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 "
         "--quota-code L-6E869C2A --desired-value 480"
     )
-    # AND one that Service Quotas does not know is unknown, with a command that can be run
-    assert (cpu.verdict, "64 vCPUs are needed for 4 x m6i.4xlarge" in cpu.text) == ("unknown", True)
+    # AND a quota missing in Service Quotas is unknown, with a command to look it up
+    assert (cpu.verdict, "the stage needs 64 vCPUs for 4 x m6i.4xlarge" in cpu.text) == ("unknown", True)
     assert cpu.next_step.endswith("get-service-quota --region us-east-1 --service-code ec2 --quota-code L-34B43A08")
 
 
 @pytest.mark.parametrize(
     ("settings", "needed"),
     [
-        # A pool that retires needs as much again.
+        # A retiring pool needs the same again.
         (
             {"instance_type": "p4d.24xlarge", "retiring": (Pool(instance_type="p4d.24xlarge", release="1.23.0"),)},
-            "384 are needed for 2 x p4d.24xlarge + 2 x p4d.24xlarge of retiring pool p4d-24xlarge-1-23-0",
+            "the stage needs 384 for 2 x p4d.24xlarge + 2 x p4d.24xlarge of retiring pool p4d-24xlarge-1-23-0",
         ),
-        # So does each team, but those that share.
+        # So does each team, except those that share instances.
         (
             {
                 "teams": (
@@ -144,21 +146,21 @@ def test_quotas_are_held_against_all_that_the_stage_may_use_at_once() -> None:
                     *(Team(name=name, shares_instances=True) for name in ("vision", "speech")),
                 )
             },
-            "384 are needed for 2 x dl1.24xlarge + 2 x dl1.24xlarge of team health",
+            "the stage needs 384 for 2 x dl1.24xlarge + 2 x dl1.24xlarge of team health",
         ),
         (
             {"teams": (Team(name="health"), Team(name="product"))},
-            "384 are needed for 2 x dl1.24xlarge of team health + 2 x dl1.24xlarge of team product",
+            "the stage needs 384 for 2 x dl1.24xlarge of team health + 2 x dl1.24xlarge of team product",
         ),
     ],
 )
-def test_pools_and_teams_need_as_much_each(settings: dict[str, Any], needed: str) -> None:
+def test_each_pool_and_team_needs_its_own_quota(settings: dict[str, Any], needed: str) -> None:
     account = service_quotas(dict.fromkeys(("L-85EED4F7", "L-7212CCBC", "L-34B43A08"), 192.0))
-    spot, *_ = asked(quotas, account, max_nodes=2, **settings)
+    spot, *_ = findings(quotas, account, max_nodes=2, **settings)
     assert (spot.verdict, spot.text.partition("; ")[2]) == ("problem", needed)
 
 
-def test_queues_have_to_fit_beside_those_of_others() -> None:
+def test_queues_must_fit_beside_existing_ones() -> None:
     teams = tuple(Team(name=f"team{number}") for number in range(12))
     ours, others = ({"tags": {"trainyard:stage": "test"}}, {"tags": {"trainyard:stage": "other"}})
 
@@ -167,15 +169,15 @@ def test_queues_have_to_fit_beside_those_of_others() -> None:
             "describe_job_queues": {"jobQueues": there},
             "describe_compute_environments": {"computeEnvironments": there},
         }
-        return asked(batch_quotas, account, teams=teams, max_on_demand_nodes=1, max_multinode_nodes=2)
+        return findings(batch_quotas, account, teams=teams, max_on_demand_nodes=1, max_multinode_nodes=2)
 
-    # What the stage itself has there already counts once.
+    # The stage's existing queues are not counted twice.
     assert [one.verdict for one in found(ours, others, {})] == ["ok", "ok"]
     queues, environments = found(ours, others, {}, others)
     assert (queues.verdict, environments.verdict) == ("problem", "problem")
-    assert queues.text == "48 job queues of the stage and 3 of others; Batch takes 50 in a region of an account"
-    assert environments.text.startswith("48 compute environments of the stage and 3 of others")
-    assert queues.next_step.startswith("shares_instances=True for some teams in infra/settings.py, or another region")
+    assert queues.text == "48 job queues of this stage and 3 others; Batch allows 50 per account and region"
+    assert environments.text.startswith("48 compute environments of this stage and 3 others")
+    assert queues.next_step.startswith("set shares_instances=True for some teams in infra/settings.py, or use another")
 
 
 RESERVATION = {
@@ -190,33 +192,33 @@ BLOCK = {"ReservationType": "capacity-block", "EndDate": datetime(2026, 12, 1, 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "nodes", "verdict", "said"),
+    ("changes", "nodes", "verdict", "text"),
     [
         ({}, 0, "ok", "is an On-Demand Capacity Reservation of 4 x p5.48xlarge in use1-az1: active, 3 free"),
-        ({"InstanceType": "p4d.24xlarge"}, 0, "problem", "; the stage runs on p5.48xlarge"),
+        ({"InstanceType": "p4d.24xlarge"}, 0, "problem", "; the stage uses p5.48xlarge"),
         ({"State": "expired"}, 0, "problem", "; it is expired"),
-        # Instances of jobs of several nodes are in the first zone.
+        # Multi-node jobs use the first zone only.
         ({"AvailabilityZoneId": "use1-az2"}, 0, "ok", "in use1-az2"),
         ({"AvailabilityZoneId": "use1-az2"}, 2, "problem", "; On-Demand instances of the stage start in use1-az1"),
         (BLOCK, 0, "problem", "is a Capacity Block of 4 x p5.48xlarge in use1-az1 until 2026-12-01 11:30"),
-        (None, 0, "problem", "account 123456789012 sees no cr-0123456789abcdef0 in us-east-1"),
+        (None, 0, "problem", "account 123456789012 has no cr-0123456789abcdef0 in us-east-1"),
     ],
 )
-def test_promised_capacity_has_to_be_the_stages_type_in_its_zone(
-    *, changes: dict[str, Any] | None, nodes: int, verdict: str, said: str
+def test_reserved_capacity_must_match_the_stages_type_and_zone(
+    *, changes: dict[str, Any] | None, nodes: int, verdict: str, text: str
 ) -> None:
-    there = (
+    answer = (
         refusal("InvalidCapacityReservationId.NotFound")
         if changes is None
         else {"CapacityReservations": [{**RESERVATION, **changes}]}
     )
-    (found,) = asked(
+    (found,) = findings(
         reservation,
-        {"describe_capacity_reservations": there},
+        {"describe_capacity_reservations": answer},
         instance_type="p5.48xlarge",
         max_on_demand_nodes=1,
         max_multinode_nodes=nodes,
         availability_zone_ids=("use1-az1", "use1-az2"),
         capacity_reservation=CapacityReservation(target="cr-0123456789abcdef0"),
     )
-    assert (found.verdict, said in found.text) == (verdict, True), found
+    assert (found.verdict, text in found.text) == (verdict, True), found

@@ -13,14 +13,14 @@ from tests.infra.preflight.conftest import stage_of
 from tests.support.running_emulator import Emulator, run_emulator
 
 CHECKS = {
-    *("instance types", "vCPU quotas", "Batch's quotas", "promised capacity", "VPC", "CDK bootstrap"),
+    *("instance types", "vCPU quotas", "Batch quotas", "reserved capacity", "VPC", "CDK bootstrap"),
     *("service-linked roles", "machine image", "permissions boundary", "OIDC provider"),
 }
 
 
 @pytest.fixture(scope="module")
 def empty_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """An emulator in which nobody has prepared anything."""
+    """An emulator with an unprepared account."""
     with run_emulator(tmp_path_factory.mktemp("empty-aws")) as aws:
         yield aws
         assert aws.health()["server_errors"] == []
@@ -28,7 +28,7 @@ def empty_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 @pytest.fixture
 def preflight(empty_aws: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Run the command about a stage `test` with the given settings, in this process, against that AWS."""
+    """Run the command for a stage `test` with the given settings, in this process, on that emulator."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {**empty_aws.credentials.environment, "AWS_ENDPOINT_URL": empty_aws.endpoint}.items():
@@ -41,8 +41,8 @@ def preflight(empty_aws: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return run
 
 
-def test_the_command_prints_a_table_and_what_to_do_next_and_fails(empty_aws: Emulator) -> None:
-    # GIVEN an account that nobody has prepared, and a shell
+def test_the_command_prints_a_table_with_next_steps_and_fails(empty_aws: Emulator) -> None:
+    # GIVEN an unprepared account, and a shell
     done = subprocess.run(
         [sys.executable, "-m", "infra.preflight"],
         env={**empty_aws.environment, "AWS_DEFAULT_REGION": "us-east-1"},
@@ -51,18 +51,18 @@ def test_the_command_prints_a_table_and_what_to_do_next_and_fails(empty_aws: Emu
         check=False,
         timeout=120,
     )
-    # THEN the answer is on stdout, what it is doing on stderr, and the exit code says that there are problems
+    # THEN the table is on stdout, progress on stderr, and the exit code reports problems
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[0].split() == ["CHECK", "WHAT"]
     for check in CHECKS:
         assert f"\n{check} " in done.stdout
     assert "Next: cdk bootstrap aws://123456789012/us-east-1" in done.stdout
     first, last = done.stderr.splitlines()
-    assert first == "Asking account 123456789012 in us-east-1 about stage 'dev'"
+    assert first == "Checking stage 'dev' in account 123456789012, region us-east-1"
     assert "problems" in last
 
 
-def test_scripts_read_json_and_an_account_that_is_ready_is_a_success(
+def test_scripts_read_json_and_a_ready_account_exits_with_0(
     preflight: Callable[..., int],
     empty_aws: Emulator,
     monkeypatch: pytest.MonkeyPatch,
@@ -73,14 +73,14 @@ def test_scripts_read_json_and_an_account_that_is_ready_is_a_success(
     rows = json.loads(capsys.readouterr().out)
     assert {row["check"] for row in rows} == CHECKS
     for row_ in rows:
-        # Whatever is not ok says how to go on.
+        # Findings that are not ok have a next step.
         assert bool(row_["next_step"]) == (row_["verdict"] != "ok"), row_
-    # WHEN it is bootstrapped, with Spot's role and quotas, which the emulator has none of
+    # WHEN the account is bootstrapped, with Spot's role and quotas, which the emulator lacks
     ssm = empty_aws.session.client("ssm", endpoint_url=empty_aws.endpoint, region_name="us-east-2")
     ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Type="String", Value="30")
     empty_aws.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
     monkeypatch.setattr(capacity, "_value", lambda *_: {"Value": 1_000.0})
-    # THEN nothing is in the way
+    # THEN no problems remain
     assert preflight("-o", "json", **row) == 0
     output = capsys.readouterr()
     assert {row["verdict"] for row in json.loads(output.out)} == {"ok"}
@@ -88,34 +88,34 @@ def test_scripts_read_json_and_an_account_that_is_ready_is_a_success(
 
 
 @pytest.mark.parametrize(
-    ("row", "arguments", "said"),
+    ("row", "arguments", "message"),
     [
         (
             {"account": "210987654321"},
             [],
-            "the credentials are of account 123456789012; stage 'test' is for 210987654321",
+            "the credentials belong to account 123456789012, but stage 'test' is for 210987654321",
         ),
         ({"region": "us-east-1"}, ["--region", "us-west-2"], "--region us-west-2: stage 'test' is for us-east-1"),
-        ({"region": None}, ["--profile", "nobody"], "AWS does not say whose account this is"),
+        ({"region": None}, ["--profile", "nobody"], "cannot determine the AWS account"),
         ({"max_nodes": 0}, [], "stage 'test': max_nodes: must be from 1"),
     ],
     ids=["account", "region", "profile", "settings"],
 )
-def test_the_wrong_account_or_region_is_refused_before_anything_is_asked(
+def test_a_wrong_account_or_region_is_refused_before_any_check(
     preflight: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
     row: dict[str, Any],
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     assert preflight(*arguments, **row) == 3
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.startswith("error: ")
-    assert said in output.err
+    assert message in output.err
 
 
-def test_without_credentials_the_next_step_is_named(
+def test_without_credentials_a_next_step_is_printed(
     preflight: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -128,5 +128,5 @@ def test_without_credentials_the_next_step_is_named(
     assert preflight() == 3
     error = capsys.readouterr().err
     assert "Unable to locate credentials" in error
-    assert "Next: aws sts get-caller-identity" in error
+    assert "Next: make `aws sts get-caller-identity` work" in error
     assert "Traceback" not in error

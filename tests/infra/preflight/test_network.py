@@ -1,4 +1,4 @@
-"""An existing VPC, as EC2 describes it: whether a stage's instances have a way to AWS, and nothing clashes."""
+"""Checks of an existing VPC: instances have a route to AWS, and the stage's endpoints do not conflict."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from infra.preflight.account import Finding
 from infra.preflight.network import existing_vpc
 from infra.stages import ExistingVpc
 from infra.stages.network_plan import ENDPOINT_SERVICES
-from tests.infra.preflight.conftest import REGION, asked, refusal
+from tests.infra.preflight.conftest import REGION, findings, refusal
 
 VPC, SUBNET, GROUP = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0", "sg-0123456789abcdef0"
 TABLE, TAKEN, MISSING = "rtb-0000000000000000a", "rtb-0000000000000000b", "rtb-0000000000000000c"
@@ -39,24 +39,24 @@ def find(
     subnet: dict[str, Any] | None = None,
     **settings: Any,
 ) -> list[Finding]:
-    """Return what is found of a VPC with one subnet, whose table has a default route to `route`."""
+    """Return the findings for a VPC with one subnet, whose route table has a default route to `route`."""
     routes = [{"DestinationCidrBlock": "0.0.0.0/0", **route}] if route else []
     tables = [
         {"RouteTableId": TABLE, "VpcId": VPC, "Associations": [{"SubnetId": SUBNET}], "Routes": routes},
         {"RouteTableId": TAKEN, "VpcId": VPC, "Associations": [{"Main": True}], "Routes": []},
     ]
-    there = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZoneId": "use1-az1", **(subnet or {})}
+    existing_subnet = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZoneId": "use1-az1", **(subnet or {})}
     group = {"GroupId": GROUP, "IpPermissions": rules[0], "IpPermissionsEgress": rules[1]}
     answers: dict[str, Any] = {
         "describe_vpcs": {"Vpcs": [{"VpcId": VPC}]},
-        "describe_subnets": {"Subnets": [there]},
+        "describe_subnets": {"Subnets": [existing_subnet]},
         "describe_route_tables": {"RouteTables": tables},
         "describe_vpc_endpoints": {"VpcEndpoints": endpoints},
         "describe_vpc_attribute": {name: {"Value": resolves} for name in ("EnableDnsSupport", "EnableDnsHostnames")},
         "describe_security_groups": {"SecurityGroups": [group]},
     }
     existing = ExistingVpc(**{"vpc_id": VPC, "private_subnet_ids": (SUBNET,), **(vpc or {})})
-    return asked(existing_vpc, answers, vpc=existing, **settings)
+    return findings(existing_vpc, answers, vpc=existing, **settings)
 
 
 NAT = {"NatGatewayId": "nat-1"}
@@ -64,36 +64,36 @@ ALL_ENDPOINTS = (*map(endpoint, ENDPOINT_SERVICES), endpoint("s3", VpcEndpointTy
 
 
 @pytest.mark.parametrize(
-    ("given", "verdict", "said"),
+    ("given", "verdict", "text"),
     [
         ({"route": NAT}, "ok", f"{SUBNET} (use1-az1) has a default route"),
         ({"route": {**NAT, "State": "blackhole"}}, "problem", f"{SUBNET} (use1-az1) has no default route"),
-        # Instances get no public address.
+        # Instances have no public address.
         ({"route": {"GatewayId": "igw-1"}}, "problem", f"{SUBNET} (use1-az1) is a public subnet"),
-        ({}, "problem", f"{VPC} no endpoint of {', '.join((*ENDPOINT_SERVICES, 's3'))}"),
-        ({"endpoints": (endpoint("ecr.api"),)}, "problem", f"{VPC} no endpoint of ecr.dkr, ecs"),
-        ({"interface_endpoints": True}, "ok", "by the endpoints that the stage makes"),
-        ({"endpoints": ALL_ENDPOINTS}, "ok", "by the VPC's endpoints"),
+        ({}, "problem", f"{VPC} lacks endpoints for {', '.join((*ENDPOINT_SERVICES, 's3'))}"),
+        ({"endpoints": (endpoint("ecr.api"),)}, "problem", f"{VPC} lacks endpoints for ecr.dkr, ecs"),
+        ({"interface_endpoints": True}, "ok", "through the endpoints that the stage creates"),
+        ({"endpoints": ALL_ENDPOINTS}, "ok", "through the VPC's endpoints"),
         ({"subnet": {"VpcId": "vpc-other"}}, "problem", f"{SUBNET} is in vpc-other, not in {VPC}"),
-        ({"subnet": {"SubnetId": "subnet-other"}}, "problem", f"there is no {SUBNET} in {REGION}"),
+        ({"subnet": {"SubnetId": "subnet-other"}}, "problem", f"{SUBNET} does not exist in {REGION}"),
     ],
 )
-def test_a_subnet_has_a_way_to_aws(given: dict[str, Any], verdict: str, said: str) -> None:
+def test_a_subnet_needs_a_route_to_aws(given: dict[str, Any], verdict: str, text: str) -> None:
     (found,) = find(**given)
-    assert (found.verdict, said in found.text) == (verdict, True), found
+    assert (found.verdict, text in found.text) == (verdict, True), found
     assert bool(found.next_step) is (verdict == "problem")
 
 
-def test_a_vpc_that_is_not_there_is_a_problem() -> None:
+def test_a_missing_vpc_is_a_problem() -> None:
     vpc = ExistingVpc(vpc_id=VPC, private_subnet_ids=(SUBNET,))
-    (found,) = asked(existing_vpc, {"describe_vpcs": refusal("InvalidVpcID.NotFound")}, vpc=vpc)
-    assert (found.verdict, found.text) == ("problem", f"there is no {VPC} in {REGION}")
+    (found,) = findings(existing_vpc, {"describe_vpcs": refusal("InvalidVpcID.NotFound")}, vpc=vpc)
+    assert (found.verdict, found.text) == ("problem", f"{VPC} does not exist in {REGION}")
 
 
 @pytest.mark.parametrize(
     ("given", "problems"),
     [
-        # What a deployment of this stage made, and an endpoint that no client finds by name, are in nobody's way.
+        # Endpoints of this stage, and endpoints that clients do not find by name, do not conflict.
         (
             {
                 "endpoints": (
@@ -105,50 +105,48 @@ def test_a_vpc_that_is_not_there_is_a_problem() -> None:
         ),
         (
             {"endpoints": (endpoint("batch", PrivateDnsEnabled=True),)},
-            [f"{VPC} has endpoints of batch already, and EC2 takes no second one of a name"],
+            [f"{VPC} already has endpoints for batch, and EC2 allows only one per name"],
         ),
         (
             {"resolves": False},
             [
-                f"{name} is off in {VPC}: its endpoints would not be found"
+                f"{name} is off in {VPC}, so clients would not find its endpoints"
                 for name in ("EnableDnsSupport", "EnableDnsHostnames")
             ],
         ),
     ],
     ids=["own", "clash", "names"],
 )
-def test_endpoints_that_the_stage_makes_are_found_and_clash_with_none(
-    given: dict[str, Any], problems: list[str]
-) -> None:
+def test_the_stages_endpoints_must_resolve_and_not_conflict(given: dict[str, Any], problems: list[str]) -> None:
     assert [one.text for one in find(interface_endpoints=True, **given) if one.verdict == "problem"] == problems
 
 
-def test_route_tables_take_one_route_to_s3() -> None:
+def test_a_route_table_allows_only_one_route_to_s3() -> None:
     s3 = endpoint("s3", VpcEndpointType="Gateway", RouteTableIds=[TAKEN])
     _, *found = find(route=NAT, endpoints=(s3,), vpc={"private_route_table_ids": (TABLE, TAKEN, MISSING)})
     assert [(one.verdict, one.text) for one in found] == [
-        ("ok", f"{TABLE} gets a route to S3's gateway endpoint"),
-        ("problem", f"{TAKEN} has a route to S3's gateway endpoint already, and takes no second one"),
-        ("problem", f"{VPC} has no {MISSING}"),
+        ("ok", f"{TABLE} will get a route to the S3 gateway endpoint"),
+        ("problem", f"{TAKEN} already has a route to an S3 gateway endpoint, and allows only one"),
+        ("problem", f"{MISSING} does not exist in {VPC}"),
     ]
 
 
 @pytest.mark.parametrize(
     ("rules", "missing"),
     [
-        (([], []), ["in from its own members", "out to its own members", "out by HTTPS"]),
-        (([IN], []), ["out to its own members", "out by HTTPS"]),
-        (([IN], [HTTPS]), ["out to its own members"]),
-        (([{**IN, "FromPort": 1}], [HTTPS, IN]), ["in from its own members"]),
+        (([], []), ["receive from its members", "send to its members", "send over HTTPS"]),
+        (([IN], []), ["send to its members", "send over HTTPS"]),
+        (([IN], [HTTPS]), ["send to its members"]),
+        (([{**IN, "FromPort": 1}], [HTTPS, IN]), ["receive from its members"]),
         (([IN], [HTTPS, IN]), []),
         (([IN], [ALL_OUT]), []),
     ],
 )
-def test_the_default_group_has_to_let_nodes_of_a_job_through(rules: Any, missing: list[str]) -> None:
+def test_the_default_group_must_let_nodes_reach_each_other(rules: Any, missing: list[str]) -> None:
     _, *found = find(route=NAT, rules=rules, max_multinode_nodes=2)
     assert [one.text.partition("nodes of a job ")[2] for one in found if one.verdict == "problem"] == missing
     assert all(GROUP in one.next_step for one in found if one.verdict == "problem")
-    # Another group is not taken for it.
+    # A group other than the default group is refused.
     _, wrong, *_ = find(
         route=NAT, rules=rules, max_multinode_nodes=2, vpc={"default_security_group_id": "sg-0000000000000000f"}
     )
