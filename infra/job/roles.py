@@ -351,7 +351,7 @@ class TeamRole(InlineRole):
         self.explain("Session Manager's channels have no ARN, and log groups can only be described together", "*")
         streams = self.log_streams(logs.log_group_name, "ecs-execute-command-*")
         self.allow("LogCommands", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
-        self.explain("Each session logs to its own stream", streams)
+        self.explain("Each session logs to its own stream, named after the session", streams)
         self.allow("FindLogStreams", ["logs:DescribeLogStreams"], logs.log_group_arn)
 
 

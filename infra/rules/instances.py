@@ -111,8 +111,8 @@ def _rules_of_group(
     source="AWS Elastic Fabric Adapter, Get started: a security group that allows all traffic to and from itself",
 )
 def efa_among_itself(stage: StageTemplates) -> Iterable[Finding]:
-    """EFA traffic has no address, so 0.0.0.0/0 does not match it. Without rules for the group itself in both directions,
-    ranks fail with 'Unresponsive receiver' after minutes of paid waiting.
+    """EFA traffic has no address, so 0.0.0.0/0 does not match it. Without rules for the group itself in both
+    directions, ranks fail with 'Unresponsive receiver' after minutes of paid waiting.
     """
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         if not stage.efa_interfaces(environment):
@@ -154,8 +154,8 @@ def nothing_from_outside(stage: StageTemplates) -> Iterable[Finding]:
     source="AWS Batch User Guide, Multi-node parallel jobs: no public addresses; NAT or endpoints instead",
 )
 def private_subnets(stage: StageTemplates) -> Iterable[Finding]:
-    """Multi-node jobs have no public address, so in a public subnet they reach nothing and hang in STARTING. Single-node
-    jobs would be reachable from outside.
+    """Multi-node jobs have no public address, so in a public subnet they reach nothing and hang in STARTING.
+    Single-node jobs would be reachable from outside.
     """
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         for value in environment.get("ComputeResources.Subnets", []):

@@ -34,13 +34,13 @@ def _efa_devices(container: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 @rule(
     "TY-JobDefinition-RetryRules",
-    next_step="set 1 to 10 attempts and at most five rules: RETRY on 'Host EC2*', and at the end EXIT on the reason '*' and "
-    "on the exit code '*'",
+    next_step="set 1 to 10 attempts and at most five rules: RETRY on 'Host EC2*', and at the end EXIT on the reason "
+    "'*' and on the exit code '*'",
     source=f"{_GUIDE}, Automated job retries: evaluateOnExit; what no rule matches is retried",
 )
 def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
-    """Batch retries every end that no rule matches. Without a last rule that matches everything, a job with an error runs,
-    and costs money, once per allowed attempt.
+    """Batch retries every end that no rule matches. Without a last rule that matches everything, a job with an error
+    runs, and costs money, once per allowed attempt.
     """
     for definition in stage.of_type(JOB_DEFINITION):
         if not 1 <= int(definition.get("RetryStrategy.Attempts", 0)) <= 10:
@@ -122,8 +122,8 @@ def no_secret(stage: StageTemplates) -> Iterable[Finding]:
     source=f"{_GUIDE}, IAM roles for jobs",
 )
 def role_of_its_team(stage: StageTemplates) -> Iterable[Finding]:
-    """If two teams share a role, each can read the other's files. Without a role, a container on the host's network uses
-    the instance's role.
+    """If two teams share a role, each can read the other's files. Without a role, a container on the host's network
+    uses the instance's role.
     """
     teams: dict[str, str | None] = {}
     for definition in stage.of_type(JOB_DEFINITION):

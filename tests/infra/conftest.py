@@ -1,4 +1,4 @@
-"""Synthesis: once a session for what `cdk synth` gives, and on demand for settings of a test's own."""
+"""Synthesis: once per session for the shipped settings and the variants, and on demand for a test's settings."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,20 +44,20 @@ def variants(variant_assemblies: tuple[Path, Path]) -> Templates:
 
 @pytest.fixture(scope="session")
 def reviewed(tmp_path_factory: pytest.TempPathFactory) -> Templates:
-    """The templates of ALL, the stage that has everything; keys are the stacks' names."""
+    """The templates of ALL, the stage with every feature, by stack name."""
     made = read_assembly(made_once(tmp_path_factory, "all", lambda folder: synthesise([ALL], folder)))
     return {path.removeprefix(f"{ALL.name}/"): template for path, template in made.items()}
 
 
 @pytest.fixture(scope="session")
 def everything(reviewed: Templates) -> DeployedStage:
-    """That stage as CloudFormation would make it."""
+    """The same stage as CloudFormation would create it."""
     return DeployedStage(ALL.name, reviewed)
 
 
 @pytest.fixture(scope="session")
 def synthesised() -> Callable[..., Templates]:
-    """Synthesise one stage called `test` with the given settings; keys are the stacks' names."""
+    """Synthesise a stage named `test` with the given settings; returns templates by stack name."""
 
     def synthesise_one(**settings: Any) -> Templates:
         return stacks_of(Stage(**{"name": "test", "teams": (Team(name="research"),), **settings}))

@@ -11,34 +11,34 @@ from tests.support.infra.synthesis import ROOT, Templates, imports
 STACKS = ("access", "network", "storage", "image", "machine-image", "compute", "jobs", "observability")
 
 
-def test_each_stage_has_its_stacks_by_their_names_protected_if_it_says_so(assembly: Path, templates: Templates) -> None:
+def test_each_stage_has_its_stacks_and_protects_them_if_set(assembly: Path, templates: Templates) -> None:
     assert set(templates) == {f"{stage}/{stack}" for stage in STAGES for stack in STACKS}
     stacks = _artifacts(assembly)
     names = {item["properties"]["stackName"]: item["properties"] for item in stacks.values()}
     assert set(names) == {f"trainyard-{stage}-{stack}" for stage in STAGES for stack in STACKS}
-    # One that is not protected is deleted before the first refusal, with the jobs that run in it.
+    # An unprotected stack would be deleted, with its running jobs, before CloudFormation refuses the next one.
     protected = {name for name, properties in names.items() if properties.get("terminationProtection")}
     assert protected == {f"trainyard-prod-{stack}" for stack in STACKS}
 
 
-def test_stacks_wait_for_those_whose_values_they_read(assembly: Path, templates: Templates) -> None:
-    # Without it they are deployed, and worse, destroyed, in an order that CloudFormation refuses.
+def test_stacks_depend_on_the_stacks_whose_values_they_read(assembly: Path, templates: Templates) -> None:
+    # Otherwise CloudFormation would refuse the order of deployments and, worse, of deletions.
     by_id = _artifacts(assembly)
 
-    def waited_for(artifact: dict[str, Any]) -> set[str]:
-        """Names of the stacks that come before; the CDK leaves out those that another one waits for."""
+    def dependencies(artifact: dict[str, Any]) -> set[str]:
+        """Return the names of stacks before this one; the CDK omits indirect dependencies."""
         before = [by_id[name] for name in artifact.get("dependencies", []) if name in by_id]
-        return {str(item["properties"]["stackName"]) for item in before}.union(*map(waited_for, before))
+        return {str(item["properties"]["stackName"]) for item in before}.union(*map(dependencies, before))
 
     for artifact in by_id.values():
         path = artifact["displayName"].split(" ")[0]
-        assert {name.split(":")[0] for name in imports(templates[path])} <= waited_for(artifact)
+        assert {name.split(":")[0] for name in imports(templates[path])} <= dependencies(artifact)
         if path.endswith("/compute"):
-            assert f"trainyard-{path.split('/')[0]}-machine-image" in waited_for(artifact)
+            assert f"trainyard-{path.split('/')[0]}-machine-image" in dependencies(artifact)
     assert any(imports(template) for template in templates.values())
 
 
-def test_synthesis_looks_nothing_up_and_names_the_stages_bootstrap(
+def test_synthesis_needs_no_lookups_and_uses_the_bootstrap(
     assembly: Path, templates: Templates, variants: Templates
 ) -> None:
     manifests = [json.loads(path.read_text()) for path in assembly.rglob("manifest.json")]
@@ -51,7 +51,7 @@ def test_synthesis_looks_nothing_up_and_names_the_stages_bootstrap(
         assert template["Parameters"]["BootstrapVersion"]["Default"] == f"/cdk-bootstrap/{qualifier}/version"
 
 
-def test_the_app_runs_as_cdk_json_says_without_credentials(tmp_path: Path) -> None:
+def test_the_command_in_cdk_json_runs_without_credentials(tmp_path: Path) -> None:
     # GIVEN neither credentials nor configuration nor an activated environment
     configuration = json.loads((ROOT / "cdk.json").read_text())
     inherited = {
@@ -59,13 +59,13 @@ def test_the_app_runs_as_cdk_json_says_without_credentials(tmp_path: Path) -> No
         for name, value in os.environ.items()
         if not name.startswith(("AWS_", "CDK_", "PYTHON", "VIRTUAL_ENV"))
     }
-    # WHEN the CLI starts the app as cdk.json says, for one stage
+    # WHEN the CLI starts the app with the command in cdk.json, for one stage
     done = subprocess.run(
         ["sh", "-c", configuration["app"]],
         cwd=ROOT,
         env={
             **inherited,
-            # Where the project's own environment is not at its usual place, the active one must do.
+            # If the project's environment is not at its usual path, use the active one.
             "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
             "CDK_OUTDIR": str(tmp_path / "out"),
             "CDK_CONTEXT_JSON": json.dumps({**configuration["context"], "stage": "dev"}),
@@ -76,13 +76,13 @@ def test_the_app_runs_as_cdk_json_says_without_credentials(tmp_path: Path) -> No
         timeout=120,
         check=False,
     )
-    # THEN that stage is synthesised, and it alone
+    # THEN only that stage is synthesised
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.glob("out/assembly-*")] == ["assembly-dev"]
 
 
 def _artifacts(assembly: Path) -> dict[str, dict[str, Any]]:
-    """Return the stacks of an assembly as its manifests describe them."""
+    """Return the stacks of an assembly from its manifests."""
     return {
         name: artifact
         for path in assembly.glob("assembly-*/manifest.json")

@@ -1,6 +1,6 @@
-"""Who may do what: every role of a stage, with its boundary and as under an account's boundary that admits everything.
+"""The permissions of every role of a stage, with its boundary and with an account's boundary that admits everything.
 
-The stage is ALL of variants.py: team `research` shares instances, team `product` has its own.
+The stage is ALL in variants.py: team `research` shares instances, team `product` has its own.
 """
 
 import re
@@ -24,7 +24,7 @@ from tests.support.infra.synthesis import ROOT, up_to
 
 Context = Mapping[str, str | list[str]]
 Row = tuple[str, str, Context, str]
-"""Actions, on what, what the request carries, and all roles that may."""
+"""Actions, resource, condition keys of the request, and all roles that are allowed."""
 
 JOBS, PEOPLE, AGENT = "jobs/Teamresearch", "jobs/Membersresearch", "jobs/Executionresearch"
 THEIR_JOBS, THEIR_PEOPLE, THEIR_AGENT = "jobs/Teamproduct", "jobs/Membersproduct", "jobs/Executionproduct"
@@ -38,14 +38,14 @@ ALL_PEOPLE, ALL_INSTANCES = f"{PEOPLE} {THEIR_PEOPLE}", f"{SHARED_INSTANCES} {TH
 ALL_PULLERS = f"{AGENT} {THEIR_AGENT} {IMAGE_BUILD} {AMI_BUILD} {ALL_INSTANCES}"
 NOBODY = ""
 CDKS = "network/CustomVpcRestrictDefaultSGCustomResourceProviderRole"
-"""Of CDK's own function, which empties the VPC's default group. AWS's policy for functions lets it write any log."""
+"""Role of the CDK's function that empties the VPC's default group. AWS's policy for functions lets it write any log."""
 
 STAGE, TEAM = "aws:ResourceTag/trainyard:stage", "aws:ResourceTag/trainyard:team"
 OURS: Context = {STAGE: "all"}
 RESEARCH: Context = {**OURS, TEAM: "research"}
 PRODUCT: Context = {**OURS, TEAM: "product"}
 FOREIGN: tuple[Context, ...] = ({}, {**RESEARCH, STAGE: "prod"})
-ASKED: Context = {"aws:RequestTag/trainyard:stage": "all", "aws:RequestTag/trainyard:team": "research"}
+REQUESTED: Context = {"aws:RequestTag/trainyard:stage": "all", "aws:RequestTag/trainyard:team": "research"}
 SHARE: Context = {"batch:ShareIdentifier": "research"}
 TAGGING: Context = {"aws:TagKeys": list(JOB_TAGS)}
 CHECKED: Context = {"ssm:SessionDocumentAccessCheck": "true"}
@@ -93,7 +93,7 @@ FILES: list[Row] = [
     *(("s3:ListBucket", "{runs}", {"s3:prefix": prefix}, NOBODY) for prefix in ("research-2/", "", "p", "research")),
     ("s3:ListBucket s3:PutBucketPolicy s3:DeleteBucket s3:PutLifecycleConfiguration", "{runs}", {}, NOBODY),
     ("kms:PutKeyPolicy kms:CreateGrant kms:ScheduleKeyDeletion", "{key}", {}, NOBODY),
-    # A team's secret is its agent's alone, and no role that a job reaches reads a parameter.
+    # Only the team's execution role reads its secrets, and no role within reach of a job reads a parameter.
     ("secretsmanager:GetSecretValue", "{token}", {}, AGENT),
     ("secretsmanager:GetSecretValue", "{variables}", {}, AGENT),
     ("secretsmanager:GetSecretValue", "{their_token}", {}, THEIR_AGENT),
@@ -110,7 +110,7 @@ FILES: list[Row] = [
 ]
 
 SUBMISSIONS: list[Row] = [
-    # People submit to their team's own queues, or to those that teams share, with their own share.
+    # Members submit to their team's own or shared queues, with the team's own share.
     ("batch:SubmitJob", "{spot}", {**OURS, **SHARE}, PEOPLE),
     ("batch:SubmitJob", "{spot}", OURS, NOBODY),
     ("batch:SubmitJob", "{spot}", {**OURS, "batch:ShareIdentifier": "product"}, NOBODY),
@@ -121,18 +121,23 @@ SUBMISSIONS: list[Row] = [
     ("batch:SubmitJob", "{definition}", RESEARCH, f"{PEOPLE} {MOVE}"),
     ("batch:SubmitJob", DEFINITION, RESEARCH, f"{PEOPLE} {MOVE}"),
     *(("batch:SubmitJob", DEFINITION, context, NOBODY) for context in FOREIGN),
-    ("batch:SubmitJob", JOB, {**ASKED, **SHARE}, PEOPLE),
-    *(("batch:SubmitJob", JOB, {**ASKED, **SHARE, key: "other"}, NOBODY) for key in (*ASKED, *SHARE)),
+    ("batch:SubmitJob", JOB, {**REQUESTED, **SHARE}, PEOPLE),
+    *(("batch:SubmitJob", JOB, {**REQUESTED, **SHARE, key: "other"}, NOBODY) for key in (*REQUESTED, *SHARE)),
     ("batch:SubmitJob", JOB, SHARE, NOBODY),
-    # Tags go on what a job is submitted with, and never on a job: whoever tags a job as his could end it.
-    ("batch:TagResource", "{spot}", {**OURS, **ASKED, **TAGGING}, PEOPLE),
-    ("batch:TagResource", "{on_demand}", {**OURS, **ASKED, **TAGGING}, f"{PEOPLE} {MOVE}"),
-    ("batch:TagResource", "{definition}", {**RESEARCH, **ASKED, **TAGGING}, f"{PEOPLE} {MOVE}"),
-    ("batch:TagResource", "{spot}", {**OURS, **ASKED, "aws:TagKeys": [*JOB_TAGS, "trainyard:role"]}, NOBODY),
-    ("batch:TagResource", "{spot}", {**OURS, **ASKED, **TAGGING, "aws:RequestTag/trainyard:team": "theirs"}, NOBODY),
+    # Tagging is allowed on queues and definitions, never on jobs: anyone who could tag a job could end it.
+    ("batch:TagResource", "{spot}", {**OURS, **REQUESTED, **TAGGING}, PEOPLE),
+    ("batch:TagResource", "{on_demand}", {**OURS, **REQUESTED, **TAGGING}, f"{PEOPLE} {MOVE}"),
+    ("batch:TagResource", "{definition}", {**RESEARCH, **REQUESTED, **TAGGING}, f"{PEOPLE} {MOVE}"),
+    ("batch:TagResource", "{spot}", {**OURS, **REQUESTED, "aws:TagKeys": [*JOB_TAGS, "trainyard:role"]}, NOBODY),
+    (
+        "batch:TagResource",
+        "{spot}",
+        {**OURS, **REQUESTED, **TAGGING, "aws:RequestTag/trainyard:team": "theirs"},
+        NOBODY,
+    ),
     ("batch:TagResource", "{definition}", {**OURS, **TAGGING}, NOBODY),
-    *(("batch:TagResource", JOB, {**ASKED, **TAGGING, **tags}, NOBODY) for tags in (*FOREIGN, PRODUCT)),
-    # A used-up budget stops submissions, and nothing else; an empty value is a tag as well.
+    *(("batch:TagResource", JOB, {**REQUESTED, **TAGGING, **tags}, NOBODY) for tags in (*FOREIGN, PRODUCT)),
+    # A used-up budget only stops submissions, even if the tag's value is empty.
     ("batch:SubmitJob", "{spot}", {**OURS, **SHARE, f"aws:PrincipalTag/{STOP_TAG}": ""}, NOBODY),
     ("batch:TerminateJob", JOB, {**RESEARCH, f"aws:PrincipalTag/{STOP_TAG}": "2026-12-01"}, f"{PEOPLE} {MOVE}"),
     (
@@ -150,7 +155,7 @@ SUBMISSIONS: list[Row] = [
     ("iam:TagRole", role_arn("trainyard-all-observability-x"), {**OURS, "aws:TagKeys": [STOP_TAG]}, NOBODY),
     ("iam:TagRole iam:AttachRolePolicy iam:PassRole", role_arn("admin"), {"aws:TagKeys": [STOP_TAG]}, NOBODY),
     ("ssm:PutParameter", f"{PARAMETER}/budget-stop/research", {}, BUDGETS),
-    # Jobs: what runs, what waits, and the workers of a sweep.
+    # Running jobs, waiting jobs, and workers of a sweep.
     ("batch:TerminateJob", JOB, RESEARCH, f"{PEOPLE} {MOVE}"),
     ("batch:TerminateJob", JOB, PRODUCT, f"{THEIR_PEOPLE} {MOVE}"),
     *(("batch:TerminateJob batch:CancelJob", JOB, context, NOBODY) for context in FOREIGN),
@@ -174,7 +179,7 @@ SUBMISSIONS: list[Row] = [
 ]
 
 INSTANCES: list[Row] = [
-    # An agent speaks for the instances that teams share, or for its own team's, which tag themselves.
+    # An agent acts for shared instances or for its own team's, which tag themselves.
     ("ecs:Poll", MEMBER, {}, ALL_INSTANCES),
     ("ecs:Poll", MEMBER, {TEAM: "product"}, THEIR_INSTANCES),
     ("ecs:Poll", MEMBER, {TEAM: "finance"}, NOBODY),
@@ -187,7 +192,7 @@ INSTANCES: list[Row] = [
     ("ec2:CreateTags", INSTANCE, {"aws:TagKeys": ["trainyard:team"]}, NOBODY),
     ("ec2:TerminateInstances", INSTANCE, OURS, WATCH),
     *(("ec2:TerminateInstances", INSTANCE, context, NOBODY) for context in FOREIGN),
-    # People forward ports of instances that run their jobs, with the one document that gives no shell.
+    # Members forward ports of instances that run their jobs, with the only document that opens no shell.
     ("ssm:StartSession", INSTANCE, {**RESEARCH, **CHECKED}, PEOPLE),
     *(("ssm:StartSession", INSTANCE, {**tags, **CHECKED}, NOBODY) for tags in (*FOREIGN, OURS)),
     ("ssm:StartSession", TASK, {**RESEARCH, **CHECKED}, NOBODY),
@@ -213,7 +218,7 @@ INSTANCES: list[Row] = [
     ("ecs:ExecuteCommand", CLUSTER, OWN_TASK, PEOPLE),
     *(("ecs:ExecuteCommand", TASK, {**OWN_TASK, key: "other"}, NOBODY) for key in OWN_TASK),
     ("ecs:ExecuteCommand", TASK, {}, NOBODY),
-    # Logs: of the boot, of a team's jobs, of what people do in containers.
+    # Logs of the boot, of a team's jobs, and of commands in containers.
     (
         "logs:CreateLogStream logs:PutLogEvents",
         "{boot_logs}:log-stream:i-0123/ecs-agent",
@@ -241,7 +246,7 @@ BUILDS: list[Row] = [
     *(
         ("sts:AssumeRole", role_arn(name), {}, NOBODY)
         for name in (
-            f"cdk-hnb659fds-cfn-exec-role-{ACCOUNT}-{REGION}",  # CloudFormation's, which may do everything
+            f"cdk-hnb659fds-cfn-exec-role-{ACCOUNT}-{REGION}",  # CloudFormation's role, which may do everything
             f"cdk-hnb659fds-deploy-role-{ACCOUNT}-eu-west-1",
             "trainyard-all-jobs-x",
         )
@@ -256,7 +261,7 @@ BUILDS: list[Row] = [
         for action in ("PutImage", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload")
     ),
     ("ecr:GetAuthorizationToken", "*", {}, ALL_PULLERS),
-    # It asks for what the stage may lack, too: SSM refuses the whole call if one name is not allowed.
+    # The build also asks for images that the stage lacks, and SSM refuses the call if one name is not allowed.
     *(
         ("ssm:GetParameters", f"{PARAMETER}/{name}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}")
         for image in images()
@@ -272,7 +277,7 @@ MATRIX = [*FILES, *SUBMISSIONS, *INSTANCES, *BUILDS]
 
 @pytest.fixture(scope="module")
 def places(everything: DeployedStage) -> dict[str, str]:
-    """The ARNs that stand in curly brackets above."""
+    """The ARNs for the placeholders above."""
     stage = everything
 
     def only(stack: str, kind: str, beginning: str = "") -> str:
@@ -298,22 +303,24 @@ def places(everything: DeployedStage) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rows", [FILES, SUBMISSIONS, INSTANCES, BUILDS], ids=["files", "jobs", "instances", "builds"])
-def test_who_may_do_what(everything: DeployedStage, places: dict[str, str], rows: list[Row]) -> None:
+def test_only_the_expected_roles_are_allowed(
+    everything: DeployedStage, places: dict[str, str], rows: list[Row]
+) -> None:
     wrong = []
-    for actions, resource, context, able in rows:
+    for actions, resource, context, expected in rows:
         for action in actions.split():
             for limited in (True, False):
                 roles = [role if limited else replace(role, boundary=None) for role in everything.roles]
-                asked = (action, resource.format(**places), context)
-                found = {role.name for role in roles if role.decide_in(*asked) == "allowed"}
-                if found != set(able.split()):
-                    wrong.append((asked, "expected", able, "found", " ".join(sorted(found))))
+                request = (action, resource.format(**places), context)
+                found = {role.name for role in roles if role.decide_in(*request) == "allowed"}
+                if found != set(expected.split()):
+                    wrong.append((request, "expected", expected, "found", " ".join(sorted(found))))
     assert wrong == []
 
 
-def test_every_call_of_programs_is_in_the_matrix() -> None:
+def test_every_aws_call_of_our_programs_is_in_the_matrix() -> None:
     def allowed(role: str) -> set[str]:
-        return {action for actions, _, _, able in MATRIX if role in able.split() for action in actions.split()}
+        return {action for actions, _, _, roles in MATRIX if role in roles.split() for action in actions.split()}
 
     assert permissions_of(commands()) <= allowed(PEOPLE)
     assert permissions_of(pushes()) <= allowed(IMAGE_BUILD)
@@ -321,7 +328,7 @@ def test_every_call_of_programs_is_in_the_matrix() -> None:
 
 
 def commands() -> Iterator[Path]:
-    """Yield what runs as `trainyard`: not containers, which have a role of their own, nor what deploys and builds."""
+    """Yield the sources of `trainyard` that run with a member role: no containers, builds or deployments."""
     others = (ROOT / "jobs/container", ROOT / "jobs/images", ROOT / "jobs/cli/acceptance")
     return (path for path in (ROOT / "jobs").rglob("*.py") if not any(other in path.parents for other in others))
 
@@ -332,16 +339,14 @@ def pushes() -> Iterator[Path]:
 
 
 def calls_of_the_workflow() -> set[str]:
-    """Return the permissions that the `aws` commands of the workflow in infra/README.md need."""
+    """Return the permissions for the `aws` commands in the workflow of infra/README.md."""
     section = (ROOT / "infra/README.md").read_text().split("## Deploy from CI, without a key")[1].split("\n## ")[0]
     (workflow,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     calls = re.findall(r"\baws ([a-z]+) ([a-z-]+)", workflow)
     return {f"{service}:{command.title().replace('-', '')}" for service, command in calls}
 
 
-def test_the_key_is_used_through_s3_and_for_the_two_buckets_only(
-    everything: DeployedStage, places: dict[str, str]
-) -> None:
+def test_the_key_is_only_used_through_s3_for_the_two_buckets(everything: DeployedStage, places: dict[str, str]) -> None:
     for role in (role for role in everything.roles if role.name in (JOBS, PEOPLE)):
         for via, bucket, allowed in (
             ("s3", "data", True),
@@ -355,21 +360,21 @@ def test_the_key_is_used_through_s3_and_for_the_two_buckets_only(
             assert (decision == "allowed") is allowed, (role.name, via, bucket)
 
 
-def test_a_document_that_is_not_allowed_is_refused_even_where_none_is_named(everything: DeployedStage) -> None:
-    # Without the check, StartSession with no document asks for the instance only, and gives a shell.
+def test_sessions_without_a_document_are_refused(everything: DeployedStage) -> None:
+    # Without the check, StartSession without a document only needs the instance, and opens a shell.
     people = everything.role("jobs", "Membersresearch")
     starts = [item for item in statements(people) if "ssm:StartSession" in as_list(item["Action"])]
     assert [item["Condition"]["BoolIfExists"] for item in starts] == [{"ssm:SessionDocumentAccessCheck": "true"}] * 2
 
 
-def test_every_role_is_denied_what_is_another_stages(everything: DeployedStage) -> None:
+def test_every_role_is_denied_other_stages_resources(everything: DeployedStage) -> None:
     for role in everything.roles:
         for action in ("batch:TerminateJob", "ecr:BatchGetImage", "secretsmanager:GetSecretValue", "ecs:Poll"):
             other = replace(role, boundary=None).decide_in(action, "*", {STAGE: "another"})
             assert other == "explicitly denied", role.name
 
 
-def test_where_the_stage_lets_nobody_in_no_role_has_a_permission_for_it() -> None:
+def test_without_commands_in_jobs_no_role_may_use_exec() -> None:
     row = Stage(name="test", commands_in_jobs=False, teams=(Team(name="research", member_principals=(role_arn("x"),)),))
     closed = DeployedStage("test", up_to("jobs", row))
     own_task = {**OWN_TASK, "ecs:ResourceTag/trainyard:stage": "test"}

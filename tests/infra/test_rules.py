@@ -69,75 +69,75 @@ BREAKS: list[tuple[str, str, str, Any]] = [
     ("Subnet-Private", "AWS::EC2::Subnet", "MapPublicIpOnLaunch", True),
     ("Subnet-Private", "AWS::EC2::Route", "GatewayId", {"Ref": "InternetGateway"}),
 ]  # fmt: skip
-"""The rule, and the property of all resources of a type whose new value breaks it; None removes the property."""
+"""The rule, and a property whose new value in all resources of a type breaks it. None removes the property."""
 
 
 @pytest.mark.parametrize("stage", [*STAGES, *(row.name for row in VARIANTS)])
-def test_what_the_app_synthesises_keeps_every_rule(stage: str, templates: Templates, variants: Templates) -> None:
+def test_synthesised_templates_break_no_rule(stage: str, templates: Templates, variants: Templates) -> None:
     assert broken_rules(_of_stage({**templates, **variants}, stage)) == {}
 
 
-def test_the_rules_of_every_module_are_asked() -> None:
+def test_the_rules_of_every_module_are_used() -> None:
     assert [rule for module in (instances, job_definitions) for rule in rules_of(module)] == list(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_rule_finds_what_breaks_it(variants: Templates, rule: Rule) -> None:
+def test_a_rule_reports_violations(variants: Templates, rule: Rule) -> None:
     assert rule.reason
     assert rule.source
     assert rule.next_step
     breaks = [one[1:] for one in BREAKS if f"TY-{one[0]}" == rule.id]
     assert breaks
     for resource_type, path, value in breaks:
-        # GIVEN the real templates WHEN one thing in them goes wrong
+        # GIVEN the real templates WHEN one property is wrong
         templates = copy.deepcopy(_of_stage(variants, "all"))
-        places = [
+        properties_of_type = [
             resource.setdefault("Properties", {})
             for template in templates.values()
             for resource in template["Resources"].values()
             if resource["Type"] == resource_type
         ]
-        assert [put(properties, path, value) for properties in places].count(True)
-        # THEN its rule reports it, at a resource of these very templates
+        assert [put(properties, path, value) for properties in properties_of_type].count(True)
+        # THEN the rule reports it, at a resource of these templates
         findings = broken_rules(templates).get(rule.id)
         assert findings, (path, value)
         assert all(found.split(" ")[1] in templates[found.split(" ")[0]]["Resources"] for found in findings)
 
 
-def test_synthesis_stops_at_a_broken_rule_unless_it_is_acknowledged(tmp_path: Path) -> None:
-    # GIVEN a launch template that asks for no token, and a bucket that lacks everything
+def test_synthesis_stops_at_broken_rules_unless_acknowledged(tmp_path: Path) -> None:
+    # GIVEN a launch template without required session tokens, and a bucket without protection
     app = new_app(tmp_path / "refused")
     s3.Bucket(cdk.Stack.of(_open_template(app)), "Bucket")
-    # WHEN the app is synthesised, THEN it is refused, with the place, the reason and what to do
+    # WHEN the app is synthesised, THEN it fails with construct, reason and next step
     with pytest.raises(RuntimeError, match="test/careless/Open") as refused:
         app.synth()
-    for said in (
+    for text in (
         *("TY-LaunchTemplate-Imdsv2", "can read the instance's credentials"),
         *("set metadataOptions.httpTokens to 'required'", "S3 Bucket has server access logs disabled"),
     ):
-        assert said in str(refused.value)
-    # AND with a written reason it is not
+        assert text in str(refused.value)
+    # AND with an acknowledgement, synthesis succeeds
     app = new_app(tmp_path / "acknowledged")
     acknowledge(_open_template(app), "a demonstration without credentials", "trainyard::TY-LaunchTemplate-Imdsv2")
     app.synth()
 
 
-def put(place: Any, path: str, value: object) -> bool:
-    """Set the property at a dotted path (numbers are places in lists) or remove it, if there is what it is in."""
+def put(container: Any, path: str, value: object) -> bool:
+    """Set or remove the property at a dotted path (numbers are list indices). Return whether its container exists."""
     *above, last = (int(key) if key.isdigit() else key for key in path.split("."))
     for key in above:
-        if not (key < len(place) if isinstance(key, int) else key in place):
+        if not (key < len(container) if isinstance(key, int) else key in container):
             return False
-        place = place[key]
+        container = container[key]
     if value is None:
-        place.pop(last, None)
+        container.pop(last, None)
     else:
-        place[last] = value
+        container[last] = value
     return True
 
 
 def broken_rules(templates: Templates) -> dict[str, list[str]]:
-    """Return, by rule, `<stack> <logical id> <location>` of what it finds in the templates of a stage."""
+    """Return each rule's findings in a stage's templates, as `<stack> <logical id> <location>`."""
     stage = StageTemplates(templates)
     findings: dict[str, list[str]] = defaultdict(list)
     for rule in RULES:

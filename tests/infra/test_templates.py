@@ -1,4 +1,4 @@
-"""What holds for every template of every stage."""
+"""Properties of every template of every stage."""
 
 import json
 import re
@@ -14,15 +14,15 @@ from tests.support.infra.synthesis import Templates, flatten
 from tests.support.infra.variants import VARIANTS
 
 UNTAGGED_RESOURCES = {
-    # Made by CDK as bare resources, out of its tags' reach; CloudFormation passes it the stack's.
+    # The CDK creates these as bare resources without tags; CloudFormation adds the stack's.
     "CustomVpcRestrictDefaultSGCustomResourceProviderRole26592FE0",
     "CustomVpcRestrictDefaultSGCustomResourceProviderHandlerDC833E5E",
 }
 
 KEPT_TYPES = {"AWS::S3::Bucket", "AWS::S3::BucketPolicy", "AWS::KMS::Key"}
-"""Data, and what it can be read with."""
+"""Data, and the keys to read it."""
 KEPT_LOGS = {"network", "jobs"}
-"""Stacks whose logs are kept too: who reached whom, and what jobs said."""
+"""Stacks whose logs are kept too: network traffic, and logs of jobs."""
 
 ROWS = {row.name: row for row in (*STAGES.values(), *VARIANTS)}
 
@@ -31,7 +31,7 @@ Resource = tuple[str, str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def all_resources(templates: Templates, variants: Templates) -> list[Resource]:
-    """Stack, logical id and resource, of all templates: of the real settings and of each corner."""
+    """Path, logical id and resource of all templates, from the shipped settings and the variants."""
     return [
         (path, name, resource)
         for path, template in {**templates, **variants}.items()
@@ -40,13 +40,13 @@ def all_resources(templates: Templates, variants: Templates) -> list[Resource]:
 
 
 def test_cfn_lint_finds_nothing(variant_assemblies: tuple[Path, Path]) -> None:
-    # Every stack of the stage that has everything, and those that an existing VPC makes otherwise.
+    # Every stack of the stage with every feature, and those that differ with an existing VPC.
     everything, others = variant_assemblies
     files = [str(path) for path in everything.glob("assembly-all/*.template.json")]
     for stack in ("network", "compute"):
         files += [str(path) for path in others.glob(f"assembly-existing/*{stack}*.template.json")]
     assert len(files) == 8 + 2
-    # W3005: CDK's functions wait for their role by name, and by reference as well; nobody is harmed.
+    # W3005: the CDK's functions depend on their role both explicitly and by reference, which is harmless.
     command = [str(Path(sys.executable).parent / "cfn-lint"), "--ignore-checks", "W3005", "--", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout
@@ -61,12 +61,12 @@ def test_every_suppressed_rule_has_a_reason(all_resources: list[Resource]) -> No
     assert suppressed
     for path, name, rule in suppressed:
         assert len(rule["reason"].split()) >= 8, f"{path} {name}: '{rule['reason']}' explains nothing"
-        # One finding each: a rule that is suppressed whole hides what comes later.
+        # Suppress single findings: suppressing a whole rule would hide later ones.
         if rule["id"].startswith("AwsSolutions-IAM"):
             assert "[" in rule["id"], f"{path} {name}: {rule['id']}"
 
 
-def test_roles_trust_services_and_those_that_the_settings_name_only(all_resources: list[Resource]) -> None:
+def test_roles_only_trust_services_and_configured_principals(all_resources: list[Resource]) -> None:
     for path, name, resource in all_resources:
         if resource["Type"] != "AWS::IAM::Role":
             continue
@@ -83,14 +83,14 @@ def test_roles_trust_services_and_those_that_the_settings_name_only(all_resource
                     case "AWS":
                         assert trusted <= members, f"{path} {name}: {trusted}"
                     case "Federated":
-                        # By what the token says of its repository, never by the provider alone.
+                        # By the repository in the token, never by the provider alone.
                         assert row.deploy_from is not None, f"{path} {name}"
                         assert row.deploy_from.repository in json.dumps(statement["Condition"]), f"{path} {name}"
                     case _:
                         pytest.fail(f"{path} {name} trusts {kind} {trusted}")
 
 
-def test_everything_that_takes_tags_says_whose_it_is(all_resources: list[Resource]) -> None:
+def test_every_taggable_resource_has_project_and_stage_tags(all_resources: list[Resource]) -> None:
     for path, name, resource in all_resources:
         if name in UNTAGGED_RESOURCES or not _takes_tags(resource["Type"]):
             continue
@@ -104,13 +104,13 @@ def test_every_log_expires(all_resources: list[Resource]) -> None:
     assert {path.split("/")[0] for path, _ in groups} == set(ROWS)
     for path, group in groups:
         assert group["RetentionInDays"] == ROWS[path.split("/")[0]].log_retention_days, path
-    # A function makes itself a group that never expires unless it is given one.
+    # Without a configured group, a function creates one that never expires.
     for path, name, resource in all_resources:
         if resource["Type"] == "AWS::Lambda::Function":
             assert "LogGroup" in resource["Properties"].get("LoggingConfig", {}), f"{path} {name}"
 
 
-def test_what_holds_data_or_logs_is_kept(all_resources: list[Resource]) -> None:
+def test_data_and_logs_are_kept(all_resources: list[Resource]) -> None:
     kept = [
         (path, name, item)
         for path, name, item in all_resources
@@ -123,10 +123,10 @@ def test_what_holds_data_or_logs_is_kept(all_resources: list[Resource]) -> None:
 
 
 def _schema(resource_type: str) -> dict[str, Any]:
-    """CloudFormation's own schema of a type, as cfn-lint carries it; empty for custom resources."""
+    """Return CloudFormation's schema of a type from cfn-lint; empty for custom resources."""
     if not resource_type.startswith("AWS::"):
         return {}
-    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER  # takes a second, which no other process needs
+    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER  # slow, and needed by few tests
 
     schema: dict[str, Any] = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", resource_type).schema
     return schema
@@ -134,7 +134,7 @@ def _schema(resource_type: str) -> dict[str, Any]:
 
 def _takes_tags(resource_type: str) -> bool:
     schema = _schema(resource_type)
-    # Of a launch template the schema says no, since its tags are called otherwise.
+    # The schema does not count launch templates, whose tags have another name.
     return (
         resource_type == "AWS::EC2::LaunchTemplate"
         or schema.get("tagging", {}).get("taggable", False)

@@ -1,4 +1,4 @@
-"""The boundary that every role carries: what roles must do it admits, and whatever reaches further it refuses."""
+"""The permissions boundary of every role: it admits what the roles need, and refuses everything beyond."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,11 @@ NEEDLESS = (
     r"s3:GetObject .*\.(iso|Iso|ISO)|ecr:BatchDeleteImage .*|ssm:GetParameters? .*/trainyard/all/x"
     r"|logs:(CreateLogStream|PutLogEvents) \*"
 )
-"""What AWS's policies allow besides, and nothing here does: import Windows from an installation disk, delete container
-images, which are CodeBuild's here and ECR's to let expire, read parameters, and write any log."""
+"""Actions in AWS's policies that nothing here uses: importing Windows from an installation disk, deleting container
+images (ECR's lifecycle rules do), reading parameters, and writing any log."""
 
 MAX_POLICY_CHARACTERS = 6_144
-"""IAM's quota of a managed policy, not counting white space."""
+"""IAM's quota for a managed policy, without white space."""
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,10 @@ def boundary(everything: DeployedStage) -> Mapping[str, Any]:
     return documents[0]
 
 
-def test_every_role_of_every_stack_carries_it_or_the_accounts_own(
+def test_every_role_has_the_stages_or_the_accounts_boundary(
     everything: DeployedStage, boundary: Mapping[str, Any], variants: Templates
 ) -> None:
-    # Those that CDK makes for functions of its own are bare resources, out of reach of what is set on constructs.
+    # Roles of the CDK's own functions are bare resources, which settings on constructs do not reach.
     assert any(role.logical_id.startswith("CustomVpcRestrictDefaultSG") for role in everything.roles)
     assert all(role.boundary == (boundary,) for role in everything.roles)
     roles = [
@@ -46,15 +46,15 @@ def test_every_role_of_every_stack_carries_it_or_the_accounts_own(
     arn = f"arn:aws:iam::{ACCOUNT}:policy/{EXISTING_VPC.permissions_boundary}"
     resolve = DeployedStage("existing", {}).resolve
     assert {resolve("access", role["PermissionsBoundary"]) for role in roles} == {arn}
-    # The stage's own stays exported, since the deployed stacks import it until they are updated in their turn.
+    # The stage's own boundary stays exported, because deployed stacks import it until they are updated.
     assert variants[f"{EXISTING_VPC.name}/access"]["Outputs"]
 
 
-def test_it_fits_iams_quota(boundary: Mapping[str, Any]) -> None:
+def test_the_boundary_fits_iams_quota(boundary: Mapping[str, Any]) -> None:
     assert len(re.sub(r"\s", "", str(boundary))) < MAX_POLICY_CHARACTERS
 
 
-def test_it_admits_whatever_the_roles_are_allowed(everything: DeployedStage) -> None:
+def test_the_boundary_admits_what_the_roles_are_allowed(everything: DeployedStage) -> None:
     refused = {
         f"{role.stack} {role.logical_id}: {request.action} on {request.resource}"
         for role in everything.roles
@@ -65,7 +65,7 @@ def test_it_admits_whatever_the_roles_are_allowed(everything: DeployedStage) -> 
     assert refused == set()
 
 
-FREE_HAND = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+ALLOW_ALL = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
 OWN_ROLE, OTHER_ROLE = (f"arn:aws:iam::{ACCOUNT}:role/{name}" for name in ("trainyard-all-jobs-x", "x"))
 OTHER_STAGE, OWN_STAGE = ({"aws:ResourceTag/trainyard:stage": stage} for stage in ("prod", "all"))
 DEPLOYER = {"aws:PrincipalTag/trainyard:role": "deployer"}
@@ -78,7 +78,7 @@ def arn(service: str, resource: str) -> str:
 
 JOB = arn("batch", "job/x")
 BEYOND: list[tuple[str, str, Mapping[str, str | list[str]]]] = [
-    # Rights: of one's own and of others.
+    # Permissions, of the role itself and of others
     ("iam:CreateRole", OTHER_ROLE, {}),
     ("iam:DeleteRolePermissionsBoundary", OTHER_ROLE, {}),
     ("iam:CreatePolicyVersion", f"arn:aws:iam::{ACCOUNT}:policy/x", {}),
@@ -88,7 +88,7 @@ BEYOND: list[tuple[str, str, Mapping[str, str | list[str]]]] = [
     ("iam:UntagRole", OTHER_ROLE, {"aws:TagKeys": [STOP]}),
     ("sts:AssumeRole", OWN_ROLE, {}),
     ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/cdk-hnb659fds-deploy-role-{ACCOUNT}-{REGION}", {}),
-    # The account and its stacks.
+    # The account and its stacks
     ("organizations:LeaveOrganization", "*", {}),
     ("cloudformation:UpdateStack", arn("cloudformation", "stack/x/y"), {}),
     ("cloudtrail:StopLogging", arn("cloudtrail", "trail/x"), {}),
@@ -96,10 +96,10 @@ BEYOND: list[tuple[str, str, Mapping[str, str | list[str]]]] = [
     ("lambda:UpdateFunctionCode", arn("lambda", "function:x"), {}),
     ("batch:RegisterJobDefinition", arn("batch", "job-definition/x"), {}),
     ("kms:ScheduleKeyDeletion", arn("kms", "key/x"), {}),
-    # Somebody else's commands with the role of a build, but for the deployer.
+    # Commands with a build's role, unless the caller is the deployer
     ("codebuild:StartBuild", arn("codebuild", "project/x"), OWN_STAGE),
     ("codebuild:StartBuild", arn("codebuild", "project/x"), {**OTHER_STAGE, **DEPLOYER}),
-    # Other regions, and other stages in the same account.
+    # Other regions, and other stages in the same account
     ("batch:SubmitJob", f"arn:aws:batch:eu-west-1:{ACCOUNT}:job-queue/x", {"aws:RequestedRegion": "eu-west-1"}),
     ("s3:GetObject", "arn:aws:s3:::trainyard-prod-storage-data-1a2b3c/shared/x", {}),
     ("s3:GetObject", "arn:aws:s3:::somebody-elses/x", {}),
@@ -111,44 +111,44 @@ BEYOND: list[tuple[str, str, Mapping[str, str | list[str]]]] = [
 ]
 
 
-def test_it_bounds_a_role_that_was_given_everything(boundary: Mapping[str, Any]) -> None:
+def test_the_boundary_limits_a_role_that_may_do_everything(boundary: Mapping[str, Any]) -> None:
     def admitted(action: str, resource: str, context: Mapping[str, str | list[str]]) -> bool:
         request = Request(action=action, resource=resource, context={"aws:RequestedRegion": REGION, **context})
-        return evaluate(request, [FREE_HAND], boundary=[boundary]) == "allowed"
+        return evaluate(request, [ALLOW_ALL], boundary=[boundary]) == "allowed"
 
-    assert [asked for asked in BEYOND if admitted(*asked)] == []
-    # What is the stage's, or no stage's, is not refused.
+    assert [call for call in BEYOND if admitted(*call)] == []
+    # Resources of this stage, or of no stage, are admitted.
     within = [("batch:TerminateJob", JOB, OWN_STAGE), ("batch:TerminateJob", JOB, {})]
-    assert [asked for asked in within if not admitted(*asked)] == []
+    assert [call for call in within if not admitted(*call)] == []
 
 
 def requests_of(role: Role) -> Iterator[Request]:
-    """Yield a request for every action that a statement of the role names, on a resource and with keys that fit."""
+    """Yield a request for every action in the role's statements, with a matching resource and condition keys."""
     for statement in statements(role):
         if statement["Effect"] != "Allow":
             continue
         context: dict[str, Any] = {"aws:userid": USER_ID}
         for operator, keys in statement.get("Condition", {}).items():
-            for key, wanted in keys.items():
-                context.update(fitting(operator, key, as_list(wanted)))
+            for key, values in keys.items():
+                context.update(satisfying(operator, key, as_list(values)))
         for pattern in as_list(statement["Action"]):
             action = pattern.replace("*", "X")
             for resource in as_list(statement["Resource"]):
-                yield Request(action=action, resource=a_resource(action, resource), context=context)
+                yield Request(action=action, resource=matching_resource(action, resource), context=context)
 
 
-def fitting(operator: str, key: str, wanted: list[Any]) -> dict[str, Any]:
-    """Return a value of a condition key with which the condition holds."""
+def satisfying(operator: str, key: str, values: list[Any]) -> dict[str, Any]:
+    """Return a value for a condition key that satisfies the condition."""
     if operator == "Null":
-        return {} if str(wanted[0]).lower() == "true" else {key: "x"}
-    value = str(wanted[0]).replace("*", "x").replace("${aws:PrincipalAccount}", ACCOUNT)
+        return {} if str(values[0]).lower() == "true" else {key: "x"}
+    value = str(values[0]).replace("*", "x").replace("${aws:PrincipalAccount}", ACCOUNT)
     value = value.replace("${aws:userid}", USER_ID)
-    assert "Not" not in operator, f"no rule for {operator}"
+    assert "Not" not in operator, f"cannot satisfy {operator}"
     return {key: [value] if operator.startswith("For") else value}
 
 
-def a_resource(action: str, pattern: str) -> str:
-    """Return a resource that the pattern means; where that is everything, one of the stage's."""
+def matching_resource(action: str, pattern: str) -> str:
+    """Return a resource that matches the pattern; for `*`, one of the stage's."""
     if pattern != "*":
         return pattern.replace("*", "x")
     if action.startswith("s3:"):

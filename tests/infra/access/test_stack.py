@@ -1,4 +1,4 @@
-"""Who deploys: CI from the one place that is named, through the account's one provider, and nobody unless asked."""
+"""The deploy role: only for CI from the configured place, through the account's only provider, and only if set."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
 
 
 def trusted(template: dict[str, Any], *, subject: str, audience: str = "sts.amazonaws.com") -> bool:
-    """Return whether the role of CI is given to a token of GitHub's."""
+    """Return whether a GitHub token with these claims may assume the deploy role."""
     trust = DeployedStage("test", {"access": template}).role("access", "Deploy").trust
     request = Request(
         action="sts:AssumeRoleWithWebIdentity", context={f"{ISSUER}:sub": subject, f"{ISSUER}:aud": audience}
     )
     return any(
-        # A trust policy speaks of its own role.
+        # A trust policy applies to its role only.
         applies(request, {**{key: value for key, value in statement.items() if key != "Principal"}, "Resource": "*"})
         for statement in as_list(trust["Statement"])
     )
@@ -40,7 +40,7 @@ def trusted(template: dict[str, Any], *, subject: str, audience: str = "sts.amaz
     ],
     ids=["branch", "provider", "environment"],
 )
-def test_ci_deploys_from_the_one_place_that_is_named(source: GitHub, subject: str) -> None:
+def test_ci_only_deploys_from_the_configured_place(source: GitHub, subject: str) -> None:
     row = Stage(name="test", teams=(Team(name="research"),), deploy_from=source)
     template = up_to("access", row)["access"]
     assert trusted(template, subject=subject)
@@ -55,13 +55,13 @@ def test_ci_deploys_from_the_one_place_that_is_named(source: GitHub, subject: st
     ):
         assert not trusted(template, subject=other), other
     assert not trusted(template, subject=subject, audience="https://github.com/org")
-    # An account has one provider of GitHub: it is made, or taken if the settings name it.
+    # The account's only GitHub provider is created, unless the settings name an existing one.
     (statement,) = only(template, "AWS::IAM::Role")["AssumeRolePolicyDocument"]["Statement"]
-    made = list(resources(template, "AWS::IAM::OIDCProvider"))
-    assert statement["Principal"]["Federated"] == ({"Fn::GetAtt": [made[0], "Arn"]} if made else PROVIDER)
-    assert bool(made) is (source.oidc_provider_arn is None)
+    created = list(resources(template, "AWS::IAM::OIDCProvider"))
+    assert statement["Principal"]["Federated"] == ({"Fn::GetAtt": [created[0], "Arn"]} if created else PROVIDER)
+    assert bool(created) is (source.oidc_provider_arn is None)
 
 
-def test_no_one_deploys_from_ci_unless_the_settings_say_so(templates: Templates) -> None:
+def test_without_the_setting_ci_cannot_deploy(templates: Templates) -> None:
     assert not resources(templates["dev/access"], "AWS::IAM::Role")
     assert not resources(templates["dev/access"], "AWS::IAM::OIDCProvider")

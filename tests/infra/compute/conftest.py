@@ -1,4 +1,4 @@
-"""Launch templates of ALL, and a machine that their scripts run on."""
+"""Launch templates of ALL, and a machine on which their scripts run."""
 
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from tests.support.infra.synthesis import Templates
 
 @pytest.fixture(scope="module")
 def launched(reviewed: Templates) -> dict[str, dict[str, Any]]:
-    """Launch template data by environment."""
+    """Launch template data by compute environment."""
     return {name: launch_data(reviewed["compute"], name) for name in environments(reviewed["compute"])}
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine on which nothing is mounted and no file system labelled."""
-    made = Machine.made_in(tmp_path)
-    made.answers("mountpoint", "exit 1")
-    made.answers("blkid", "exit 2")
-    return made
+    """A machine without mounts and without labelled file systems."""
+    machine = Machine.create(tmp_path)
+    machine.answers("mountpoint", "exit 1")
+    machine.answers("blkid", "exit 2")
+    return machine

@@ -1,4 +1,4 @@
-"""Launch templates, compute environments and queues: the reviewed template, and what other settings make of it."""
+"""Launch templates, compute environments and queues: the reviewed template, and variants of settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ MACHINE_IMAGES = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
 
 
 def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
-    # A new logical id is a new resource: running and waiting jobs are lost with the old one.
+    # A new logical id means a new resource: running and waiting jobs are lost with the old one.
     assert_as_reviewed(reviewed, "compute")
 
 
@@ -40,7 +40,7 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
 def test_a_pool_boots_its_own_ami(settings: dict[str, Any], family: str, ami: str, device: str) -> None:
     row = replace(PLAIN, **settings)
     compute = up_to("compute", row)["compute"]
-    # Trap: without an override Batch keeps the AMI of the day on which the compute environment was made.
+    # Without an override, Batch keeps the AMI of the day on which the compute environment was created.
     (configuration,) = environments(compute)[f"{row.pool.id}-spot"]["Ec2Configuration"]
     found = configuration["ImageIdOverride"]
     if isinstance(found, dict):
@@ -48,19 +48,19 @@ def test_a_pool_boots_its_own_ami(settings: dict[str, Any], family: str, ami: st
         assert parameter["Type"] == "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>"
         found = parameter["Default"]
     assert (configuration["ImageType"], found) == (family, ami)
-    # Trap: a device of another name would be a second volume, and leave the root as small as the AMI's.
+    # With another device name, this would be a second volume, and the root volume would keep the AMI's size.
     (mapping,) = launch_data(compute, f"{row.pool.id}-spot")["BlockDeviceMappings"]
     assert mapping["DeviceName"] == device
 
 
-def test_one_card_says_that_it_wants_no_public_address() -> None:
-    # Trap: EC2 refuses the question if there are several interfaces, even if the answer is no.
+def test_a_single_interface_declines_a_public_address() -> None:
+    # With several interfaces, EC2 refuses this option, even if it is False.
     row = replace(PLAIN, instance_type="g5.48xlarge", max_multinode_nodes=2)
     (interface,) = launch_data(up_to("compute", row)["compute"], f"{row.pool.id}-multinode")["NetworkInterfaces"]
     assert interface["AssociatePublicIpAddress"] is False
 
 
-def test_existing_subnets_are_used_and_several_nodes_run_in_the_first() -> None:
+def test_multinode_jobs_use_the_first_existing_subnet() -> None:
     ids = ("subnet-0123456789abcdef0", "subnet-0123456789abcdef1")
     vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=ids)
     made = environments(up_to("compute", replace(PLAIN, vpc=vpc, max_multinode_nodes=2))["compute"])
@@ -69,7 +69,7 @@ def test_existing_subnets_are_used_and_several_nodes_run_in_the_first() -> None:
 
 
 def queues(compute: dict[str, Any]) -> dict[str, tuple[list[str], dict[str, int]]]:
-    """Return the queues by name, each with its environments in Batch's order and how long a job may wait, by reason."""
+    """Return each queue's environments in Batch's order, and its time limits in seconds by reason."""
     by_id = {
         name: item["ComputeResources"]["Tags"]["Name"].split("-compute-")[1]
         for name, item in resources(compute, "AWS::Batch::ComputeEnvironment").items()
@@ -85,12 +85,12 @@ def queues(compute: dict[str, Any]) -> dict[str, tuple[list[str], dict[str, int]
     }
 
 
-def test_a_job_that_finds_no_spot_starts_on_demand_or_waits_as_long_as_the_stage_says() -> None:
+def test_jobs_without_spot_capacity_start_on_demand_or_wait() -> None:
     row = replace(PLAIN, max_on_demand_nodes=1)
     pool = row.pool.id
     assert queues(up_to("compute", row)["compute"])["spot"][0] == [f"{pool}-spot", f"{pool}-on-demand"]
-    # Trap: Batch says that capacity is missing when all environments of a queue lack it. With On-Demand behind Spot in
-    # one queue no wait ever ends, and no job is moved.
+    # Batch reports missing capacity only if all environments of a queue lack it. With On-Demand as the second
+    # environment, the wait would never end, and no job would be moved.
     waiting = queues(up_to("compute", replace(row, spot_wait_hours=1.5))["compute"])
     assert waiting["spot"][0] == [f"{pool}-spot"]
     assert waiting["spot"][1][SPOT_WAITED_TOO_LONG.rpartition(": ")[2]] == 5400
@@ -98,7 +98,7 @@ def test_a_job_that_finds_no_spot_starts_on_demand_or_waits_as_long_as_the_stage
 
 
 @pytest.mark.parametrize("block", [True, False])
-def test_on_demand_instances_run_in_promised_capacity(*, block: bool) -> None:
+def test_on_demand_instances_run_in_reserved_capacity(*, block: bool) -> None:
     target = "cr-0123456789abcdef0" if block else "arn:aws:resource-groups:us-east-1:123456789012:group/promised"
     row = replace(
         PLAIN,
@@ -113,21 +113,21 @@ def test_on_demand_instances_run_in_promised_capacity(*, block: bool) -> None:
         key = "CapacityReservationId" if block else "CapacityReservationResourceGroupArn"
         assert data["CapacityReservationSpecification"] == {"CapacityReservationTarget": {key: target}}
         assert data.get("InstanceMarketOptions") == ({"MarketType": "capacity-block"} if block else None)
-        # A block is side by side already, and EC2 refuses a placement group around it.
+        # A Capacity Block already is a placement group, and EC2 accepts no other.
         grouped = name == "multinode" and not block
         assert ("PlacementGroup" in environments(compute)[f"{pool}-{name}"]) is grouped
     spot = launch_data(compute, f"{pool}-spot")
     assert not {"CapacityReservationSpecification", "InstanceMarketOptions"} & spot.keys()
 
 
-def test_a_team_that_comes_or_goes_leaves_what_others_share_alone() -> None:
-    # A new logical id, or another name of an instance, would end what waits and runs.
+def test_adding_a_teams_own_instances_keeps_the_shared_ones() -> None:
+    # A new logical id or instance name would end waiting and running jobs.
     own = Team(name="health")
     before = up_to("compute", replace(PLAIN, teams=(*PLAIN.teams, replace(own, shares_instances=True))))["compute"][
         "Resources"
     ]
     after = up_to("compute", replace(PLAIN, teams=(*PLAIN.teams, own)))["compute"]["Resources"]
     changed = [name for name, item in before.items() if after[name].get("Properties") != item.get("Properties")]
-    # The one thing that changes: instances that teams share are denied to speak as one of that team's.
+    # Only one thing changes: shared instances may not act for that team's instances.
     assert [before[name]["Type"] for name in changed] == ["AWS::IAM::Policy"]
     assert not [name for name in after.keys() - before.keys() if "health" not in name]

@@ -17,7 +17,7 @@ from infra.settings import STAGES
 from infra.stages import Alerts
 from jobs.core.stage import parameter_path
 from tests.support.emulator.batch_calls import until
-from tests.support.infra.synthesis import synthesise_as_the_cli_does
+from tests.support.infra.synthesis import synthesise_for_cli
 from tests.support.infra.variants import ALL
 from tests.support.running_emulator import Emulator
 
@@ -100,7 +100,7 @@ def shown(output: str) -> list[str]:
 
 
 def test_diff_shows_only_the_changed_limit(deployed_aws: Emulator, tmp_path: Path) -> None:
-    app = synthesise_as_the_cli_does(replace(STAGES["dev"], max_nodes=NODES), tmp_path / "assembly")
+    app = synthesise_for_cli(replace(STAGES["dev"], max_nodes=NODES), tmp_path / "assembly")
     arguments = ("--app", app, "--output", str(tmp_path / "cdk.out"))
     code, output = deployed_aws.cdk("diff", "dev/*", "--fail", *arguments, scratch=tmp_path, cwd=ROOT)
 
@@ -123,7 +123,7 @@ def test_diff_shows_only_the_changed_limit(deployed_aws: Emulator, tmp_path: Pat
 def test_full_stage_is_deployed_changed_and_destroyed(deployed_aws: Emulator, tmp_path: Path) -> None:
     def cdk(*arguments: str, **changes: object) -> None:
         row = replace(ALL, termination_protection=False, **changes)  # type: ignore[arg-type]  # of any field
-        app = synthesise_as_the_cli_does(row, tmp_path / f"assembly-{arguments[0]}-{len(changes)}")
+        app = synthesise_for_cli(row, tmp_path / f"assembly-{arguments[0]}-{len(changes)}")
         code, output = deployed_aws.cdk(*arguments, "all/*", "--app", app, scratch=tmp_path)
         assert code == 0, output
 

@@ -19,11 +19,11 @@ from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, onl
 
 
 def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
-    # Data is in none of the repositories, but a logical id that changed would take all images with it.
+    # Repositories hold no data, but a changed logical id would delete all images.
     assert_as_reviewed(reviewed, "image")
 
 
-def test_a_stage_without_accelerators_has_the_cpu_images_only() -> None:
+def test_a_stage_without_accelerators_only_has_cpu_images() -> None:
     row = Stage(name="test", teams=(Team(name="research"),), instance_type="m6i.4xlarge")
     image = up_to("image", row)["image"]
     names = [item["Name"] for item in resources(image, "AWS::SSM::Parameter").values()]
@@ -36,7 +36,7 @@ def test_a_stage_without_accelerators_has_the_cpu_images_only() -> None:
     ("settings", "image"),
     [
         ({"image_tag": "1.21.0-fix1"}, ":1.21.0-fix1"),
-        # The image_tag is the stage's; what retires keeps the image that its release's jobs were submitted with.
+        # image_tag applies to the stage's pool; a retiring pool keeps its release's image.
         (
             {"image_tag": "1", "instance_type": "p4d.24xlarge", "retiring": (Pool(instance_type="dl1.24xlarge"),)},
             "ssm:/trainyard/test/image/gaudi/1.21.0",
@@ -44,17 +44,17 @@ def test_a_stage_without_accelerators_has_the_cpu_images_only() -> None:
     ],
     ids=["tag", "retiring"],
 )
-def test_the_ami_has_the_image_of_its_pools_jobs(settings: dict[str, Any], image: str) -> None:
+def test_the_ami_contains_the_image_of_its_pools_jobs(settings: dict[str, Any], image: str) -> None:
     made = up_to("machine-image", Stage(name="test", teams=(Team(name="research"),), **settings))["machine-image"]
     (recipe,) = resources(made, "AWS::ImageBuilder::ImageRecipe").values()
-    given = {
+    parameters = {
         item["Name"]: flatten(item["Value"][0]) for one in recipe["Components"] for item in one.get("Parameters", [])
     }
-    assert given["Image"].endswith(image)
+    assert parameters["Image"].endswith(image)
 
 
-def test_tags_of_the_whole_stage_change_nothing_that_pushes_write(tmp_path: Path) -> None:
-    # Trap: CloudFormation puts the template's value back into a parameter that it updates, for a tag as well.
+def test_stage_wide_tags_do_not_reach_parameters_of_pushes(tmp_path: Path) -> None:
+    # When CloudFormation updates a parameter, even just a tag, it resets the value to the template's.
     app = new_app(tmp_path)
     build(app, [Stage(name="test", teams=(Team(name="research"),))])
     cdk.Tags.of(app.node.find_child("test")).add("cost-centre", "4711")
@@ -65,14 +65,14 @@ def test_tags_of_the_whole_stage_change_nothing_that_pushes_write(tmp_path: Path
         assert item["Tags"] == tags, item["Name"]
     for path in tmp_path.rglob("manifest.json"):
         for artifact in json.loads(path.read_text())["artifacts"].values():
-            # Those of a stack reach each of its resources, whatever the template says.
+            # Tags of a stack apply to each of its resources, whatever the template contains.
             assert not artifact.get("properties", {}).get("tags"), path
 
 
-def test_sources_that_git_does_not_have_are_tagged_by_their_hash(tmp_path: Path) -> None:
+def test_sources_outside_git_are_tagged_by_their_hash(tmp_path: Path) -> None:
     asset: Any = SimpleNamespace(asset_hash="0123456789abcdef")
     assert _revision(asset, tmp_path) == "0123456789ab"
-    # A git that refuses to read a repository is another matter: jobs look for images by git's revision.
+    # But if git cannot read an existing repository, this is an error, because jobs look for images by git's revision.
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     assert _revision(asset, tmp_path) == "0123456789ab"
     (tmp_path / ".git/HEAD").write_text("damaged")
@@ -80,14 +80,14 @@ def test_sources_that_git_does_not_have_are_tagged_by_their_hash(tmp_path: Path)
         _revision(asset, tmp_path)
 
 
-def test_the_source_is_what_images_are_built_from_and_what_builds_them(assembly: Path, templates: Templates) -> None:
+def test_the_source_contains_the_images_and_their_build_tools(assembly: Path, templates: Templates) -> None:
     project = only(templates["dev/image"], "AWS::CodeBuild::Project")
     found = re.search(r"/(\w{64})\.zip", json.dumps(project["Source"]["Location"]))
     assert found
     source = assembly / f"asset.{found[1]}"
     assert {path.name for path in source.iterdir()} == {*SOURCES, *PROGRAM}
     assert (source / "images" / "releases.toml").read_bytes() == (ROOT / "images" / "releases.toml").read_bytes()
-    assert (source / "jobs" / "train" / "launch.py").is_file()
+    assert (source / "jobs" / "container" / "__init__.py").is_file()
     assert not [path for path in source.rglob("*") if path.name == "__pycache__" or path.suffix == ".pyc"]
     variables = {item["Name"]: item["Value"] for item in project["Environment"]["EnvironmentVariables"]}
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty-[0-9a-f]{8})?", variables["TRAINYARD_REVISION"])

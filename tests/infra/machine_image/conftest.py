@@ -1,4 +1,4 @@
-"""A machine that the steps of the documents run on."""
+"""A machine on which the steps of the documents run."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def run(machine: Machine, step: str, **parameters: str) -> Result:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    made = Machine.made_in(tmp_path)
-    (made.root / "etc/os-release").write_text('VERSION_ID="22.04"\nVERSION_CODENAME=jammy\n')
-    made.answers("curl", 'while [ $# -gt 0 ]; do if [ "$1" = --output ]; then : >"$2"; fi; shift; done')
-    return made
+    machine = Machine.create(tmp_path)
+    (machine.root / "etc/os-release").write_text('VERSION_ID="22.04"\nVERSION_CODENAME=jammy\n')
+    machine.answers("curl", 'while [ $# -gt 0 ]; do if [ "$1" = --output ]; then : >"$2"; fi; shift; done')
+    return machine

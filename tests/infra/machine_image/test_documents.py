@@ -1,4 +1,4 @@
-"""The shell of infra/machine_image/documents/, run for real below a stand-in for the root, among stand-in commands."""
+"""The scripts in infra/machine_image/documents/, run with a stand-in root folder and stand-in commands."""
 
 import hashlib
 import io
@@ -12,19 +12,18 @@ import yaml
 
 from infra.machine_image.build import DOCUMENTS
 from tests.infra.machine_image.conftest import STEPS, run, script_of
-from tests.support.infra.machine import Machine
-from tests.support.infra.shellcheck import shellcheck
+from tests.support.infra.machine import Machine, Result, shellcheck
 
 
 def test_shellcheck_finds_nothing() -> None:
     for step in STEPS:
         script = script_of(step)
         assert shellcheck(script, "--shell=bash", "--external-sources") == (0, ""), step
-        # A step that goes on after a failure would end in an AMI without what failed.
+        # A step that continues after a failure would produce an incomplete AMI.
         assert script.startswith("set -euo pipefail\n"), step
 
 
-def test_documents_declare_what_they_use_and_test_what_they_install() -> None:
+def test_documents_declare_their_parameters_and_have_tests() -> None:
     for path in DOCUMENTS.glob("*.yaml"):
         document: dict[str, Any] = yaml.safe_load(path.read_text())
         declared = {name for parameter in document.get("parameters", []) for name in parameter}
@@ -37,10 +36,8 @@ LTS_KERNEL = "linux-image-aws-lts-22.04 '  Depends: linux-image-5.15.0-1080-aws'
 
 
 @pytest.mark.parametrize(("lustre", "kernel"), [(False, "5.15.0-1080-aws"), (True, "5.15.0-1079-aws")])
-def test_the_newest_kernel_of_the_releases_own_series_is_installed_held_and_booted(
-    machine: Machine, *, lustre: bool, kernel: str
-) -> None:
-    # With FSx it is the newest that the Lustre client has modules for.
+def test_the_newest_kernel_of_the_release_is_installed_and_held(machine: Machine, *, lustre: bool, kernel: str) -> None:
+    # With FSx, it is the newest kernel with modules of the Lustre client.
     names = ("aws", "5.15.0-999-aws", "6.8.0-1029-aws", "5.15.0-1079-aws")
     machine.answers(
         "apt-cache",
@@ -65,11 +62,11 @@ def test_the_newest_kernel_of_the_releases_own_series_is_installed_held_and_boot
     ("installed", "running", "message"),
     [
         ("5.15.0-1080-aws", "5.15.0-1080-aws", ""),
-        ("6.8.0-1031-aws", "6.8.0-1030-aws", "error: running kernel 6.8.0-1030-aws, but 6.8.0-1031-aws was installed\n"),
+        ("6.8.0-2-aws", "6.8.0-1-aws", "error: running kernel 6.8.0-1-aws, but 6.8.0-2-aws was installed\n"),
         ("5.4.0-1100-aws", "5.4.0-1100-aws", "error: kernel 5.4.0-1100-aws is older than 5.15\n"),
     ],
 )
-def test_the_kernel_that_runs_is_looked_at(machine: Machine, installed: str, running: str, message: str) -> None:
+def test_the_running_kernel_is_checked(machine: Machine, installed: str, running: str, message: str) -> None:
     (machine.root / "etc/trainyard").mkdir()
     (machine.root / "etc/trainyard/kernel").write_text(f"{installed}\n")
     machine.answers("uname", f"echo {running}")
@@ -77,7 +74,7 @@ def test_the_kernel_that_runs_is_looked_at(machine: Machine, installed: str, run
     assert (result.code, result.errors) == (int(bool(message)), message)
 
 
-def test_the_ecs_agent_starts_after_user_data_and_has_what_lets_people_into_containers(machine: Machine) -> None:
+def test_the_ecs_agent_starts_after_user_data_and_supports_exec(machine: Machine) -> None:
     machine.answers("dpkg-query", "echo 1.98.0-1")
     (machine.root / "var/lib/ecs/data").mkdir(parents=True)
     (machine.root / "etc/ssl/certs").mkdir(parents=True)
@@ -91,7 +88,7 @@ def test_the_ecs_agent_starts_after_user_data_and_has_what_lets_people_into_cont
     machine.answers("curl", f'while [ $# -gt 0 ]; do if [ "$1" = --output ]; then cp {archive} "$2"; fi; shift; done')
     result = run(machine, "container-host/build/EcsAgent")
     assert result.code == 0, result.errors
-    # Wanted by multi-user.target it would wait for cloud-final.service, which waits for that target.
+    # If multi-user.target wanted it, it would wait for cloud-final.service, which waits for that target.
     assert result.called("systemctl") == [
         "systemctl disable --now ecs.service",
         "systemctl daemon-reload",
@@ -99,19 +96,19 @@ def test_the_ecs_agent_starts_after_user_data_and_has_what_lets_people_into_cont
     ]
     assert "After=cloud-final.service\n" in machine.text("etc/systemd/system/ecs.service.d/after-user-data.conf")
     assert not (machine.root / "var/lib/ecs/data").exists()
-    # Where the agent looks for it (agent/app/agent_capability_unix.go of aws/amazon-ecs-agent).
+    # The folder in which the agent looks (agent/app/agent_capability_unix.go of aws/amazon-ecs-agent).
     folder = machine.root / "var/lib/ecs/deps/execute-command"
     [version] = (folder / "bin").iterdir()
     assert {path.name for path in version.iterdir()} == {"amazon-ssm-agent", "ssm-agent-worker", "ssm-session-worker"}
     assert (folder / "certs/tls-ca-bundle.pem").read_text() == "a certificate"
-    # AND the build looks for it too
+    # AND the test phase checks these files
     machine.answers("systemctl", "echo ecs.service")
     assert run(machine, "container-host/test/Check").code == 0
     (version / "ssm-agent-worker").unlink()
     assert run(machine, "container-host/test/Check").code == 1
 
 
-def test_all_of_habanas_packages_are_of_the_one_version_and_held(machine: Machine) -> None:
+def test_habanas_packages_have_one_version_and_are_held(machine: Machine) -> None:
     result = run(machine, "gaudi/build/Driver", PackageVersion="1.20.0-543")
     assert result.code == 0, result.errors
     installed = result.called("apt-get --yes install habanalabs")[0].split()[3:]
@@ -122,7 +119,7 @@ def test_all_of_habanas_packages_are_of_the_one_version_and_held(machine: Machin
     assert "signed-by=" in machine.text("etc/apt/sources.list.d/habana.list")
 
 
-def test_docker_and_the_kernel_are_set_up_for_the_cards(machine: Machine) -> None:
+def test_docker_and_the_kernel_are_configured_for_gaudi(machine: Machine) -> None:
     result = run(machine, "gaudi/build/Configuration")
     assert result.code == 0, result.errors
     daemon = json.loads(machine.text("etc/docker/daemon.json"))
@@ -146,9 +143,7 @@ def test_docker_and_the_kernel_are_set_up_for_the_cards(machine: Machine) -> Non
         ({"sysctl": "echo 0"}, "vm.nr_hugepages is '0', not '15000'"),
     ],
 )
-def test_an_ami_with_another_driver_than_its_release_fails_its_test(
-    machine: Machine, wrong: dict[str, str], message: str
-) -> None:
+def test_an_ami_with_the_wrong_driver_or_settings_fails(machine: Machine, wrong: dict[str, str], message: str) -> None:
     right = {
         "dpkg-query": "echo 1.21.0-555",
         "modinfo": "echo 1.21.0-0a1b2c",
@@ -162,7 +157,7 @@ def test_an_ami_with_another_driver_than_its_release_fails_its_test(
 
 
 @pytest.mark.parametrize("genuine", [True, False])
-def test_the_efa_installer_is_run_only_if_it_is_the_one_that_is_pinned(machine: Machine, *, genuine: bool) -> None:
+def test_only_the_pinned_efa_installer_is_run(machine: Machine, *, genuine: bool) -> None:
     archive = machine.root / "served.tar.gz"
     script = f'#!/bin/sh\nprintf "%s\\n" "efa_installer $*" >>{machine.root}/calls\n'.encode()
     with tarfile.open(archive, "w:gz") as files:
@@ -178,35 +173,99 @@ def test_the_efa_installer_is_run_only_if_it_is_the_one_that_is_pinned(machine: 
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "said", "noted"),
+    ("answer", "code", "message", "recorded"),
     [
         ("exit 0", 0, "pulled registry/gaudi:1.21.0", True),
-        ("echo 'manifest for registry/gaudi:1.21.0 not found: manifest unknown' >&2; exit 1", 0, "no registry", False),
+        (
+            "echo 'manifest for registry/gaudi:1.21.0 not found: manifest unknown' >&2; exit 1",
+            0,
+            "registry/gaudi:1.21.0 does not exist yet",
+            False,
+        ),
         ("echo 'denied: User is not authorized' >&2; exit 1", 1, "error: denied: User is not authorized", False),
     ],
-    ids=["there", "not yet built", "refused"],
+    ids=["exists", "not yet built", "denied"],
 )
-def test_a_job_image_that_is_not_built_yet_is_no_failure(
-    machine: Machine, *, answer: str, code: int, said: str, noted: bool
+def test_a_missing_job_image_does_not_fail_the_build(
+    machine: Machine, *, answer: str, code: int, message: str, recorded: bool
 ) -> None:
     machine.answers("docker", f'cat "$DOCKER_CONFIG/config.json" >>{machine.root}/docker-config; {answer}')
     result = run(machine, "job-image/build/Pull")
     assert result.code == code
-    assert said in result.output + result.errors
-    assert (machine.root / "etc/trainyard/job-image").exists() is noted
+    assert message in result.output + result.errors
+    assert (machine.root / "etc/trainyard/job-image").exists() is recorded
     assert json.loads(machine.text("docker-config")) == {"credsStore": "ecr-login"}
     assert result.called("docker") == ["docker pull --quiet registry/gaudi:1.21.0"]
 
 
-def test_the_job_image_is_the_one_that_was_pushed_last(machine: Machine) -> None:
-    # GIVEN a parameter's name in the image's place
+def test_the_latest_pushed_job_image_is_pulled(machine: Machine) -> None:
+    # GIVEN the name of an SSM parameter instead of an image
     digest = f"registry/gaudi@sha256:{'ab' * 32}"
     machine.answers("aws", f"echo {digest}")
     machine.answers("cloud-init", "echo us-west-2")
     result = run(machine, "job-image/build/Pull", Image="ssm:/trainyard/dev/image/gaudi/1.21.0")
     assert result.code == 0, result.errors
     assert machine.text("etc/trainyard/job-image") == f"{digest}\n"
-    (asked,) = result.called("aws")
-    assert asked.startswith("aws ssm get-parameter --region us-west-2 --name /trainyard/dev/image/gaudi/1.21.0 ")
-    # What was installed for that is in no AMI.
+    (call,) = result.called("aws")
+    assert call.startswith("aws ssm get-parameter --region us-west-2 --name /trainyard/dev/image/gaudi/1.21.0 ")
+    # The AWS CLI is removed again.
     assert [call.split()[2] for call in result.called("apt-get")] == ["install", "purge"]
+
+
+EBS = "/dev/nvme0n1 Amazon Elastic Block Store"
+DISKS = [f"/dev/nvme{number}n1 Amazon EC2 NVMe Instance Storage" for number in (1, 2, 3, 4)]
+SCRIPT = "usr/local/sbin/trainyard-scratch"
+
+
+def boot(machine: Machine, *disks: str, job_image: bool = True, labelled: str = "") -> Result:
+    """Install the script, and run it like its systemd unit, on a machine with the given disks."""
+    assert run(machine, "scratch/build/Script").code == 0
+    machine.answers("lsblk", "".join(f"echo '{line}'\n" for line in disks))
+    machine.answers("blkid", f"[ -n '{labelled}' ] && echo '{labelled}'")
+    machine.answers("mountpoint", "exit 1")
+    machine.answers("mdadm", '[ "$1" != --assemble ]')  # fails if there is no array yet
+    if job_image:
+        (machine.root / "etc/trainyard").mkdir()
+        (machine.root / "etc/trainyard/job-image").write_text("registry/gaudi:1.21.0\n")
+    return machine.bash(machine.text(SCRIPT))
+
+
+def test_docker_starts_after_the_disks_even_if_they_fail(machine: Machine) -> None:
+    result = run(machine, "scratch/build/Script")
+    unit = machine.text("etc/systemd/system/trainyard-scratch.service")
+    for line in ("Before=docker.service\n", "WantedBy=docker.service\n", f"ExecStart={machine.root / SCRIPT}\n"):
+        assert line in unit
+    assert "Require" not in unit
+    assert "systemctl enable trainyard-scratch.service" in result.calls
+    assert (machine.root / SCRIPT).stat().st_mode & 0o777 == 0o755
+    assert shellcheck(machine.text(SCRIPT)) == (0, "")
+
+
+@pytest.mark.parametrize("job_image", [True, False])
+def test_nvme_disks_but_not_ebs_volumes_form_one_array(machine: Machine, *, job_image: bool) -> None:
+    result = boot(machine, EBS, *DISKS, job_image=job_image)
+    assert result.code == 0, result.errors
+    (created,) = result.called("mdadm --create")
+    names = " ".join(disk.split()[0] for disk in DISKS)
+    assert created.split()[2] == "/dev/md/scratch"
+    assert f"--level=0 --raid-devices=4 {names}" in created
+    assert result.called("mkfs.xfs") == ["mkfs.xfs -f -L scratch /dev/md/scratch"]
+    assert result.called("mount ")[0] == "mount -o noatime /dev/md/scratch /scratch"
+    assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777
+    # A job image in the AMI stays visible: only folders with new data move.
+    moved = [call.rpartition(" ")[2] for call in result.called("mount --bind")]
+    assert moved == ([f"/var/lib/docker/{name}" for name in ("volumes", "tmp")] if job_image else ["/var/lib/docker/"])
+
+
+def test_a_reboot_mounts_the_existing_array(machine: Machine) -> None:
+    result = boot(machine, EBS, *DISKS, labelled="/dev/md127")
+    assert not result.called("mdadm --create", "mkfs.xfs")
+    assert result.called("mount ")[0] == "mount -o noatime /dev/md127 /scratch"
+
+
+def test_without_nvme_disks_scratch_is_on_the_root_volume(machine: Machine) -> None:
+    result = boot(machine, EBS)
+    assert result.code == 0
+    assert "this instance has no NVMe disks" in result.output
+    assert not result.called("mount ")
+    assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777

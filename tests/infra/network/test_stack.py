@@ -1,4 +1,4 @@
-"""The network: the reviewed template, and what other settings make of it; no subnet ever moves."""
+"""The network: the reviewed template, and variants of settings, which never replace existing subnets."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.infra.variants import EXISTING_VPC
 Template = dict[str, Any]
 
 
-def made(**settings: Any) -> Template:
+def network_of(**settings: Any) -> Template:
     """Return the network stack of a stage with the given settings."""
     return up_to("network", stage_of(**settings))["network"]
 
@@ -30,8 +30,8 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
     assert_as_reviewed(reviewed, "network")
 
 
-def test_jobs_run_in_the_regions_first_two_zones_that_reach_out_through_one_nat_gateway() -> None:
-    network = made()
+def test_by_default_jobs_use_two_zones_and_one_nat_gateway() -> None:
+    network = network_of()
     assert [subnet["AvailabilityZone"] for subnet in _subnets(network, "Private").values()] == [
         {"Fn::Select": [index, {"Fn::GetAZs": ""}]} for index in (0, 1)
     ]
@@ -42,7 +42,7 @@ def test_jobs_run_in_the_regions_first_two_zones_that_reach_out_through_one_nat_
 
 
 @pytest.mark.parametrize(
-    ("settings", "there"),
+    ("settings", "expected"),
     [
         ({"nat_gateways": 0}, True),
         ({"nat_gateways": 0, "interface_endpoints": False}, False),
@@ -51,34 +51,32 @@ def test_jobs_run_in_the_regions_first_two_zones_that_reach_out_through_one_nat_
         ({"vpc": EXISTING_VPC.vpc, "interface_endpoints": True}, True),
     ],
 )
-def test_endpoints_are_there_if_nothing_else_leads_to_aws_or_the_stage_asks(
-    settings: dict[str, Any], *, there: bool
-) -> None:
-    network = made(**settings)
+def test_endpoints_exist_on_request_or_without_nat(settings: dict[str, Any], *, expected: bool) -> None:
+    network = network_of(**settings)
     services = {endpoint["ServiceName"]["Fn::Join"][1][-1] for endpoint in _interface_endpoints(network)}
-    assert services == ({f".{service}" for service in ENDPOINT_SERVICES} if there else set())
+    assert services == ({f".{service}" for service in ENDPOINT_SERVICES} if expected else set())
     ways_out = [*resources(network, "AWS::EC2::NatGateway"), *resources(network, "AWS::EC2::InternetGateway")]
     assert bool(ways_out) is bool(settings.get("nat_gateways", 0))
     assert len(_subnets(network, "Public")) == settings.get("nat_gateways", 0)
 
 
 def test_subnets_are_in_the_zones_that_offer_the_instance_type() -> None:
-    # DL1 is in one zone of each of its regions.
+    # Each of DL1's regions offers it in one zone.
     for region, zones in INSTANCE_TYPES["dl1.24xlarge"].zone_ids.items():
-        subnets = _subnets(made(region=region), "Private")
+        subnets = _subnets(network_of(region=region), "Private")
         assert [subnet["AvailabilityZoneId"] for subnet in subnets.values()] == list(zones)
-    # If nobody knows, the region's first two are taken.
-    assert len(_subnets(made(region="eu-west-1"), "Private")) == 2
+    # If no zone is known, the region's first two are used.
+    assert len(_subnets(network_of(region="eu-west-1"), "Private")) == 2
 
 
-def test_several_nodes_run_in_a_zone_that_offers_the_instance_type(tmp_path: Path) -> None:
+def test_multinode_jobs_use_a_zone_that_offers_the_type(tmp_path: Path) -> None:
     # GIVEN a stage whose first zone does not offer DL1
     row = stage_of(region="us-east-1", availability_zone_ids=("use1-az6", "use1-az2"))
     stack = NetworkStack(cdk.Stage(new_app(tmp_path), row.name), stage=row)
-    # THEN jobs of several nodes are placed in the one that does
+    # THEN multi-node jobs use the zone that does
     assert stack.multinode_subnet is stack.job_subnets[1]
     assert stack.subnets_offering(INSTANCE_TYPES["dl1.24xlarge"]) == [stack.job_subnets[1]]
-    # AND what is offered everywhere, or nobody knows where, may run in all
+    # AND types without known zones may use all zones
     assert stack.subnets_offering(INSTANCE_TYPES["m6i.4xlarge"]) == list(stack.job_subnets)
 
 
@@ -89,25 +87,25 @@ def test_several_nodes_run_in_a_zone_that_offers_the_instance_type(tmp_path: Pat
         ({}, {"interface_endpoints": True, "nat_gateways": 2}),
         ({"availability_zone_ids": ("use1-az2",)}, {"availability_zone_ids": ("use1-az4", "use1-az2")}),
         (
-            # P4d is in more zones than DL1.
+            # More zones offer P4d than DL1.
             {"region": "us-east-1", "instance_type": "p4d.24xlarge"},
             {"region": "us-east-1", "retiring": (Pool(instance_type="p4d.24xlarge"),)},
         ),
     ],
-    ids=["no NAT", "endpoints and more NAT", "zone added in front", "other instance type"],
+    ids=["no NAT", "endpoints and more NAT", "zone added in first place", "other instance type"],
 )
-def test_subnets_stay_as_they_are_when_the_network_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
-    # Instances run in them, and compute environments name them: a subnet that is replaced stops the deployment.
-    old, new = _subnets(made(**before), "Private"), _subnets(made(**after), "Private")
+def test_subnets_do_not_change_when_the_network_does(before: dict[str, Any], after: dict[str, Any]) -> None:
+    # Instances run in the subnets, and compute environments refer to them, so replacing one fails the deployment.
+    old, new = _subnets(network_of(**before), "Private"), _subnets(network_of(**after), "Private")
     assert old
     assert old.items() <= new.items()
 
 
-def test_zones_that_get_names_make_room_for_the_new_subnets_before_the_old_are_gone() -> None:
-    # CloudFormation makes new resources first, and EC2 refuses a subnet whose addresses are taken.
+def test_subnets_of_named_zones_do_not_overlap_the_old_ones() -> None:
+    # CloudFormation creates new resources first, and EC2 refuses a subnet whose addresses are taken.
     zones = tuple(f"use1-az{number}" for number in range(1, 9))
     subnets = [
-        resources(made(**settings), "AWS::EC2::Subnet")
+        resources(network_of(**settings), "AWS::EC2::Subnet")
         for settings in ({"nat_gateways": 2}, {"nat_gateways": 8, "availability_zone_ids": zones})
     ]
     assert not subnets[0].keys() & subnets[1].keys()
@@ -115,9 +113,9 @@ def test_zones_that_get_names_make_room_for_the_new_subnets_before_the_old_are_g
     assert len(set(blocks)) == len(blocks) == 20
 
 
-def test_what_other_stacks_import_is_exported_while_none_does() -> None:
-    # Trap: an export that is deleted stops the deployment in which its last user stops using it.
-    network = made()
+def test_values_for_other_stacks_are_always_exported() -> None:
+    # Deleting an export would fail the deployment in which its last importer stops using it.
+    network = network_of()
     (vpc,), (group,) = resources(network, "AWS::EC2::VPC"), resources(network, "AWS::EC2::SecurityGroup")
     exported = [output["Value"] for output in network["Outputs"].values() if "Export" in output]
     private = [{"Ref": name} for name in _subnets(network, "Private")]
@@ -125,9 +123,9 @@ def test_what_other_stacks_import_is_exported_while_none_does() -> None:
         assert value in exported
 
 
-def test_an_existing_vpc_gets_security_groups_and_what_is_asked_for_and_nothing_else() -> None:
+def test_an_existing_vpc_only_gets_security_groups_and_endpoints() -> None:
     assert EXISTING_VPC.vpc is not None
-    network = made(vpc=EXISTING_VPC.vpc, interface_endpoints=True, max_multinode_nodes=2)
+    network = network_of(vpc=EXISTING_VPC.vpc, interface_endpoints=True, max_multinode_nodes=2)
     assert {resource["Type"] for resource in network["Resources"].values()} == {
         "AWS::EC2::SecurityGroup",
         "AWS::EC2::SecurityGroupEgress",
@@ -139,7 +137,7 @@ def test_an_existing_vpc_gets_security_groups_and_what_is_asked_for_and_nothing_
         assert endpoint["SubnetIds"] == list(EXISTING_VPC.vpc.private_subnet_ids)
     (gateway,) = (item for item in resources(network, "AWS::EC2::VPCEndpoint").values() if "RouteTableIds" in item)
     assert gateway["RouteTableIds"] == list(EXISTING_VPC.vpc.private_route_table_ids)
-    # Its default group, in which the nodes of a job are, stays as it is; the endpoints admit it.
+    # The default group, which nodes of multi-node jobs use, does not change; the endpoints admit it.
     rules = resources(network, "AWS::EC2::SecurityGroupIngress").values()
     group = EXISTING_VPC.vpc.default_security_group_id
     assert [(rule["FromPort"], rule["ToPort"]) for rule in rules if rule["SourceSecurityGroupId"] == group] == [
@@ -148,9 +146,9 @@ def test_an_existing_vpc_gets_security_groups_and_what_is_asked_for_and_nothing_
     assert not [rule for rule in rules if rule["GroupId"] == group]
 
 
-def test_without_efa_the_default_group_of_the_vpc_stays_empty() -> None:
-    # The compute environment then names a security group itself, and containers of several nodes are in that.
-    network = made(max_multinode_nodes=2, instance_type="g5.4xlarge")
+def test_without_efa_the_default_group_stays_empty() -> None:
+    # Without EFA, containers of multi-node jobs use the compute environment's security group.
+    network = network_of(max_multinode_nodes=2, instance_type="g5.4xlarge")
     for direction in ("Ingress", "Egress"):
         for rule in resources(network, f"AWS::EC2::SecurityGroup{direction}").values():
             assert rule["GroupId"]["Fn::GetAtt"][1] != "DefaultSecurityGroup"

@@ -1,4 +1,4 @@
-"""Who is told of what, what is measured, what moves and what stops: the reviewed template, and how it grows."""
+"""Alerts, metrics, moves and budget stops: the reviewed template, and its size with many teams."""
 
 import json
 from dataclasses import replace
@@ -19,13 +19,13 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
     assert_as_reviewed(reviewed, "observability")
 
 
-def made(stage: DeployedStage, templates: Templates, resource_type: str) -> dict[str, dict[str, Any]]:
+def resolved(stage: DeployedStage, templates: Templates, resource_type: str) -> dict[str, dict[str, Any]]:
     found = resources(templates["observability"], resource_type)
     return {name: stage.resolve("observability", item) for name, item in found.items()}
 
 
 def queues(stage: DeployedStage, templates: Templates) -> dict[str, str]:
-    """Return the ARNs of the queues that the compute stack publishes, by `queue/…` or `team-queue/…`."""
+    """Return the ARNs of the queues that the compute stack publishes, by parameter name (`queue/…`, `team-queue/…`)."""
     prefix = f"/trainyard/{stage.stage}/"
     names = [
         item["Name"].removeprefix(prefix) for item in resources(templates["compute"], "AWS::SSM::Parameter").values()
@@ -34,37 +34,37 @@ def queues(stage: DeployedStage, templates: Templates) -> dict[str, str]:
 
 
 def watched(stage: DeployedStage, templates: Templates, name: str) -> list[str]:
-    """Return the ARNs of the queues that rules of that name, of which there may be several, get events of."""
+    """Return the ARNs of the queues in the rules with this name, numbered or not."""
     rules = [
         rule
-        for key, rule in made(stage, templates, "AWS::Events::Rule").items()
+        for key, rule in resolved(stage, templates, "AWS::Events::Rule").items()
         if key[:-8].rstrip("0123456789") == name
     ]
     return sorted(queue for rule in rules for queue in rule["EventPattern"]["detail"]["jobQueue"])
 
 
-def test_jobs_of_every_queue_are_watched_and_move_within_their_team_and_pool(
-    everything: DeployedStage, reviewed: Templates
-) -> None:
-    there = queues(everything, reviewed)
-    assert len(there) == ALL.queue_count
+def test_all_queues_are_watched_and_jobs_move_within_their_team(everything: DeployedStage, reviewed: Templates) -> None:
+    published = queues(everything, reviewed)
+    assert len(published) == ALL.queue_count
     for rule in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
-        assert watched(everything, reviewed, rule) == sorted(there.values())
-    # Functions call them what the dashboard does, which knows them from the settings.
-    known = queues_of(there)
+        assert watched(everything, reviewed, rule) == sorted(published.values())
+    # Functions use the same names as the dashboard, which gets them from the settings.
+    known = queues_of(published)
     dashboard = json.dumps(resources(reviewed["observability"], "AWS::CloudWatch::Dashboard"))
-    for name, arn in there.items():
+    for name, arn in published.items():
         kind, *rest = name.split("/")
         team = rest.pop(0) if kind == "team-queue" else ""
         label = f"{team_queue_name(rest[0], team) if team else rest[0]}{f' ({rest[1]})' if rest[1:] else ''}"
         assert (known[arn].label, known[arn].name) == (label, rest[0])
         assert f"Reclaims {label}" in dashboard
     moves = {arn: queue.on_demand for arn, queue in known.items() if queue.on_demand}
-    assert moves == {there[name]: there[name.replace("/spot", "/on-demand")] for name in there if "/spot" in name}
+    assert moves == {
+        arn: published[name.replace("/spot", "/on-demand")] for name, arn in published.items() if "/spot" in name
+    }
     assert watched(everything, reviewed, "SpotJobs") == sorted(moves)
 
 
-def test_without_on_demand_capacity_nothing_moves_and_without_a_budget_nothing_stops(templates: Templates) -> None:
+def test_moves_and_budget_stops_are_optional(templates: Templates) -> None:
     plain = templates["dev/observability"]
     handlers = {function["Handler"] for function in resources(plain, "AWS::Lambda::Function").values()}
     always = ("end_sweep", "report_job", "tag_instances", "watch_instances")
@@ -73,7 +73,7 @@ def test_without_on_demand_capacity_nothing_moves_and_without_a_budget_nothing_s
     assert not resources(plain, "AWS::Budgets::Budget")
 
 
-def test_the_dashboard_shows_levels_by_five_minutes_and_events_by_the_hour(templates: Templates) -> None:
+def test_the_dashboard_uses_5_minutes_for_levels_1_hour_for_events(templates: Templates) -> None:
     (dashboard,) = resources(templates["dev/observability"], "AWS::CloudWatch::Dashboard").values()
     widgets = json.loads(flatten(dashboard["DashboardBody"]))["widgets"]
     shown = [metric for widget in widgets for metric in widget["properties"].get("metrics", []) if len(metric) > 1]
@@ -86,7 +86,7 @@ def test_the_dashboard_shows_levels_by_five_minutes_and_events_by_the_hour(templ
 
 
 def test_many_teams_fit() -> None:
-    # GIVEN as many queues as Batch takes, of teams with the longest names, each with a budget and a role for its people
+    # GIVEN the maximum number of queues, for teams with the longest names, each with a budget and a member role
     names = [f"{number:02}-".ljust(31, "t") for number in range(10)]
     members = ALL.teams[0].member_principals
     teams = tuple(Team(name=name, monthly_budget_usd=100.0, member_principals=members) for name in names)
@@ -94,42 +94,42 @@ def test_many_teams_fit() -> None:
     check(row)
     templates = stacks_of(row)
     stage = DeployedStage("test", templates)
-    there = queues(stage, templates)
-    assert len(there) == 50
+    published = queues(stage, templates)
+    assert len(published) == 50
     for name in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
-        assert watched(stage, templates, name) == sorted(there.values())
+        assert watched(stage, templates, name) == sorted(published.values())
 
     def all_of(resource_type: str) -> list[dict[str, Any]]:
-        return list(made(stage, templates, resource_type).values())
+        return list(resolved(stage, templates, resource_type).values())
 
-    # THEN what AWS limits stays below it: environments of functions, and parameters of the kind that is free,
+    # THEN AWS's limits are met: environments of functions, and free parameters,
     for function in all_of("AWS::Lambda::Function"):
         assert len(json.dumps(function.get("Environment", {}).get("Variables", {}))) < 4096
     for parameter in all_of("AWS::SSM::Parameter"):
         assert (parameter["Type"], len(parameter["Value"]) < 4096) == ("String", True)
-    # statements of a queue's policy (one lets in what no function took, from whichever rule), and who may call one
+    # statements of a queue's policy (one admits dead letters from all rules), and permissions to call a function,
     for policy in all_of("AWS::SQS::QueuePolicy"):
         assert len(policy["PolicyDocument"]["Statement"]) <= 20
         assert _size(policy["PolicyDocument"]) <= 8_192
     callers = [permission["FunctionName"] for permission in all_of("AWS::Lambda::Permission")]
     assert max(map(callers.count, callers)) <= 20
-    # inline policies of a role, patterns of rules, and resources of a stack
+    # inline policies of roles, patterns of rules, and resources of a stack
     for policy in all_of("AWS::IAM::Policy"):
         assert _size(policy["PolicyDocument"]) < 10_240
     for rule in all_of("AWS::Events::Rule"):
         pattern = rule.get("EventPattern", {})
-        # In the region with the longest name, with names as long as Batch takes them.
+        # In the region with the longest name, and with the longest queue names.
         longest = "arn:aws-us-gov:batch:ap-southeast-1:123456789012:job-queue/".ljust(59 + 128, "x")
         longer = sum(len(longest) - len(arn) for arn in pattern.get("detail", {}).get("jobQueue", []))
         assert _size(pattern) + longer <= 2_048
     assert len(templates["observability"]["Resources"]) < 500
-    # AND each team's end is heard
-    heard = {item["TopicArn"] for item in all_of("AWS::SNS::Subscription") if item["Protocol"] == "lambda"}
+    # AND the function is subscribed to every team's budget
+    subscribed = {item["TopicArn"] for item in all_of("AWS::SNS::Subscription") if item["Protocol"] == "lambda"}
     for name in names:
-        assert json.loads(stage.published(f"budget/{name}"))["topic"] in heard
+        assert json.loads(stage.published(f"budget/{name}"))["topic"] in subscribed
     sources = [permission.get("SourceArn", "") for permission in all_of("AWS::Lambda::Permission")]
     [allowed] = [source for source in sources if source.startswith("arn:aws:sns:") and "*" in source]
-    assert all(fnmatchcase(topic, allowed) for topic in heard)
+    assert all(fnmatchcase(topic, allowed) for topic in subscribed)
 
 
 def _size(value: object) -> int:

@@ -75,9 +75,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("monthly_budget_usd", 0.0, 0.01, 1e9, float("inf")),
     ],
 )
-def test_numbers_have_limits(
-    field: str, below: float, low: float, high: float, above: float
-) -> None:
+def test_numbers_have_limits(field: str, below: float, low: float, high: float, above: float) -> None:
     for wrong in (below, above):
         message = refusal(**{field: wrong})
         assert message.startswith(f"{field}: must be ")

@@ -3,11 +3,11 @@ from tests.support.infra.synthesis import Templates, flatten, resources
 
 
 def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
-    # A new logical id of a bucket or key is a new, empty bucket, or a key with which nothing old can be read.
+    # With a new logical id, a bucket would be empty, and a key could not decrypt existing data.
     assert_as_reviewed(reviewed, "storage")
 
 
-def test_without_asking_there_is_no_key_and_no_file_system_to_pay_for(templates: Templates) -> None:
+def test_by_default_there_is_no_key_and_no_file_system(templates: Templates) -> None:
     plain = templates["dev/storage"]
     assert {resource["Type"] for resource in plain["Resources"].values()} == {
         "AWS::EC2::SecurityGroup",  # free
@@ -19,7 +19,7 @@ def test_without_asking_there_is_no_key_and_no_file_system_to_pay_for(templates:
         assert bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"] == [
             {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
         ]
-    # The group of file servers is there without them: rules of teams' groups, in a later stack, may still name it.
+    # The file servers' security group always exists, because rules in a later stack may still refer to it.
     published = {item["Name"]: flatten(item["Value"]) for item in resources(plain, "AWS::SSM::Parameter").values()}
     assert published.keys() == {
         f"/trainyard/dev/{name}" for name in ("bucket/data", "bucket/run", "security-group/fsx")

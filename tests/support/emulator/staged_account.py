@@ -18,7 +18,7 @@ from jobs.core.stage import (
 )
 from jobs.spec.catalog import CATALOG
 from tests.support.emulator.batch_calls import until
-from tests.support.infra.synthesis import synthesise_as_the_cli_does
+from tests.support.infra.synthesis import synthesise_for_cli
 from tests.support.running_emulator import Emulator
 
 KIND = next(iter(CATALOG))
@@ -61,7 +61,7 @@ class Account:
 
     def changed_app(self, **changes: Any) -> str:
         """Synthesise the stage `dev` with changed settings; return the value for `--app`."""
-        return synthesise_as_the_cli_does(replace(STAGES["dev"], **changes), Path(mkdtemp(dir=self.folder)))
+        return synthesise_for_cli(replace(STAGES["dev"], **changes), Path(mkdtemp(dir=self.folder)))
 
     def deploy(self, *selected: str, app: str = APP) -> tuple[int, str]:
         return self.cdk("deploy", *(selected or ("dev/*",)), "--method=direct", "--require-approval=never", app=app)

@@ -1,4 +1,4 @@
-"""The calls of AWS that code makes, by the permissions that they need: read from the code itself."""
+"""The IAM permissions for the AWS calls in source files, found in the source itself."""
 
 import ast
 import re
@@ -21,13 +21,13 @@ _S3_OPERATIONS = {
     "DownloadFile": "s3:GetObject",
     "DownloadFileobj": "s3:GetObject",
 }
-"""Those whose permission is called otherwise than they are
+"""Operations whose permission has another name
 (https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions for parts).
 """
 
 
 def permissions_of(files: Iterable[Path]) -> set[str]:
-    """Return the permissions that the calls need which `files` make through the clients of jobs.aws.connection.Aws."""
+    """Return the permissions for the calls in `files` through the clients of jobs.aws.connection.Aws."""
     clients = dict(_clients())
     assert {"batch", "s3", "ssm", "logs"} <= clients.keys()
     operations = {name: _operations(service) for name, service in clients.items()}
@@ -47,7 +47,7 @@ def permissions_of(files: Iterable[Path]) -> set[str]:
 
 
 def _clients() -> Iterator[tuple[str, str]]:
-    """Yield each attribute of jobs.aws.connection.Aws with the service that it is a client of."""
+    """Yield each client attribute of jobs.aws.connection.Aws with its service."""
     for node in ast.walk(ast.parse((ROOT / "jobs/aws/connection.py").read_text())):
         if isinstance(node, ast.FunctionDef):
             for service in re.findall(r"_session\.client\('([a-z0-9-]+)'", ast.unparse(node)):
@@ -55,7 +55,7 @@ def _clients() -> Iterator[tuple[str, str]]:
 
 
 def _operations(service: str) -> dict[str, str]:
-    """Return the API's operations by boto3's methods."""
+    """Return the API operations by the names of boto3's methods."""
     model = Session().get_service_model(service)
     return {xform_name(operation): operation for operation in model.operation_names}
 

@@ -1,4 +1,4 @@
-"""The roles of a stage as CloudFormation would make them: templates, with every function of theirs worked out."""
+"""The roles of a stage as CloudFormation would create them, with the templates' functions resolved."""
 
 import json
 import re
@@ -50,7 +50,7 @@ _REF_IS_ARN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """One role, by the policies that count for it."""
+    """A role with the policies that apply to it."""
 
     stack: str
     logical_id: str
@@ -62,11 +62,11 @@ class Role:
 
     @property
     def name(self) -> str:
-        """Its stack, and its logical id without the hash."""
+        """Return the stack, and the logical id without its hash."""
         return f"{self.stack}/{self.logical_id[:-8]}"
 
     def decide_in(self, action: str, resource: str, context: Mapping[str, str | Sequence[str]]) -> Decision:
-        """Return what IAM decides; what every request carries is added to the condition keys of `context`."""
+        """Return IAM's decision, with `context` and the condition keys that every request has."""
         always = {"aws:RequestedRegion": REGION, "aws:PrincipalAccount": ACCOUNT, "aws:PrincipalArn": self.arn}
         tags = {f"aws:PrincipalTag/{key}": value for key, value in self.tags.items()}
         request = Request(action=action, resource=resource, context={**always, **tags, **context})
@@ -74,7 +74,7 @@ class Role:
 
 
 class DeployedStage:
-    """All stacks of one stage; keys of `templates` are the stacks' names (`jobs`, …)."""
+    """All stacks of a stage. `templates` maps stack names (`jobs`, …) to templates."""
 
     def __init__(self, stage: str, templates: Mapping[str, dict[str, Any]]) -> None:
         self.stage = stage
@@ -87,14 +87,14 @@ class DeployedStage:
         form = _ARN_OF_TYPE.get(resource_type, f"arn:aws:{service}:{{region}}:{{account}}:{kind}/{{name}}")
         return form.format(region=REGION, account=ACCOUNT, name=self._name(stack, logical_id))
 
-    def only(self, stack: str, resource_type: str, beginning: str = "") -> str:
-        """Return the logical id of the one resource of a type whose logical id begins so."""
-        found = [name for name in resources(self._templates[stack], resource_type) if name.startswith(beginning)]
+    def only(self, stack: str, resource_type: str, prefix: str = "") -> str:
+        """Return the logical id of the only resource of a type whose logical id starts with `prefix`."""
+        found = [name for name in resources(self._templates[stack], resource_type) if name.startswith(prefix)]
         assert len(found) == 1, found
         return found[0]
 
-    def role(self, stack: str, beginning: str) -> Role:
-        (found,) = (role for role in self.roles if role.stack == stack and role.logical_id.startswith(beginning))
+    def role(self, stack: str, prefix: str) -> Role:
+        (found,) = (role for role in self.roles if role.stack == stack and role.logical_id.startswith(prefix))
         return found
 
     @cached_property
@@ -106,11 +106,11 @@ class DeployedStage:
         ]
 
     def published(self, name: str) -> str:
-        """Return the value of the stage's parameter."""
+        """Return the value of a parameter of the stage."""
         return self._parameter(f"/trainyard/{self.stage}/{name}")
 
     def resolve(self, stack: str, value: Any) -> Any:
-        """Return `value` of a template with its functions worked out."""
+        """Return a value of a template with its functions resolved."""
         match value:
             case {"Ref": name}:
                 return self._ref(stack, name)
@@ -129,7 +129,7 @@ class DeployedStage:
             case {"Fn::ImportValue": name}:
                 return self._exported(name)
             case dict():
-                assert not any(key.startswith("Fn::") for key in value), f"no rule for {value}"
+                assert not any(key.startswith("Fn::") for key in value), f"cannot resolve {value}"
                 return {key: self.resolve(stack, item) for key, item in value.items()}
             case list():
                 return [self.resolve(stack, item) for item in value]
@@ -160,7 +160,7 @@ class DeployedStage:
                         yield self.resolve(other, policy["PolicyDocument"])
 
     def _boundary(self, arn: str) -> tuple[Document, ...] | None:
-        """Return the stage's own boundary; None if the account's takes its place, which may admit everything."""
+        """Return the stage's own boundary, or None for the account's, which may admit everything."""
         return (self._managed(arn),) if "-access-Boundary" in arn else None
 
     def _managed(self, arn: str) -> Document:
@@ -172,10 +172,10 @@ class DeployedStage:
                     document = self.resolve(stack, policy["PolicyDocument"])
                     assert isinstance(document, dict)
                     return document
-        raise AssertionError(f"no policy {arn}")
+        raise AssertionError(f"unknown policy {arn}")
 
     def _name(self, stack: str, logical_id: str) -> str:
-        """Return a name as CloudFormation generates it, but for its random end."""
+        """Return a name like CloudFormation's generated ones, with a constant suffix."""
         name = f"trainyard-{self.stage}-{stack}-{logical_id}-1A2B3C"
         is_bucket = self._templates[stack]["Resources"][logical_id]["Type"] == "AWS::S3::Bucket"
         return name.lower() if is_bucket else name
@@ -210,7 +210,7 @@ class DeployedStage:
 
 @cache
 def aws_managed_policies() -> dict[str, Document]:
-    """The documents of the policies that AWS manages, by ARN."""
+    """Return the documents of AWS's managed policies by ARN."""
     return {
         f"arn:aws:iam::aws:policy{policy.get('Path', '/')}{name}": policy["Document"]
         for name, policy in json.loads(aws_managed_policies_data).items()
@@ -218,6 +218,6 @@ def aws_managed_policies() -> dict[str, Document]:
 
 
 def statements(role: Role) -> Iterator[Mapping[str, Any]]:
-    """Every statement of a role's identity policies."""
+    """Yield every statement of a role's identity policies."""
     for document in role.identity:
         yield from as_list(document["Statement"])

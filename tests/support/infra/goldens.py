@@ -1,6 +1,6 @@
-"""Templates as people review them: one file a stack, of the stage that has everything (ALL of variants.py).
+"""Templates for review: one file per stack, for the stage with every feature (ALL in variants.py).
 
-python -m tests.support.infra.goldens     writes them anew; `git diff` then shows what a deployment would change
+python -m tests.support.infra.goldens     write the files; `git diff` then shows what a deployment would change
 """
 
 import difflib
@@ -17,13 +17,13 @@ from tests.support.infra.variants import ALL
 
 _LEFT_OUT = {
     "Metadata",
-    # Scripts and a dashboard, which have tests of their own.
+    # Scripts and the dashboard, which have separate tests.
     *("UserData", "Data", "ZipFile", "DashboardBody"),
-    # Tags of everything, which test_templates.py looks for.
+    # Tags of every resource, which test_templates.py checks.
     *("trainyard:project", "trainyard:stage"),
 }
 _CHANGES = re.compile(r"[0-9a-f]{64}|(?<=\d\.)\d{6,9}$|^(?!\d{12}$)[0-9a-f]{12}(-dirty-[0-9a-f]{8})?$")
-"""Hashes of assets, versions that are hashes, and git's revision."""
+"""Hashes of assets, versions that contain hashes, and git revisions."""
 
 
 def golden(stack: str) -> Path:
@@ -31,14 +31,14 @@ def golden(stack: str) -> Path:
 
 
 def assert_as_reviewed(templates: Templates, stack: str) -> None:
-    """Compare a stack of ALL with the file that people have reviewed."""
+    """Compare a stack of ALL with its reviewed file."""
     before, after = golden(stack).read_text().splitlines(), readable(templates[stack]).splitlines()
     difference = list(difflib.unified_diff(before, after, "reviewed", "now", n=2, lineterm=""))
     assert not difference, "\n".join([*difference, "Next: python -m tests.support.infra.goldens, and review git diff"])
 
 
 def readable(template: dict[str, Any]) -> str:
-    """Return a template as YAML: references in angle brackets, no metadata, and of resources alike the difference."""
+    """Return a template as YAML: references in angle brackets, no metadata, and similar resources as differences."""
     text = json.dumps(template)
     for name, parameter in template.get("Parameters", {}).items():
         text = text.replace(json.dumps({"Ref": name}), json.dumps({"Ref": parameter["Default"]}))
@@ -51,19 +51,19 @@ def readable(template: dict[str, Any]) -> str:
 
 
 def _resources(resources: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each resource, or what differs from the one of its type before it that is most like it."""
+    """Yield each resource, or its differences from the most similar earlier resource of its type."""
     by_type: dict[str, dict[str, dict[str, Any]]] = {}
     for name, resource in resources.items():
-        made = _plain(resource)
-        leaves, others = dict(_leaves(made)), by_type.setdefault(resource["Type"], {})
+        plain = _plain(resource)
+        leaves, others = dict(_leaves(plain)), by_type.setdefault(resource["Type"], {})
         differences = [
             {"Like": other}
-            | {path: value for path, value in leaves.items() if there.get(path) != value}
-            | {path: "none" for path in there if path not in leaves}
-            for other, there in others.items()
+            | {path: value for path, value in leaves.items() if other_leaves.get(path) != value}
+            | {path: "none" for path in other_leaves if path not in leaves}
+            for other, other_leaves in others.items()
         ]
-        least = min(differences, key=len, default=leaves)
-        yield name, least if len(least) < 0.7 * len(leaves) else made
+        shortest = min(differences, key=len, default=leaves)
+        yield name, shortest if len(shortest) < 0.7 * len(leaves) else plain
         others[name] = leaves
 
 

@@ -1,4 +1,4 @@
-"""What the tests of compute environments read a compute stack's template with."""
+"""Read compute environments, launch templates and user data from a compute stack's template."""
 
 import base64
 import email
@@ -10,24 +10,24 @@ from tests.support.infra.synthesis import resources
 Properties = dict[str, Any]
 
 GAUDI, CUDA, CPU = "dl1-24xlarge-1-21-0-spot", "p4d-24xlarge-1-23-0-spot", "cpu-m6i-4xlarge-spot"
-"""Environments of ALL (tests/support/infra/variants.py): every script of boot/ runs on one of them."""
+"""Compute environments of ALL (tests/support/infra/variants.py); every script of boot/ runs on one of them."""
 
 
 def environments(compute: Properties) -> dict[str, Properties]:
-    """Return compute resources as their instances' Name tags call them: `<pool id>-of-<team>-spot`, …"""
+    """Return compute resources by the end of their instances' Name tags: `<pool id>-of-<team>-spot`, …"""
     found = resources(compute, "AWS::Batch::ComputeEnvironment").values()
     return {item["Tags"]["Name"].split("-compute-")[1]: item for item in (one["ComputeResources"] for one in found)}
 
 
 def launch_data(compute: Properties, name: str) -> Properties:
-    """Return the launch template's data of one environment."""
+    """Return the launch template data of a compute environment."""
     reference = environments(compute)[name]["LaunchTemplate"]["LaunchTemplateId"]["Ref"]
     found: Properties = resources(compute, "AWS::EC2::LaunchTemplate")[reference]["LaunchTemplateData"]
     return found
 
 
 def user_data(data: Properties) -> str:
-    """Return user data as the instance gets it, after CloudFormation; references stand in angle brackets."""
+    """Return user data as an instance gets it, with references in angle brackets."""
     return base64.b64decode(_evaluated(data["UserData"])).decode()
 
 
@@ -38,7 +38,7 @@ def boot_parts(data: Properties) -> list[tuple[str, str]]:
 
 
 def script_with(data: Properties, text: str) -> str:
-    """Return the one script of the user data that has the text in it."""
+    """Return the only script of the user data that contains the text."""
     (script,) = (script for _, script in boot_parts(data) if text in script)
     return script
 

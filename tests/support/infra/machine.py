@@ -1,7 +1,8 @@
-"""A machine for shell scripts: a folder in place of its root, and stand-ins of its commands, which note their calls."""
+"""A stand-in machine for shell scripts: a root folder, and commands that record their calls."""
 
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ _COMMANDS = (
     *("findmnt", "gpg", "hl-smi", "lsblk", "mdadm", "mkfs.xfs", "modinfo", "mount", "mount.lustre", "mountpoint"),
     *("sleep", "snap", "sysctl", "systemctl", "udevadm", "uname", "update-grub"),
 )
-"""What scripts run and must not do to this machine: without an answer each does nothing, successfully."""
+"""Commands that must not run for real. Without a prepared answer, each does nothing and succeeds."""
 
 _FOLDERS = (
     *("dev/disk/by-id", "etc/apt/apt.conf.d", "etc/apt/sources.list.d", "etc/ecs", "etc/sysctl.d"),
@@ -25,34 +26,34 @@ class Result:
     errors: str
     calls: list[str]
 
-    def called(self, *beginnings: str) -> list[str]:
-        return [call for call in self.calls if call.startswith(beginnings)]
+    def called(self, *prefixes: str) -> list[str]:
+        return [call for call in self.calls if call.startswith(prefixes)]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A root folder, and the commands that are found on it."""
+    """A root folder, and a folder with the commands on its path."""
 
     root: Path
     programs: Path
 
     @classmethod
-    def made_in(cls, folder: Path) -> "Machine":
-        made = cls(folder / "root", folder / "programs")
-        for path in (*(made.root / name for name in _FOLDERS), made.programs):
+    def create(cls, folder: Path) -> "Machine":
+        machine = cls(folder / "root", folder / "programs")
+        for path in (*(machine.root / name for name in _FOLDERS), machine.programs):
             path.mkdir(parents=True)
         for command in _COMMANDS:
-            made.answers(command, "exit 0")
-        return made
+            machine.answers(command, "exit 0")
+        return machine
 
     def answers(self, command: str, script: str) -> None:
-        """Let `command` run `script`, besides noting that it was called."""
+        """Make `command` record its call and run `script`."""
         program = self.programs / command
         program.write_text(f'#!/bin/bash\nprintf \'%s\\n\' "{command} $*" >>"{self.root}/calls"\n{script}\n')
         program.chmod(0o755)
 
     def run(self, script: str) -> Result:
-        """Run a script with all that it reads and writes below the folder."""
+        """Run a script with its absolute paths moved below the root folder."""
         return self.bash(
             re.sub(
                 r"(?<![\w/.:-])/(dev|etc|fsx|opt|usr/local|usr/share|var/lib|scratch|tmp)(?=[/\s\"';]|$)",
@@ -74,8 +75,15 @@ class Machine:
             timeout=30,
             check=False,
         )
-        noted = calls.read_text().replace(str(self.root), "").splitlines() if calls.exists() else []
-        return Result(done.returncode, done.stdout, done.stderr, noted)
+        recorded = calls.read_text().replace(str(self.root), "").splitlines() if calls.exists() else []
+        return Result(done.returncode, done.stdout, done.stderr, recorded)
 
     def text(self, path: str) -> str:
         return (self.root / path).read_text()
+
+
+def shellcheck(script: str, *options: str) -> tuple[int, str]:
+    """Return shellcheck's exit code and findings for a script."""
+    program = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([program, *options, "-"], input=script, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout

@@ -1,8 +1,8 @@
-"""Evaluate IAM policies as AWS documents it, for requests within one account.
+"""Evaluate IAM policies as documented by AWS, for requests within one account.
 
-Explicit deny wins; else a request needs an allow in an identity policy, and one in the permissions boundary too where
-there is one ("Policy evaluation logic" and "IAM JSON policy elements: Condition operators" of IAM's user guide). What
-it does not know, an operator for instance, it refuses to guess.
+An explicit deny wins. Otherwise a request needs an allow in an identity policy, and in the permissions boundary if there
+is one (IAM user guide, "Policy evaluation logic" and "IAM JSON policy elements: Condition operators"). Unknown elements,
+such as operators, raise an error.
 """
 
 import re
@@ -17,16 +17,16 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request: what somebody asks AWS to do."""
+    """A request to AWS."""
 
     action: str
     resource: str = "*"
-    """ARN; `*` for an action that knows no resources."""
+    """ARN; `*` for an action without resources."""
     context: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    """Condition keys that the request carries, and their values."""
+    """The request's condition keys and their values."""
 
     def values(self, key: str) -> list[str] | None:
-        """Return a condition key's values; its case does not count. None where the request does not carry it."""
+        """Return a condition key's values, or None if the request lacks the key. Case is ignored."""
         for name, value in self.context.items():
             if name.lower() == key.lower():
                 return [value] if isinstance(value, str) else list(value)
@@ -34,7 +34,7 @@ class Request:
 
 
 def evaluate(request: Request, identity: Iterable[Document], *, boundary: Iterable[Document] | None = None) -> Decision:
-    """Return what IAM decides, given the identity policies of the one who asks and the boundary on them."""
+    """Return IAM's decision, given the caller's identity policies and boundary."""
     granted = _effects(request, identity)
     limits = {"Allow"} if boundary is None else _effects(request, boundary)
     if "Deny" in granted | limits:
@@ -52,14 +52,14 @@ def _effects(request: Request, documents: Iterable[Document]) -> set[str]:
 
 
 def applies(request: Request, statement: Mapping[str, Any]) -> bool:
-    """Return whether a statement of an identity policy speaks of the request."""
+    """Return whether a statement of an identity policy applies to the request."""
     unknown = statement.keys() - {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
-    assert not unknown, f"no rule for {unknown}"
+    assert not unknown, f"cannot evaluate {unknown}"
     actions, resources = (as_list(statement.get(key, statement.get(f"Not{key}"))) for key in ("Action", "Resource"))
     if any(matches(request.action.lower(), action.lower()) for action in actions) is not ("Action" in statement):
         return False
-    meant = any(matches(request.resource, resource) for resource in _known(resources, request))
-    return meant is ("Resource" in statement) and all(
+    listed = any(matches(request.resource, resource) for resource in _known(resources, request))
+    return listed is ("Resource" in statement) and all(
         _condition_holds(operator, key, list(_known(as_list(wanted), request)), request.values(key))
         for operator, keys in statement.get("Condition", {}).items()
         for key, wanted in keys.items()
@@ -71,7 +71,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def matches(text: str, pattern: str) -> bool:
-    """Return whether a pattern matches: `*` stands for any characters, `?` for one, all else for itself."""
+    """Return whether a pattern with `*` (any characters) and `?` (one character) matches."""
     return _expression(pattern).fullmatch(text) is not None
 
 
@@ -81,7 +81,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _known(values: Iterable[Any], request: Request) -> Iterator[str]:
-    """Return `values` with their policy variables put in; what names a key that the request lacks matches nothing."""
+    """Yield `values` with policy variables replaced. Values that refer to a missing key match nothing, and are omitted."""
     for value in map(str, values):
         parts = re.split(r"\$\{([^}]+)\}", value)
         found = [request.values(key) for key in parts[1::2]]
@@ -91,7 +91,7 @@ def _known(values: Iterable[Any], request: Request) -> Iterator[str]:
 
 
 def _arn_matches(text: str, pattern: str) -> bool:
-    """Match ARNs part by part: a wildcard does not reach over a colon, except in the sixth part, the rest."""
+    """Match ARNs part by part: a wildcard does not match a colon, except in the sixth and last part."""
     texts, patterns = text.split(":", 5), pattern.split(":", 5)
     return len(texts) == len(patterns) and all(map(matches, texts, patterns))
 
@@ -115,16 +115,16 @@ _NEGATIONS = {
 
 def _condition_holds(operator: str, key: str, wanted: Sequence[Any], values: Sequence[str] | None) -> bool:
     quantifier, _, plain = operator.rpartition(":")
-    assert quantifier in ("", "ForAllValues", "ForAnyValue"), f"no rule for {operator}"
+    assert quantifier in ("", "ForAllValues", "ForAnyValue"), f"cannot evaluate {operator}"
     if plain == "Null":
         return any((values is None) is (str(word).lower() == "true") for word in wanted)
     name = plain.removesuffix("IfExists")
     negated = name in _NEGATIONS
     compare = _COMPARISONS.get(_NEGATIONS.get(name, name))
-    assert compare is not None, f"no rule for {operator} of {key}"
+    assert compare is not None, f"cannot evaluate {operator} for {key}"
     if not values:
-        # The operators that negate hold where the key is missing, the others do not; over all of no values, any holds.
+        # If the key is missing, negated operators hold and others do not; ForAllValues holds for no values.
         return negated or plain != name or quantifier == "ForAllValues"
-    assert quantifier or len(values) == 1, f"{key} has several values, which {operator} is not for"
+    assert quantifier or len(values) == 1, f"{key} has several values, but {operator} allows one"
     verdicts = [any(compare(value, str(word)) for word in wanted) is not negated for value in values]
     return any(verdicts) if quantifier == "ForAnyValue" else all(verdicts)

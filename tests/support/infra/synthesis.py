@@ -1,4 +1,4 @@
-"""Synthesis for tests, and what they read templates with."""
+"""Synthesis for tests, and functions to read templates."""
 
 import atexit
 import json
@@ -29,17 +29,17 @@ Templates = dict[str, dict[str, Any]]
 
 
 def new_app(directory: Path, **more_context: object) -> cdk.App:
-    """Return an app with the feature flags of cdk.json that synthesises into `directory`."""
+    """Return an app with the feature flags of cdk.json, which synthesises into `directory`."""
     flags = json.loads((ROOT / "cdk.json").read_text())["context"]
     return cdk.App(context={**flags, **more_context}, outdir=str(directory))
 
 
-def synthesise_as_the_cli_does(row: Stage, directory: Path) -> str:
-    """Make the cloud assembly of one stage, and return what `cdk --app` takes in place of a command.
+def synthesise_for_cli(row: Stage, directory: Path) -> str:
+    """Synthesise a stage, and return the assembly's folder for `cdk --app`, which accepts it instead of a command.
 
-    A process that the CLI starts takes four times as long.
+    Running the app in a process of the CLI takes four times as long.
     """
-    # What the CLI adds unless it is told otherwise: without it, each resource would differ from what it deployed.
+    # The CLI's defaults: without them, every resource would differ from a deployment by the CLI.
     app = new_app(directory, **{"aws:cdk:enable-path-metadata": True, "aws:cdk:enable-asset-metadata": True})
     build(app, [row])
     app.synth()
@@ -47,7 +47,7 @@ def synthesise_as_the_cli_does(row: Stage, directory: Path) -> str:
 
 
 def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
-    """Return the templates of `rows`, made as `cdk synth` makes them and put into `directory`."""
+    """Return the templates of `rows`, synthesised into `directory` like `cdk synth` does."""
     app = new_app(directory)
     build(app, rows)
     app.synth()
@@ -56,15 +56,15 @@ def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
 
 @cache
 def templates_of(row: Stage) -> Templates:
-    """Return one stage's templates, made once for all tests with the same settings, which must not change them."""
+    """Return a stage's templates, cached for all tests with the same settings. Do not modify them."""
     return synthesise([row], _folder(row.name))
 
 
 @cache
 def _folder(_stage: str) -> Path:
-    """Return a folder in which each synthesis of a stage of this name takes the place of the one before.
+    """Return a folder that every synthesis of a stage with this name overwrites.
 
-    The sources that are an asset of each stage are hashed and copied to it once: that takes half as long as all else.
+    So the sources, an asset of every stage, are hashed and copied only once, which takes half as long as the rest.
     """
     folder = Path(mkdtemp())
     atexit.register(shutil.rmtree, folder)
@@ -73,7 +73,7 @@ def _folder(_stage: str) -> Path:
 
 @cache
 def up_to(stack: str, row: Stage) -> Templates:
-    """Return one stack of a stage, and those that it builds on: a fourth of the time of all. No rule looks at them."""
+    """Return a stack and those it builds on, in a quarter of the time of all stacks. Rules are not checked."""
     directory = _folder(row.name)
     app = new_app(directory)
     scope = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
@@ -94,7 +94,7 @@ def up_to(stack: str, row: Stage) -> Templates:
 
 
 def stacks_of(row: Stage) -> Templates:
-    """Return the same, keyed by the stacks' names alone."""
+    """Return a stage's templates by stack name."""
     return {path.split("/")[1]: template for path, template in templates_of(row).items()}
 
 
@@ -117,7 +117,7 @@ def resources(template: dict[str, Any], resource_type: str) -> dict[str, dict[st
 
 
 def imports(value: Any) -> set[str]:
-    """Return the names of all exports that a template imports."""
+    """Return the names of the exports that a template imports."""
     if isinstance(value, dict):
         direct = {str(value["Fn::ImportValue"])} if "Fn::ImportValue" in value else set()
         return direct.union(*map(imports, value.values()))
@@ -125,14 +125,14 @@ def imports(value: Any) -> set[str]:
 
 
 def only(template: dict[str, Any], resource_type: str) -> dict[str, Any]:
-    """Return the properties of the one resource of a type."""
+    """Return the properties of the only resource of a type."""
     found = list(resources(template, resource_type).values())
     assert len(found) == 1, f"{len(found)} resources of type {resource_type}"
     return found[0]
 
 
 def flatten(value: Any) -> str:
-    """Return a template's string with what only CloudFormation knows in angle brackets, as cdk-nag writes it."""
+    """Return a template's string with unresolved references in angle brackets, as cdk-nag writes it."""
     match value:
         case str():
             return value
@@ -148,4 +148,4 @@ def flatten(value: Any) -> str:
             return re.sub(r"\$\{([\w:]+)\}", r"<\1>", str(text))
         case {"Fn::Select": [_, inner]} | {"Fn::Split": [_, inner]}:
             return flatten(inner)
-    raise AssertionError(f"no rule for {value}")
+    raise AssertionError(f"cannot flatten {value}")

@@ -1,4 +1,4 @@
-"""Settings besides those of infra/settings.py that the stacks must hold for: one row a corner."""
+"""Settings with unusual values, in addition to infra/settings.py, for which the stacks must work."""
 
 from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 
@@ -38,7 +38,7 @@ ALL = Stage(
     deploy_from=_CI,
     termination_protection=True,
 )
-"""Everything that can be asked for, in a VPC of its own."""
+"""A stage with every feature, in its own VPC."""
 
 EXISTING_VPC = Stage(
     name="existing",
@@ -55,7 +55,7 @@ EXISTING_VPC = Stage(
     permissions_boundary="organisation-boundary",
     alerts=_ALERTS,
 )
-"""What an organisation with a network and a boundary of its own would write."""
+"""A stage of an organisation with an existing network and permissions boundary."""
 
 NO_WAY_OUT = Stage(
     name="closed",
@@ -66,7 +66,7 @@ NO_WAY_OUT = Stage(
     vpc_cidr="172.20.0.0/16",
     bootstrap_qualifier="closed1",
 )
-"""No NAT: jobs reach AWS and nothing else; addresses and a bootstrap that an organisation has assigned."""
+"""No NAT, so jobs reach only AWS; with an organisation's address range and bootstrap."""
 
 CUDA = tuple(
     Stage(

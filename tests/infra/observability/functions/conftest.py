@@ -1,4 +1,4 @@
-"""Handlers as Lambda calls them, in this process, against the emulator with queues and jobs of the tests' own."""
+"""Handlers, called like Lambda does, in this process, on the emulator with the tests' own queues and jobs."""
 
 import json
 import uuid
@@ -28,11 +28,11 @@ CONTAINER = {
 
 RECLAIMED = {"statusReason": "Host EC2 (instance i-0123456789abcdef0) terminated."}
 EXITED = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": INTERRUPTED_EXIT_CODE}]}]}
-"""How Batch shows an attempt whose container ended in time before its instance did."""
+"""An attempt in DescribeJobs whose container exited before its instance ended."""
 OWN_FAULT = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": 1}]}]}
 TIMED_OUT = {**EXITED, "statusReason": "Job attempt duration exceeded timeout"}
 
-WORDS = {
+RECLAIM_ENVIRONMENT = {
     "RECLAIMS_BEFORE_ON_DEMAND": "2",
     "ON_DEMAND_NODES": "4",
     "RECLAIM_REASON": RECLAIM_REASON,
@@ -40,12 +40,12 @@ WORDS = {
     "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
     "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
 }
-"""What the stack hands over to the functions that look at reclaims; two of them are one too many."""
+"""Environment that the stack sets for functions that recognise reclaims; a job moves at its second reclaim."""
 
 
 @dataclass(frozen=True)
 class Inbox:
-    """A queue that is subscribed to a topic."""
+    """A queue with a subscription to a topic."""
 
     topic: str
     queue: str
@@ -63,7 +63,7 @@ class Inbox:
 
 @dataclass(frozen=True)
 class World:
-    """Two queues, published as a team's own, a bucket, and a job definition in the shape of the stacks'."""
+    """A team's two published queues, a bucket, and a job definition like the stacks'."""
 
     aws: Emulator
     spot: str
@@ -77,13 +77,13 @@ class World:
         return self.aws.client("batch")
 
     def submit(self, *command: str, team: str = "research", **more: Any) -> str:
-        """Submit a job, whose name is a run's id; return the job's id."""
+        """Submit a job named like a run's id. Return the job's id."""
         run_id = f"probe-20260131-120000-{uuid.uuid4().hex[:4]}"
-        said = [
+        environment = [
             {"name": "TRAINYARD_RUN_URI", "value": f"s3://{self.bucket}/{team}/{run_id}/"},
             {"name": "TRAINYARD_ACCELERATOR", "value": "auto"},
         ]
-        container = {"name": "main", "command": list(command), "environment": said}
+        container = {"name": "main", "command": list(command), "environment": environment}
         request = {
             "jobName": run_id,
             "jobQueue": self.spot,
@@ -106,18 +106,18 @@ class World:
         return wait_until(lambda: self.job(job_id), lambda job: job["status"] in states)
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """Return all jobs of a name in the On-Demand queue."""
+        """Return all jobs with this name in the On-Demand queue."""
         filters = [{"name": "JOB_NAME", "values": [name]}]
         return list(self.batch.list_jobs(jobQueue=self.on_demand, filters=filters)["jobSummaryList"])
 
     def reclaim(self, job_id: str) -> dict[str, Any]:
-        """Take a running job's instance away; return the job once it waits or runs again, or has ended."""
+        """Reclaim a running job's instance. Return the job once it waits, runs again, or has ended."""
         before = len(self.reached(job_id, "RUNNING")["attempts"])
         self.aws.reclaim(job_id)
         return wait_until(lambda: self.job(job_id), lambda job: len(job["attempts"]) > before)
 
     def event(self, job_id: str, **detail: Any) -> dict[str, Any]:
-        """Return a 'Batch Job State Change' as the user guide documents it, of the job as it is."""
+        """Return a 'Batch Job State Change' event, as in the user guide, for the current state of the job."""
         return {
             "detail-type": "Batch Job State Change",
             "source": "aws.batch",
@@ -131,7 +131,7 @@ def _endpoint(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials that it was made with
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials from its creation
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A sweep with no point left starts no further worker; a reclaimed worker keeps its point."""
+"""A sweep without points left starts no more workers; a reclaimed worker keeps its point."""
 
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,20 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("SUCCEEDED", 0, True),
         ("FAILED", SWEEP_OVER_EXIT_CODE, True),
-        ("FAILED", 1, False),  # it could not read the points, say: another worker may
+        ("FAILED", 1, False),  # for example, it could not read the points; another worker may
         ("FAILED", INTERRUPTED_EXIT_CODE, False),
         ("RUNNABLE", 0, False),
     ],
 )
-def test_a_worker_that_found_no_point_is_told_by_its_exit_code(status: str, code: int, *, expected: bool) -> None:
+def test_the_exit_code_identifies_a_worker_without_a_point(status: str, code: int, *, expected: bool) -> None:
     child: dict[str, Any] = {"status": status, "attempts": [{"container": {"exitCode": code}}]}
     assert found_no_point(child, SWEEP_OVER_EXIT_CODE) is expected
 
 
-def test_workers_that_never_started_are_cancelled_when_one_has_found_no_point(
+def test_waiting_workers_are_cancelled_once_no_point_is_left(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a sweep of four workers, two of which run; then there is room for none, and one of the two is reclaimed
+    # GIVEN a sweep with four workers, two of which run; then no capacity is left, and one of the two is reclaimed
     allow(world, vcpus=2 * 96)
     script = f"while test ! -e {tmp_path}/go; do sleep 0.1; done"
     parent = world.submit("sh", "-c", script, arrayProperties={"size": 4}, tags={**TAGS, SWEEP_TAG: "3"})
@@ -50,7 +50,7 @@ def test_workers_that_never_started_are_cancelled_when_one_has_found_no_point(
     allow(world, vcpus=0)
     world.reclaim(children[1])
 
-    # WHEN the other one ends well, and not before, nor for another stage's function
+    # WHEN the other worker succeeds, and not earlier, and not by another stage's function
     handler(world.event(children[0]), None)
     (tmp_path / "go").touch()
     world.reached(children[0], "SUCCEEDED")
@@ -60,12 +60,12 @@ def test_workers_that_never_started_are_cancelled_when_one_has_found_no_point(
     monkeypatch.setenv("STAGE", "test")
     handler(world.event(children[0]), None)
 
-    # THEN the two that never started are cancelled, and the reclaimed one waits, runs, and makes the sweep a success
+    # THEN the two waiting workers are cancelled, and the reclaimed worker runs again and completes the sweep
     assert [world.job(child)["status"] for child in children] == ["SUCCEEDED", "RUNNABLE", "FAILED", "FAILED"]
     assert world.job(children[3])["statusReason"] == NO_POINT_LEFT_REASON
     allow(world, vcpus=2 * 96)
     detail = world.reached(parent, "SUCCEEDED", "FAILED")
-    assert detail["status"] == "FAILED", "as Batch has it of each array with a cancelled child"
+    assert detail["status"] == "FAILED", "the state of any array with a cancelled child"
     job = job_from(detail, [world.job(child) for child in children], queue_names={})
     assert (job.state, job.reason, job.nodes) == ("SUCCEEDED", "", {"SUCCEEDED": 2})
 

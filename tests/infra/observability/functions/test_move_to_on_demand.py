@@ -1,4 +1,4 @@
-"""A job that Spot keeps taking away goes on On-Demand: once, and never beside itself."""
+"""A job that Spot keeps reclaiming continues On-Demand: exactly once, and never twice at the same time."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,14 @@ from infra.observability.functions.move_to_on_demand import (
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
-from tests.infra.observability.functions.conftest import EXITED, OWN_FAULT, RECLAIMED, TIMED_OUT, WORDS, World
+from tests.infra.observability.functions.conftest import (
+    EXITED,
+    OWN_FAULT,
+    RECLAIM_ENVIRONMENT,
+    RECLAIMED,
+    TIMED_OUT,
+    World,
+)
 
 RULES = Rules(
     run_bucket="runs",
@@ -62,19 +69,19 @@ JOB: dict[str, Any] = {
         ]
     },
 }
-GANG = {
+ARRAY = {
     **JOB,
     "isTerminated": False,
     "status": "PENDING",
     "arrayProperties": {"size": 2},
     "statusReason": "Array Child",
 }
-MOVED = f"{MOVED_REASON} for want of Spot capacity: goes on as …"
+MOVED = f"{MOVED_REASON} for lack of Spot capacity: continues as …"
 TIMEOUT = TIMED_OUT["statusReason"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted"),
+    ("changes", "expected"),
     [
         ({"status": "RUNNABLE"}, None),
         ({"status": "RUNNABLE", "reclaims": 2}, Terminate),
@@ -91,7 +98,7 @@ TIMEOUT = TIMED_OUT["statusReason"]
         ({"status": "FAILED", "statusReason": TIMEOUT, "reclaims": 2, "last": TIMED_OUT}, None),
         ({"status": "FAILED", "statusReason": TIMEOUT, "reclaims": 2, "last": EXITED}, None),
         ({"status": "RUNNABLE", "reclaims": 1, "last": TIMED_OUT}, None),
-        # Its owner cancels it, however its container exits.
+        # The owner cancelled the job, whatever its container's exit code.
         ({"status": "FAILED", "statusReason": "not needed", "reclaims": 1, "last": EXITED}, None),
         ({"status": "FAILED", "statusReason": RECLAIMED["statusReason"], "reclaims": 1}, None),
         ({"status": "FAILED", "statusReason": RECLAIMED["statusReason"], "reclaims": 2}, Resubmit),
@@ -99,15 +106,15 @@ TIMEOUT = TIMED_OUT["statusReason"]
         ({"status": "FAILED", "statusReason": MOVED, "jobQueue": "on-demand"}, None),
     ],
 )
-def test_what_is_done_follows_from_the_job_alone(changes: dict[str, Any], wanted: type | None) -> None:
+def test_the_decision_depends_only_on_the_job(changes: dict[str, Any], expected: type | None) -> None:
     reclaims = [RECLAIMED] * changes.get("reclaims", 0)
     last = [changes["last"]] if "last" in changes else []
     job = {**JOB, "attempts": [{"statusReason": EXITED_REASON}, *reclaims, *last], **changes}
-    assert type(decide(job, RULES)) is (wanted or type(None))
+    assert type(decide(job, RULES)) is (expected or type(None))
 
 
 @pytest.mark.parametrize(
-    ("parent", "reasons", "attempts", "wanted"),
+    ("parent", "reasons", "attempts", "expected"),
     [
         ({}, ["", ""], [[EXITED], [RECLAIMED]], None),
         ({}, ["", ""], [[EXITED], [EXITED, RECLAIMED]], Terminate),
@@ -127,45 +134,50 @@ def test_what_is_done_follows_from_the_job_alone(changes: dict[str, Any], wanted
         ),
         ({"status": "FAILED"}, [EXITED_REASON, EXITED_REASON], [[EXITED, EXITED], [EXITED, EXITED]], Resubmit),
         ({"status": "FAILED"}, [EXITED_REASON, EXITED_REASON], [[EXITED, EXITED], [EXITED, OWN_FAULT]], None),
-        ({"arrayProperties": {"size": 5}}, ["", ""], [[EXITED], [EXITED, EXITED]], None),  # more than there may be
-        # Workers of a sweep run on without one that is taken away.
+        (
+            {"arrayProperties": {"size": 5}},
+            ["", ""],
+            [[EXITED], [EXITED, EXITED]],
+            None,
+        ),  # more nodes than On-Demand allows
+        # Workers of a sweep continue without a reclaimed one.
         ({"tags": {**JOB["tags"], SWEEP_TAG: "9"}}, ["", ""], [[EXITED], [EXITED, RECLAIMED]], None),
     ],
 )
-def test_what_is_done_with_several_nodes_follows_from_all_of_them(
-    parent: dict[str, Any], reasons: list[str], attempts: list[list[dict[str, Any]]], wanted: type | None
+def test_the_decision_for_an_array_depends_on_all_children(
+    parent: dict[str, Any], reasons: list[str], attempts: list[list[dict[str, Any]]], expected: type | None
 ) -> None:
     children = [
         {"status": "FAILED" if reason else "RUNNING", "statusReason": reason, "attempts": of_child}
         for reason, of_child in zip(reasons, attempts, strict=True)
     ]
-    assert type(decide(with_children({**GANG, **parent}, children, RULES), RULES)) is (wanted or type(None))
+    assert type(decide(with_children({**ARRAY, **parent}, children, RULES), RULES)) is (expected or type(None))
 
 
 @pytest.mark.parametrize(
     ("reason", "why"),
-    [(SPOT_WAITED_TOO_LONG, "for want of Spot capacity"), (f"{MOVED_REASON} after 2 reclaims: …", "after 2 reclaims")],
+    [(SPOT_WAITED_TOO_LONG, "for lack of Spot capacity"), (f"{MOVED_REASON} after 2 reclaims: …", "after 2 reclaims")],
 )
-def test_what_a_job_was_given_by_aws_is_not_given_again(reason: str, why: str) -> None:
+def test_values_that_aws_added_are_not_resubmitted(reason: str, why: str) -> None:
     decision = decide({**JOB, "status": "FAILED", "statusReason": reason}, RULES)
     assert isinstance(decision, Resubmit)
     assert decision.request["tags"] == {"trainyard:team": "research", "trainyard:moved": why}
     [task] = decision.request["ecsPropertiesOverride"]["taskProperties"]
     assert [item["name"] for item in task["containers"][0]["environment"]] == ["TRAINYARD_RUN_URI"]
-    # Its budget counts at the other price from here on.
+    # From now on, its budget counts at the On-Demand price.
     assert task["containers"][0]["command"] == ["launch", "--capacity=on-demand"]
 
 
-def test_a_team_cannot_have_a_claim_written_among_another_teams_files() -> None:
-    # A job says of itself that it writes among product's runs, in a bucket of its choice.
+def test_a_claim_is_always_among_the_teams_own_files() -> None:
+    # The job's environment claims a run of team product, in another bucket.
     assert claim_key(JOB) == "research/a-run/moves/0f0f.json"
 
 
 @pytest.fixture
 def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
-    """The rules as the stack hands them over."""
-    given = {"RUN_BUCKET": world.bucket, "PARAMETER_PATH": world.parameter_path, "MOVED_REASON": MOVED_REASON}
-    for name, value in {**WORDS, **given, "MOVED_TAG": MOVED_TAG}.items():
+    """The rules from the environment that the stack sets."""
+    more = {"RUN_BUCKET": world.bucket, "PARAMETER_PATH": world.parameter_path, "MOVED_REASON": MOVED_REASON}
+    for name, value in {**RECLAIM_ENVIRONMENT, **more, "MOVED_TAG": MOVED_TAG}.items():
         monkeypatch.setenv(name, value)
     return Rules.from_environment()
 
@@ -178,7 +190,7 @@ def claim_of(world: World, job: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("rules")
-def test_after_the_last_reclaim_that_is_allowed_the_same_job_runs_on_demand_once(world: World) -> None:
+def test_after_too_many_reclaims_the_job_runs_on_demand_once(world: World) -> None:
     job_id = world.submit("sh", "-c", "sleep 600", "launch", "--capacity=spot", "--max-usd=5")
     world.reclaim(job_id)
     handler(world.event(job_id), None)
@@ -186,7 +198,9 @@ def test_after_the_last_reclaim_that_is_allowed_the_same_job_runs_on_demand_once
     world.reclaim(job_id)
     handler(world.event(job_id), None)
     ended = world.reached(job_id, "FAILED")
-    assert ended["statusReason"].startswith("moved to On-Demand after 2 reclaims: goes on as the job of the same name")
+    assert ended["statusReason"].startswith(
+        "moved to On-Demand after 2 reclaims: continues as the job of the same name"
+    )
     assert world.named(ended["jobName"]) == [], "the first job must have ended before there is a second"
 
     event = world.event(job_id)
@@ -207,34 +221,34 @@ def test_after_the_last_reclaim_that_is_allowed_the_same_job_runs_on_demand_once
     successor = world.reached(found["jobId"], "RUNNING")
     assert successor["jobQueue"] == world.on_demand
     assert successor["tags"] == {**ended["tags"], "trainyard:moved": "after 2 reclaims"}
-    for same in (
+    for key in (
         *("jobName", "jobDefinition", "retryStrategy", "timeout", "shareIdentifier"),
         *("schedulingPriority", "propagateTags", "parameters"),
     ):
-        assert successor[same] == ended[same], same
-    [was], [is_] = (
+        assert successor[key] == ended[key], key
+    [old], [new] = (
         [task["containers"][0] for task in job["ecsProperties"]["taskProperties"]] for job in (ended, successor)
     )
-    for same in ("name", "image", "environment", "resourceRequirements"):
-        assert is_[same] == was[same], same
+    for key in ("name", "image", "environment", "resourceRequirements"):
+        assert new[key] == old[key], key
     assert claim_of(world, ended)["successor"] == successor["jobId"]
 
 
 @pytest.mark.usefixtures("rules")
-def test_nodes_that_start_one_by_one_move_together_and_once(world: World) -> None:
-    # GIVEN three nodes of which two are taken away as often as is allowed
+def test_nodes_that_start_one_by_one_move_together_once(world: World) -> None:
+    # GIVEN three nodes, of which two are reclaimed as often as allowed
     parent_id = world.submit("sleep", "600", arrayProperties={"size": 3})
     children = [f"{parent_id}:{index}" for index in range(3)]
     for child in (children[1], children[2], children[1]):
         world.reclaim(child)
         assert not world.job(parent_id)["isTerminated"]
         handler(world.event(child), None)
-    # WHEN the events of all of them come, and those of their parent
+    # WHEN the events of all nodes and of their parent arrive
     ended = world.reached(parent_id, "FAILED")
     for _ in range(2):
         for job_id in (*children, parent_id):
             handler(world.event(job_id), None)
-    # THEN all go on as one, in the same shape
+    # THEN all continue as one job of the same size
     [successor] = world.named(ended["jobName"])
     found = world.job(successor["jobId"])
     assert (found["arrayProperties"]["size"], found["tags"]["trainyard:moved"]) == (3, "after 2 reclaims")
@@ -242,26 +256,27 @@ def test_nodes_that_start_one_by_one_move_together_and_once(world: World) -> Non
 
 
 @pytest.mark.parametrize("submitted", [False, True], ids=["before it submitted", "after it submitted"])
-def test_a_call_that_died_is_taken_over(
+def test_the_claim_of_a_call_that_died_is_taken_over(
     world: World, rules: Rules, monkeypatch: pytest.MonkeyPatch, *, submitted: bool
 ) -> None:
-    # GIVEN a job that has ended to go on elsewhere, and a call that claimed its move and died
+    # GIVEN a job that ended to continue elsewhere, and a call that claimed its move and died
     job_id = world.submit("sleep", "600")
     world.reached(job_id, "RUNNING")
-    world.batch.terminate_job(jobId=job_id, reason=f"{rules.moved_reason} after 2 reclaims: goes on elsewhere")
+    world.batch.terminate_job(jobId=job_id, reason=f"{rules.moved_reason} after 2 reclaims: continues elsewhere")
     ended = world.reached(job_id, "FAILED")
     body = b'{"claimed_at": 0, "successor": null}'
     world.aws.client("s3").put_object(Bucket=world.bucket, Key=claim_key(ended), Body=body)
     decision = decide(ended, rules)
     assert isinstance(decision, Resubmit)
-    there = [world.batch.submit_job(**decision.request)["jobId"]] if submitted else []
-    # WHEN others come, THEN the claim may be in good hands for a while
+    earlier = [world.batch.submit_job(**decision.request)["jobId"]] if submitted else []
+    # WHEN other calls come, THEN they respect the claim for a while
     with pytest.raises(MoveUnderwayError):
         handler(world.event(job_id), None)
     monkeypatch.setattr(move_to_on_demand, "CLAIM_SECONDS", -1)
     for _ in range(2):
         handler(world.event(job_id), None)
-    # AND the job is submitted, or found
+    # AND then the job is submitted, unless it already was
     [successor] = world.named(ended["jobName"])
     assert claim_of(world, ended)["successor"] == successor["jobId"]
-    assert there in ([], [successor["jobId"]])
+
+    assert earlier in ([], [successor["jobId"]])

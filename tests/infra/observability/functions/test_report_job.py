@@ -1,4 +1,4 @@
-"""Failed jobs and reclaims in words, queues in numbers; and silence about what nobody needs to know."""
+"""Alerts for failed jobs and reclaims, metrics of queues, and no alerts for anything else."""
 
 import json
 from typing import Any
@@ -14,9 +14,9 @@ from jobs.spec.sweep import NO_POINT_LEFT_REASON
 from tests.infra.observability.functions.conftest import (
     EXITED,
     OWN_FAULT,
+    RECLAIM_ENVIRONMENT,
     RECLAIMED,
     TIMED_OUT,
-    WORDS,
     Inbox,
     World,
 )
@@ -50,20 +50,20 @@ LOST, TIMEOUT = RECLAIMED["statusReason"], TIMED_OUT["statusReason"]
     [
         ("FAILED", "Essential container in task exited", [OWN_FAULT], {}, True),
         ("FAILED", LOST, [RECLAIMED], {}, True),
-        ("FAILED", LOST, [RECLAIMED, RECLAIMED], {}, False),  # goes on On-Demand
-        ("FAILED", EXITED_REASON, [EXITED, EXITED], {}, False),  # so does this
+        ("FAILED", LOST, [RECLAIMED, RECLAIMED], {}, False),  # continues On-Demand
+        ("FAILED", EXITED_REASON, [EXITED, EXITED], {}, False),  # also continues On-Demand
         ("FAILED", EXITED_REASON, [EXITED], {}, True),
         ("FAILED", EXITED_REASON, [EXITED, EXITED, OWN_FAULT], {}, True),
         ("FAILED", EXITED_REASON, [EXITED, EXITED], {"jobQueue": "on-demand"}, True),
         ("FAILED", TIMEOUT, [RECLAIMED, RECLAIMED, TIMED_OUT], {}, True),
-        ("FAILED", SPOT_WAITED_TOO_LONG, [], {"isCancelled": True}, False),  # so does this
+        ("FAILED", SPOT_WAITED_TOO_LONG, [], {"isCancelled": True}, False),  # also continues On-Demand
         ("FAILED", SPOT_WAITED_TOO_LONG, [], {"isCancelled": True, "jobQueue": "alone"}, True),
         ("FAILED", "Canceled by JobStateTimeLimit action due to reason: MISCONFIGURATION:…", [], {}, True),
         ("FAILED", f"{MOVED_REASON} after 2 reclaims: …", [RECLAIMED] * 2, {"isTerminated": True}, False),
         ("FAILED", f"{DUPLICATE_REASON} 1: a lost submission arrived late", [], {"isTerminated": True}, False),
         ("FAILED", "not needed", [], {"isCancelled": True}, False),
         ("FAILED", "not needed", [OWN_FAULT], {"isTerminated": True}, False),
-        # A sweep that Spot has taken away too often goes on nowhere.
+        # A sweep that was reclaimed too often does not continue anywhere.
         ("FAILED", EXITED_REASON, [EXITED, EXITED], {"tags": {SWEEP_TAG: "9"}, "arrayProperties": {"size": 4}}, True),
         ("SUCCEEDED", "", [RECLAIMED], {}, False),
         ("RUNNING", "", [RECLAIMED], {}, False),
@@ -72,18 +72,18 @@ LOST, TIMEOUT = RECLAIMED["statusReason"], TIMED_OUT["statusReason"]
 def test_what_counts_as_failed(
     *, status: str, reason: str, attempts: list[dict[str, Any]], more: dict[str, Any], failed: bool
 ) -> None:
-    said = report({**JOB, "status": status, "statusReason": reason, "attempts": attempts, **more}, RULES)
-    assert (said.failed, bool(said.text)) == (failed, failed)
+    result = report({**JOB, "status": status, "statusReason": reason, "attempts": attempts, **more}, RULES)
+    assert (result.failed, bool(result.text)) == (failed, failed)
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "text"),
     [
         ({"attempts": [RECLAIMED]}, "lost its instance to a Spot reclaim, for the first time; it waits"),
         ({"attempts": [EXITED] * 3}, "lost its instance to a Spot reclaim, for the third time"),
         ({"attempts": [EXITED], "jobQueue": "on-demand"}, ""),
         ({"attempts": [OWN_FAULT]}, ""),
-        # Nodes leave together when one is taken away, and the first says so; workers of a sweep each for themselves.
+        # If a node is reclaimed, all exit and the first is reported; workers of a sweep are reported separately.
         ({"attempts": [EXITED], "arrayProperties": {"index": 0}}, "lost its instance"),
         ({"attempts": [EXITED], "arrayProperties": {"index": 2}}, ""),
         (
@@ -92,29 +92,29 @@ def test_what_counts_as_failed(
         ),
     ],
 )
-def test_a_reclaim_is_told_of_once_the_job_waits_again(more: dict[str, Any], words: str) -> None:
-    said = report({**JOB, "status": "RUNNABLE", **more}, RULES)
-    assert said.reclaimed is bool(words)
-    assert words in said.text
-    assert bool(said.text) is bool(words)
+def test_a_reclaim_is_reported_once_the_job_waits_again(more: dict[str, Any], text: str) -> None:
+    result = report({**JOB, "status": "RUNNABLE", **more}, RULES)
+    assert result.reclaimed is bool(text)
+    assert text in result.text
+    assert bool(result.text) is bool(text)
 
 
-def test_failed_points_of_a_sweep_are_told_once() -> None:
+def test_failed_points_of_a_sweep_are_reported_once() -> None:
     sweep = {**JOB, "status": "FAILED", "tags": {"trainyard:team": "research", SWEEP_TAG: "9"}}
     failed = {"status": "FAILED", "statusReason": EXITED_REASON, "attempts": [OWN_FAULT]}
     assert report({**sweep, **failed, "arrayProperties": {"index": 3}}, RULES) == Report()
-    said = report({**sweep, **failed, "arrayProperties": {"size": 4}}, RULES)
-    assert "tiny of team research (stage test) is a sweep, not all of whose points have succeeded" in said.text
-    assert "Look: trainyard sweep tiny --stage test" in said.text
-    # Waiting workers that were cancelled, since no point was left, make the parent fail, and are no failure.
+    result = report({**sweep, **failed, "arrayProperties": {"size": 4}}, RULES)
+    assert "tiny of team research (stage test) is a sweep whose points did not all succeed" in result.text
+    assert "Next: trainyard sweep tiny --stage test" in result.text
+    # Cancelled waiting workers make the parent FAILED, but do not count as a failure.
     parent = {**sweep, "arrayProperties": {"size": 3}, "statusReason": "Array Child Job failed"}
-    well: dict[str, Any] = {"status": "SUCCEEDED", "attempts": [{"container": {"exitCode": 0}}]}
-    needless: dict[str, Any] = {"status": "FAILED", "statusReason": NO_POINT_LEFT_REASON, "attempts": []}
-    for children, has_failed in (([well, needless, needless], False), ([needless, failed, well], True)):
+    succeeded: dict[str, Any] = {"status": "SUCCEEDED", "attempts": [{"container": {"exitCode": 0}}]}
+    cancelled: dict[str, Any] = {"status": "FAILED", "statusReason": NO_POINT_LEFT_REASON, "attempts": []}
+    for children, has_failed in (([succeeded, cancelled, cancelled], False), ([cancelled, failed, succeeded], True)):
         assert report(with_children(parent, children, RULES), RULES).failed is has_failed
 
 
-def test_each_number_is_of_a_queue_and_failures_are_of_all_as_well() -> None:
+def test_metrics_are_per_queue_and_failures_also_in_total() -> None:
     line = metrics(
         "spot@research", [{"status": "RUNNABLE"}, {"status": "RUNNING"}], Report(failed=True), "trainyard/test"
     )
@@ -131,7 +131,7 @@ def test_each_number_is_of_a_queue_and_failures_are_of_all_as_well() -> None:
 @pytest.fixture
 def _environment(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
-        **WORDS,
+        **RECLAIM_ENVIRONMENT,
         "STAGE": "test",
         "TOPIC_ARN": inbox.topic,
         "METRIC_NAMESPACE": "trainyard/test",
@@ -143,33 +143,34 @@ def _environment(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("_environment")
-def test_nodes_that_start_one_by_one_are_told_of_as_one_and_counted_each(
+def test_nodes_of_an_array_are_reported_together(
     world: World, inbox: Inbox, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def numbers() -> dict[str, Any]:
+
+    def logged() -> dict[str, Any]:
         found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         return found
 
-    # GIVEN three nodes, and the reclaim of one, at which all have gone
+    # GIVEN three nodes, all of which exited when one was reclaimed
     script = f"[ $AWS_BATCH_JOB_ATTEMPT = 1 ] && exit {INTERRUPTED_EXIT_CODE}; sleep 600"
     parent_id = world.submit("sh", "-c", script, arrayProperties={"size": 3})
     children = [f"{parent_id}:{index}" for index in range(3)]
     wait_until(lambda: [world.job(child) for child in children], lambda jobs: all(job["attempts"] for job in jobs))
-    # WHEN all wait again; by now they may run, the event is of the moment when they did not
+    # WHEN all wait again (by now they may run, but the event is from before)
     for child in children:
         handler(world.event(child, status="RUNNABLE"), None)
     [message] = inbox.read()
     assert "(stage test) lost its instance to a Spot reclaim, for the first time" in message
-    # THEN none of them waits, but a job that depends on them does
+    # THEN none of them is counted as waiting, but a job that depends on them is
     for child in children:
         world.reached(child, "RUNNING")
     waiting = world.submit("true", dependsOn=[{"jobId": parent_id}])
     world.reached(waiting, "PENDING")
     handler(world.event(parent_id), None)
-    line = numbers()
+    line = logged()
     assert (line["Queue"], line["QueueDepth"], line["Reclaims"]) == ("spot@research", 1, 0)
-    # AND their end is one
-    world.batch.terminate_job(jobId=children[1], reason="a fault")
+    # AND their failure is reported once
+    world.batch.terminate_job(jobId=children[1], reason="an error")
     for child in (children[0], children[2]):
         world.batch.terminate_job(jobId=child, reason="changed my mind")
     world.reached(parent_id, "FAILED")
@@ -178,8 +179,8 @@ def test_nodes_that_start_one_by_one_are_told_of_as_one_and_counted_each(
     [message] = inbox.read()
     run = world.job(parent_id)["jobName"]
     assert message.startswith(f"{run} of team research (stage test) failed in attempt 2: ")
-    assert message.endswith(f"Look: trainyard logs {run} --stage test")
-    assert numbers()["FailedJobs"] == 1
-    # AND a queue that is not the stage's is nobody's business
+    assert message.endswith(f"Next: trainyard logs {run} --stage test")
+    assert logged()["FailedJobs"] == 1
+    # AND events of another stage's queue are ignored
     handler(world.event(parent_id, jobQueue="arn:aws:batch:us-east-1:123456789012:job-queue/other"), None)
     assert (inbox.read(), capsys.readouterr().out) == ([], "")

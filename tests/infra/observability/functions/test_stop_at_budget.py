@@ -1,4 +1,4 @@
-"""A budget that is used up stops what is new and lets run what runs; the next month, or a raised budget, ends that."""
+"""A used-up budget stops new jobs but not running ones, until the next month or a higher budget."""
 
 import json
 import uuid
@@ -34,21 +34,21 @@ DEPLOYED: dict[str, Any] = {
 
 
 def used_up(topic: str) -> dict[str, Any]:
-    """Return a budget's notification as SNS hands it on; its words are for people and are not read."""
+    """Return a budget's notification in SNS's format. The function does not read its text."""
     return {"Records": [{"EventSource": "aws:sns", "Sns": {"TopicArn": topic, "Message": "AWS Budget Notification …"}}]}
 
 
 @dataclass(frozen=True)
 class StoppedStage:
-    """A stage of the test's own: its name is on the environments and queues of its world."""
+    """A new stage, whose name is in the tags of its environments and queues."""
 
     world: World
     name: str
     role: str
-    """Of the people of team research."""
+    """Member role of team research."""
 
     def deploy(self, **usd: float) -> None:
-        """Write the parameters of a deployment, with the budgets that are given, and tell the function of it."""
+        """Write the parameters of a deployment with these budgets, and call the function with its event."""
         ssm = self.world.aws.client("ssm")
         ssm.delete_parameters(Names=[self.path(name) for name in (STAGE_BUDGET, f"{TEAM_BUDGETS}research")])
         topics = {STAGE_BUDGET: STAGE_TOPIC, f"{TEAM_BUDGETS}research": TEAM_TOPIC}
@@ -58,7 +58,7 @@ class StoppedStage:
                 name: json.dumps({"limit_usd": limit, "topic": topics[name]}) for name, limit in limits.items() if limit
             },
             member_role_parameter("research"): f"arn:aws:iam::123456789012:role/{self.role}",
-            # More than Systems Manager shows at once.
+            # More than one page of results
             **{job_definition_parameter("research", f"kind-{number}"): "arn" for number in range(12)},
         }.items():
             ssm.put_parameter(Name=self.path(name), Value=value, Type="String", Overwrite=True)
@@ -95,13 +95,13 @@ class StoppedStage:
 def stage(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> StoppedStage:
     name, role = f"s{uuid.uuid4().hex[:8]}", f"members-{uuid.uuid4().hex[:8]}"
     world.aws.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument="{}")
-    made = StoppedStage(world, name, role)
-    for arn in (*(item["computeEnvironmentArn"] for item in made.environments), world.spot, world.on_demand):
+    stage = StoppedStage(world, name, role)
+    for arn in (*(item["computeEnvironmentArn"] for item in stage.environments), world.spot, world.on_demand):
         world.batch.tag_resource(resourceArn=arn, tags={"trainyard:stage": name})
-    for variable, value in {"STAGE": name, "TOPIC_ARN": inbox.topic, "PARAMETER_PATH": made.path("")}.items():
+    for variable, value in {"STAGE": name, "TOPIC_ARN": inbox.topic, "PARAMETER_PATH": stage.path("")}.items():
         monkeypatch.setenv(variable, value)
-    made.deploy(stage=1000, team=100)
-    return made
+    stage.deploy(stage=1000, team=100)
+    return stage
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def month_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(stop_at_budget, "datetime", NextMonth)
 
 
-def test_a_stage_that_has_used_up_its_budget_starts_nothing_new_and_lets_run_what_runs(
+def test_a_stage_over_budget_starts_nothing_but_jobs_keep_running(
     world: World, stage: StoppedStage, inbox: Inbox
 ) -> None:
     running = world.submit("sleep", "600")
@@ -130,18 +130,18 @@ def test_a_stage_that_has_used_up_its_budget_starts_nothing_new_and_lets_run_wha
     first, again = inbox.read()
     assert f"{stage.name} has used up its budget of 1000 USD: 2 compute environments were disabled." in first
     assert "0 compute environments" in again
-    # A deployment that enables again what a budget stopped does not last.
+    # If a deployment enables stopped environments, they are disabled again.
     for environment in stage.environments:
         world.batch.update_compute_environment(computeEnvironment=environment["computeEnvironmentArn"], state="ENABLED")
     stage.deploy(stage=1000, team=100)
     assert stage.states == {"DISABLED"}
-    # One that raises the budget ends the stop.
+    # A deployment with a higher budget ends the stop.
     stage.deploy(stage=2000, team=100)
     assert (stage.states, stage.record(STAGE_STOP)) == ({"ENABLED"}, None)
     assert inbox.read() == [f"Stage {stage.name} may start jobs again, with a budget of 2000 USD a month."]
 
 
-def test_a_team_that_has_used_up_its_budget_waits_no_longer_and_submits_nothing(
+def test_a_team_over_budget_has_its_waiting_jobs_cancelled(
     world: World, stage: StoppedStage, inbox: Inbox, month_passes: Callable[[], None]
 ) -> None:
     running = [world.submit("sleep", "600") for _ in range(10)]
@@ -166,7 +166,7 @@ def test_a_team_that_has_used_up_its_budget_waits_no_longer_and_submits_nothing(
     [message] = inbox.read()
     assert "research" in message
     assert "has used up its budget of 100 USD: 1 waiting jobs were" in message
-    # A role that comes in another's place is stopped as well; on some other day than the first nothing ends.
+    # A replaced role is stopped as well, and before the next month the stop does not end.
     world.aws.client("iam").untag_role(RoleName=stage.role, TagKeys=[STOP_TAG])
     handler(MONTHLY, None)
     assert stage.stop_tag()
@@ -179,13 +179,13 @@ def test_a_team_that_has_used_up_its_budget_waits_no_longer_and_submits_nothing(
 
 
 def test_a_stop_does_not_outlive_its_budget(stage: StoppedStage, inbox: Inbox) -> None:
-    # GIVEN a team and a stage that have used up their budgets
+    # GIVEN a team and a stage with used-up budgets
     handler(used_up(TEAM_TOPIC), None)
     handler(used_up(STAGE_TOPIC), None)
     inbox.read()
-    # WHEN a deployment takes both budgets away
+    # WHEN a deployment removes both budgets
     stage.deploy()
-    # THEN nothing is stopped any more
+    # THEN nothing is stopped
     assert (stage.states, stage.stop_tag()) == ({"ENABLED"}, None)
     assert stage.record(STAGE_STOP) is stage.record("budget-stop/research") is None
     assert inbox.read() == [
@@ -195,17 +195,17 @@ def test_a_stop_does_not_outlive_its_budget(stage: StoppedStage, inbox: Inbox) -
 
 
 @pytest.mark.parametrize(
-    ("now", "then"),
+    ("now", "expected"),
     [
         ("2026-01-31T23:59:59+00:00", "2026-02-01T00:00:00+00:00"),
         ("2026-12-15T12:00:00+00:00", "2027-01-01T00:00:00+00:00"),
         ("2026-05-01T01:00:00+02:00", "2026-05-01T00:00:00+00:00"),  # still April in UTC
     ],
 )
-def test_a_month_is_one_of_utc(now: str, then: str) -> None:
-    assert next_month(datetime.fromisoformat(now)) == datetime.fromisoformat(then)
+def test_months_are_in_utc(now: str, expected: str) -> None:
+    assert next_month(datetime.fromisoformat(now)) == datetime.fromisoformat(expected)
 
 
-def test_stops_and_roles_are_called_as_the_rest_of_the_stage_calls_them() -> None:
+def test_parameter_names_match_those_of_the_rest_of_the_stage() -> None:
     assert stop_parameter("research") == budget_stop_parameter("research")
     assert member_role_parameter("research") == MEMBER_ROLES + "research"

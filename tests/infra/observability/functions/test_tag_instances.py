@@ -1,4 +1,4 @@
-"""Who uses an instance is told by its tags, so that the bill can be split."""
+"""Instances are tagged with their job's team and run, so that the bill can be split."""
 
 import json
 import uuid
@@ -12,7 +12,7 @@ from tests.support.running_emulator import Emulator
 
 
 def start_instance(aws: Emulator, cluster: str) -> tuple[str, str]:
-    """Start an EC2 instance; return its id and the ARN of the container instance that it is in a cluster."""
+    """Start an EC2 instance in a cluster. Return its id and the ARN of its container instance."""
     image = aws.client("ec2").describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     [instance] = aws.client("ec2").run_instances(ImageId=image, MinCount=1, MaxCount=1)["Instances"]
     document = {"instanceId": instance["InstanceId"], "region": "us-east-1", "accountId": "123456789012"}
@@ -39,20 +39,18 @@ def test_instances_of_several_clusters_are_found_and_tagged(emulator: Emulator) 
     )
 
 
-def test_nodes_have_the_tags_of_their_job_started_one_by_one_or_together(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nodes_of_both_kinds_of_multinode_jobs_are_tagged(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     parent_id = world.submit("sleep", "600", arrayProperties={"size": 2})
     world.reached(f"{parent_id}:1", "RUNNING")
     handler(world.event(f"{parent_id}:1"), None)
     line = json.loads(capsys.readouterr().out)
     assert (line["job"], line["tags"]["trainyard:team"]) == (f"{parent_id}:1", "research")
     container = {**CONTAINER, "command": ["sleep", "600"]}
-    of_all = {"targetNodes": "0:", "ecsProperties": {"taskProperties": [{"containers": [container]}]}}
+    all_nodes = {"targetNodes": "0:", "ecsProperties": {"taskProperties": [{"containers": [container]}]}}
     definition = world.batch.register_job_definition(
         jobDefinitionName=f"nodes-{uuid.uuid4().hex[:8]}",
         type="multinode",
-        nodeProperties={"numNodes": 3, "mainNode": 0, "nodeRangeProperties": [of_all]},
+        nodeProperties={"numNodes": 3, "mainNode": 0, "nodeRangeProperties": [all_nodes]},
     )["jobDefinitionArn"]
     job_id = world.batch.submit_job(
         jobName="nodes", jobQueue=world.on_demand, jobDefinition=definition, shareIdentifier="research"
@@ -63,12 +61,12 @@ def test_nodes_have_the_tags_of_their_job_started_one_by_one_or_together(
 
 
 @pytest.mark.parametrize(
-    ("job", "found"),
+    ("job", "expected"),
     [
         ({}, set()),
         ({"container": {"containerInstanceArn": "a"}}, {"a"}),
         ({"container": {}, "ecsProperties": {"taskProperties": [{"containerInstanceArn": "b"}]}}, {"b"}),
     ],
 )
-def test_either_shape_of_a_job_is_read(job: dict[str, Any], found: set[str]) -> None:
-    assert container_instances([job]) == found
+def test_both_shapes_of_a_job_are_read(job: dict[str, Any], expected: set[str]) -> None:
+    assert container_instances([job]) == expected

@@ -1,4 +1,4 @@
-"""Instances that boot and never join: judged by what EC2 says of them, and ended through the emulator."""
+"""Instances that never join: recognised from EC2's descriptions, and ended on the emulator."""
 
 import json
 import uuid
@@ -19,7 +19,7 @@ from infra.observability.functions.watch_instances import (
     metrics,
     never_joined,
 )
-from jobs.core import stage as contract
+from jobs.core import stage as core_stage
 from tests.infra.observability.functions.conftest import Inbox
 from tests.support.running_emulator import Emulator
 
@@ -55,38 +55,38 @@ def culprits(*instances: Instance, since: datetime | None = None) -> list[str]:
     return [instance.id for instance in never_joined(instances, NOW, since)]
 
 
-def test_one_that_has_not_joined_in_time_is_found_and_one_that_boots_is_not() -> None:
+def test_an_overdue_instance_is_found_but_a_booting_one_is_not() -> None:
     assert culprits(aged(29)) == []
     assert culprits(aged(30)) == ["i-1"]
     assert culprits(aged(300, joined=True)) == []
-    # One of a job of several nodes, which waits for the others, has joined
+    # A multi-node job's instance that waits for the others has joined
     assert culprits(aged(40, id="i-late"), aged(50, joined=True)) == ["i-late"]
 
 
-def test_boots_that_fail_in_a_row_are_found_by_their_number() -> None:
+def test_several_failed_boots_in_a_row_are_found() -> None:
     failed = [gone(25), gone(15), gone(5)]
     assert culprits(*failed[:2], BOOTING) == []
     assert culprits(*failed) == ["i-5", "i-15", "i-25"]
-    # One that works among them, and all is well before it
+    # Boots before one that worked do not count
     assert culprits(*failed, aged(10, joined=True)) == []
-    # Spot is no failure of the boot, and neither is what was found before
+    # Spot reclaims are no boot failures, and earlier findings do not count again
     assert culprits(*failed[:2], gone(5, "Server.SpotInstanceTermination")) == []
     assert culprits(*failed, since=NOW - timedelta(minutes=10)) == []
 
 
-def test_it_is_told_with_the_instances_and_how_they_ended() -> None:
+def test_the_reason_lists_instances_and_how_they_ended() -> None:
     assert explain("trainyard-test-dl1-spot", [aged(31)], RULES) == (
-        "trainyard-test-dl1-spot has started an instance of dl1.24xlarge that never joined it within 30 minutes: "
-        "i-1 (running); the logs of the boot are the streams i-1/ in log group boot-logs"
+        "trainyard-test-dl1-spot started an instance of dl1.24xlarge that did not join its cluster within 30 minutes: "
+        "i-1 (running); boot logs: streams i-1/ in log group boot-logs"
     )
     assert explain("x", [gone(5), gone(15)], RULES) == (
-        "x has started 2 instances of dl1.24xlarge that never joined it before it ended: "
+        "x started 2 instances of dl1.24xlarge that did not join its cluster before they ended: "
         "i-5 (terminated, Client.InstanceInitiatedShutdown), i-15 (terminated, Client.InstanceInitiatedShutdown); "
-        "the logs of the boot are the streams i-5/ in log group boot-logs"
+        "boot logs: streams i-5/ in log group boot-logs"
     )
 
 
-def test_what_runs_is_counted_and_priced_with_a_job_or_without() -> None:
+def test_running_instances_are_counted_and_priced_even_when_idle() -> None:
     spot, on_demand = metrics([BOOTING, aged(90, joined=True), gone(5)], RULES)
     assert (spot["Instances"], spot["RunningNodes"], spot["SpendUsdPerHour"]) == ("dl1.24xlarge spot", 2, 8.0)
     assert (on_demand["RunningNodes"], on_demand["SpendUsdPerHour"]) == (0, 0.0)
@@ -96,7 +96,7 @@ def test_what_runs_is_counted_and_priced_with_a_job_or_without() -> None:
 
 @pytest.fixture
 def stage(emulator: Emulator, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A stage of its own, by its name."""
+    """The name of a new stage."""
     name = f"watch-{uuid.uuid4().hex[:8]}"
     for variable, value in {
         "STAGE": name,
@@ -107,13 +107,13 @@ def stage(emulator: Emulator, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> 
         "PRICES": json.dumps({"m5.large": {"on-demand": 2.0}}),
     }.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(watch_instances, "MINUTES", 0)  # all that has not joined is overdue
+    monkeypatch.setattr(watch_instances, "MINUTES", 0)  # every instance that has not joined is overdue
     return name
 
 
 @pytest.fixture
 def environments(emulator: Emulator, _network: dict[str, Any], stage: str) -> list[str]:
-    """Two environments of the stage, as the compute stack makes them, by the names that their instances have too."""
+    """Two environments of the stage, like the compute stack's; their names are also their instances' Name tags."""
     names = [f"environment-{uuid.uuid4().hex[:8]}" for _ in range(2)]
     for name in names:
         resources = {**_network, "type": "EC2", "tags": {"Name": name, "trainyard:stage": stage}}
@@ -141,7 +141,7 @@ def state_of(aws: Emulator, instance: str) -> str:
     return state
 
 
-def test_one_that_joins_is_left_alone_and_one_that_never_does_ends_with_its_environment(
+def test_an_environment_whose_instances_never_join_is_disabled(
     emulator: Emulator,
     environments: list[str],
     stage: str,
@@ -149,44 +149,46 @@ def test_one_that_joins_is_left_alone_and_one_that_never_does_ends_with_its_envi
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     aws = emulator
-    well, sick = environments
-    # GIVEN one that joins, by ECS's event, one that does not, and one that is nobody's
-    member = launched(aws, Name=well, trainyard_stage=stage)
+    healthy, failing = environments
+    # GIVEN an instance that joins (ECS's event), one that does not, and one that is not the stage's
+    member = launched(aws, Name=healthy, trainyard_stage=stage)
     joined = {"source": "aws.ecs", "detail": {"ec2InstanceId": member, "status": "ACTIVE"}}
     handler(joined, None)
     tags = aws.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [member]}])["Tags"]
     assert JOINED_TAG in {tag["Key"] for tag in tags}
-    stranger = launched(aws, Name=sick)
-    never = launched(aws, Name=sick, trainyard_stage=stage)
+    stranger = launched(aws, Name=failing)
+    never = launched(aws, Name=failing, trainyard_stage=stage)
     capsys.readouterr()
 
-    # WHEN the account's other instances change their state: nothing
+    # WHEN other instances of the account change state, THEN nothing happens
     handler({"source": "aws.ec2", "detail": {"instance-id": stranger, "state": "running"}}, None)
     assert (capsys.readouterr().out, inbox.read()) == ("", [])
 
-    # WHEN the schedule comes
+    # WHEN the schedule calls the function
     handler({"source": "aws.events"}, None)
 
-    # THEN the environment starts no more, what never joined is not paid for any longer, and people are told why
-    described = aws.client("batch").describe_compute_environments(computeEnvironments=[well, sick])
+    # THEN the environment is disabled, the instance that never joined is terminated, and an alert has the reason
+    described = aws.client("batch").describe_compute_environments(computeEnvironments=[healthy, failing])
     states = {item["computeEnvironmentName"]: item["state"] for item in described["computeEnvironments"]}
-    assert states == {well: "ENABLED", sick: "DISABLED"}
+    assert states == {healthy: "ENABLED", failing: "DISABLED"}
     assert [state_of(aws, name) for name in (member, never, stranger)] == ["running", "terminated", "running"]
     [message] = inbox.read()
-    assert f"{sick} has started an instance of m5.large that never joined it within 0 minutes: {never}" in message
+
+    assert f"{failing} started an instance of m5.large that did not join" in message
+    assert f"within 0 minutes: {never}" in message
     assert f"aws logs tail boot-logs --since 1d --log-stream-name-prefix {never}/" in message
-    assert f"update-compute-environment --compute-environment {sick} --state ENABLED" in message
+    assert f"update-compute-environment --compute-environment {failing} --state ENABLED" in message
     [line] = capsys.readouterr().out.splitlines()
     assert (json.loads(line)["RunningNodes"], json.loads(line)["SpendUsdPerHour"]) == (2, 4.0)
-    name = f"/trainyard/{stage}/{NEVER_JOINED}{sick}"
+    name = f"/trainyard/{stage}/{NEVER_JOINED}{failing}"
     assert never in json.loads(aws.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])["reason"]
-    assert f"{contract.NEVER_JOINED}/" == NEVER_JOINED
+    assert f"{core_stage.NEVER_JOINED}/" == NEVER_JOINED
 
-    # AND it says so once; what was is forgotten as soon as an instance joins again
+    # AND it alerts only once, and deletes the record as soon as an instance joins again
     handler({"source": "aws.events"}, None)
     assert inbox.read() == []
-    aws.client("batch").update_compute_environment(computeEnvironment=sick, state="ENABLED")
-    again = launched(aws, Name=sick, trainyard_stage=stage)
+    aws.client("batch").update_compute_environment(computeEnvironment=failing, state="ENABLED")
+    again = launched(aws, Name=failing, trainyard_stage=stage)
     handler({"source": "aws.ecs", "detail": {"ec2InstanceId": again, "status": "ACTIVE"}}, None)
     with pytest.raises(aws.client("ssm").exceptions.ParameterNotFound):
         aws.client("ssm").get_parameter(Name=name)
