@@ -142,7 +142,7 @@ class MachineImageStack(StageStack):
                 parameter=machine_image_parameter(stage, pool),
             )
             if offer:
-                build.image.add_dependency(offer.require(pool, build=build.version))
+                build.image.add_resource_dependency(offer.require(pool, build=build.version))
             ssm.CfnParameter(
                 self,
                 f"Parameter-{pool.id}",

@@ -73,7 +73,7 @@ def test_moves_and_budget_stops_are_optional(templates: Templates) -> None:
     assert not resources(plain, "AWS::Budgets::Budget")
 
 
-def test_the_dashboard_uses_5_minutes_for_levels_1_hour_for_events(templates: Templates) -> None:
+def test_the_dashboards_periods_fit_its_metrics(templates: Templates) -> None:
     (dashboard,) = resources(templates["dev/observability"], "AWS::CloudWatch::Dashboard").values()
     widgets = json.loads(flatten(dashboard["DashboardBody"]))["widgets"]
     shown = [metric for widget in widgets for metric in widget["properties"].get("metrics", []) if len(metric) > 1]

@@ -1,8 +1,8 @@
 """Evaluate IAM policies as documented by AWS, for requests within one account.
 
-An explicit deny wins. Otherwise a request needs an allow in an identity policy, and in the permissions boundary if there
-is one (IAM user guide, "Policy evaluation logic" and "IAM JSON policy elements: Condition operators"). Unknown elements,
-such as operators, raise an error.
+An explicit deny wins. Otherwise a request needs an allow in an identity policy, and in the permissions boundary if
+there is one (IAM user guide, "Policy evaluation logic" and "IAM JSON policy elements: Condition operators"). Unknown
+elements, such as operators, raise an error.
 """
 
 import re
@@ -81,7 +81,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _known(values: Iterable[Any], request: Request) -> Iterator[str]:
-    """Yield `values` with policy variables replaced. Values that refer to a missing key match nothing, and are omitted."""
+    """Yield `values` with policy variables replaced, without values that refer to a missing key."""
     for value in map(str, values):
         parts = re.split(r"\$\{([^}]+)\}", value)
         found = [request.values(key) for key in parts[1::2]]
