@@ -101,9 +101,9 @@ class Topic(sns.Topic):
         if key is None:
             acknowledge(
                 self,
-                "AWS's key for SNS admits none of the services that publish here, and a customer key costs money each "
-                "AWS's key for SNS admits none of the services that publish here, and a key of the stage's own is paid "
-                "for each month: own_kms_key creates one. Messages contain runs and reasons, never data or secrets.",
+                "AWS's key for SNS admits none of the services that publish here, and the stage's own key, which "
+                "own_kms_key creates, costs money. Messages contain runs and reasons, never data or secrets.",
+                "NIST.800.53.R5-SNSEncryptedKMS",
             )
 
 

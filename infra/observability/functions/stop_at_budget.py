@@ -243,7 +243,7 @@ def review(account: Account, rules: Rules, now: datetime) -> None:
             account.allow(role)
         account.delete(stop_parameter(team))
         who = f"Team {team} (stage {rules.stage})" if team else f"Stage {rules.stage}"
-        budget = "without a budget of its own" if limit is None else f"with a budget of {limit:g} USD a month"
+        budget = "without a budget" if limit is None else f"with a budget of {limit:g} USD a month"
         account.alert(f"{who} may start jobs again, {budget}.")
 
 

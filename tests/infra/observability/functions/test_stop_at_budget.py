@@ -189,8 +189,8 @@ def test_a_stop_does_not_outlive_its_budget(stage: StoppedStage, inbox: Inbox) -
     assert (stage.states, stage.stop_tag()) == ({"ENABLED"}, None)
     assert stage.record(STAGE_STOP) is stage.record("budget-stop/research") is None
     assert inbox.read() == [
-        f"Stage {stage.name} may start jobs again, without a budget of its own.",
-        f"Team research (stage {stage.name}) may start jobs again, without a budget of its own.",
+        f"Stage {stage.name} may start jobs again, without a budget.",
+        f"Team research (stage {stage.name}) may start jobs again, without a budget.",
     ]
 
 
