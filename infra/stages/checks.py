@@ -141,10 +141,6 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
         taken[share_identifier(team.name)] = team.name
         if team.share != Team.share and not team.shares_instances:
             yield f"team '{team.name}': share: only affects teams that share instances; also set shares_instances=True"
-    yield from _too_many_queues(stage)
-
-
-def _too_many_queues(stage: Stage) -> Iterator[str]:
     owners = len(stage.instance_owners)
     if stage.queue_count > MAX_QUEUES:
         yield (

@@ -30,7 +30,9 @@ def require(test: Callable[[Any], bool], message: str) -> AfterValidator:
 
     def validate(value: Any) -> Any:
         if not test(value):
-            raise _out_of_limits(message.format(f"{value:g}" if isinstance(value, float) else value))
+            text = message.format(f"{value:g}" if isinstance(value, float) else value)
+            # Escapes surrogates, on which pydantic fails, and control characters of terminals.
+            raise PydanticCustomError(OUT_OF_LIMITS, "{message}", {"message": printable(text)})
         return value
 
     return AfterValidator(validate)
@@ -49,11 +51,6 @@ def matches(pattern: str, description: str) -> AfterValidator:
 def distinct(message: str) -> AfterValidator:
     """Refuse a tuple with duplicates."""
     return require(lambda values: len(set(values)) == len(values), message)
-
-
-def _out_of_limits(message: str) -> PydanticCustomError:
-    """Return the error, with surrogates (pydantic fails on them) and terminal control characters escaped."""
-    return PydanticCustomError(OUT_OF_LIMITS, "{message}", {"message": printable(message)})
 
 
 def _is_private_sixteen(value: str) -> bool:

@@ -107,7 +107,9 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
         # A job that this function or its owner is already terminating is left alone.
         if not (too_many or no_capacity) or stopped_by_someone:
             return None
-        return Terminate(f"{rules.moved_reason} {why}: continues as the job of the same name in {_name(queue)}")
+        return Terminate(
+            f"{rules.moved_reason} {why}: continues as the job of the same name in {queue.rsplit('/', 1)[-1]}"
+        )
     # If the last allowed attempt ends with the reclaim that is one too many, Batch ends the job. Others who end a job
     # (its owner, a timeout) set another reason, whatever the container's exit code.
     ended_by_reclaim = (
@@ -187,10 +189,6 @@ def _container(container: dict[str, Any]) -> dict[str, Any]:
         "environment": [item for item in container["environment"] if not item["name"].startswith("AWS_BATCH")],
         "resourceRequirements": container["resourceRequirements"],
     }
-
-
-def _name(arn: str) -> str:
-    return arn.rsplit("/", 1)[-1]
 
 
 def claim_key(job: dict[str, Any]) -> str:
