@@ -53,7 +53,6 @@ from jobs.core.stage import (
 _KEPT_IMAGES = 50
 """Number of tagged images that a repository keeps. A job definition that names an older one can no longer start."""
 
-
 PROGRAM = ("pyproject.toml", "requirements.txt", "README.md", "LICENSE")
 """Files that `pip install` needs besides the sources to install `trainyard`."""
 

@@ -48,7 +48,6 @@ _REQUESTED_STAGE = "aws:RequestTag/trainyard:stage"
 
 _REQUESTED_TEAM = "aws:RequestTag/trainyard:team"
 
-
 _WRITE = (
     "s3:PutObject",
     "s3:PutObjectTagging",  # checkpoints and caches expire by tag

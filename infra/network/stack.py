@@ -27,7 +27,6 @@ ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
 """SSM parameter: security group of the interface endpoints; other stacks add rules to it. Only present if the stage
 creates endpoints."""
 
-
 LAST_ZONE_NUMBER = 8
 """Highest zone number, at the end of a zone's id, with reserved addresses. AWS's numbers go up to six; the settings
 refuse higher ones."""
