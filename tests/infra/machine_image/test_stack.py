@@ -12,7 +12,7 @@ from infra.machine_image.stack import _CODE, built_pools
 from infra.stages import Stage, Team
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.synthesis import Templates, resources, up_to
-from tests.support.infra.variants import CUDA, NO_WAY_OUT
+from tests.support.infra.variants import CUDA, NO_NAT
 
 PLAIN = Stage(name="test", teams=(Team(name="research"),))
 
@@ -22,7 +22,7 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
 
 
 def test_no_ami_is_built_if_one_is_configured_or_aws_has_one(variants: Templates) -> None:
-    for row in (NO_WAY_OUT, *CUDA):
+    for row in (NO_NAT, *CUDA):
         assert built_pools(row) == []
         assert f"{row.name}/machine-image" not in variants
 

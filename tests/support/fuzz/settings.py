@@ -18,13 +18,13 @@ from jobs.core.instance_types import INSTANCE_TYPES
 from tests.support.fuzz import hostile
 from tests.support.fuzz.findings import Nonsense, Round, collected, draw_each
 from tests.support.infra.synthesis import synthesise
-from tests.support.infra.variants import ALL, EXISTING_VPC, NO_WAY_OUT
+from tests.support.infra.variants import ALL, EXISTING_VPC, NO_NAT
 
 _AT_ONCE = 8
 """Rows that are synthesised together, which takes little more than half of what each alone would."""
 _MOST_TURNS = 20
 
-_ROWS = (ALL, EXISTING_VPC, NO_WAY_OUT, Stage(name="dev", teams=(Team(name="research"), Team(name="product"))))
+_ROWS = (ALL, EXISTING_VPC, NO_NAT, Stage(name="dev", teams=(Team(name="research"), Team(name="product"))))
 
 _PLAUSIBLE: dict[str, Sequence[Any]] = {
     "name": ("a", "dev-2", "abcdefghijklm", "prod"),

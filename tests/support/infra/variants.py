@@ -57,7 +57,7 @@ EXISTING_VPC = Stage(
 )
 """A stage of an organisation with an existing network and permissions boundary."""
 
-NO_WAY_OUT = Stage(
+NO_NAT = Stage(
     name="closed",
     teams=(Team(name="research"),),
     nat_gateways=0,
@@ -81,4 +81,4 @@ CUDA = tuple(
 )
 """CUDA instances with EFA, and without."""
 
-VARIANTS = (ALL, EXISTING_VPC, NO_WAY_OUT, *CUDA)
+VARIANTS = (ALL, EXISTING_VPC, NO_NAT, *CUDA)

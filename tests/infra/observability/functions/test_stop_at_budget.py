@@ -115,9 +115,7 @@ def month_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(stop_at_budget, "datetime", NextMonth)
 
 
-def test_a_stage_over_budget_only_continues_running_jobs(
-    world: World, stage: StoppedStage, inbox: Inbox
-) -> None:
+def test_a_stage_over_budget_only_continues_running_jobs(world: World, stage: StoppedStage, inbox: Inbox) -> None:
     running = world.submit("sleep", "600")
     world.reached(running, "RUNNING")
     handler(used_up(STAGE_TOPIC), None)
