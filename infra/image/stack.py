@@ -60,7 +60,7 @@ _BUILD_SPEC = {
     "version": 0.2,
     "env": {"shell": "bash"},
     "phases": {
-        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.core.releases needs tomllib, new in Python 3.11
+        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.core.images needs tomllib, new in Python 3.11
         "build": {"on-failure": "ABORT", "commands": [Path(__file__).with_name("image_build.sh").read_text()]},
     },
 }
