@@ -1,7 +1,4 @@
-"""Compute environments and job queues. The capacity of an environment is maxvCpus; no instance is started.
-
-Source of limits: AWS Batch user guide, "Service quotas".
-"""
+"""Compute environments and job queues. The capacity of an environment is maxvCpus; no instance is started."""
 
 import copy
 from collections.abc import Mapping

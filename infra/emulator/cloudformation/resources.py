@@ -145,7 +145,7 @@ def _service_errors(operation: str) -> Iterator[None]:
 
 _CONDITIONAL = "conditionalCreateOnlyProperties"
 _REPLACE = "ReplaceComputeEnvironment"
-"""Set by compute environments to false to change conditional properties in place. Other types are replaced."""
+"""Compute environments set this property to false to change conditional properties in place; other types cannot."""
 
 
 def replacing_properties(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
