@@ -44,7 +44,7 @@ class InstanceRole(InlineRole):
     def __init__(
         self, scope: Construct, name: str = "InstanceRole", *, boot_logs: logs.ILogGroup, of: str = "jobs"
     ) -> None:
-        """`boot_logs`: log group of boot logs. `of` completes the description "Instances that run …"."""
+        """Create the role. `boot_logs`: log group of boot logs. `of` completes "Instances that run …"."""
         super().__init__(
             scope,
             name,
@@ -104,7 +104,7 @@ class TeamInstances(Construct):
         endpoint_group_id: str | None,
         file_server_group_id: str | None,
     ) -> None:
-        """`boot_logs`: log group of boot logs.
+        """Create both. `boot_logs`: log group of boot logs.
 
         `endpoint_group_id`: security group of the VPC's interface endpoints; None: the stage creates none.
         `file_server_group_id`: security group of FSx's file servers; None: the stage has no file system.

@@ -86,7 +86,7 @@ class ComputeStack(StageStack):
         storage: StorageStack,
         machine_image: cdk.Stack | None = None,
     ) -> None:
-        """`machine_image`: the stack that builds AMIs, if the settings leave any to it."""
+        """Create the stack. `machine_image`: the stack that builds AMIs, if the settings leave any to it."""
         super().__init__(scope, "compute", stage=stage, description="compute environments and job queues")
         self._network = network
         self._machine_image = machine_image

@@ -30,7 +30,7 @@ class Function(lambda_.Function):
         log_retention_days: int,
         dead_letters: sqs.IQueue | None = None,
     ) -> None:
-        """`dead_letters` receives events on which the function failed three times."""
+        """Create the function. `dead_letters` receives events on which it failed three times."""
         log_group = RetainedLogGroup(scope, f"{name}Log", retention_days=log_retention_days)
         # The log is only useful as long as the function exists; runs have their own logs.
         log_group.apply_removal_policy(RemovalPolicy.DESTROY)

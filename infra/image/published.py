@@ -21,7 +21,7 @@ class PublishedImages:
     """
 
     def __init__(self, stack: StageStack, *, image: StageStack, names: Iterable[str]) -> None:
-        """`names`: images whose repositories `stack` uses."""
+        """Read the published URIs. `names`: images whose repositories `stack` uses."""
         self._stack = stack
         self._stage = stack.stage_row
         self._image = image

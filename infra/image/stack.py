@@ -82,7 +82,7 @@ class ImageBuild(Construct):
         repositories: Mapping[str, ecr.IRepository],
         key: kms.IKey | None,
     ) -> None:
-        """`images`: pairs (image, release) that the project may push."""
+        """Create the project. `images`: pairs (image, release) that the project may push."""
         super().__init__(scope, name)
         source = self._source()
         logs = RetainedLogGroup(self, "Logs", retention_days=stage.log_retention_days)

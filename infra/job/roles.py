@@ -138,7 +138,7 @@ class MemberRole(InlineRole):
         logs: RetainedLogGroup,
         allows_exec: bool,
     ) -> None:
-        """`allows_exec`: whether members may run commands in the containers of running jobs."""
+        """Create the role. `allows_exec`: whether members may run commands in the containers of running jobs."""
         super().__init__(
             stack,
             name,
@@ -324,7 +324,7 @@ class TeamRole(InlineRole):
     """
 
     def __init__(self, scope: Construct, name: str, *, files: TeamFiles, logs: RetainedLogGroup | None) -> None:
-        """`logs`: the jobs' log group, which records what people do in containers. None: people may not enter them."""
+        """Create the role. `logs`: log group for commands that people run in containers. None: they may run none."""
         super().__init__(
             scope,
             name,

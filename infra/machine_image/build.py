@@ -101,7 +101,7 @@ class MachineImageBuild(Construct):
         tags: Mapping[str, str],
         parameter: str,
     ) -> None:
-        """`job_image`: a URI, or `ssm:` and the name of the SSM parameter that holds one.
+        """Create the build. `job_image`: a URI, or `ssm:` and the name of the SSM parameter that holds one.
 
         `parameter`: name of the SSM parameter to which the pipeline writes the ids of its AMIs.
         """

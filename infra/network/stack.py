@@ -41,7 +41,7 @@ class Zone(Construct):
     """
 
     def __init__(self, vpc: ec2.Vpc, *, addresses: str, zone_id: str | None, index: int) -> None:
-        """`addresses`: range of the VPC. `zone_id` None: use the region's zone at `index`."""
+        """Create the subnet. `addresses`: range of the VPC. `zone_id` None: use the region's zone at `index`."""
         name = zone_id or f"zone-{index + 1}"
         super().__init__(vpc.stack, name)
         self._zone_id = zone_id
@@ -104,7 +104,7 @@ class TaskNetwork(Construct):
     def __init__(
         self, scope: Construct, name: str, *, default_group_id: str, endpoint_group: ec2.ISecurityGroup | None
     ) -> None:
-        """`endpoint_group`: security group of the VPC's interface endpoints, if there are any."""
+        """Create the rules. `endpoint_group`: security group of the VPC's interface endpoints, if there are any."""
         super().__init__(scope, name)
         nodes = "Nodes of one job: rendezvous, and what is not sent over EFA"
         # TCP only: allowing all protocols would restore the rule that the network stack removed from the group.

@@ -85,7 +85,7 @@ class Topic(sns.Topic):
     """A topic that only accepts messages over TLS, encrypted with the stage's own key if there is one."""
 
     def __init__(self, scope: Construct, name: str, *, key: kms.IKey | None, publishers: Sequence[str]) -> None:
-        """`publishers`: AWS services that may publish to the topic, only on behalf of this account."""
+        """Create the topic. `publishers`: AWS services that may publish to it, only for this account."""
         super().__init__(scope, name, master_key=key, enforce_ssl=True)
         account = cdk.Stack.of(self).account
         for service in publishers:

@@ -41,7 +41,7 @@ class BudgetStop(Construct):
         dead_letters: sqs.IQueue,
         deployments: Sequence[str],
     ) -> None:
-        """`deployments`: names of other stacks whose deployment may undo a stop."""
+        """Create the budgets. `deployments`: names of other stacks whose deployment may undo a stop."""
         super().__init__(stack, name)
         stage = self._stage = stack.stage_row
         self._stack = stack

@@ -102,7 +102,7 @@ class EventFunctions:
         key: kms.IKey | None,
         dead_letters: sqs.IQueue,
     ) -> None:
-        """`successors`: ARNs of Spot queues, each with the On-Demand queue to which its jobs may move."""
+        """Prepare the queues. `successors`: ARNs of Spot queues, each with the On-Demand queue for its jobs."""
         self._stack = stack
         self._stage = stack.stage_row
         self._queues = queues

@@ -139,7 +139,7 @@ class StorageStack(StageStack):
     """The stack of buckets and secrets, which are kept when the stack is deleted."""
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
-        """`network` provides the subnet and the VPC of the file system."""
+        """Create the stack. `network` provides the subnet and the VPC of the file system."""
         super().__init__(scope, "storage", stage=stage, description="data and run buckets")
         self._key = self._own_key() if stage.own_kms_key else None
         if self._key:
