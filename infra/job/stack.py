@@ -9,8 +9,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.constructs.stage_stack import RetainedLogGroup, StageStack
-from infra.image.published import PublishedImages, images_of_all_jobs, row_of
-from infra.image.stack import ImageStack
+from infra.image.stack import ImageStack, PublishedImages, images_of_all_jobs, row_of
 from infra.job.roles import ExecutionRole, MemberRole, TeamFiles, TeamRole
 from infra.stages import Stage, Team
 from infra.storage.stack import CONTAINER_PATH, StorageStack

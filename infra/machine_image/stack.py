@@ -40,8 +40,7 @@ from constructs import Construct
 from infra.constructs.function import Function
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack, acknowledge
-from infra.image.published import PublishedImages, pool_image_parameter
-from infra.image.stack import ImageStack
+from infra.image.stack import ImageStack, PublishedImages, pool_image_parameter
 from infra.machine_image.build import BuildSite, Component, MachineImageBuild, documents
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import Pool, Stage
