@@ -58,6 +58,8 @@ def test_a_job_waits_for_room_and_for_those_before_it(emulated: Aws, stage: Depl
     assert (
         next(item.next_step for item in found if item.about == "place in the queue") == f"trainyard why {third.run_id}"
     )
+    fifth = submit("RUNNABLE", name="fifth")
+    assert causes(findings(emulated, stage, fifth))["place in the queue"] == "2 jobs wait before it"
     # AND what is in order is said as well, after the causes
     assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)
     assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}

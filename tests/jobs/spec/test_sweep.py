@@ -69,6 +69,7 @@ def test_random_points_are_in_range_distinct_and_repeatable() -> None:
         ({"arguments.seed": [1], "paralel": 2}, "sweep.paralel: unknown key"),
         ({"arguments.code": ["a", "b"]}, "all points must run the same"),
         ({"arguments.model": ["a"], "arguments.model.x": ["a"]}, "swept both as a whole and in parts"),
+        ({"arguments": 5, "arguments.seed": [1]}, "sweep.arguments: must be a mapping"),
         ([1], "sweep: must be a mapping of keys to values"),
     ],
     ids=str,
