@@ -28,7 +28,7 @@ _STAYS = {
     ":snapshot/": "snapshot of a machine image",
     ":imagebuilder:": "record of a machine image's build",
 }
-"""What outlives a stage on purpose (infra/README.md, "Take it down without losing data"), by a part of its ARN."""
+"""What outlives a stage on purpose (infra/README.md, "Delete a stage without losing data"), by a part of its ARN."""
 
 _DESTROY_TRIES = 3
 _GONE_SECONDS = 600.0
