@@ -1,4 +1,4 @@
-"""What tests of several folders share: the emulator, as a real process with its real HTTP API."""
+"""Share the emulator among tests: a real process with its real HTTP API."""
 
 import gc
 import json
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-# moto's jsonschema loads a grammar of IRIs where it finds one: two seconds in each process that collects tests.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
+# Hide this module: with it, moto's jsonschema loads a grammar of IRIs, two seconds in each process that collects tests.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None hides a module
 
-from tests.support import service_models  # noqa: E402 - after that
+from tests.support import service_models  # noqa: E402 - needs the line above
 from tests.support.collector import seldom_collect  # noqa: E402
 from tests.support.running_emulator import Emulator, deploy_stage, run_emulator  # noqa: E402
 
@@ -23,7 +23,7 @@ pytest_plugins = ["tests.support.images.docker_engine"]
 
 
 ALONE = ("tests/jobs/container/trainer/test_resuming.py", "tests/jobs/container/kinds/test_pretrain_mlm.py")
-"""Long files at the end of a run whose tests share nothing: the last process to work would work alone."""
+"""Long files whose tests share nothing. They are split, so that the last process does not work alone at the end."""
 
 
 TRAININGS = tuple(
@@ -36,11 +36,11 @@ TOGETHER = {
     "trainings": TRAININGS,
     "stage": ("tests/jobs/cli/test_", "tests/jobs/runs/", "tests/jobs/aws/", "tests/jobs/core/test_retries.py"),
 }
-"""Tests that share what is costly to make, images or a deployed stage, by how their paths begin. The first counts."""
+"""Tests that share expensive fixtures (images, a deployed stage), by prefixes of their paths. The first match wins."""
 
 
 class SharingScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
-    """Tests of a file run in one process, and those that are `TOGETHER` in one too."""
+    """Run the tests of a file in one process, and the tests of a group of `TOGETHER` too."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -50,20 +50,20 @@ class SharingScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdis
 
 def pytest_configure() -> None:
     service_models.share()
-    # Programs that tests start get Ctrl-C as users' do: a shell starts what runs in the background without it.
+    # A shell makes background processes ignore Ctrl-C. Restore it, so that programs started by tests get it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The CDK library's own check of templates takes as long as the rest of a synthesis. The test that runs the app as
-    # cdk.json says has it made (tests/infra/test_app.py), and cfn-lint looks at all templates (test_templates.py).
+    # The CDK library's own check of templates takes as long as the rest of a synthesis. tests/infra/test_app.py runs it
+    # through cdk.json, and test_templates.py runs cfn-lint on all templates.
     os.environ["CDK_VALIDATION"] = "false"
-    # Tests give programs empty homes, in each of which the library would unpack itself anew.
+    # Tests give programs empty home folders, and the library would unpack itself again in each.
     os.environ.setdefault("JSII_RUNTIME_PACKAGE_CACHE_ROOT", str(Path(__file__).parents[1] / ".trainyard/cache/jsii"))
-    # More processes work than there are cores: threads that wait for each other in one would take the others' time.
+    # There are more processes than cores, and threads that wait for each other would take time from other processes.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    # What is imported stays: to search it for what can be freed, again and again, takes a fifth of the collection.
+    # Imported modules stay. Garbage collection would search them again and again, a fifth of the collection's time.
     gc.disable()
     try:
         return (yield)
@@ -80,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingSched
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """One server for all tests. Any answer of 500 it ever gave fails the last of them."""
+    """Return one server for all tests. If it ever answered 500, the last test fails."""
     with run_emulator(tmp_path_factory.mktemp("emulated-aws")) as aws:
         yield aws
         errors = aws.health()["server_errors"]
@@ -90,13 +90,13 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 @pytest.fixture
 def fresh_aws(tmp_path: Path) -> Iterator[Emulator]:
-    """A server for one test alone: one that breaks it, stops it or counts what is in it."""
+    """Return a separate server, for a test that breaks it, stops it or counts what is in it."""
     with run_emulator(tmp_path) as aws:
         yield aws
 
 
 @pytest.fixture(scope="session")
 def deployed_aws(emulator: Emulator) -> Emulator:
-    """The server with the project's stage `dev` deployed to it by the real CDK CLI."""
+    """Return the server after the real CDK CLI has deployed the project's stage `dev` to it."""
     deploy_stage(emulator)
     return emulator

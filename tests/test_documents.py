@@ -1,4 +1,4 @@
-"""Commands, specs and links of the pages work. Here they are read, not run: `make demo` and other tests run them."""
+"""Check commands, specs and links of the pages. They are parsed, not run: `make demo` and other tests run them."""
 
 import importlib.util
 import re
@@ -23,7 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Yield the words of each line of a block that calls what this repository installs, and of commands in a text."""
+    """Yield the words of each command of this repository, in code blocks and in running text."""
     lines = [line.strip().removeprefix("$ ") for block in blocks(page, "(?:sh)?") for line in block.splitlines()]
     lines = [line for line in lines if re.match(r"(trainyard|make|python -m) [a-z]", line)]
     for line in [*lines, *re.findall(r"`(trainyard [a-z][^`…]*)`", page.read_text())]:
@@ -31,8 +31,8 @@ def commands(page: Path) -> Iterator[list[str]]:
         yield words[: words.index("|")] if "|" in words else words
 
 
-def wrong_with(words: list[str], targets: list[str]) -> str:
-    """Return what the program would refuse; empty if nothing."""
+def error_of(words: list[str], targets: list[str]) -> str:
+    """Return the error with which the program would refuse a command, or an empty string."""
     program, *rest = words
     if program == "make":
         return "" if rest[0] in targets else "no such target"
@@ -46,8 +46,8 @@ def wrong_with(words: list[str], targets: list[str]) -> str:
             if not rest:
                 return ""
             command, rest = vars(command)["commands"][rest[0]], rest[1:]
-    except Exception as error:  # noqa: BLE001 - whatever it is, the page is wrong
-        # A sentence may name a command without its arguments.
+    except Exception as error:  # noqa: BLE001 - any error means that the page is wrong
+        # Running text may name a command without its arguments.
         return "" if type(error).__name__ == "MissingParameter" else repr(error)
 
 
@@ -56,14 +56,14 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", line).replace(" ", "-") for line in lines}
 
 
-def test_each_command_of_a_page_exists() -> None:
+def test_commands_of_pages_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    found = [(page.name, words, wrong_with(words, targets)) for page in PAGES for words in commands(page)]
+    found = [(page.name, words, error_of(words, targets)) for page in PAGES for words in commands(page)]
     assert len(found) > 100
     assert [each for each in found if each[-1]] == []
 
 
-def test_each_spec_of_a_page_is_valid() -> None:
+def test_specs_of_pages_are_valid() -> None:
     found = 0
     for page in PAGES:
         for document in (each for block in blocks(page, "yaml") for each in yaml.safe_load_all(block)):
@@ -73,11 +73,11 @@ def test_each_spec_of_a_page_is_valid() -> None:
     assert found > 5
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_of_pages_have_a_target() -> None:
     broken = []
     for page in PAGES:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
-            there = page.parent / target if target else page
-            if not there.exists() or (anchor and anchor not in headings(there)):
+            linked = page.parent / target if target else page
+            if not linked.exists() or (anchor and anchor not in headings(linked)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
     assert broken == []

@@ -1,11 +1,11 @@
-"""Python's search for what can be freed, which took a twelfth of the CPU time of tests."""
+"""Run Python's garbage collector less often: it took a twelfth of the tests' CPU time."""
 
 import gc
 
 OBJECTS = 20_000
-"""What is made before the youngest are searched; Python's own default is 700 (gc.get_threshold)."""
+"""New objects before a collection of the youngest generation. Python's default: 700 (gc.get_threshold)."""
 
 
 def seldom_collect() -> None:
-    """Search seldom in this process, and in those that are forked from it: it lives for minutes, and has the memory."""
+    """Collect seldom in this process and its forks: they live for minutes and have enough memory."""
     gc.set_threshold(OBJECTS, 20, 20)

@@ -7,12 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 POLL_SECONDS = 0.02
-"""How long the end of a test waits for the server at most; http.server's own default is half a second."""
+"""Longest wait for the server at the end of a test. Default of http.server: half a second."""
 
 
 @contextmanager
 def serving(handler: Callable[..., BaseHTTPRequestHandler], preferred_port: int = 0) -> Iterator[int]:
-    """Serve until the end of the block; give the port, which is another one where the preferred is taken."""
+    """Serve until the end of the block and yield the port: the preferred one, or a free one if that is in use."""
     try:
         server = ThreadingHTTPServer(("127.0.0.1", preferred_port), handler)
     except OSError:
@@ -31,12 +31,12 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler], preferred_port: int 
 class QuietHandler(BaseHTTPRequestHandler):
     """A handler that writes no log."""
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's own name
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         pass
 
 
 class JsonHandler(QuietHandler):
-    """A handler whose answers are JSON, each on a connection of its own."""
+    """A handler that answers in JSON and closes the connection after each answer."""
 
     def answer(self, status: int, value: object) -> None:
         self.close_connection = True

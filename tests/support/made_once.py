@@ -1,4 +1,4 @@
-"""What takes long to make and what tests only read: one process of a run of the tests makes it, the others wait."""
+"""Make something expensive and read-only once per test run: one process makes it, the others wait."""
 
 import fcntl
 import os
@@ -10,12 +10,12 @@ import pytest
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return the folder `name` that `make` has filled, in whichever of the run's processes came first.
+    """Return the folder `name`, which `make` fills in the first process of the test run that needs it.
 
-    Where that raises, the next one that asks tries again.
+    If `make` raises, the next process that needs the folder tries again.
     """
     own = tmp_path_factory.getbasetemp()
-    # Of each process of pytest-xdist, this is a folder in that of the whole run.
+    # In a process of pytest-xdist, this is a subfolder of the whole run's folder.
     everyones = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     folder, is_made = everyones / f"made-once-{name}", everyones / f"made-once-{name}.done"
     with (everyones / f"made-once-{name}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""What boto3 knows of AWS's services, read once in a process."""
+"""Read boto3's models of AWS's services once per process."""
 
 import functools
 
@@ -6,5 +6,5 @@ import botocore.session
 
 
 def share() -> None:
-    """Let all sessions of this process share it: it is megabytes of JSON, which each would read anew."""
+    """Let all sessions of this process share the models: megabytes of JSON, which each would read again."""
     botocore.session.create_loader = functools.cache(botocore.session.create_loader)

@@ -1,17 +1,17 @@
-"""Waiting for what a service brings about in its own time."""
+"""Wait for a service to reach a state."""
 
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_SECONDS = 120
-"""A busy machine takes long; a test that passes never waits for all of it."""
+"""Longest wait, for a busy machine. A test that passes never waits this long."""
 
 Seen = TypeVar("Seen")
 
 
 def wait_until(look: Callable[[], Seen], wanted: Callable[[Seen], object]) -> Seen:
-    """What `look` returns once it is as wanted."""
+    """Call `look` until its result satisfies `wanted`, and return that result."""
     since = time.monotonic()
     while not wanted(seen := look()):
         assert time.monotonic() < since + PATIENCE_SECONDS, f"after {PATIENCE_SECONDS} s still {seen}"
@@ -20,9 +20,8 @@ def wait_until(look: Callable[[], Seen], wanted: Callable[[Seen], object]) -> Se
 
 
 def pause(since: float) -> None:
-    """Sleep until the next look of a wait that began at `since` of the monotonic clock.
+    """Sleep before the next look of a wait that began at `since` (monotonic clock): a tenth of the time waited so far.
 
-    A look asks a service, and takes milliseconds of CPU on both sides. So who has waited for long looks seldom: a tenth
-    of that time later.
+    Each look costs milliseconds of CPU on both sides, so a long wait looks seldom.
     """
     time.sleep(min(0.5, max(0.03, (time.monotonic() - since) / 10)))

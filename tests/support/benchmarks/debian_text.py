@@ -1,4 +1,4 @@
-"""Text for benchmarks: the documentation packages of Debian, as rows and as files of a corpus."""
+"""Make text for benchmarks from Debian's documentation packages: rows, and the files of a corpus."""
 
 import html
 import json
@@ -15,7 +15,7 @@ from jobs.container.data.corpus_files import END
 
 PACKAGES = ("python3.11-doc", "postgresql-doc-15", "debian-handbook", "linux-doc-6.1")
 SHARD_BYTES = 64 << 20
-"""Half the job's own default, so that a corpus of this size has several."""
+"""Half the job's default, so that a corpus of this size has several shards."""
 
 
 def texts_of(path: Path) -> Iterator[str]:
@@ -25,7 +25,7 @@ def texts_of(path: Path) -> Iterator[str]:
 
 
 def debian_texts(folder: Path) -> Iterator[str]:
-    """The pages of documentation packages, as text."""
+    """Download the documentation packages and yield their pages as text."""
     subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=folder, check=True, stderr=subprocess.DEVNULL)
     for package in sorted(folder.glob("*.deb")):
         subprocess.run(["dpkg", "-x", str(package), str(folder / "unpacked")], check=True)
@@ -49,7 +49,7 @@ def write_rows(path: Path, pages: Iterator[str] | Sequence[str]) -> None:
 
 
 def frame(folder: Path) -> dict[str, Any]:
-    """The rows as shards of a corpus, whose last hundredth is held out."""
+    """Write the rows as shards of a corpus, and hold out a hundredth."""
     shard = folder / "framed"
     shutil.rmtree(shard, ignore_errors=True)
     shard.mkdir()

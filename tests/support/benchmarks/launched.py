@@ -1,4 +1,4 @@
-"""Runs of the real launcher for benchmarks, on an S3 in a process of its own."""
+"""Run the real launcher for benchmarks, with an S3 server in a separate process."""
 
 import contextlib
 import itertools
@@ -14,14 +14,14 @@ from tests.support.container.s3_server import RUNS, s3_client, s3_server
 
 
 def finished(launched: Launched) -> None:
-    """Waits for as long as it takes. Ends the benchmark with the output of a run that failed."""
+    """Wait for the end of a run, without a limit. If the run failed, end the benchmark with its output."""
     launched.process.wait()
     if launched.wait():
         sys.exit(launched.output)
 
 
 def differences(run: Run, whole: Run, *, model: str = f"{MODEL}model.safetensors") -> str:
-    """Tell what differs in a run that has ended from one that was left alone, bit by bit; empty where there is none."""
+    """Return the differences between an interrupted and an uninterrupted run, bit by bit; empty if there are none."""
     found = []
     if run.read(model) != whole.read(model):
         found.append("weights")
@@ -33,10 +33,10 @@ def differences(run: Run, whole: Run, *, model: str = f"{MODEL}model.safetensors
 
 @contextlib.contextmanager
 def launcher(folder: Path, address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[NewRun]:
-    """Makes runs, all in one bucket; what they leave is gone afterwards. A rank takes OMP_NUM_THREADS cores, or one.
+    """Yield a function that makes runs in one bucket, which is deleted afterwards.
 
-    `address`: where their S3 listens. `is_fresh`: it and each launcher are new processes, which need less than those
-    that are forked: a machine that has a GPU may have little else.
+    Each rank uses OMP_NUM_THREADS cores. Default: 1. `address`: address of the S3 server. `is_fresh`: start S3 and
+    launchers as new processes, which have fewer requirements than forked ones: a GPU machine may lack the rest.
     """
     with s3_server(address, is_fresh=is_fresh) as endpoint, s3_client(endpoint) as s3:
         environment = {**environment_of(endpoint), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -1,7 +1,7 @@
-"""A network of nodes on one machine: network namespaces on a bridge, as instances in a subnet.
+"""A network of nodes on one machine: network namespaces on a bridge, like instances in a subnet.
 
-All of it lies in namespaces of the benchmark's own, which the kernel takes away with their last process. So this
-machine's network, mounts and processes stay as they are, however a benchmark ends.
+Everything is inside the benchmark's own namespaces, which the kernel deletes with their last process. So this
+machine's network, mounts and processes stay unchanged, however a benchmark ends.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from types import FrameType
 
 OWN_NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 TEMPORARY = Path("/run")
-"""Once there is a network: files in memory, gone with it."""
+"""Once a network exists, this folder is in memory and disappears with the network."""
 
 _SUBNET = "10.210.0"
 OUTSIDE = f"{_SUBNET}.254"
-"""The benchmark's own address, where nodes reach what is outside of the job, such as S3."""
+"""The benchmark's address, at which nodes reach services outside the job, such as S3."""
 
 _PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "mount": "util-linux"}
-"""And the package that has each."""
+"""Required programs, each with its package."""
 
 _TAKE_NAME = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 
 
 def lacking() -> str:
-    """What this machine lacks for it; empty: nothing."""
+    """Return what this machine lacks for network namespaces, or an empty string."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root"
     missing = [f"{program} ({package})" for program, package in _PROGRAMS.items() if shutil.which(program) is None]
@@ -41,16 +41,16 @@ def lacking() -> str:
 
 
 def in_own_namespaces(command: Sequence[str]) -> int:
-    """Exit code of `command`. With it ends all that it started; so it does with Ctrl-C and SIGTERM."""
+    """Run `command` in new namespaces and return its exit code. All its processes end with it, or at Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, _end)
-    # In a session of its own: Ctrl-C reaches this process only, and no launcher takes it for its own.
+    # In a separate session, so that Ctrl-C reaches this process only and no launcher.
     inner = subprocess.Popen([*OWN_NAMESPACES, *command], start_new_session=True)
     try:
         return inner.wait()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        inner.kill()  # --kill-child: and with it the first process of its namespaces, and with that one all others
+        inner.kill()  # --kill-child also kills the first process of the namespaces, which ends all others
         inner.wait()
 
 
@@ -59,7 +59,7 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 class Network:
-    """A network of `nnodes` nodes; to be made within `in_own_namespaces`, once."""
+    """A network of `nnodes` nodes. Create it once, inside `in_own_namespaces`."""
 
     def __init__(self, nnodes: int) -> None:
         _run("mount", "-t", "tmpfs", "none", str(TEMPORARY))  # iproute2 keeps namespaces there
@@ -81,12 +81,12 @@ class Network:
         return f"{_SUBNET}.{index + 1}"
 
     def on_node(self, index: int) -> Sequence[str]:
-        """A command that becomes the one which is appended to it, on that node: same process, other host."""
+        """Return a prefix that runs a command on that node: the same process, but another host."""
         name = self._name(index)
         return ("ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", _TAKE_NAME, name)
 
     def kill(self, index: int) -> None:
-        """All processes of the node, at once, as with its power."""
+        """Kill all processes of the node at once, like a power failure."""
         for pid in self.processes(index):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -95,14 +95,14 @@ class Network:
         return [int(pid) for pid in _ip(f"netns pids {self._name(index)}").split()]
 
     def cut_off(self, index: int) -> None:
-        """As a cable that is pulled: what the node sends is lost, without a word to either side."""
+        """Disconnect the node like a pulled cable: packets are lost, and neither side gets an error."""
         _ip(f"link set {self._port(index)} down")
 
     def mend(self, index: int) -> None:
         _ip(f"link set {self._port(index)} up")
 
     def _name_all(self, nnodes: int) -> None:
-        """A host's name leads to its address, as EC2's names do in a subnet with DNS host names; gloo goes by it."""
+        """Make host names resolve, as in an EC2 subnet with DNS host names; gloo depends on it."""
         hosts = TEMPORARY / "hosts"
         names = ["127.0.0.1 localhost", *(f"{self.address(index)} {self._name(index)}" for index in range(nnodes))]
         hosts.write_text("".join(f"{line}\n" for line in names))

@@ -1,4 +1,4 @@
-"""Sides of a benchmark that take turns, and the speed of a training: by the entrypoint, or by the plain Trainer."""
+"""Compare the sides of a benchmark in turns, and measure the speed of a training by entrypoint or plain Trainer."""
 
 import argparse
 import json
@@ -17,11 +17,11 @@ from tests.support.container.launching import Run
 T = TypeVar("T")
 
 Result = dict[str, Any]
-"""Figures of one training: `steps_per_second`, `loss` of the last line of the log, and others."""
+"""Figures of one training: `steps_per_second`, `loss` of the last log line, and others."""
 
 
 def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Measure each side once a round, so that what else the machine does hits all of them; shown as they come."""
+    """Measure each side once per round, so that other load hits all sides, and print each result at once."""
     found: dict[str, list[T]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, measure in sides.items():
@@ -31,13 +31,13 @@ def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, lis
 
 
 def apart(module: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """Start one side in a process of its own, whose last line of output is JSON."""
+    """Start one side in a separate process. Its last output line is JSON."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
 
 def answer(process: "subprocess.Popen[str]") -> Result:
-    """Wait for a side, and return what it printed. Ends the benchmark if it failed."""
+    """Wait for a side and return its result. If it failed, end the benchmark."""
     output, _ = process.communicate()
     if process.returncode:
         sys.exit(f"{process.args!r} failed with {process.returncode}")
@@ -50,12 +50,12 @@ def training_options(parser: argparse.ArgumentParser, *, layers: int, hidden: in
     parser.add_argument("--layers", type=int, default=layers)
     parser.add_argument("--hidden", type=int, default=hidden)
     parser.add_argument("--heads", type=int, default=heads)
-    parser.add_argument("--rounds", type=int, default=2, help="in turns; the fastest of each side counts")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of all sides; the fastest of each side counts")
     parser.add_argument("--plain", nargs=2, metavar=("SIDE", "FOLDER"), help=argparse.SUPPRESS)
 
 
 def plainly(module: str, side: str, folder: Path, options: argparse.Namespace) -> Result:
-    """Train by the plain Trainer in a process of its own: `module` is called with `--plain` and the same options."""
+    """Train with the plain Trainer in a separate process, which runs `module` with `--plain` and the same options."""
     given = {name: value for name, value in vars(options).items() if name != "plain"}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if not isinstance(value, bool)]
     threads = os.environ.get("OMP_NUM_THREADS", "1")
@@ -63,7 +63,7 @@ def plainly(module: str, side: str, folder: Path, options: argparse.Namespace) -
 
 
 def by_entrypoint(run: Run, *flags: str, kind: str, device: str) -> Result:
-    """Train by the launcher, and return the speed between the first and the last line of metrics, and the result."""
+    """Train with the launcher. Return the result, and the speed between the first and the last line of metrics."""
     finished(run.start(*flags, kind=kind, TRAINYARD_ACCELERATOR=device))
     first, *_, last = (line for line in run.metrics() if "loss" in line)
     seconds = (datetime.fromisoformat(last["time"]) - datetime.fromisoformat(first["time"])).total_seconds()
@@ -72,7 +72,7 @@ def by_entrypoint(run: Run, *flags: str, kind: str, device: str) -> Result:
 
 
 def by_plain_trainer(device: str, output: Path, *, arguments: Mapping[str, Any], **parts: Any) -> tuple[Result, Any]:
-    """Train by the Trainer of transformers, which saves nothing. Return its speed, and the Trainer."""
+    """Train with the Trainer of transformers, without saving. Return its speed, and the Trainer."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     logged: list[tuple[float, int, float]] = []
@@ -93,7 +93,7 @@ def by_plain_trainer(device: str, output: Path, *, arguments: Mapping[str, Any],
 
 
 def show(results: Mapping[str, list[Result]], of: str, columns: Mapping[str, str], *, unit: float, name: str) -> None:
-    """Print a line for the fastest round of each side: its speed, its ratio to side `of`, and the columns' figures."""
+    """Print the fastest round of each side: its speed, the ratio to side `of`, and the figures of `columns`."""
     best = {side: max(rounds, key=lambda each: float(each["steps_per_second"])) for side, rounds in results.items()}
     print(f"{'':<14} {name:>12} {'ratio':>7}" + "".join(f"{title:>14}" for title in columns.values()))
     for side, result in best.items():

@@ -1,4 +1,4 @@
-"""What an attempt shows of itself from outside: lines of its output, requests to its S3, folders of checkpoints."""
+"""Watch an attempt from outside: its output lines, its requests to S3, its checkpoint folders."""
 
 import re
 import time
@@ -13,11 +13,11 @@ LOOK_SECONDS = 0.001
 
 
 class Watched:
-    """Watch one attempt whose scratch folder nobody else uses, and on whose S3 nobody else is."""
+    """Watch one attempt, which must be the only user of its scratch folder and its S3 server."""
 
     def __init__(self, launched: Launched, scratch: Path, s3: FaultyS3) -> None:
         self.shown: list[tuple[float, str]] = []
-        """The second, from the start on, and the kind of each."""
+        """Seconds since the start, and the kind, of each event."""
         self._launched = launched
         self._scratch = scratch
         self._requests: list[str] = []
@@ -51,13 +51,13 @@ class Watched:
 
 
 def _kind_of_line(line: str) -> str:
-    """Return a line's first word, 'line evaluation:', where it has one that says what it is about."""
+    """Return 'line' and the line's first word if that names its topic, such as 'line evaluation:'."""
     first = line.split(maxsplit=1)[:1]
     return f"line {first[0]}" if first and re.fullmatch(r"\[?[a-z]+[]:]", first[0]) else "line of another sort"
 
 
 def _kind_of_request(request: str) -> str:
-    """Return the method and the folder of the run, 'request PUT checkpoints'."""
+    """Return the method and the run's subfolder, such as 'request PUT checkpoints'."""
     method, _, path = request.partition(" ")
     found = re.search(r"/benchmark-[^/]+/([\w.]+)", path)
     return f"request {method} {found[1] if found else 'what it reads'}"

@@ -1,4 +1,4 @@
-"""Every command of `trainyard` with hostile arguments: in this process as its script runs it, and as processes."""
+"""Run every command of `trainyard` with hostile arguments, in this process and as separate processes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _REFUSED = {
     "submit": ("--dry-run",),
     "resume": ("--dry-run",),
 }
-"""Arguments that every call of a command gets which would otherwise start something, spend money or take minutes."""
+"""Extra arguments for commands that would otherwise start something, spend money or take minutes."""
 
 AS_PROCESS = 20
 """Every 20th command line also runs as a process."""
@@ -34,13 +34,13 @@ Command = tuple[str, ...]
 
 
 def fuzz(round_: Round, folder: Path, *, count: int, number: int) -> None:
-    """Give `count` command lines to the commands, in turn. The environment of this process names the AWS they use."""
+    """Run `count` command lines, spread over all commands. They use the AWS that this process's environment names."""
     commands = dict(_commands())
 
     def look_at(line: Command) -> None:
         round_.look(line, lambda: _in_process(line))
         if round_.tried % AS_PROCESS == 0:
-            shell = tuple(word.replace("\0", "") for word in line)  # the operating system takes no NUL
+            shell = tuple(word.replace("\0", "") for word in line)  # the operating system accepts no NUL
             round_.look((*shell, "as a process"), lambda: _as_process(shell, folder))
 
     for turn, (name, parameters) in enumerate(commands.items()):
@@ -66,7 +66,7 @@ def _as_process(line: Command, folder: Path) -> bool:
 
 
 def _commands() -> Iterator[tuple[str, list[Any]]]:
-    """Yield each command's name, such as `images build`, with its parameters."""
+    """Yield the name of each command, such as `images build`, and its parameters."""
     for name, command in sorted(vars(typer.main.get_command(app))["commands"].items()):
         below: Mapping[str, Any] = vars(command).get("commands", {})
         if not below:
@@ -93,6 +93,6 @@ def _lines(draw: DrawFn, name: str, parameters: list[Any], canary: Path, folder:
     for _ in range(draw(st.sampled_from((0, 0, 0, 1, 2)))):
         extra = draw(st.sampled_from(("--profile", "--region", "--stage", "--nonsense", "-o", "--", "-x")) | texts)
         words.insert(draw(st.integers(0, len(words))), extra)
-    # First and last: a `--port` that was drawn must not take the refused one's place, nor a `--` make it an argument.
+    # Add them at both ends: a drawn `--port` must not override them, nor a drawn `--` turn them into arguments.
     refused = _REFUSED.get(name) or _REFUSED.get(name.partition(" ")[0], ())
     return (*name.split(), *refused, *words, *refused)

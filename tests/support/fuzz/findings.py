@@ -1,4 +1,4 @@
-"""What a round of hostile input tried, and the faults that it found."""
+"""Count what a round of hostile input tries, and collect its findings."""
 
 import contextlib
 import resource
@@ -14,23 +14,23 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
 CPU_SECONDS = 5.0
-"""An attempt that takes more processor time is a hang, and so is one that takes CLOCK_SECONDS on the clock."""
+"""Above this CPU time, an attempt counts as a hang; so does an attempt above CLOCK_SECONDS of wall-clock time."""
 CLOCK_SECONDS = 30.0
 
 T = TypeVar("T")
 
 
-class Nonsense(Exception):  # noqa: N818 - it says what was found
-    """Something was accepted that no job, no AWS and no user can work with."""
+class Nonsense(Exception):  # noqa: N818 - the name of a finding
+    """Raised if a program accepted something that no job, no AWS and no user can work with."""
 
 
 class _TookTooLong(BaseException):
-    """A limit has passed; no handler of the code under test may swallow it."""
+    """Raised at a limit. It is a BaseException, so that no handler of the code under test catches it."""
 
 
 @dataclass
 class Round:
-    """Counts and faults of one kind of input; `canary` is the file that every hostile text tries to make."""
+    """Counts and findings of one kind of input. `canary` is the file that every hostile text tries to create."""
 
     name: str
     canary: Path
@@ -39,9 +39,9 @@ class Round:
     findings: list[str] = field(default_factory=list)
 
     def look(self, what: object, attempt: Callable[[], bool]) -> None:
-        """Make an attempt, which returns whether its input was accepted.
+        """Run an attempt, which returns whether its input was accepted.
 
-        What it raises or leaves behind is a fault. A hang has to happen twice: other work costs time too.
+        An exception or a created canary is a finding. A hang has to happen twice, since other work takes time too.
         """
         self.tried += 1
         try:
@@ -50,10 +50,10 @@ class Round:
             except _TookTooLong:
                 self.accepted += _limited(attempt)
         except _TookTooLong:
-            self.find("hang", what, f"more than {CPU_SECONDS:g} s of processor time or {CLOCK_SECONDS:g} s, twice")
+            self.find("hang", what, f"more than {CPU_SECONDS:g} s of CPU time or {CLOCK_SECONDS:g} s, twice")
         except Nonsense as error:
             self.find("nonsense", what, str(error))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - each is a fault
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - each is a finding
             self.find("traceback", what, f"{type(error).__name__}: {str(error)[:500]}")
         if self.canary.exists():
             self.canary.unlink()
@@ -64,7 +64,7 @@ class Round:
         self.findings.append(f"{kind}: {detail}\n    given: {shown[:600]}")
 
     def __str__(self) -> str:
-        counts = f"{self.tried:6,} tried  {self.accepted:6,} accepted  {len(self.findings)} faults"
+        counts = f"{self.tried:6,} tried  {self.accepted:6,} accepted  {len(self.findings)} findings"
         return "\n".join([f"{self.name:<10} {counts}", *self.findings])
 
 
@@ -85,13 +85,13 @@ def _limited(attempt: Callable[[], bool]) -> bool:
 
 
 def _cpu_seconds() -> float:
-    """Return the processor time of this process and of all that it has waited for."""
+    """Return the CPU time of this process and of the children that it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def draw_each(strategy: SearchStrategy[T], look_at: Callable[[T], None], *, count: int, number: int) -> None:
-    """Call `look_at` with `count` draws of the strategy: the same ones for the same `number` on the same machine."""
+    """Call `look_at` with `count` draws of the strategy. The same `number` gives the same draws on the same machine."""
 
     @seed(number)
     @settings(
@@ -112,8 +112,8 @@ def draw_each(strategy: SearchStrategy[T], look_at: Callable[[T], None], *, coun
 
 @contextlib.contextmanager
 def collected(round_: Round, what: object) -> Iterator[None]:
-    """Note an error of the block as a fault, and continue."""
+    """Record an error of the block as a finding, and continue."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - each is a fault
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - each is a finding
         round_.find("traceback", what, f"{type(error).__name__}: {str(error)[-1500:]}")

@@ -1,4 +1,4 @@
-"""Texts and values that were made to break whoever reads them."""
+"""Texts and values that are made to break their readers."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ _YAML = r"""
 
 
 def texts(canary: Path) -> list[str]:
-    """Return texts for any place of text; those that could run as a command would make the file `canary`."""
+    """Return hostile texts. Those that could run as a command would create the file `canary`."""
     touch = f"touch {canary}"
     return [
         *_WORDS.split(),
@@ -33,7 +33,7 @@ def texts(canary: Path) -> list[str]:
 
 
 def values(canary: Path) -> SearchStrategy[object]:
-    """Return a strategy of values of every type that YAML and JSON have, most of them out of place."""
+    """Return a strategy of values of every type of YAML and JSON, most of them unsuitable."""
     odd: list[object] = [
         *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**70), 10**400),
         *(0.0, -0.0, 1e-320, 1e308, float("inf"), float("-inf"), float("nan")),
@@ -44,7 +44,7 @@ def values(canary: Path) -> SearchStrategy[object]:
 
 
 def snippets(canary: Path) -> list[str]:
-    """Return pieces of YAML that mean something to a reader that takes more than plain values."""
+    """Return pieces of YAML that matter to a reader that accepts more than plain values."""
     system = f'!!python/object/apply:os.system ["touch {canary}"]'
     return [
         *_YAML.split(),
@@ -56,7 +56,7 @@ def snippets(canary: Path) -> list[str]:
 
 @st.composite
 def damaged(draw: DrawFn, content: bytes, pieces: list[str]) -> bytes:
-    """Draw the content with some parts removed, doubled, or replaced by one of the pieces."""
+    """Draw the content with parts removed, doubled, or replaced by one of the pieces."""
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(content)))
         end = min(len(content), start + draw(st.sampled_from((0, 0, 1, 10, 100))))

@@ -1,4 +1,4 @@
-"""Data files and folders of models that `submit` looks into, sound ones and hostile ones, through a dry run."""
+"""Pass valid and hostile data files and model folders through a dry run of `submit`."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from tests.support.fuzz.findings import Nonsense, Round, draw_each
 from tests.support.fuzz.specs import dry_run
 
 Make = Callable[[Path], object]
-"""Puts something at a path."""
+"""A function that creates something at a path."""
 
 _CSV = b"text,label\ngood,1\nbad,0\n"
 _BERT: Mapping[str, Any] = {"model_type": "bert", "max_position_embeddings": 512}
@@ -61,7 +61,7 @@ _NO_FILES: Mapping[str, Make] = {
     "a link to itself": lambda path: path.symlink_to(path),
     "a terminal": lambda path: path.symlink_to("/dev/tty"),
 }
-"""What stands where a file should."""
+"""Things in place of a file."""
 
 _NO_MODELS: tuple[bytes, ...] = (
     *(b"", b"[]", b"{}", b"{", b"\0", b'{"model_type": 1}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 100_000),
@@ -71,12 +71,12 @@ _NO_MODELS: tuple[bytes, ...] = (
     ),
     *(b'{"model_type": "bert", "max_position_embeddings": 8}', b'{"model_type": "bert", "x": "' + b"a" * (20 << 20)),
 )
-"""Contents of a config.json that makes no model that a job may train."""
+"""Contents of a config.json that no job may train."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A table and a model as they lie on disk. `right`: whether a job can learn from them, None if nobody knows."""
+    """A table and a model on disk. `right`: whether a job can train on them, None if unknown."""
 
     what: str
     table: str
@@ -86,7 +86,7 @@ class Case:
 
 
 def fuzz(round_: Round, aws: Aws, stage: str, folder: Path, *, count: int, number: int) -> None:
-    """Give `count` tables and models to the code behind `trainyard submit --dry-run`, all that is never right first."""
+    """Pass `count` tables and models through `trainyard submit --dry-run`, first the certain cases."""
 
     def look_at(case: Case) -> None:
         round_.look(f"{case.what} {case.table} {case.files}", lambda: _submit(aws, stage, folder / "inputs", case))
@@ -122,7 +122,7 @@ def _files(table: str, content: bytes, **model: bytes) -> dict[str, bytes]:
 
 
 def _certain() -> Iterator[Case]:
-    """Yield what is right for certain, and what is wrong for certain."""
+    """Yield cases that are certainly right, and cases that are certainly wrong."""
     for table, sound in _SOUND.items():
         yield Case("sound", table, _files(table, sound), right=True)
         for content in (*_OF_NO_TABLE, *_NEVER.get(table, ())):
@@ -137,7 +137,7 @@ def _certain() -> Iterator[Case]:
 
 @st.composite
 def _damaged(draw: DrawFn, canary: Path) -> Case:
-    """Draw a table of which pieces are replaced, or a model whose configuration holds what it should not."""
+    """Draw a table with damaged parts, or a model with odd values in its configuration."""
     table = draw(st.sampled_from(sorted(_SOUND)))
     if draw(st.booleans()):
         return Case("damaged", table, _files(table, draw(hostile.damaged(_SOUND[table], hostile.texts(canary)))))

@@ -1,4 +1,4 @@
-"""What a JSON Schema allows, as a strategy: of as much of JSON Schema as that of a spec has."""
+"""Turn a JSON Schema into a strategy. Supports the parts of JSON Schema that a spec's schema uses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis.strategies import SearchStrategy
 
 
 def instances(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> SearchStrategy[Any]:
-    """Return a strategy of values that the schema allows. Raises LookupError for a word of JSON Schema unknown here."""
+    """Return a strategy of values that the schema allows. Raises LookupError for an unsupported keyword."""
     if "$ref" in schema:
         return instances(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
     if "const" in schema:
@@ -26,7 +26,7 @@ def instances(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sear
             items = instances(schema["items"], definitions)
             return st.lists(items, min_size=schema.get("minItems", 0), max_size=schema.get("maxItems", 20))
         case "string" if "pattern" in schema:
-            # JSON Schema's `$` is the very end, Python's also the place before a last line end.
+            # In JSON Schema, `$` matches only at the very end; in Python also before a final newline.
             return st.from_regex(schema["pattern"].replace("$", r"\Z"))
         case "string":
             return st.text(min_size=schema.get("minLength", 0), max_size=schema.get("maxLength"))
@@ -45,7 +45,7 @@ def instances(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sear
             return st.booleans()
         case "null":
             return st.none()
-    raise LookupError(f"nothing is known of {schema}")
+    raise LookupError(f"unsupported JSON Schema: {schema}")
 
 
 def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> SearchStrategy[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Rows of settings, right and wrong, through the checks, and through a synthesis if they pass."""
+"""Pass right and wrong rows of settings through the checks, and through a synthesis if they pass."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tests.support.infra.synthesis import synthesise
 from tests.support.infra.variants import ALL, EXISTING_VPC, NO_NAT
 
 _AT_ONCE = 8
-"""Rows that are synthesised together, which takes little more than half of what each alone would."""
+"""Rows per synthesis: together they take little more than half of the time that they take separately."""
 _MOST_TURNS = 20
 
 _ROWS = (ALL, EXISTING_VPC, NO_NAT, Stage(name="dev", teams=(Team(name="research"), Team(name="product"))))
@@ -70,11 +70,11 @@ _PLAUSIBLE: dict[str, Sequence[Any]] = {
         *((Team(name="a", member_principals=(f"arn:aws:iam::123456789012:{who}",)),) for who in ("root", "role/*")),
     ),
 }
-"""Values of the right type, on both sides of what may be."""
+"""Values of the right type, inside and outside the allowed ranges."""
 
 
 def fuzz(round_: Round, *, count: int, number: int) -> None:
-    """Give at least `count` rows to the checks, more until `count` have passed, and synthesise those."""
+    """Check at least `count` rows, continue until `count` have passed, and synthesise those."""
     accepted: list[Stage] = []
 
     def look_at(row: Stage) -> None:
@@ -91,14 +91,14 @@ def fuzz(round_: Round, *, count: int, number: int) -> None:
         together = Round("together", round_.canary)
         with collected(together, batch):
             _synthesise(batch)
-        for row in batch if together.findings else ():  # each by itself, to find whose fault it is
+        for row in batch if together.findings else ():  # each separately, to find the row that fails
             with collected(round_, row):
                 _synthesise([row])
 
 
 @st.composite
 def rows(draw: DrawFn, canary: Path) -> Stage:
-    """Draw a row that is right but for up to three fields."""
+    """Draw a valid row with up to three fields changed."""
     row = draw(st.sampled_from(_ROWS))
     names = draw(st.lists(st.sampled_from([field.name for field in fields(Stage)]), max_size=3, unique=True))
     changes = {}
@@ -114,7 +114,7 @@ def _check(row: Stage) -> bool:
         check(row)
     except ConfigurationError as error:
         if not str(error).strip():
-            raise Nonsense("refused without a word") from None
+            raise Nonsense("refused without a message") from None
         return False
     return True
 
@@ -124,4 +124,4 @@ def _synthesise(batch: Sequence[Stage]) -> None:
         for path, template in synthesise(batch, Path(folder)).items():
             text = json.dumps(template, allow_nan=False)
             if len(text) > 1_000_000:
-                raise Nonsense(f"{path}: the template has {len(text)} characters; CloudFormation takes 1,000,000")
+                raise Nonsense(f"{path}: the template has {len(text)} characters; CloudFormation allows 1,000,000")

@@ -1,4 +1,4 @@
-"""Specs of every kind drawn from the JSON Schema of a spec, and malformed ones made of them, for `submit --dry-run`."""
+"""Draw specs of every kind from the JSON Schema of a spec, damage some, and pass them through `submit --dry-run`."""
 
 import contextlib
 import copy
@@ -45,7 +45,7 @@ from tests.support.fuzz.json_schema import instances
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY
 
 EXIT_CODES = range(5)
-"""What a command that follows nothing may end with (jobs/core/errors.py)."""
+"""Exit codes of a command that follows no job (jobs/core/errors.py)."""
 
 _SCHEMA = spec_json_schema()
 _ARTIFACT_KEY = "tests/artifact"
@@ -56,11 +56,11 @@ _SOURCES = {
     **dict.fromkeys((MODEL_FOLDER, CONFIGURATION_FOLDER), _MODELS),
     **dict.fromkeys((FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER), _ARTIFACTS),
 }
-"""Locations of each sort, so that a good part of the specs gets beyond their arguments."""
+"""Locations of each sort, so that many specs pass the check of their arguments."""
 
 
 def put_inputs(aws: Aws, stage: str) -> None:
-    """Put what good specs read into a stage's bucket."""
+    """Upload the inputs of valid specs to a stage's bucket."""
     bucket = read_stage(aws, stage).data_bucket
     for key, content in (
         (f"{MODEL_KEY}/config.json", b"{}"),
@@ -72,7 +72,7 @@ def put_inputs(aws: Aws, stage: str) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One attempt: the file, what `--set` replaces, and whether it is malformed for certain."""
+    """One attempt: the file, the values of `--set`, and whether the spec is certainly malformed."""
 
     content: bytes
     overrides: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Case:
 
 
 def fuzz(round_: Round, aws: Aws, stage: str, folder: Path, *, count: int, number: int) -> None:
-    """Give `count` specs to the code behind `trainyard submit --dry-run`, which asks the AWS that `aws` connects to."""
+    """Pass `count` specs through `trainyard submit --dry-run`, against the AWS that `aws` connects to."""
     path = folder / "spec.yaml"
 
     def look_at(case: Case) -> None:
@@ -104,7 +104,7 @@ def _submit(aws: Aws, stage: str, path: Path, case: Case) -> bool:
             raise Nonsense("a malformed spec was accepted")
         requests = json.loads(stdout, parse_constant=_no_constant)
         for planned, request in zip(plans, requests if isinstance(requests, list) else [requests], strict=True):
-            put_spec(aws, planned)  # arguments that are too long for the command line lie in the run's folder
+            put_spec(aws, planned)  # the run's folder has arguments that are too long for the command line
             _check_request(request, aws)
             delete_spec(aws, planned)
     return code == 0
@@ -115,9 +115,9 @@ def dry_run(aws: Aws, stage: str, path: Path, overrides: tuple[str, ...] = ()) -
 
 
 def reported(command: Callable[[Any], object], arguments: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Run a command as the console script does, and return its exit code and what it printed on stdout.
+    """Run a command as the console script does, and return its exit code and its stdout.
 
-    Raises Nonsense if it ends in a way that its users were not told of, or prints what no terminal should get.
+    Raises Nonsense for an undocumented exit code, an error without a message, or control characters in the output.
     """
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -126,16 +126,16 @@ def reported(command: Callable[[Any], object], arguments: tuple[str, ...] = ()) 
     if code not in EXIT_CODES:
         raise Nonsense(f"exit code {code}")
     if code and not stderr.getvalue().strip():
-        raise Nonsense(f"exit code {code} without a word")
+        raise Nonsense(f"exit code {code} without a message")
     if "Traceback" in stderr.getvalue():
         raise RuntimeError(stderr.getvalue())
     if printable(printed) != printed:
-        raise Nonsense(f"characters that steer a terminal: {printable(printed)!r}")
+        raise Nonsense(f"control characters in the output: {printable(printed)!r}")
     return code, stdout.getvalue()
 
 
 def _check_request(request: dict[str, Any], aws: Aws) -> None:
-    """Raise Nonsense if AWS Batch would refuse a request, or the container the command line in it."""
+    """Raise Nonsense if AWS Batch would refuse the request, or the container its command line."""
     shape = aws.batch.meta.service_model.operation_model("SubmitJob").input_shape
     assert shape is not None
     report = ParamValidator().validate(request, shape)
@@ -145,13 +145,13 @@ def _check_request(request: dict[str, Any], aws: Aws) -> None:
         overrides = properties["ecsPropertiesOverride"]
         (container,) = overrides["taskProperties"][0]["containers"]
         if len(json.dumps(overrides, ensure_ascii=False)) > MAX_OVERRIDES_CHARACTERS:
-            raise Nonsense("overrides that ECS would not start")
+            raise Nonsense("overrides that are too long for ECS")
         command, environment = container["command"], {item["name"]: item["value"] for item in container["environment"]}
         if command[:3] != ["python", "-m", "jobs.container.launch"] or any("\0" in word for word in command):
             raise Nonsense(f"the command {command}")
         "\n".join(command).encode()
         try:
-            # The launcher asks the hub for the repository that is pushed to.
+            # The launcher would look up the repository on the hub.
             launch = parse([word for word in command[3:] if not word.startswith("--push-to-hub=")], environment)
         except SystemExit:
             raise Nonsense(f"the container cannot read {command}") from None
@@ -165,7 +165,7 @@ def _no_constant(name: str) -> None:
 
 @st.composite
 def cases(draw: DrawFn, canary: Path) -> Case:
-    """Draw a spec file: as the schema has it, changed for the worse, or with its text damaged."""
+    """Draw a spec file: valid, with a bad value, malformed, with damaged text, or with a hostile `--set`."""
     kinds = draw(st.lists(st.sampled_from(sorted(CATALOG)), min_size=1, max_size=2))
     documents = [draw(_documents(kind)) for kind in kinds]
     what = draw(st.sampled_from(("whole", "value", "malformed", "text", "override")))
@@ -189,7 +189,7 @@ def cases(draw: DrawFn, canary: Path) -> Case:
 
 @cache
 def _documents(kind: str) -> SearchStrategy[dict[str, Any]]:
-    """Return a strategy of specs of a kind, with its arguments in the place that the schema ties to the kind."""
+    """Return a strategy of specs of a kind, with the arguments that the schema requires for the kind."""
     properties = {**_SCHEMA["properties"], "job": {"const": kind}, "arguments": {"$ref": f"#/$defs/{kind}"}}
     drawn = instances({**_SCHEMA, "properties": properties, "required": ["name", "job", "arguments"]}, _SCHEMA["$defs"])
     names = st.none() | st.none() | st.sampled_from(("reviews", "second", "a" * 63))
@@ -197,7 +197,7 @@ def _documents(kind: str) -> SearchStrategy[dict[str, Any]]:
 
 
 def _sensible(document: dict[str, Any], name: str | None, random: Any) -> dict[str, Any]:
-    """Give most specs what nearly no draw of the schema has: a stage's team, and inputs that can be read."""
+    """Give most specs what random draws nearly never have: one of the stage's teams, and readable inputs."""
     document, arguments = copy.deepcopy(document), dict(document["arguments"])
     document["name"] = name or document["name"]
     if random.random() < 0.8:
@@ -215,7 +215,7 @@ def _sensible(document: dict[str, Any], name: str | None, random: Any) -> dict[s
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield mapping or list and key of each value inside."""
+    """Yield the container (mapping or list) and the key of each nested value."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
         yield from _places(value[key])

@@ -1,4 +1,4 @@
-"""Requests to every operation of the emulator from those who may not: web pages, other names, other users."""
+"""Send requests to every operation of the emulator as intruders: web pages, other host names, other users."""
 
 import http.client
 import json
@@ -19,12 +19,12 @@ SERVICES = """
 autoscaling batch budgets cloudformation cloudwatch codebuild ec2 ecr ecs events fsx iam imagebuilder kms lambda logs s3
 secretsmanager service-quotas sns sqs ssm sts
 """
-"""Those of the stacks, the command line and the preflight."""
+"""Services that the stacks, the command line and the preflight use."""
 
 _SIGNED = "AWS4-HMAC-SHA256 Credential={}/20261123/us-east-1/SERVICE/aws4_request, SignedHeaders=host, Signature=0"
 _READING = ("Describe", "Get", "List")
 _NOT_HTTP = (400, 403, 404, 405, 408, 411, 413, 414, 431, 501, 505)
-"""The server refuses what is no HTTP before the gate sees it, with the status that says why."""
+"""Statuses with which the server refuses malformed HTTP, before its access check sees the request."""
 _OF_A_PAGE_AT_ONCE = 50
 _SCRIPT = """
 async ([endpoint, requests]) => Promise.all(requests.map(async ([method, path, mode, headers, body]) => {
@@ -38,7 +38,7 @@ async ([endpoint, requests]) => Promise.all(requests.map(async ([method, path, m
 
 @dataclass(frozen=True)
 class Request:
-    """One request, without what its sender is known by."""
+    """One request, without the headers that identify its sender."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ class Request:
 
 
 def fuzz(round_: Round, aws: Emulator) -> None:
-    """Send every operation by hand as each of the intruders, and from a page in a browser; then as their owner."""
+    """Send every operation as each intruder, and from a page in a browser; then as the owner."""
     before = _state(aws)
     requests = [*_operations(), *_own_paths()]
     for intruder, headers in _intruders(aws).items():
@@ -63,11 +63,11 @@ def fuzz(round_: Round, aws: Emulator) -> None:
         round_.find("command", "all of them", f"{before} became {after}")
     for request in (request for request in requests if request.only_reads):
         if _status(aws, request, _headers_of_owner(aws)) == 403:
-            round_.find("nonsense", request, "the owner was refused, too")
+            round_.find("nonsense", request, "the owner was refused too")
 
 
 def _operations() -> Iterator[Request]:
-    """Yield a request for each operation of each service, as its protocol spells it."""
+    """Yield a request for each operation of each service, in the form of its protocol."""
     session = botocore.session.get_session()
     for service in SERVICES.split():
         model = session.get_service_model(service)
@@ -98,7 +98,7 @@ def _own_paths() -> Iterator[Request]:
 
 
 def _intruders(aws: Emulator) -> dict[str, dict[str, str]]:
-    """Return who sends, with the headers that tell: some have the credentials even so."""
+    """Return the headers of each intruder. Some intruders have valid credentials."""
     own = urlsplit(aws.endpoint).netloc
     known = _SIGNED.format(aws.credentials.access_key_id)
     return {
@@ -136,7 +136,7 @@ def _status(aws: Emulator, request: Request, headers: Mapping[str, str]) -> int:
 
 
 def _raw_requests(aws: Emulator) -> Iterator[bytes]:
-    """Yield requests that no client library would send."""
+    """Yield raw requests that no client library would send."""
     own = b"Host: " + urlsplit(aws.endpoint).netloc.encode()
     evil, end = b"Host: evil.example", b"\r\nConnection: close\r\n\r\n"
     bearer = b"Authorization: Bearer " + aws.credentials.secret_access_key.encode()
@@ -160,7 +160,7 @@ def _raw(aws: Emulator, raw: bytes) -> bool:
             connection.shutdown(socket.SHUT_WR)
             while piece := connection.recv(65_536):
                 answer += piece
-    except (ConnectionError, OSError):  # it has answered, and hung up already
+    except (ConnectionError, OSError):  # it has already answered and closed the connection
         pass
     status = re.match(rb"HTTP/\d\.\d (\d{3})", answer)
     if status and int(status[1]) not in _NOT_HTTP:
@@ -169,7 +169,7 @@ def _raw(aws: Emulator, raw: bytes) -> bool:
 
 
 def _from_a_page(round_: Round, aws: Emulator, requests: list[Request]) -> None:
-    """Have a page try all of it: as a form would, which asks nobody first, and with the headers of a client."""
+    """Send all requests from a page: like a form, which needs no preflight request, and with a client's headers."""
     key = _SIGNED.format(aws.credentials.access_key_id)
     tries = []
     for request in requests:
@@ -192,7 +192,7 @@ def _unreadable(answer: str) -> bool:
 
 
 def _state(aws: Emulator) -> dict[str, Any]:
-    """Return what a request that came through would have changed."""
+    """Return the state that a successful request would have changed."""
     health = aws.health()
     return {
         "buckets": [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]],
