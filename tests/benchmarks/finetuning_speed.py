@@ -1,18 +1,18 @@
-"""Fine-tuning an encoder on pairs of sentences: this project's job beside the plain Trainer, on one accelerator.
+"""Compare the speed of fine-tuning on pairs of sentences: our job and the plain Trainer, on one accelerator.
 
 python -m tests.benchmarks.finetuning_speed --device cuda    BERT-large, 3,668 pairs as long as MRPC's, 3 epochs, bf16
 python -m tests.benchmarks.finetuning_speed --layers 2 --hidden 128 --heads 2 --examples 640    small, on this CPU
 
-All sides train the same new weights on the same made-up pairs for as many epochs, 32 pairs a step, AdamW at the same
-rate of learning:
+All sides train the same new weights on the same synthetic pairs for the same epochs, with 32 pairs per step, and AdamW
+at the same learning rate:
 
-    padded to 128   the plain Trainer, every pair padded to 128, as optimum-habana's published example does
-    plain Trainer   the plain Trainer, each batch padded to its longest pair, as transformers' collator does
+    padded to 128   the plain Trainer, every pair padded to 128, like optimum-habana's published example
+    plain Trainer   the plain Trainer, each batch padded to its longest pair, like transformers' collator
     entrypoint      jobs.container.launch finetune-classification, with metrics and the model on S3 as in any run
 
-In bf16 autocast on a card, in fp32 on a CPU: what the entrypoint does there. Steps between the first and the last line
-of the log count. The mean lengths and their spread are those of MRPC under BERT's tokenizer. New weights learn little
-in so short a time: the accuracy on held-out pairs shows whether all sides learned alike.
+All sides use bf16 autocast on a card and fp32 on a CPU, like the entrypoint. Steps between the first and the last log
+line count. Mean and spread of the lengths are those of MRPC under BERT's tokenizer. New weights learn little in so
+short a time; the accuracy on held-out pairs shows whether all sides learned the same.
 """
 
 import argparse
@@ -40,12 +40,12 @@ from tests.support.container.s3_server import put
 
 MAX_LENGTH = 128
 MEAN_LENGTH, DEVIATION, LONGEST = 53, 18, 103
-"""Tokens of a pair with its three special ones."""
+"""Tokens of a pair, including three special tokens."""
 BATCH = 32
 LEARNING_RATE = 3e-5
 WORDS = 20_000
 HELD_OUT = 408
-"""Pairs, as MRPC's validation split has them."""
+"""Number of held-out pairs, as in MRPC's validation split."""
 PADDED, PLAIN = "padded to 128", "plain Trainer"
 
 
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _save(folder: Path, options: argparse.Namespace) -> None:
-    """New weights with a tokenizer whose words are whole, and pairs that agree if they begin with the same word."""
+    """Save new weights, a tokenizer of whole words, and pairs whose label is 1 if both begin with the same word."""
     sizes = {"hidden_size": options.hidden, "num_hidden_layers": options.layers, "num_attention_heads": options.heads}
     words_known = [f"w{number}" for number in range(WORDS)]
     save_new_bert(folder / "model", words_known, **sizes, intermediate_size=4 * options.hidden)
@@ -115,7 +115,7 @@ def _flags(new_run: NewRun, folder: Path, options: argparse.Namespace) -> tuple[
 
 
 def _train_plainly(side: str, folder: Path, options: argparse.Namespace) -> Result:
-    """Train in this process, which is one of its own."""
+    """Train in this process, which is separate from the benchmark."""
     import transformers
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,17 +1,17 @@
-"""Hostile input at every door: specs, command lines, settings, requests to the emulator.
+"""Send hostile input to every entry point: specs, command lines, settings, requests to the emulator.
 
-python -m tests.benchmarks.fuzz                                all kinds, in about half an hour
-python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind of input, other draws, fewer of them
+python -m tests.benchmarks.fuzz                                all kinds of input, in about half an hour
+python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind, with other and fewer draws
 
-    specs       drawn from the JSON Schema of a spec, whole or malformed, through `submit --dry-run`; what is accepted
-                has to be a request that AWS Batch takes and arguments that the container reads
-    commands    command lines over all commands, run here as the console script runs them, a twentieth as processes too
-    inputs      data files and folders of models that `submit` looks into, the worst that we know and damaged ones
+    specs       drawn from the JSON Schema of a spec, valid or malformed, through `submit --dry-run`; an accepted spec
+                must give a request that AWS Batch accepts, and arguments that the container can read
+    commands    command lines for all commands, run in this process, and one in twenty also as a separate process
+    inputs      data files and model folders that `submit` checks: the worst that we know, and damaged ones
     settings    rows through the checks until enough have passed, and those through a synthesis
-    requests    every operation of every service that the stacks and commands use, by hand and from a page in Chromium,
-                by those who may not: each has to be answered 403, and its owner otherwise
+    requests    every operation of every service that stacks and commands use, from intruders and from a page in
+                Chromium: an intruder must get 403, and the owner another answer
 
-Faults are tracebacks, hangs, nonsense that is accepted, and commands of the input that run. Exit code 1: there was one.
+Findings are tracebacks, hangs, accepted nonsense, and commands of the input that run. Exit code 1: there are findings.
 The same seed gives the same input on the same machine.
 """
 
@@ -31,7 +31,7 @@ from tests.support.fuzz.findings import Round
 from tests.support.running_emulator import Emulator, deploy_stage, environment_of, run_emulator
 
 COUNTS = {"specs": 5_000, "commands": 1_000, "inputs": 500, "settings": 500, "requests": 0}
-"""How many of each; of settings, how many that pass. Of requests there are as many as AWS has operations."""
+"""Number of inputs; for settings, of rows that pass. Requests: one per operation and sender."""
 
 
 def main() -> int:
@@ -40,12 +40,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"{', '.join(COUNTS)}; default: all of them")
-    parser.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
-    parser.add_argument("--count", type=int, help="how many of each kind but requests")
+    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"{', '.join(COUNTS)}; default: all")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
+    parser.add_argument("--count", type=int, help="inputs of each kind except requests")
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(COUNTS):
-        parser.error(f"no such kind: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown kind: {', '.join(sorted(unknown))}")
     with TemporaryDirectory(prefix="trainyard-fuzz-") as name, deployed(Path(name)) as aws:
         rounds = [
             look(kind, aws, Path(name), count=options.count or COUNTS[kind], seed=options.seed)
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def look(kind: str, aws: Emulator, folder: Path, *, count: int, seed: int) -> Round:
-    """Make the round of a kind, print what came of it, and return it."""
+    """Run the round of a kind, print its result, and return it."""
     round_, began = Round(kind, canary=folder / "canary"), time.monotonic()
     match kind:
         case "specs":
@@ -74,7 +74,7 @@ def look(kind: str, aws: Emulator, folder: Path, *, count: int, seed: int) -> Ro
 
 @contextmanager
 def deployed(folder: Path) -> Iterator[Emulator]:
-    """Yield an emulator with a stage; this process talks to it, has an empty home, and works in `folder`."""
+    """Yield an emulator with a stage. This process uses it, has an empty home folder, and works in `folder`."""
     with run_emulator(folder) as aws:
         deploy_stage(aws)
         for variable in [name for name in os.environ if name.startswith(("AWS_", "TRAINYARD_"))]:

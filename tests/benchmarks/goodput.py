@@ -1,22 +1,21 @@
-"""How much of a day on Spot instances is useful work, here and where less is done about reclaims.
+"""Simulate how much of a day on Spot instances is useful work, with several ways to handle reclaims.
 
-python -m tests.benchmarks.goodput                           simulates 1,000 days a figure
+python -m tests.benchmarks.goodput                           simulate 1,000 days per figure
 python -m tests.benchmarks.goodput --instance-seconds 240    with another duration
 
-Goodput is the time of steps that are not lost over the time that passes while an instance is held; a day of that time
-is simulated, with reclaims at random (a Poisson process). EC2 gives notice of each, two minutes before. The ways to
-train:
+Goodput is the time of steps that are not lost, divided by the time for which an instance is held. The simulation covers
+a day of that time, with random reclaims (a Poisson process) and EC2's notice two minutes before each. The policies:
 
-    trainyard              saves every so many seconds (checkpoint_every_steps: auto, which assumes a reclaim every
-                           6 h); saves at the notice, trains on, saves again shortly before the end, and leaves
-    save and leave         the same, but leaves at once when it has saved at the notice; the instance is still held
-    save once              the same, but trains on after the save at the notice until the instance is gone
-    no heed of it          saves by Young's formula, told the true rate, and trains until the instance is gone
-    every 500 steps        the default of transformers, until the instance is gone
-    published tutorial     saves every 5,000 steps and never resumes: what counts is what the day's end still has
+    trainyard              saves at intervals (checkpoint_every_steps: auto, which assumes a reclaim every 6 h); saves
+                           at the notice, continues, saves again shortly before the end, and exits
+    save and exit          the same, but exits after the save at the notice; the instance is still held
+    save once              the same, but continues after the save at the notice until the instance is gone
+    notice ignored         saves by Young's formula, knowing the true rate, and trains until the instance is gone
+    every 500 steps        saves like transformers by default, and trains until the instance is gone
+    published tutorial     saves every 5,000 steps and never resumes: only the work since the last reclaim counts
 
-All resume from the last complete checkpoint, but for the tutorial, and all start as fast. The durations are those that
-`saving` and `start_up --examples 1000000` measured of BERT-base on two quiet cores.
+All except the tutorial resume from the last complete checkpoint, and all start equally fast. The default durations are
+those that `saving`, and an earlier `start_up` with 1,000,000 examples, measured for BERT-base on two idle cores.
 """
 
 import argparse
@@ -36,28 +35,28 @@ ASSUMED_HOURS = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """How long things take, in seconds."""
+    """Durations, in seconds."""
 
     step: float = 0.78
     stall: float = 0.10
-    """A save holds the training up."""
+    """How long a save stops the training."""
     upload: float = 13.9
-    """From there until the checkpoint is complete."""
+    """From then until the checkpoint is complete."""
     restart: float = 10.3
-    """From the time at which a job can start on an instance to the first step on it."""
+    """From the time when a job can start on an instance to its first step."""
     instance: float = 0.0
-    """Before that, from the time at which the instance is held: nobody has measured it."""
+    """Before that, from the time when the instance is held. Nobody has measured it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a training does about reclaims."""
+    """How a training handles reclaims."""
 
     name: str
     every: float
     """Seconds of steps between two saves."""
     at_notice: str = "nothing"
-    """`nothing`, `saves`, `leaves` or `saves twice`."""
+    """`nothing`, `saves`, `exits` or `saves twice`."""
     resumes: bool = True
 
 
@@ -68,16 +67,16 @@ def policies_of(costs: Costs, mean_hours: float) -> Sequence[Policy]:
     )
     return (
         Policy(name="trainyard", every=auto, at_notice="saves twice"),
-        Policy(name="save and leave", every=auto, at_notice="leaves"),
+        Policy(name="save and exit", every=auto, at_notice="exits"),
         Policy(name="save once", every=auto, at_notice="saves"),
-        Policy(name="no heed of it", every=max(math.sqrt(2 * costs.stall * mean_hours * 3600), save)),
+        Policy(name="notice ignored", every=max(math.sqrt(2 * costs.stall * mean_hours * 3600), save)),
         Policy(name="every 500 steps", every=500 * costs.step),
         Policy(name="published tutorial", every=5000 * costs.step, resumes=False),
     )
 
 
 def goodput(policy: Policy, costs: Costs, *, mean_hours: float, days: int, seed: int) -> float:
-    """Return useful step time over the time that passes: the mean of `days` days."""
+    """Return the mean share of useful step time over `days` days."""
     useful = 0.0
     for day in range(days):
         chance = random.Random(f"{seed} {day}")
@@ -91,7 +90,7 @@ def goodput(policy: Policy, costs: Costs, *, mean_hours: float, days: int, seed:
 
 
 def _kept(policy: Policy, costs: Costs, seconds: float) -> float:
-    """Return the work that is saved when the instance goes, `seconds` after the first step."""
+    """Return the saved work, in seconds, when the instance ends `seconds` after the first step."""
     save = costs.stall + costs.upload
     complete = max(0.0, seconds - costs.upload) // (policy.every + costs.stall) * policy.every
     if policy.at_notice == "nothing" or save + costs.step > NOTICE_SECONDS:
@@ -99,14 +98,14 @@ def _kept(policy: Policy, costs: Costs, seconds: float) -> float:
     saved_at = seconds - NOTICE_SECONDS
     if policy.at_notice == "saves twice":
         last = needed_seconds(Measured(save=save, step=costs.step)) + NOTICE_MARGIN_SECONDS
-        # On average the step under way then ends half a step later; the save at the notice stalls, too.
+        # The current step then ends half a step later on average; the save at the notice also stops the training.
         saved_at += max(0.0, NOTICE_SECONDS - last + costs.step / 2 - costs.stall)
     worked = _worked(policy, costs, saved_at)
     return max(worked, complete) if policy.at_notice == "saves" else worked
 
 
 def _worked(policy: Policy, costs: Costs, seconds: float) -> float:
-    """Return the work of steps in so many seconds from the first one on."""
+    """Return the seconds of work in the first `seconds` after the first step."""
     saves, rest = divmod(max(0.0, seconds), policy.every + costs.stall)
     return saves * policy.every + min(rest, policy.every)
 
@@ -119,7 +118,7 @@ def main() -> None:
     )
     for part in fields(Costs):
         parser.add_argument(f"--{part.name}-seconds", type=float, default=part.default, help=f"default: {part.default}")
-    parser.add_argument("--days", type=int, default=1000, help="simulated for each figure")
+    parser.add_argument("--days", type=int, default=1000, help="days to simulate for each figure (default: 1000)")
     parser.add_argument("--seed", type=int, default=1)
     options = vars(parser.parse_args())
     costs = Costs(**{part.name: options[f"{part.name}_seconds"] for part in fields(Costs)})

@@ -1,25 +1,24 @@
-"""Measure whether anything is lost: trainings interrupted at random moments, against the same ones left alone.
+"""Interrupt trainings at random moments, and compare their results with uninterrupted trainings.
 
 python -m tests.benchmarks.kill_and_resume                           20 blows to four kinds of training
-python -m tests.benchmarks.kill_and_resume trainer loop --blows 60   only to these kinds, and more
-python -m tests.benchmarks.kill_and_resume --faults 0.1              on an S3 that fails, is slow, is cut off
+python -m tests.benchmarks.kill_and_resume trainer loop --blows 60   only these kinds, with more blows
+python -m tests.benchmarks.kill_and_resume --faults 0.1              with an S3 that fails, is slow, drops connections
 
     finetune    fine-tuning of a two-layer BERT            trainer    a script: Trainer with trainyard.Callback
-    pretrain    pre-training of one                        loop       a script: a loop of its own with trainyard.Run
+    pretrain    pre-training of a two-layer BERT           loop       a script: its own loop with trainyard.Run
 
 Each kind trains on one rank and on two. A blow is SIGTERM, a Spot notice, a rebalance recommendation, or SIGKILL of a
-rank, of the launcher, or of all at once, each as often as the others. It falls soon after something that the attempt
-shows: a line of its output, a request to S3, or a new folder of a checkpoint, each as often as the others, and within
-these each kind of line or request, since steps are many and evaluations are few. A run is started again with the next
-number of an attempt, as Batch and `trainyard resume` do, and struck again or not, until it ends. A blow that comes
-after the end of its attempt hits nothing and is drawn again.
+rank, of the launcher, or of all at once, all equally often. It happens soon after an event: an output line, a request
+to S3, or a new checkpoint folder, all equally often, and so are the kinds of lines and requests, because a training has
+many steps and few evaluations. The run is restarted with the next attempt number, as by Batch and `trainyard resume`,
+and may get another blow, until it ends. A blow after the end of its attempt has no effect and is drawn again.
 
-S3 is that of the tests, 30 ms away, so that uploads take a while; a launcher looks for notices twenty times a second,
-since these trainings take seconds.
+The tests' S3 answers after 30 ms, so that uploads take a while. A launcher polls for notices twenty times a second,
+because these trainings take seconds.
 
-Equal means: the weights are those of the training that was left alone, bit by bit, and metrics.jsonl has its lines,
-each once, but for what the clock says. Exit status 1 where one is not, or where an announced end was not answered with
-0 or 75, within 30 s of SIGTERM or two minutes of a notice.
+Two trainings are equal if their weights are bit-identical and metrics.jsonl has the same lines, each once, except for
+times. Exit code 1: a training is not equal, or an announced end did not give 0 or 75, within 30 s of SIGTERM or two
+minutes of a notice.
 """
 
 import argparse
@@ -57,17 +56,17 @@ RANKS = (1, 2)
 LATENCY_SECONDS = 0.03
 HANGS_SECONDS = 300
 ANOTHER_BLOW = 0.5
-"""How likely a run that was struck is struck once more."""
+"""Probability that an interrupted run is interrupted again."""
 
 SIGTERM, SPOT, REBALANCED = ("SIGTERM", "Spot notice", "rebalance")
 KILL_RANK, KILL_LAUNCHER, KILL_ALL = ("SIGKILL of a rank", "SIGKILL of the launcher", "SIGKILL of all")
 WAYS = (SIGTERM, SPOT, REBALANCED, KILL_RANK, KILL_LAUNCHER, KILL_ALL)
 LIMIT_SECONDS = {SIGTERM: 30.0, SPOT: 120.0, REBALANCED: 120.0}
-"""For an announced end: what Batch leaves between SIGTERM and SIGKILL, and EC2 between its notice and the end."""
+"""Limits for an announced end: Batch's time between SIGTERM and SIGKILL, and EC2's between notice and end."""
 BEFORE_PYTHON_LISTENS = -signal.SIGTERM
-"""Exit code of a launcher whose SIGTERM came before its first line; process 1 of a container would not take it."""
+"""Exit code of a launcher that got SIGTERM before its first line. As process 1 of a container, it would ignore it."""
 NOTICE_SECONDS = (10.0, 18.0)
-"""So long before its end an instance gets its notice, drawn between the two: trainings here are over in two minutes."""
+"""Range of the time between notice and end, shorter than EC2's, because these trainings last two minutes."""
 
 LAUNCHER = """
 import sys
@@ -80,7 +79,7 @@ sys.exit(launch.main())
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One that was left alone, and what an attempt of it shows."""
+    """An uninterrupted training, and the events of its attempt."""
 
     name: str
     ranks: int
@@ -89,28 +88,28 @@ class Training:
     whole: Run
     s3: FaultyS3
     shown: dict[str, list[float]]
-    """For each kind of what it showed, how many seconds passed until the next thing."""
+    """For each kind of event, the seconds until the next event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blow:
-    """One interruption, and how it was answered."""
+    """One interruption, and its outcome."""
 
     way: str
     after: str
-    """The kind of what the attempt showed last before it was to fall."""
+    """Kind of the event that it follows."""
     nth: int
     delay_seconds: float
     attempt: int = 0
     seconds: float = 0.0
-    """From the start of the attempt on."""
+    """Since the start of the attempt."""
     exit_code: int | None = None
-    """None: it did not end."""
+    """None if the attempt did not end."""
     ended_after_seconds: float = 0.0
 
     @property
     def is_answered(self) -> bool:
-        """Return whether it ended; an announced end in time and with a code with which Batch starts it again, or 0."""
+        """Return whether the attempt ended; an announced end also needs to be in time, with 0 or a retried code."""
         if self.way not in LIMIT_SECONDS:
             return self.exit_code is not None
         in_time = self.ended_after_seconds <= LIMIT_SECONDS[self.way]
@@ -119,7 +118,7 @@ class Blow:
 
 @dataclass(kw_only=True)
 class Ended:
-    """A run that was struck, and what it has come to differ in."""
+    """An interrupted run, and how it differs from the uninterrupted one."""
 
     training: Training
     blows: list[Blow] = field(default_factory=list)
@@ -136,14 +135,14 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"{', '.join(_STARTS)}; default: all of them")
+    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"{', '.join(_STARTS)}; default: all")
     parser.add_argument("--blows", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", type=float, default=0.0, help="share of the requests to S3 that go wrong")
-    parser.add_argument("--logs", type=Path, help="a folder for the output of all attempts")
+    parser.add_argument("--faults", type=float, default=0.0, help="share of S3 requests that fail")
+    parser.add_argument("--logs", type=Path, help="folder in which to keep the output of all attempts")
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(_STARTS):
-        parser.error(f"no such kind: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown kind: {', '.join(sorted(unknown))}")
     chance = random.Random(options.seed)
     ways = [WAYS[number % len(WAYS)] for number in range(options.blows)]
     chance.shuffle(ways)
@@ -168,7 +167,7 @@ def main() -> int:
                 while left:
                     ended.append(_struck(training, new_run(), left, chance, options.logs))
                     _show(ended[-1], len(ended))
-            print(f"faults of S3: {dict(s3.counts)}" if options.faults else "no faults of S3")
+            print(f"S3 faults: {dict(s3.counts)}" if options.faults else "no S3 faults")
     return _sum_up(ended)
 
 
@@ -200,7 +199,7 @@ def _script(run: Run, folder: Path, text: str, model: str) -> tuple[str, Sequenc
 
 
 _STARTS = {"finetune": _finetune, "pretrain": _pretrain, "trainer": _trainer, "loop": _loop}
-"""What trains: the kind of job, its flags, and where its model lies then."""
+"""For each kind of training: the kind of job, its flags, and the location of its model."""
 
 _RHYTHM = (
     "--eval-batch-size=1",
@@ -208,9 +207,9 @@ _RHYTHM = (
     "--evaluate-every-steps=24",
     "--log-every-steps=1",
 )
-"""Of trainings of 84 steps."""
+"""For trainings of 84 steps."""
 POSITIONS = 32768
-"""Positions of the models, which use 16 of them: their checkpoints have 13 MB, whose save takes some hundredths of a
+"""Positions of the models, which use only 16: their checkpoints then have 13 MB, and a save takes some hundredths of a
 second."""
 MODEL_FILE = f"{MODEL}model.safetensors"
 
@@ -232,12 +231,12 @@ def _left_alone(name: str, ranks: int, whole: Run, s3: FaultyS3, folder: Path) -
         seconds[shown].append(until - at)
     seconds["request GET checkpoints"] = seconds[
         "request PUT checkpoints"
-    ]  # nothing is fetched here; it is as much as is uploaded
+    ]  # nothing is downloaded here, but a resumed attempt downloads as much as it uploads
     return Training(name=name, ranks=ranks, start=start, model=model, whole=whole, s3=s3, shown=dict(seconds))
 
 
 def _struck(training: Training, run: Run, left: list[str], chance: random.Random, logs: Path | None) -> Ended:
-    """Start one run until it ends. The blows that it has taken are taken off `left`."""
+    """Restart one run until it ends, and remove its blows from `left`."""
     ended = Ended(training=training)
     for attempt in itertools.count(1):
         blow = None
@@ -260,9 +259,7 @@ def _struck(training: Training, run: Run, left: list[str], chance: random.Random
             answered = time.monotonic() - started - blow.seconds
             ended.blows.append(replace(blow, exit_code=code, ended_after_seconds=answered))
         elif code:
-            ended.difference = (
-                f"attempt {attempt}, which nobody struck, ended with {code}: {launched.lines[-1].strip()}"
-            )
+            ended.difference = f"attempt {attempt} ended with {code} without a blow: {launched.lines[-1].strip()}"
             return ended
         if code is None:
             ended.difference = f"attempt {attempt} has not ended"
@@ -282,7 +279,7 @@ def _drawn(way: str, training: Training, attempt: int, chance: random.Random) ->
 
 
 def _reached(watched: Watched, blow: Blow) -> bool:
-    """Wait for the moment of a blow. Return whether the attempt had not ended before."""
+    """Wait for the moment of a blow. Return whether the attempt still runs."""
     until = None
     for _ in watched.until_the_end():
         if until is None and watched.counts()[blow.after] > blow.nth:
@@ -293,7 +290,7 @@ def _reached(watched: Watched, blow: Blow) -> bool:
 
 
 def _strike(way: str, launched: Launched, run: Run, metadata: MetadataService, chance: random.Random) -> bool:
-    """Interrupt an attempt. Return whether there was what was to be hit: at its start it has no ranks yet."""
+    """Interrupt an attempt. Return False if its target does not exist: at its start, an attempt has no ranks."""
     if way == SIGTERM:
         launched.process.send_signal(signal.SIGTERM)
     elif way == SPOT:
@@ -321,7 +318,7 @@ def _killed(way: str, launched: Launched, run: Run, chance: random.Random) -> li
 
 
 def _exit_code(run: Run, launched: Launched) -> int | None:
-    """Return None where it has not ended, for far longer than any of them takes; all of it is killed then."""
+    """Wait for the end of the attempt. If it does not end, kill all its processes and return None."""
     try:
         launched.process.wait(HANGS_SECONDS)
     except subprocess.TimeoutExpired:
@@ -334,8 +331,8 @@ def _exit_code(run: Run, launched: Launched) -> int | None:
 
 
 def _show(run: Ended, number: int) -> None:
-    """Print a line for each blow that the run has taken."""
-    equal = "equal" if run.is_equal else f"NOT EQUAL: {run.difference or 'not answered as it has to be'}"
+    """Print a line for each blow of the run."""
+    equal = "equal" if run.is_equal else f"NOT EQUAL: {run.difference or 'wrong exit code or too late'}"
     for blow in run.blows:
         print(
             f"{run.training.name}, {run.training.ranks} rank(s), run {number}, attempt {blow.attempt}, at "
@@ -344,15 +341,15 @@ def _show(run: Ended, number: int) -> None:
             flush=True,
         )
     if not run.blows:
-        print(f"{run.training.name}, {run.training.ranks} rank(s), run {number}, never struck: {equal}", flush=True)
+        print(f"{run.training.name}, {run.training.ranks} rank(s), run {number}, no blow: {equal}", flush=True)
 
 
 def _sum_up(ended: Sequence[Ended]) -> int:
-    """Print how often each way struck; return the exit code."""
+    """Print the number of blows of each kind, and return the exit code."""
     hits = Counter(blow.way for run in ended for blow in run.blows)
     equal = sum(len(run.blows) for run in ended if run.is_equal)
     print(", ".join(f"{way} {hits[way]}" for way in WAYS))
-    print(f"{equal} of {hits.total()} blows left nothing behind")
+    print(f"{equal} of {hits.total()} blows had no effect on the result")
     return 0 if all(run.is_equal for run in ended) else 1
 
 

@@ -1,14 +1,13 @@
-"""What becomes of a training on two nodes whose peer is killed, with the collectives of the accelerator itself.
+"""Test a training on two nodes when one node is killed, with the accelerator's own collectives.
 
-python -m tests.benchmarks.lost_peer --device cuda    two nodes of one rank each, on one card, over NCCL
+python -m tests.benchmarks.lost_peer --device cuda    two nodes with one rank each, on one card, over NCCL
 python -m tests.benchmarks.lost_peer                  the same over gloo
 
-NCCL refuses two ranks on one card of one host. So each node is given a host of its own by name (NCCL_HOSTID), and they
-talk over loopback's sockets as two hosts do. Fine-tuning of a two-layer BERT is left alone first. In the midst of a
-second run its second node's launcher gets kill -9, which takes the rank along. The first node's launcher has to end
-with 75 and name the lost node, whatever its own rank ended by: PyTorch's watchdog ends one that waits in NCCL by
-SIGABRT. A second attempt of both nodes has to end with the weights and metrics of the training that was left alone.
-Exit status 1 where one of this is not so.
+NCCL refuses two ranks on one card of one host. So each node gets its own host id (NCCL_HOSTID), and they communicate
+over loopback like two hosts. First, a fine-tuning of a two-layer BERT runs without interruption. In a second run, the
+launcher of the second node gets kill -9, which also ends its rank. The first node's launcher must exit with 75 and name
+the lost node, however its own rank ended: PyTorch's watchdog ends a rank that waits in NCCL with SIGABRT. A second
+attempt of both nodes must end with the weights and metrics of the uninterrupted run. Exit code 1: one of these failed.
 """
 
 import argparse
@@ -62,7 +61,7 @@ def main() -> int:
         difference = differences(run, whole)
     wrong = []
     if code != INTERRUPTED_EXIT_CODE or "node 1" not in reason:
-        wrong.append(f"exit code {code}; the lost node is{'' if 'node 1' in reason else ' not'} named")
+        wrong.append(f"exit code {code}; the reason{'' if 'node 1' in reason else ' does not'} name the lost node")
     if resumed is None:
         wrong.append("the second attempt started over")
     if difference:
@@ -72,12 +71,12 @@ def main() -> int:
     for line in ranks_end[-3:]:
         print(f"its log: {line}")
     print(f"the second attempt resumed from {f'step {resumed[1]}' if resumed else 'nothing'}")
-    print(f"not as it should be: {'; '.join(wrong)}" if wrong else "equal to the training that was left alone")
+    print(f"failed: {'; '.join(wrong)}" if wrong else "equal to the uninterrupted training")
     return 1 if wrong else 0
 
 
 def _started(run: Run, flags: tuple[str, ...], device: str, *, attempt: int) -> list[Launched]:
-    """Launchers of both nodes, with the variables of a multi-node job of AWS Batch."""
+    """Start the launchers of both nodes, with the variables of a multi-node job of AWS Batch."""
     variables: dict[str, Any] = {
         "AWS_BATCH_JOB_NUM_NODES": "2",
         "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",

@@ -1,19 +1,20 @@
-"""Measure whether a job survives a lost node on a real network: each node in a network namespace of its own.
+"""Test whether a job survives a lost node on a real network, with each node in a separate network namespace.
 
 python -m tests.benchmarks.nodes_in_namespaces               jobs of 2 and of 4 nodes
-python -m tests.benchmarks.nodes_in_namespaces --nodes 8     of another number, which divides 16
-python -m tests.benchmarks.nodes_in_namespaces --job gang    of nodes that are jobs of their own, on Spot
-python -m tests.benchmarks.nodes_in_namespaces --logs logs   keeps the output of all launchers
+python -m tests.benchmarks.nodes_in_namespaces --nodes 8     another number of nodes, which divides 16
+python -m tests.benchmarks.nodes_in_namespaces --job gang    nodes that are separate jobs, on Spot
+python -m tests.benchmarks.nodes_in_namespaces --logs logs   keep the output of all launchers
 
-Needs Linux, root and iproute2; exit status 3 where they lack. The namespaces hang on a bridge, with S3 (that of the
-tests) beside them, and each runs a launcher with Batch's variables and one rank. Fine-tuning of a two-layer BERT is
-left alone first, then interrupted in its midst: all processes of a node are killed, one is cut off the network, a
-launcher gets SIGTERM. All launchers have to end, the main node's with 75 and the lost node's name (or, after SIGTERM,
-all with the same saved step; of a gang all that live with 75), and a second attempt of all nodes has to end with the
-weights and metrics of the training that was left alone. Half of a gang begins besides, as one node is late: once it
-comes they have to save and end with 75, and all have to go on from there, with the lines of metrics of the training
-that was left alone, but not its values: on fewer nodes a step draws other random numbers. Exit status 1 where one of
-this is not so.
+Needs Linux, root and iproute2; exits with 3 without them. The namespaces are connected to a bridge, as is the tests' S3
+server. Each runs a launcher with Batch's variables and one rank. A fine-tuning of a two-layer BERT runs first without
+interruption. Further runs are interrupted: all processes of a node are killed, a node is disconnected, or a launcher
+gets SIGTERM. All launchers must exit: the main node's with 75 and the lost node's name; after SIGTERM, all with the
+same saved step; in a gang, all survivors with 75. A second attempt of all nodes must end with the weights and metrics
+of the uninterrupted run.
+
+In one more test, half of a gang starts because one node is late. When that node arrives, the others must save and exit
+with 75, and all nodes must continue from there. The result must have the steps of the uninterrupted run, but not its
+values: on fewer nodes a step draws other random numbers. Exit code 1: one of these failed.
 """
 
 import argparse
@@ -40,9 +41,9 @@ FLAGS = ("--epochs=20", "--checkpoint-every-steps=20")
 SAVED, INTERRUPTED_AT = "checkpoint: step 40,", "[progress] 60/"
 INSIDE = "import sys; from tests.benchmarks import nodes_in_namespaces; sys.exit(nodes_in_namespaces.inside())"
 
-LEFT_ALONE, KILLED, CUT_OFF = "left alone", "kill -9 of a child", "a child cut off"
+LEFT_ALONE, KILLED, CUT_OFF = "uninterrupted", "kill -9 of a child", "a child disconnected"
 SIGTERM, SIGTERM_OF_CHILD, KILLED_MAIN = "SIGTERM to the main node", "SIGTERM to a child", "kill -9 of the main node"
-LATE = "one is late"
+LATE = "one node is late"
 WAYS: dict[Kind, tuple[str, ...]] = {
     "multi-node": (KILLED, CUT_OFF, SIGTERM),  # without its main node a job has no exit code
     "gang": (KILLED, CUT_OFF, SIGTERM_OF_CHILD, KILLED_MAIN, LATE),
@@ -51,18 +52,18 @@ WAYS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What came of one training."""
+    """The result of one training."""
 
     job: Kind
     nnodes: int
     what: str
     main_seconds: float
-    """From the interruption (or the start) until the main node's launcher ended."""
+    """Seconds from the interruption (or the start) until the main node's launcher exited."""
     all_seconds: float
     reason: str = "-"
     resumed_from: str = "-"
     wrong: str = ""
-    """Empty: all is as it should be."""
+    """What failed; empty if nothing did."""
 
     def __str__(self) -> str:
         yes = {LEFT_ALONE: "reference", LATE: "equal steps"}.get(self.what, "equal")
@@ -89,12 +90,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=(2, 4, 8, 16))
     parser.add_argument("--job", nargs="+", default=sorted(WAYS), choices=sorted(WAYS))
-    parser.add_argument("--logs", type=Path, help="a folder for the output of all launchers")
+    parser.add_argument("--logs", type=Path, help="folder in which to keep the output of all launchers")
     return parser.parse_args()
 
 
 def inside() -> int:
-    """The benchmark, where nothing it does to a network is seen outside."""
+    """Run the benchmark inside its namespaces, which hide its network from the machine."""
     options = _options()
     network = Network(max(options.nodes))
     rows: list[Row] = []
@@ -125,7 +126,7 @@ def _left_alone(job: Job) -> Row:
 
 
 def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
-    """Two attempts of a run, the first interrupted."""
+    """Run two attempts and interrupt the first."""
     job.start(1)
     main, last = job.nodes[0], job.nnodes - 1
     hit = 0 if way in (SIGTERM, KILLED_MAIN) else last
@@ -156,7 +157,7 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
     reason = _reason(job.nodes[1 if way == KILLED_MAIN else 0])
     job.start(2)
     for node in job.nodes:
-        node.process.wait()  # for as long as it takes
+        node.process.wait()  # without a limit
     job.keep_output(f"{way} 2")
     resumed = re.search(r"start: resumed from checkpoint step-(\d+)", job.nodes[0].output)
     codes = [node.wait() for node in job.nodes]
@@ -179,7 +180,7 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
 
 
 def _late(job: Job, whole: Run) -> Row:
-    """Half of the nodes begin, and the last one comes while they train."""
+    """Start half of the nodes, and the last node while they train."""
     job.least, last = job.nnodes // 2, job.nnodes - 1
     others = job.started(range(1, last), 1)
     for node in others:
@@ -189,7 +190,7 @@ def _late(job: Job, whole: Run) -> Row:
     begun[0].wait_for_line(INTERRUPTED_AT)
     ranks = [rank for node in begun for rank in node.ranks()]
     for rank in ranks:
-        rank.suspend()  # else the training is over before anybody looks for who is late
+        rank.suspend()  # otherwise the training ends before any node looks for the late one
     at = time.monotonic()
     waiting += job.started([last], 1)
     begun[0].wait_for_line(" came late")
@@ -211,9 +212,9 @@ def _late(job: Job, whole: Run) -> Row:
     if any(codes):
         wrong.append(f"attempt 2 ended with {codes}: {_reason(job.nodes[0])}")
     elif resumed is None or f"saved step {resumed[1]}" not in reason:
-        wrong.append("attempt 2 did not go on from what was saved")
+        wrong.append("attempt 2 did not resume from the saved step")
     elif [line["step"] for line in job.run.metrics()] != [line["step"] for line in whole.metrics()]:
-        wrong.append("other lines of metrics")
+        wrong.append("the metrics have other steps")
     return Row(
         job=job.kind,
         nnodes=job.nnodes,
@@ -227,7 +228,7 @@ def _late(job: Job, whole: Run) -> Row:
 
 
 def _counted(job: Job, way: str) -> list[int]:
-    """Nodes whose exit codes Batch goes by: the main one's, or of a gang each one's."""
+    """Return the nodes whose exit codes matter to Batch: the main node, or every node of a gang."""
     if "SIGTERM" in way:
         return list(range(job.nnodes))
     if job.kind == "multi-node":

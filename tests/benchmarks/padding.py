@@ -1,13 +1,14 @@
-"""How much faster fine-tuning is in length buckets than padded to 512, the published tutorials' way.
+"""Measure how much faster fine-tuning is in length buckets than with padding to 512, as in the published tutorials.
 
 python -m tests.benchmarks.padding                 both kinds of texts, three seeds
 python -m tests.benchmarks.padding --texts pairs   one kind only
-python -m tests.benchmarks.padding --examples 640  fewer training examples: quicker, less accurate
+python -m tests.benchmarks.padding --examples 640  fewer training examples: faster, less accurate
 
-MiniLM on this machine's CPU and the demo's film reviews, alone (is it favourable?) and in pairs that agree (are they
-favourable?). All ways take the same examples through the same loop, in one run. Speed at 512 is that of a few steps,
-since all are alike. Accuracy there is that of the same batches padded to the longest example only: attention leaves
-padding out, so it is the same model, in a fraction of the time; by how much logits differ between the two is printed.
+It trains MiniLM on this machine's CPU, on the demo's film reviews: single (is it favourable?) and in pairs with equal
+labels (are they favourable?). All ways run the same examples through the same loop, in one process. Speed at 512 is
+measured over a few steps, because all steps are alike. Accuracy at 512 is that of the same batches padded only to the
+longest example: attention ignores padding, so the model is the same in a fraction of the time. The benchmark prints by
+how much the logits of the two differ.
 """
 
 import argparse
@@ -39,10 +40,14 @@ Batch = dict[str, torch.Tensor]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.padding", description=__doc__)
-    parser.add_argument("--texts", choices=KINDS, help="one kind of texts only")
-    parser.add_argument("--examples", type=int, default=demo_data.TRAINING_SENTENCES, help="to train on")
-    parser.add_argument("--held-out", type=int, default=demo_data.HELD_OUT_SENTENCES, help="to evaluate on")
-    parser.add_argument("--cache", type=Path, default=Path(".trainyard/cache"), help="where downloads are kept")
+    parser.add_argument("--texts", choices=KINDS, help="only this kind of texts (default: both)")
+    parser.add_argument(
+        "--examples", type=int, default=demo_data.TRAINING_SENTENCES, help="number of training examples"
+    )
+    parser.add_argument(
+        "--held-out", type=int, default=demo_data.HELD_OUT_SENTENCES, help="number of held-out examples"
+    )
+    parser.add_argument("--cache", type=Path, default=Path(".trainyard/cache"), help="folder for downloads")
     options = parser.parse_args()
     logging.set_verbosity_error()
     training, held_out = demo_data.read_reviews(demo_data.download(demo_data.REVIEWS, options.cache))
@@ -69,7 +74,7 @@ def _alone(rows: list[dict[str, object]]) -> Examples:
 
 
 def _pairs(rows: list[dict[str, object]]) -> Examples:
-    """Each review with the next one of its own label."""
+    """Pair each review with the next one of the same label."""
     firsts: dict[object, str] = {}
     pairs: list[tuple[str, str, int]] = []
     for row in rows:
@@ -98,9 +103,9 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
 
     buckets, one_width = prepared(4), prepared(1)
     widths, padding = buckets.train.shapes(BATCH)
-    print(f"{kind}: {buckets.train_examples} to train on, {buckets.eval_examples} held out", flush=True)
+    print(f"{kind}: {buckets.train_examples} training examples, {buckets.eval_examples} held out", flush=True)
 
-    # Speed, one after the other in turns: what else this machine does hits both.
+    # Measure speed in turns, so that other load on this machine affects both.
     wide = _padded_to_512(parts["train"], tokenizer)
     learner, optimizer = _learner(model, seed=0)
     seconds = {"512": 0.0, "buckets": 0.0}
@@ -148,7 +153,7 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
 
 
 def _padded_to_512(examples: Examples, tokenizer: Any) -> list[Batch]:
-    """As the tutorials do it: the tokenizer pads."""
+    """Let the tokenizer pad, as in the tutorials."""
     chosen = examples.take(range(min(len(examples), BATCH * TUTORIAL_STEPS)))
     encoded = tokenizer(
         chosen.texts,
@@ -166,7 +171,7 @@ def _padded_to_512(examples: Examples, tokenizer: Any) -> list[Batch]:
 
 
 def _batches(examples: TokenizedExamples, *, seed: int) -> Iterator[Batch]:
-    """One epoch, in the order that a job takes."""
+    """Yield the batches of one epoch, in a job's order."""
     chance = np.random.default_rng([seed, 0])
     places = in_batches(examples.buckets, BATCH, chance).tolist()
     for start in range(0, len(places), BATCH):
@@ -180,7 +185,7 @@ def _learner(model: Path, *, seed: int) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def _train(learner: Any, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], steps: int = 0) -> float:
-    """Seconds it took; with `steps`, the learning rate falls to zero over so many, after a tenth of warming up."""
+    """Train and return the seconds. With `steps`, the learning rate rises for a tenth of them, then falls to zero."""
     learner.train()
     started = time.perf_counter()
     for step, batch in enumerate(batches):

@@ -1,11 +1,12 @@
-"""How many planted faults the tests find: one changed line at a time, two hundred of them, spread over the product.
+"""Count how many planted faults the tests find: two hundred changed lines, one at a time, across the product.
 
-python -m tests.benchmarks.planted_faults                      all of planted_faults.json; exits 1 if a tenth stays
-python -m tests.benchmarks.planted_faults jobs/cli jobs/aws    those in these folders
+python -m tests.benchmarks.planted_faults                      all of planted_faults.json
+python -m tests.benchmarks.planted_faults jobs/cli jobs/aws    only the faults in these folders
 
-It changes the checkout that it runs in, one line at a time, and puts each line back: run it in a clone of your own.
-Each fault meets the test file that mirrors the changed one, then those that import it, then the rest of their folder,
-until a test fails. What runs longer than `--seconds` counts as not found. A line that has gone is skipped, and counted.
+It changes lines of the checkout that it runs in, and restores each: run it in a separate clone. For each fault it runs
+the test file that mirrors the changed file, then test files that import it, then the rest of their folder, until a test
+fails. A fault that needs longer than `--seconds` counts as not found. A line that no longer exists is skipped and
+counted. Exit code 1: more than a tenth was not found.
 """
 
 import argparse
@@ -25,7 +26,7 @@ FAULTS = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True)
 class Fault:
-    """One line of the product, and the wrong one in its place, both without their indentation."""
+    """A line of the product and its wrong replacement, both without indentation."""
 
     file: str
     old: str
@@ -36,7 +37,7 @@ class Fault:
         return ROOT / self.file
 
     def planted(self, text: str) -> str | None:
-        """Return the file's text with the fault, or None if the line is not in there exactly once."""
+        """Return the file's text with the fault, or None unless the line occurs exactly once."""
         lines = text.splitlines(keepends=True)
         places = [number for number, line in enumerate(lines) if line.strip() == self.old]
         if len(places) != 1:
@@ -49,11 +50,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.planted_faults", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("folders", nargs="*", default=[""], help="only faults in these folders or files")
-    parser.add_argument("--seconds", type=float, default=240, help="longest time for one fault (default: 240)")
+    parser.add_argument("folders", nargs="*", default=[""], help="only faults in these folders or files (default: all)")
+    parser.add_argument("--seconds", type=float, default=240, help="time limit for one fault (default: 240)")
     options = parser.parse_args()
     if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT, check=False).returncode:
-        parser.error("this checkout has changes that are not committed. Next: run it in a clone of your own")
+        parser.error("this checkout has uncommitted changes. Next: run it in a separate clone")
     ends: Counter[str] = Counter()
     faults = [Fault(**item) for item in json.loads(FAULTS.read_text())]
     for fault in [fault for fault in faults if fault.file.startswith(tuple(options.folders))]:
@@ -67,7 +68,7 @@ def main() -> int:
 
 
 def _end(fault: Fault, seconds: float) -> str:
-    """Return what found the fault: "mirror", "importers" or "folder", else "not found" or "skipped"."""
+    """Return which tests found the fault ("mirror", "importers" or "folder"), or "not found" or "skipped"."""
     text = fault.path.read_text() if fault.path.exists() else ""
     planted = fault.planted(text)
     if planted is None:
@@ -91,7 +92,7 @@ def _fails(files: list[str], seconds: float) -> bool:
 
 
 def _tests(file: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield test files in three groups, nearest first. No file is in two of them."""
+    """Yield test files in three disjoint groups, nearest first."""
     changed = Path(file)
     folder = Path("tests", changed.parent)
     near = [path for path in (folder / f"test_{changed.stem}.py",) if (ROOT / path).exists()]

@@ -1,20 +1,20 @@
-"""Pre-training BERT by masked language modelling: this project's job beside the plain Trainer, on one accelerator.
+"""Compare the speed of pre-training BERT (masked language modelling): our job and the plain Trainer, on one card.
 
 python -m tests.benchmarks.pretraining_speed --device cuda               BERT-base, 32 x 512 tokens, 200 steps, bf16
-python -m tests.benchmarks.pretraining_speed --device cuda --batch 128   more sequences a step, on all sides
-python -m tests.benchmarks.pretraining_speed --device cuda --batch 128 --compile    with `torch_compile`, too
+python -m tests.benchmarks.pretraining_speed --device cuda --batch 128   more sequences per step, on all sides
+python -m tests.benchmarks.pretraining_speed --device cuda --batch 128 --compile    also with `torch_compile`
 python -m tests.benchmarks.pretraining_speed --layers 2 --hidden 128 --heads 2 --length 128 --steps 40    on this CPU
 
-All sides pre-train once over the same made-up tokens, in the same batch sizes, with the same rate of learning:
+All sides pre-train once over the same synthetic tokens, with the same batch size and the same learning rate:
 
     plain Trainer   BertForMaskedLM and Trainer of transformers with their defaults, an Arrow table of `datasets`, and
-                    DataCollatorForLanguageModeling, which is given the table's special tokens mask
+                    DataCollatorForLanguageModeling with the table's special tokens mask
     entrypoint      jobs.container.launch pretrain-mlm, with metrics and the model on S3 as in any run
     compiled        the same with `torch_compile: true`
 
-In bf16 autocast on a card, in fp32 on a CPU: what the entrypoint does there. Steps between the first and the last line
-of the log count. Their order and masks differ, so in the end all models are given the same held-out sequences with the
-same masks, and their losses must agree to `--tolerance`.
+All sides use bf16 autocast on a card and fp32 on a CPU, like the entrypoint. Steps between the first and the last log
+line count. Order and masks differ between the sides, so at the end all models are evaluated on the same held-out
+sequences with the same masks. Their losses must agree within `--tolerance`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from tests.support.benchmarks.speed import (
 from tests.support.container.packing import publish
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
-"""Their ids are their places."""
+"""Special tokens; the id of each is its position."""
 VOCABULARY = 30522
 PLAIN = "plain Trainer"
 
@@ -54,13 +54,15 @@ PLAIN = "plain Trainer"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pretraining_speed", description=__doc__)
     training_options(parser, layers=12, hidden=768, heads=12)
-    parser.add_argument("--batch", type=int, default=32, help="sequences of a step")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--batch", type=int, default=32, help="sequences per step")
+    parser.add_argument("--length", type=int, default=512, help="tokens per sequence")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--log-every", type=int, default=20, help="steps between lines; those up to the first warm up")
-    parser.add_argument("--held-out", type=int, default=256, help="sequences")
-    parser.add_argument("--compile", action="store_true", help="compile the model, as a third side")
-    parser.add_argument("--tolerance", type=float, default=0.05, help="of the held-out losses")
+    parser.add_argument(
+        "--log-every", type=int, default=20, help="steps between log lines; steps before the first are warm-up"
+    )
+    parser.add_argument("--held-out", type=int, default=256, help="held-out sequences")
+    parser.add_argument("--compile", action="store_true", help="also measure a compiled model")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="largest difference between held-out losses")
     options = parser.parse_args()
     if options.plain:
         folder = Path(options.plain[1])
@@ -90,11 +92,11 @@ def main() -> None:
     show(results, PLAIN, columns, unit=options.batch * options.length, name="tokens/s")
     losses = [result["eval_loss"] for rounds in results.values() for result in rounds]
     if max(losses) - min(losses) > options.tolerance:
-        sys.exit(f"the held-out losses are further apart than {options.tolerance}")
+        sys.exit(f"the held-out losses differ by more than {options.tolerance}")
 
 
 def _save_data(folder: Path, options: argparse.Namespace) -> PretrainMlm:
-    """The same sequences as packed tokens and as a table, and the job that trains on them once."""
+    """Save the same sequences as packed tokens and as a table, and return the job that trains on them once."""
     count = options.steps * options.batch
     ids = _made_up_tokens(count + options.held_out, options.length)
     _memory_map(folder / "packed", ids[:count], ids[count:])
@@ -123,7 +125,7 @@ def _save_data(folder: Path, options: argparse.Namespace) -> PretrainMlm:
 
 
 def _made_up_tokens(sequences: int, length: int) -> "np.typing.NDArray[np.int64]":
-    """A language in which few words are frequent, and every second word follows from the one before it."""
+    """Draw a language in which few words are frequent, and half of the words follow from the word before."""
     chance = np.random.default_rng(0)
     words = VOCABULARY - len(SPECIAL)
     ids = (chance.zipf(1.2, (sequences, length)) - 1) % words
@@ -137,7 +139,7 @@ def _made_up_tokens(sequences: int, length: int) -> "np.typing.NDArray[np.int64]
 
 
 def _memory_map(folder: Path, ids: "np.typing.NDArray[np.int64]", held_out: "np.typing.NDArray[np.int64]") -> None:
-    """Packed tokens of those sequences; their tokenizer has a word for each id."""
+    """Save the sequences as packed tokens, with a tokenizer that has a word for each id."""
     folder.mkdir()
 
     def packed(name: str, rows: "np.typing.NDArray[np.int64]") -> PackedFile:
@@ -163,7 +165,7 @@ def _tokenizer(folder: Path) -> BertTokenizerFast:
 
 
 def _train_plainly(folder: Path, job: PretrainMlm, device: str) -> Result:
-    """Train in this process, which is one of its own."""
+    """Train in this process, which is separate from the benchmark."""
     table = load_from_disk(folder / "arrow")
     set_seed(job.seed)
     config = BertConfig(
@@ -196,7 +198,7 @@ def _train_plainly(folder: Path, job: PretrainMlm, device: str) -> Result:
 
 
 def _held_out_loss(model: Any, job: PretrainMlm) -> float:
-    """Return the loss of the sequences and masks that the entrypoint evaluates, as it does."""
+    """Return the loss on the same sequences and masks as in the entrypoint's evaluation."""
     _, data = masked_data(job, Inputs(folder=Path(job.data), fingerprint="", config={}))
     masked = masked_bert.BertForMaskedLM(model.config).to(model.device).eval()
     masked.load_state_dict(model.state_dict())

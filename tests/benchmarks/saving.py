@@ -1,18 +1,18 @@
-"""How long a training stands still for a checkpoint of BERT-base, and how long until that is complete.
+"""Measure how long a checkpoint of BERT-base stops the training, and how long until the checkpoint is complete.
 
-python -m tests.benchmarks.saving             BERT-base with AdamW in fp32: 1.3 GB a checkpoint
-python -m tests.benchmarks.saving --saves 5   more of them
+python -m tests.benchmarks.saving             BERT-base with AdamW in fp32: 1.3 GB per checkpoint
+python -m tests.benchmarks.saving --saves 5   more checkpoints
 
 One process trains on tiny batches and saves every few steps, in four ways:
 
-    Trainer     the plain one of transformers, which writes to local disk
-    uploaded    the same, and a process uploads what was written, with checksums, to an S3 on this machine
+    Trainer     the plain Trainer of transformers, which writes to local disk
+    uploaded    the same, and a process uploads the files, with checksums, to an S3 server on this machine
     async_save  torch.distributed.checkpoint.async_save of the same model and optimizer, to local disk
-    meanwhile   what the entrypoints do (container/saving/background_save.py): a thread writes it first, from a copy
+    meanwhile   like the entrypoints (container/saving/background_save.py): a thread writes a copy, then uploads it
 
-A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
-than usual until the checkpoint was complete: here writing and checksums take the same cores. So does S3, which in truth
-is other machines; it runs at the lowest priority. The training takes one core, or OMP_NUM_THREADS.
+A stall is the time from the end of a step to the start of the next. "Steps lose" is the extra time of the steps until
+the checkpoint is complete, because writing and checksums use the same cores. So does the S3 server, which would be
+other machines in reality; it runs at the lowest priority. The training uses OMP_NUM_THREADS cores. Default: 1.
 """
 
 import argparse
@@ -52,13 +52,13 @@ LENGTH = 16
 TITLES = ("Trainer", "uploaded", "async_save", "meanwhile")
 EVERY_STEPS = 8
 MOST_OF_PLAIN = 0.7
-"""The largest share of a plain Trainer's save for which a save may hold the training up, its steps' loss included."""
+"""Limit of a save's stall and lost time, as a share of the plain Trainer's stall."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.saving", description=__doc__)
     parser.add_argument("--saves", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=12, help="fewer: a smaller checkpoint")
+    parser.add_argument("--layers", type=int, default=12, help="fewer layers make a smaller checkpoint (default: 12)")
     parser.add_argument("--cuda", action="store_true", help="on a GPU")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -99,22 +99,22 @@ def main() -> int:
             watch.wait()
     for title, watch in watches.items():
         print(
-            f"{title:<11} stands still for {statistics.median(watch.stalls):.2f} s "
+            f"{title:<11} stalls for {statistics.median(watch.stalls):.2f} s "
             f"({', '.join(f'{seconds:.2f}' for seconds in watch.stalls)})   complete after "
             f"{statistics.median(watch.complete):.1f} s   steps lose {watch.lost():.1f} s meanwhile"
         )
     plain, *_, meanwhile = (statistics.median(watch.stalls) for watch in watches.values())
     lost = watches["meanwhile"].lost()
-    print(f"ratio of how long a save holds the training up: x{plain / meanwhile:.1f}")
-    print(f"ratio with what the steps lose: x{plain / (meanwhile + lost):.1f}")
+    print(f"ratio of stalls: x{plain / meanwhile:.1f}")
+    print(f"ratio including lost time: x{plain / (meanwhile + lost):.1f}")
     if meanwhile + lost > MOST_OF_PLAIN * plain:
-        print(f"the two are to be at most {MOST_OF_PLAIN:.0%} of the plain Trainer's {plain:.2f} s")
+        print(f"stall and lost time exceed {MOST_OF_PLAIN:.0%} of the plain Trainer's {plain:.2f} s")
         return 1
     return 0
 
 
 class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Random ones, with a few masked places, as the entrypoint has them."""
+    """Random sequences with a few masked positions, like the entrypoint's."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -134,11 +134,11 @@ class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Writes:
-    """Saves by async_save, one at a time."""
+    """Save with async_save, one save at a time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """How long the last one took that is complete."""
+        """Duration of the last complete save."""
         self._ended = threading.Event()
         self._ended.set()
 
@@ -153,7 +153,7 @@ class Writes:
 
         self._ended.clear()
         saving = async_save(state, checkpoint_id=folder)
-        assert isinstance(saving, Future), "of newer releases, which give two where they are asked to stage elsewhere"
+        assert isinstance(saving, Future), "newer releases return two if they stage asynchronously"
         saving.add_done_callback(end)
 
     def finish(self) -> None:
@@ -178,7 +178,7 @@ def _saving_asynchronously(writes: Writes) -> type[Any]:
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Times the steps and what lies between them. The last of the callbacks."""
+    """Time the steps and the gaps between them. It must be the last callback."""
 
     def __init__(self, uploads: CheckpointUploads | Writes | None) -> None:
         self.stalls: list[float] = []
@@ -199,7 +199,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self._look()
         self._saving = state.global_step % args.save_steps == 0
         if self._saving:
-            self.wait()  # what is measured is a save that need not wait for the one before
+            self.wait()  # measure saves that need not wait for an earlier save
         self._ended = time.monotonic()
 
     def on_save(self, *_: Any, **__: Any) -> None:
@@ -232,7 +232,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
 
 def _uploads(run: Run, folder: Path) -> CheckpointUploads:
-    """As jobs.container.trainer.training makes them, in a job of one rank."""
+    """Make the uploads like jobs.container.trainer.training, in a job of one rank."""
     store = serve_store(LOOPBACK)
     os.environ |= {**run.environment, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
     rank = Rank(

@@ -1,18 +1,18 @@
-"""What a script of one's own pays for the platform: the wait for its first line, and the callback's share of a step.
+"""Measure the platform's overhead for a custom script: the time to its first line, and the callback's share of a step.
 
-python -m tests.benchmarks.script_times                    both; five submissions, 2,000 steps
-python -m tests.benchmarks.script_times --only callback    one of them, or: first-line
+python -m tests.benchmarks.script_times                    both, with five submissions and 2,000 steps
+python -m tests.benchmarks.script_times --only callback    one of them (or: first-line)
 python -m tests.benchmarks.script_times --submissions 3 --steps 500     fewer
 
-First line: `trainyard submit` of a folder with a script that prints one line, on an emulator of its own
-whose jobs are processes. The first submission uploads the folder; those after it are warm. The seconds run from the
-start of the command to the line on its output.
+First line: `trainyard submit` of a folder with a script that prints one line, on a separate emulator whose jobs are
+processes. The first submission uploads the folder; later ones are warm. The time runs from the start of the command
+until the line appears in its output.
 
-Callback: a BERT of 2 layers of 256 on sequences of 128 tokens, 4 a step, by the plain Trainer of transformers under
-the launcher, on one rank with one thread, with a line of metrics every ten steps. Two processes differ by more than
-what is looked for, so both sides are in one: every ten steps `trainyard.Callback(checkpoint_every_steps=None)` is taken
-away or put back. Each ten steps with it are held against the ten without it that follow, by the clock and by the CPU
-seconds of the process, all its threads together. What a save costs is for `saving` to tell.
+Callback: a BERT with 2 layers of 256 on sequences of 128 tokens, 4 per step, with the plain Trainer of transformers
+under the launcher, on one rank with one thread, and a line of metrics every ten steps. Two processes would differ by
+more than the effect, so one process alternates: every ten steps, `trainyard.Callback(checkpoint_every_steps=None)` is
+removed or added. Each ten steps with it are compared with the next ten without it, in wall-clock seconds and in CPU
+seconds of all threads. The benchmark `saving` measures the cost of a save.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from tests.support.benchmarks.launched import finished, launcher
 from tests.support.container.scripts import script_flags, write_files
 
 BLOCK = 10
-"""Steps between two turns, and between two lines of metrics."""
-FIRST = "the script is here"
+"""Steps per turn, and between two lines of metrics."""
+FIRST = "the script runs"
 
 SPEC = """
 name: says-a-line
@@ -122,7 +122,7 @@ def _first_lines(folder: Path, submissions: int) -> None:
                 seconds = time.monotonic() - started
                 rest = "".join(lines)
             if followed.returncode or not rest:
-                sys.exit(f"the run did not print its line:\n{before}{rest}")
+                sys.exit(f"the run did not print {FIRST!r}:\n{before}{rest}")
             print(f"first line after {seconds:.1f} s ({'warm' if number else 'the folder is uploaded'})", flush=True)
     finally:
         trainyard("local", "down", "--yes").communicate()

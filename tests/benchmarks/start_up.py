@@ -1,14 +1,14 @@
-"""What it costs to start an attempt again, by its parts, up to the end of the first resumed step.
+"""Measure each part of a restart, until the end of the first resumed step.
 
-python -m tests.benchmarks.start_up                      a small BERT on one rank and on two; the medians of three runs
-python -m tests.benchmarks.start_up --requirements FILE  packages of a script's own: installed, and taken from S3 later
+python -m tests.benchmarks.start_up                      a small BERT on one and on two ranks; medians of three runs
+python -m tests.benchmarks.start_up --requirements FILE  a script's packages: installed first, later taken from S3
 
-A fine-tuning is killed after its first checkpoint, and continues in a second attempt, which is measured. The parts are
-those of the line `start-up:` in its log (jobs/container/start_up.py). CPU is that of the launcher and its ranks,
-without the S3, which is a process of this machine too: if others work on it, only the CPU seconds are comparable.
+A fine-tuning is killed after its first checkpoint, and the benchmark measures its second attempt. The parts are those
+of the log line `start-up:` (jobs/container/start_up.py). CPU seconds include the launcher and its ranks, but not the S3
+server, which also runs on this machine. On a busy machine, only the CPU seconds are comparable.
 
-The model is a BERT of two layers on 188 sentences. The total of the last column is what `goodput --restart-seconds`
-takes. Packages come on top of a restart.
+The model is a BERT with two layers, on 188 sentences. Pass the total of the last column to `goodput --restart-seconds`.
+The time for packages is added to a restart.
 """
 
 import argparse
@@ -31,18 +31,18 @@ from tests.support.container.launching import NewRun, Run
 from tests.support.container.recipes import Flags, finetuning
 from tests.support.container.reviews import save_tiny_bert
 
-TOTAL = "in all"
+TOTAL = "total"
 STEPS = ("--epochs=1000", "--log-every-steps=3")
 PATIENCE_SECONDS = 1800.0
 
 Parts = dict[str, tuple[float, float]]
-"""Seconds of each part, and CPU seconds of the rank; in all, of the launcher and all ranks."""
+"""Seconds of each part, and CPU seconds: of the rank for a part, of the launcher and all ranks for the total."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.start_up", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requirements", type=Path, help="measure an environment of these packages instead")
+    parser.add_argument("--requirements", type=Path, help="measure an environment with these packages instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, launcher(Path(made)) as new_run:
         if options.requirements:
@@ -67,11 +67,11 @@ def small(new_run: NewRun, folder: Path, rounds: int) -> dict[str, Parts]:
 
 
 def environment(run: Run, requirements: Path, folder: Path) -> None:
-    """Make an environment as two attempts do, and import in each all that it has."""
+    """Make the environment of two attempts, and import all its packages in each."""
     code = folder / "code"
     code.mkdir()
     (code / "requirements.txt").write_bytes(requirements.read_bytes())
-    for attempt in ("first attempt", "goes on"):
+    for attempt in ("first attempt", "second attempt"):
         place = folder / attempt.partition(" ")[0]
         began = time.monotonic()
         packages = Environment(run.s3, run.location, place, code=code, requirements="requirements.txt")
@@ -94,7 +94,7 @@ def environment(run: Run, requirements: Path, folder: Path) -> None:
 
 
 def attempted(run: Run, flags: Flags, *, ranks: int, attempt: int) -> Parts:
-    """Ends an attempt after its first steps, the first one once it has saved. Returns what its parts took."""
+    """Run an attempt for a few steps (the first until it has saved), kill it, and return the times of its parts."""
     every = f"--checkpoint-every-steps={2 if attempt == 1 else 100_000}"
     launched = replace(run, is_fresh=True).start(
         *flags, every, nproc=ranks, attempt=attempt, TRAINYARD_ACCELERATOR="cpu"
@@ -113,7 +113,7 @@ def attempted(run: Run, flags: Flags, *, ranks: int, attempt: int) -> Parts:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process and all that it has started took until now, those that have ended included."""
+    """Return the CPU seconds of a process and its descendants, including those that have ended."""
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     return float(sum(sum(process.cpu_times()[:4]) for process in family))
 

@@ -1,10 +1,10 @@
-"""What changed in the synthesized templates since another revision: the referee for a change that should move nothing.
+"""Compare the synthesized templates with those of another revision, to check a change that should not affect them.
 
-python -m tests.benchmarks.template_changes REVISION          a diff per stack; exits 1 if there is one
-python -m tests.benchmarks.template_changes REVISION --brief  only how many lines each stack gained and lost
+python -m tests.benchmarks.template_changes REVISION          print a diff per stack; exits 1 if there is one
+python -m tests.benchmarks.template_changes REVISION --brief  print only the numbers of added and removed lines
 
 Each revision synthesizes its own variants: the default stage, everything switched on, and an existing VPC. Metadata and
-the hashes of assets are left out, because they change with every edit of a comment.
+asset hashes are ignored, because they change with every edit of a comment.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> int:
         prog="python -m tests.benchmarks.template_changes", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("revision", help="the git revision to compare with")
-    parser.add_argument("--brief", action="store_true", help="print counts of lines instead of diffs")
+    parser.add_argument("--brief", action="store_true", help="print line counts instead of diffs")
     options = parser.parse_args()
     before, after = _templates_at(options.revision), _templates(ROOT)
     changed = 0
@@ -66,7 +66,7 @@ def _templates_at(revision: str) -> dict[str, list[str]]:
 
 
 def _templates(tree: Path) -> dict[str, list[str]]:
-    """Synthesize in a process of the tree's code, and return each template as lines of YAML."""
+    """Synthesize with the tree's code in a separate process, and return each template as lines of YAML."""
     program = [sys.executable, "-c", VARIANTS]
     text = subprocess.run(program, cwd=tree, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found: dict[str, Any] = json.loads(ASSET_HASH.sub("<asset>", text.stdout))

@@ -1,4 +1,4 @@
-"""Each benchmark imports what it needs and explains itself."""
+"""Check that each benchmark imports and prints its help."""
 
 import importlib
 import sys
@@ -10,7 +10,7 @@ BENCHMARKS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_it_answers_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_prints_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"tests.benchmarks.{name}").main()

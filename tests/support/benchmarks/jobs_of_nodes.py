@@ -1,4 +1,4 @@
-"""A job of several nodes, each in a network namespace of its own: of Batch's own kind, or a gang."""
+"""Run a job of several nodes, each in a separate network namespace: a multi-node job of Batch, or a gang."""
 
 import time
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from tests.support.container.launching import Launched, Run
 from tests.support.container.recipes import Flags
 
 Kind = Literal["multi-node", "gang"]
-"""A job of AWS Batch that has several nodes, or an array of jobs of one node, which meet through S3."""
+"""A multi-node job of AWS Batch, or an array of one-node jobs that find each other through S3."""
 
 HANG_TIMEOUT_SECONDS = 20
 PATIENCE_SECONDS = 120.0
-"""For all launchers to end, from when something happened to one."""
+"""Time limit for all launchers to exit after one is interrupted."""
 
 
 class Job:
@@ -26,7 +26,7 @@ class Job:
         self.run = run
         self.nodes: list[Launched] = []
         self.least = nnodes
-        """On how many nodes a gang may train."""
+        """Fewest nodes on which a gang may train."""
         self._network = network
         self._flags = flags
         self._logs = logs
@@ -35,7 +35,7 @@ class Job:
         self.nodes = self.started(range(self.nnodes), attempt)
 
     def started(self, indices: Iterable[int], attempt: int, *options: str) -> list[Launched]:
-        """Launchers of those nodes."""
+        """Start and return the launchers of these nodes."""
         return [
             self.run.start(
                 *self._flags,
@@ -48,7 +48,7 @@ class Job:
         ]
 
     def ended(self) -> dict[int, float]:
-        """When each launcher ended, of those that did in time; the others are killed."""
+        """Return when each launcher exited, and kill those that did not exit in time."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         times: dict[int, float] = {}
         while len(times) < self.nnodes and time.monotonic() < deadline:
@@ -72,7 +72,7 @@ class Job:
         return [f"--gang-min-nnodes={self.least}"] if self.kind == "gang" else []
 
     def _batch(self, index: int) -> dict[str, Any]:
-        """What AWS Batch tells a node, or a child of an array job; the main node is not told its own address."""
+        """Return Batch's variables of a node or of an array's child. The main node does not get its own address."""
         job_id = self.run.location.key.strip("/")[-4:]
         if self.kind == "gang":
             return {

@@ -41,7 +41,7 @@ def lacking() -> str:
 
 
 def in_own_namespaces(command: Sequence[str]) -> int:
-    """Run `command` in new namespaces and return its exit code. All its processes end with it, or at Ctrl-C or SIGTERM."""
+    """Run `command` in new namespaces and return its exit code. Its processes end with it, at Ctrl-C or at SIGTERM."""
     signal.signal(signal.SIGTERM, _end)
     # In a separate session, so that Ctrl-C reaches this process only and no launcher.
     inner = subprocess.Popen([*OWN_NAMESPACES, *command], start_new_session=True)
