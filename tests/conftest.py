@@ -1,5 +1,6 @@
 """Share the emulator among tests: a real process with its real HTTP API."""
 
+import functools
 import gc
 import json
 import os
@@ -15,7 +16,8 @@ from xdist.scheduler import LoadFileScheduling
 # Hide this module: with it, moto's jsonschema loads a grammar of IRIs, two seconds in each process that collects tests.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None hides a module
 
-from tests.support import service_models  # noqa: E402 - needs the line above
+import botocore.session  # noqa: E402 - needs the line above
+
 from tests.support.collector import seldom_collect  # noqa: E402
 from tests.support.running_emulator import Emulator, deploy_stage, run_emulator  # noqa: E402
 
@@ -49,7 +51,8 @@ class SharingScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdis
 
 
 def pytest_configure() -> None:
-    service_models.share()
+    # All sessions share boto3's models of services: megabytes of JSON, which each would read again.
+    botocore.session.create_loader = functools.cache(botocore.session.create_loader)
     # A shell makes background processes ignore Ctrl-C. Restore it, so that programs started by tests get it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The CDK library's own check of templates takes as long as the rest of a synthesis. tests/infra/test_app.py runs it

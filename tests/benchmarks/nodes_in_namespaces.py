@@ -28,9 +28,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
-from tests.support.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
 from tests.support.benchmarks.launched import differences, finished, launcher
-from tests.support.benchmarks.network import OUTSIDE, TEMPORARY, Network, in_own_namespaces, lacking
+from tests.support.benchmarks.network import (
+    OUTSIDE,
+    PATIENCE_SECONDS,
+    TEMPORARY,
+    Job,
+    Kind,
+    Network,
+    in_own_namespaces,
+    lacking,
+)
 from tests.support.container.launching import Launched, Run
 from tests.support.container.recipes import finetuning
 from tests.support.container.reviews import save_tiny_bert
