@@ -1,17 +1,18 @@
 """Interrupt trainings at random moments, and compare their results with uninterrupted trainings.
 
-python -m tests.benchmarks.kill_and_resume                           20 blows to four kinds of training
-python -m tests.benchmarks.kill_and_resume trainer loop --blows 60   only these kinds, with more blows
+python -m tests.benchmarks.kill_and_resume                           20 interruptions of four kinds of training
+python -m tests.benchmarks.kill_and_resume trainer --interruptions 60      only this kind, interrupted more often
 python -m tests.benchmarks.kill_and_resume --faults 0.1              with an S3 that fails, is slow, drops connections
 
     finetune    fine-tuning of a two-layer BERT            trainer    a script: Trainer with trainyard.Callback
     pretrain    pre-training of a two-layer BERT           loop       a script: its own loop with trainyard.Run
 
-Each kind trains on one rank and on two. A blow is SIGTERM, a Spot notice, a rebalance recommendation, or SIGKILL of a
-rank, of the launcher, or of all at once, all equally often. It happens soon after an event: an output line, a request
-to S3, or a new checkpoint folder, all equally often, and so are the kinds of lines and requests, because a training has
-many steps and few evaluations. The run is restarted with the next attempt number, as by Batch and `trainyard resume`,
-and may get another blow, until it ends. A blow after the end of its attempt has no effect and is drawn again.
+Each kind trains on one rank and on two. An interruption is SIGTERM, a Spot notice, a rebalance recommendation, or
+SIGKILL of a rank, of the launcher, or of all at once, all equally often. It happens soon after an event: an output
+line, a request to S3, or a new checkpoint folder, all equally often, and so are the kinds of lines and requests,
+because a training has many steps and few evaluations. The run is restarted with the next attempt number, as by Batch
+and `trainyard resume`, and may be interrupted again, until it ends. An interruption after the end of its attempt has no
+effect and is drawn again.
 
 The tests' S3 answers after 30 ms, so that uploads take a while. A launcher polls for notices twenty times a second,
 because these trainings take seconds.
@@ -109,7 +110,7 @@ def _kind_of_request(request: str) -> str:
 RANKS = (1, 2)
 LATENCY_SECONDS = 0.03
 HANGS_SECONDS = 300
-ANOTHER_BLOW = 0.5
+ANOTHER = 0.5
 """Probability that an interrupted run is interrupted again."""
 
 SIGTERM, SPOT, REBALANCED = ("SIGTERM", "Spot notice", "rebalance")
@@ -146,7 +147,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blow:
+class Interruption:
     """One interruption, and its outcome."""
 
     way: str
@@ -175,12 +176,12 @@ class Ended:
     """An interrupted run, and how it differs from the uninterrupted one."""
 
     training: Training
-    blows: list[Blow] = field(default_factory=list)
+    interruptions: list[Interruption] = field(default_factory=list)
     difference: str = ""
 
     @property
     def is_equal(self) -> bool:
-        return not self.difference and all(blow.is_answered for blow in self.blows)
+        return not self.difference and all(interruption.is_answered for interruption in self.interruptions)
 
 
 def main() -> int:
@@ -190,7 +191,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"{', '.join(_STARTS)}; default: all")
-    parser.add_argument("--blows", type=int, default=20)
+    parser.add_argument("--interruptions", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=float, default=0.0, help="share of S3 requests that fail")
     parser.add_argument("--logs", type=Path, help="folder in which to keep the output of all attempts")
@@ -198,7 +199,7 @@ def main() -> int:
     if unknown := set(options.kinds) - set(_STARTS):
         parser.error(f"unknown kind: {', '.join(sorted(unknown))}")
     chance = random.Random(options.seed)
-    ways = [WAYS[number % len(WAYS)] for number in range(options.blows)]
+    ways = [WAYS[number % len(WAYS)] for number in range(options.interruptions)]
     chance.shuffle(ways)
     ended: list[Ended] = []
     with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as direct_run:
@@ -212,14 +213,14 @@ def main() -> int:
                 return replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": s3.url}, scratch=scratch)
 
             trainings = [
-                _left_alone(kind, ranks, new_run(), s3, Path(name))
+                _uninterrupted(kind, ranks, new_run(), s3, Path(name))
                 for kind in options.kinds or _STARTS
                 for ranks in RANKS
             ]
             for number, training in enumerate(trainings):
                 left = ways[number :: len(trainings)]
                 while left:
-                    ended.append(_struck(training, new_run(), left, chance, options.logs))
+                    ended.append(_interrupted(training, new_run(), left, chance, options.logs))
                     _show(ended[-1], len(ended))
             print(f"S3 faults: {dict(s3.counts)}" if options.faults else "no S3 faults")
     return _sum_up(ended)
@@ -268,7 +269,7 @@ second."""
 MODEL_FILE = f"{MODEL}model.safetensors"
 
 
-def _left_alone(name: str, ranks: int, whole: Run, s3: FaultyS3, folder: Path) -> Training:
+def _uninterrupted(name: str, ranks: int, whole: Run, s3: FaultyS3, folder: Path) -> Training:
     kind, flags, model = _STARTS[name](whole, folder / f"{name}-{ranks}")
 
     def start(run: Run, attempt: int, **environment: str) -> Launched:
@@ -289,31 +290,33 @@ def _left_alone(name: str, ranks: int, whole: Run, s3: FaultyS3, folder: Path) -
     return Training(name=name, ranks=ranks, start=start, model=model, whole=whole, s3=s3, shown=dict(seconds))
 
 
-def _struck(training: Training, run: Run, left: list[str], chance: random.Random, logs: Path | None) -> Ended:
-    """Restart one run until it ends, and remove its blows from `left`."""
+def _interrupted(training: Training, run: Run, left: list[str], chance: random.Random, logs: Path | None) -> Ended:
+    """Restart one run until it ends, and remove its interruptions from `left`."""
     ended = Ended(training=training)
     for attempt in itertools.count(1):
-        blow = None
-        if left and (not ended.blows or chance.random() < ANOTHER_BLOW):
-            blow = _drawn(left[0], training, attempt, chance)
+        interruption = None
+        if left and (not ended.interruptions or chance.random() < ANOTHER):
+            interruption = _drawn(left[0], training, attempt, chance)
         with MetadataService() as metadata:
             launched, started = training.start(run, attempt, **metadata.environment), time.monotonic()
             watched = Watched(launched, run.scratch, training.s3)
-            if blow is not None and _reached(watched, blow):
+            if interruption is not None and _reached(watched, interruption):
                 seconds = time.monotonic() - started
-                if _strike(blow.way, launched, run, metadata, chance):
-                    blow = replace(blow, seconds=seconds)
+                if _interrupt(interruption.way, launched, run, metadata, chance):
+                    interruption = replace(interruption, seconds=seconds)
             code = _exit_code(run, launched)
         if logs is not None:
             logs.mkdir(exist_ok=True)
             path = logs / f"{training.name}-{training.ranks}-{run.location.key.strip('/')[-4:]}-{attempt}.log"
-            path.write_text(f"{blow}\n{launched.output}exit code {code}\n")
-        if blow is not None and blow.seconds:
+            path.write_text(f"{interruption}\n{launched.output}exit code {code}\n")
+        if interruption is not None and interruption.seconds:
             left.pop(0)
-            answered = time.monotonic() - started - blow.seconds
-            ended.blows.append(replace(blow, exit_code=code, ended_after_seconds=answered))
+            answered = time.monotonic() - started - interruption.seconds
+            ended.interruptions.append(replace(interruption, exit_code=code, ended_after_seconds=answered))
         elif code:
-            ended.difference = f"attempt {attempt} ended with {code} without a blow: {launched.lines[-1].strip()}"
+            ended.difference = (
+                f"attempt {attempt} ended with {code} without an interruption: {launched.lines[-1].strip()}"
+            )
             return ended
         if code is None:
             ended.difference = f"attempt {attempt} has not ended"
@@ -324,26 +327,26 @@ def _struck(training: Training, run: Run, left: list[str], chance: random.Random
     raise AssertionError
 
 
-def _drawn(way: str, training: Training, attempt: int, chance: random.Random) -> Blow:
+def _drawn(way: str, training: Training, attempt: int, chance: random.Random) -> Interruption:
     sort = chance.choice(sorted({kind.split()[0] for kind in training.shown}))
     after = chance.choice(sorted(kind for kind in training.shown if kind.startswith(sort)))
     seconds = training.shown[after]
     nth = chance.randrange(len(seconds))
-    return Blow(way=way, after=after, nth=nth, delay_seconds=chance.uniform(0, seconds[nth]), attempt=attempt)
+    return Interruption(way=way, after=after, nth=nth, delay_seconds=chance.uniform(0, seconds[nth]), attempt=attempt)
 
 
-def _reached(watched: Watched, blow: Blow) -> bool:
-    """Wait for the moment of a blow. Return whether the attempt still runs."""
+def _reached(watched: Watched, interruption: Interruption) -> bool:
+    """Wait for the moment of an interruption. Return whether the attempt still runs."""
     until = None
     for _ in watched.until_the_end():
-        if until is None and watched.counts()[blow.after] > blow.nth:
-            until = time.monotonic() + blow.delay_seconds
+        if until is None and watched.counts()[interruption.after] > interruption.nth:
+            until = time.monotonic() + interruption.delay_seconds
         if until is not None and time.monotonic() >= until:
             return True
     return False
 
 
-def _strike(way: str, launched: Launched, run: Run, metadata: MetadataService, chance: random.Random) -> bool:
+def _interrupt(way: str, launched: Launched, run: Run, metadata: MetadataService, chance: random.Random) -> bool:
     """Interrupt an attempt. Return False if its target does not exist: at its start, an attempt has no ranks."""
     if way == SIGTERM:
         launched.process.send_signal(signal.SIGTERM)
@@ -385,25 +388,26 @@ def _exit_code(run: Run, launched: Launched) -> int | None:
 
 
 def _show(run: Ended, number: int) -> None:
-    """Print a line for each blow of the run."""
+    """Print a line for each interruption of the run."""
     equal = "equal" if run.is_equal else f"NOT EQUAL: {run.difference or 'wrong exit code or too late'}"
-    for blow in run.blows:
+    for interruption in run.interruptions:
         print(
-            f"{run.training.name}, {run.training.ranks} rank(s), run {number}, attempt {blow.attempt}, at "
-            f"{blow.seconds:.1f} s: {blow.way} {blow.delay_seconds:.3f} s after {blow.after}; ended after "
-            f"{blow.ended_after_seconds:.1f} s with {blow.exit_code}: {equal}",
+            f"{run.training.name}, {run.training.ranks} rank(s), run {number}, attempt {interruption.attempt}, at "
+            f"{interruption.seconds:.1f} s: {interruption.way} {interruption.delay_seconds:.3f} s after "
+            f"{interruption.after}; ended after "
+            f"{interruption.ended_after_seconds:.1f} s with {interruption.exit_code}: {equal}",
             flush=True,
         )
-    if not run.blows:
-        print(f"{run.training.name}, {run.training.ranks} rank(s), run {number}, no blow: {equal}", flush=True)
+    if not run.interruptions:
+        print(f"{run.training.name}, {run.training.ranks} rank(s), run {number}, no interruption: {equal}", flush=True)
 
 
 def _sum_up(ended: Sequence[Ended]) -> int:
-    """Print the number of blows of each kind, and return the exit code."""
-    hits = Counter(blow.way for run in ended for blow in run.blows)
-    equal = sum(len(run.blows) for run in ended if run.is_equal)
+    """Print the number of interruptions of each kind, and return the exit code."""
+    hits = Counter(interruption.way for run in ended for interruption in run.interruptions)
+    equal = sum(len(run.interruptions) for run in ended if run.is_equal)
     print(", ".join(f"{way} {hits[way]}" for way in WAYS))
-    print(f"{equal} of {hits.total()} blows had no effect on the result")
+    print(f"{equal} of {hits.total()} interruptions had no effect on the result")
     return 0 if all(run.is_equal for run in ended) else 1
 
 

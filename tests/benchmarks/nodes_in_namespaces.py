@@ -49,7 +49,7 @@ FLAGS = ("--epochs=20", "--checkpoint-every-steps=20")
 SAVED, INTERRUPTED_AT = "checkpoint: step 40,", "[progress] 60/"
 INSIDE = "import sys; from tests.benchmarks import nodes_in_namespaces; sys.exit(nodes_in_namespaces.inside())"
 
-LEFT_ALONE, KILLED, CUT_OFF = "uninterrupted", "kill -9 of a child", "a child disconnected"
+UNINTERRUPTED, KILLED, CUT_OFF = "uninterrupted", "kill -9 of a child", "a child disconnected"
 SIGTERM, SIGTERM_OF_CHILD, KILLED_MAIN = "SIGTERM to the main node", "SIGTERM to a child", "kill -9 of the main node"
 LATE = "one node is late"
 WAYS: dict[Kind, tuple[str, ...]] = {
@@ -74,7 +74,7 @@ class Row:
     """What failed; empty if nothing did."""
 
     def __str__(self) -> str:
-        yes = {LEFT_ALONE: "reference", LATE: "equal steps"}.get(self.what, "equal")
+        yes = {UNINTERRUPTED: "reference", LATE: "equal steps"}.get(self.what, "equal")
         return (
             f"{self.job}, {self.nnodes} nodes, {self.what}: main node ended after {self.main_seconds:.1f} s, all after "
             f"{self.all_seconds:.1f} s ({self.reason}), resumed from {self.resumed_from}: "
@@ -114,7 +114,7 @@ def inside() -> int:
         flags = (*finetuning(new_run().s3, save_tiny_bert(Path(name) / "tiny-bert"), Path(name)), *FLAGS)
         for kind, nnodes in [(kind, nnodes) for kind in options.job for nnodes in options.nodes]:
             whole = Job(network, kind, nnodes, new_run(), flags=flags, logs=options.logs)
-            rows.append(_left_alone(whole))
+            rows.append(_uninterrupted(whole))
             print(rows[-1], flush=True)
             for way in WAYS[kind]:
                 job = Job(network, kind, nnodes, new_run(), flags=flags, logs=options.logs)
@@ -123,14 +123,14 @@ def inside() -> int:
     return 1 if any(row.wrong for row in rows) else 0
 
 
-def _left_alone(job: Job) -> Row:
+def _uninterrupted(job: Job) -> Row:
     started = time.monotonic()
     job.start(1)
     for node in job.nodes:
         finished(node)
     seconds = time.monotonic() - started
-    job.keep_output(LEFT_ALONE)
-    return Row(job=job.kind, nnodes=job.nnodes, what=LEFT_ALONE, main_seconds=seconds, all_seconds=seconds)
+    job.keep_output(UNINTERRUPTED)
+    return Row(job=job.kind, nnodes=job.nnodes, what=UNINTERRUPTED, main_seconds=seconds, all_seconds=seconds)
 
 
 def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
