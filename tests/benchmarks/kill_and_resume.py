@@ -1,8 +1,8 @@
 """Interrupt trainings at random moments, and compare their results with uninterrupted trainings.
 
-python -m tests.benchmarks.kill_and_resume                           20 interruptions of four kinds of training
-python -m tests.benchmarks.kill_and_resume trainer --interruptions 60      only this kind, interrupted more often
-python -m tests.benchmarks.kill_and_resume --faults 0.1              with an S3 that fails, is slow, drops connections
+python -m tests.benchmarks.kill_and_resume                             20 interruptions of four kinds of training
+python -m tests.benchmarks.kill_and_resume trainer --interruptions 60  only this kind, interrupted more often
+python -m tests.benchmarks.kill_and_resume --faults 0.1                with an S3 that fails, is slow, drops connections
 
     finetune    fine-tuning of a two-layer BERT            trainer    a script: Trainer with trainyard.Callback
     pretrain    pre-training of a two-layer BERT           loop       a script: its own loop with trainyard.Run
