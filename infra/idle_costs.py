@@ -1,6 +1,6 @@
 """Compute what a stage costs while no job runs, from its templates and the prices in idle_costs.toml.
 
-python -m infra.idle_costs     print the table in infra/docs/idle-costs.md, for the stages of infra/settings.py
+python -m infra.idle_costs     print a table of the stages of infra/settings.py; infra/docs/idle-costs.md has a summary
 python -m infra.idle_costs --stage dev -o json     print the total of a stage, and the types that cost more with jobs
 """
 
