@@ -38,15 +38,15 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
         reservation: CapacityReservation | None = None,
     ) -> None:
         tag_list = [{"key": key, "value": value} for key, value in sorted(tags.items())]
-        of = ec2.CfnLaunchTemplate
+        template = ec2.CfnLaunchTemplate
         super().__init__(
             scope,
             name,
             tag_specifications=[
-                of.LaunchTemplateTagSpecificationProperty(resource_type="launch-template", tags=tag_list)
+                template.LaunchTemplateTagSpecificationProperty(resource_type="launch-template", tags=tag_list)
             ],
-            launch_template_data=of.LaunchTemplateDataProperty(
-                metadata_options=of.MetadataOptionsProperty(
+            launch_template_data=template.LaunchTemplateDataProperty(
+                metadata_options=template.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
                     # One hop reaches the host only, in whose network Batch runs single-node jobs. A second hop would
@@ -55,9 +55,9 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
                     http_put_response_hop_limit=1,
                 ),
                 block_device_mappings=[
-                    of.BlockDeviceMappingProperty(
+                    template.BlockDeviceMappingProperty(
                         device_name=root_device_name,
-                        ebs=of.EbsProperty(
+                        ebs=template.EbsProperty(
                             volume_type="gp3",
                             volume_size=root_volume_gib,
                             throughput=ROOT_VOLUME_MIB_PER_SECOND,
@@ -71,12 +71,12 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
                 # Batch's guide says it ignores market options, but AWS's own example of Batch on Capacity Blocks sets
                 # them (1.architectures/3.aws-batch of aws-samples/awsome-distributed-training). Not tested on AWS.
                 instance_market_options=(
-                    of.InstanceMarketOptionsProperty(market_type="capacity-block")
+                    template.InstanceMarketOptionsProperty(market_type="capacity-block")
                     if reservation and reservation.is_block
                     else None
                 ),
                 # Batch tags the instances, but only the template can tag their volumes.
-                tag_specifications=[of.TagSpecificationProperty(resource_type="volume", tags=tag_list)],
+                tag_specifications=[template.TagSpecificationProperty(resource_type="volume", tags=tag_list)],
                 user_data=Fn.base64(user_data),
             ),
         )
@@ -84,10 +84,10 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
 
 def _target(reservation: CapacityReservation) -> ec2.CfnLaunchTemplate.CapacityReservationSpecificationProperty:
     """Return the specification that makes instances run only in the reservation."""
-    of, target = ec2.CfnLaunchTemplate, reservation.target
+    template, target = ec2.CfnLaunchTemplate, reservation.target
     is_group = target.startswith("arn:")
-    return of.CapacityReservationSpecificationProperty(
-        capacity_reservation_target=of.CapacityReservationTargetProperty(
+    return template.CapacityReservationSpecificationProperty(
+        capacity_reservation_target=template.CapacityReservationTargetProperty(
             capacity_reservation_id=None if is_group else target,
             capacity_reservation_resource_group_arn=target if is_group else None,
         )

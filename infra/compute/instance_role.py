@@ -42,13 +42,13 @@ class InstanceRole(InlineRole):
     """A role for instances. AWS's policy for the ECS agent lets it act for any container instance of the account."""
 
     def __init__(
-        self, scope: Construct, name: str = "InstanceRole", *, boot_logs: logs.ILogGroup, of: str = "jobs"
+        self, scope: Construct, name: str = "InstanceRole", *, boot_logs: logs.ILogGroup, workload: str = "jobs"
     ) -> None:
-        """Create the role. `boot_logs`: log group of boot logs. `of` completes "Instances that run …"."""
+        """Create the role. `boot_logs`: log group of boot logs. `workload` completes "Instances that run …"."""
         super().__init__(
             scope,
             name,
-            description=f"Instances that run {of}: join the cluster, be reached by Session Manager",
+            description=f"Instances that run {workload}: join the cluster, be reached by Session Manager",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
         self.add_managed_policy(
@@ -78,13 +78,13 @@ class InstanceRole(InlineRole):
         against other teams' instances. If ECS did not compare this tag, nothing would be denied: agents work either
         way.
         """
-        of_others = {"Null": {f"aws:ResourceTag/{TEAM_TAG}": "false"}}
-        own = {"StringNotEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}} if team else {}
+        owned_by_a_team = {"Null": {f"aws:ResourceTag/{TEAM_TAG}": "false"}}
+        not_own = {"StringNotEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}} if team else {}
         self.deny(
             "InstancesOfOtherTeams",
             _ECS_AGENT_CALLS,
             resources=[Stack.of(self).format_arn(service="ecs", resource="container-instance", resource_name="*")],
-            conditions={**of_others, **own},
+            conditions={**owned_by_a_team, **not_own},
         )
 
 
@@ -112,9 +112,9 @@ class TeamInstances(Construct):
         # Keep this id: another logical id would be another security group, while instances use this one.
         super().__init__(scope, f"isolated-{team}")
         self.team = team
-        of = f"jobs of team {team}"
-        self.security_group = job_security_group(self, vpc=vpc, of=of)
-        role = InstanceRole(self, boot_logs=boot_logs, of=of)
+        workload = f"jobs of team {team}"
+        self.security_group = job_security_group(self, vpc=vpc, workload=workload)
+        role = InstanceRole(self, boot_logs=boot_logs, workload=workload)
         role.deny_other_teams(team)
         self.instance_profile = iam.InstanceProfile(self, "InstanceProfile", role=role)
         if endpoint_group_id:

@@ -9,16 +9,16 @@ from constructs import Construct
 from infra.constructs.stage_stack import acknowledge
 
 
-def job_security_group(scope: Construct, *, vpc: ec2.IVpc, of: str = "jobs") -> ec2.SecurityGroup:
+def job_security_group(scope: Construct, *, vpc: ec2.IVpc, workload: str = "jobs") -> ec2.SecurityGroup:
     """Create a group whose members reach out over HTTPS and reach each other freely; nobody else reaches them.
 
-    `of` completes the description "Instances that run …".
+    `workload` completes the description "Instances that run …".
     """
     group = ec2.SecurityGroup(
         scope,
         "JobSecurityGroup",
         vpc=vpc,
-        description=f"Instances that run {of}: HTTPS out, anything among themselves, nothing in",
+        description=f"Instances that run {workload}: HTTPS out, anything among themselves, nothing in",
         allow_all_outbound=False,
     )
     group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")

@@ -65,15 +65,17 @@ def batch_quotas(account: Account, stage: Stage) -> Iterator[Finding]:
 
 def reservation(account: Account, stage: Stage) -> Iterator[Finding]:
     """Check that the capacity reservation in the settings exists, with the stage's type, in its subnets' zones."""
-    given = stage.capacity_reservation
-    if given is None:
+    configured = stage.capacity_reservation
+    if configured is None:
         yield ok(RESERVATION, "not configured; On-Demand instances take any capacity that EC2 has")
         return
-    if given.target.startswith("arn:"):
-        yield unknown(RESERVATION, f"{given.target} is a group, whose reservations are not checked", "check the group")
+    if configured.target.startswith("arn:"):
+        yield unknown(
+            RESERVATION, f"{configured.target} is a group, whose reservations are not checked", "check the group"
+        )
         return
     try:
-        answer = account.client("ec2").describe_capacity_reservations(CapacityReservationIds=[given.target])
+        answer = account.client("ec2").describe_capacity_reservations(CapacityReservationIds=[configured.target])
     except ClientError as error:
         if not error_code(error).startswith("InvalidCapacityReservationId"):
             raise
@@ -81,22 +83,22 @@ def reservation(account: Account, stage: Stage) -> Iterator[Finding]:
     found: list[Mapping[str, Any]] = answer["CapacityReservations"]
     edit = "set `capacity_reservation` in infra/settings.py to an active one"
     if not found:
-        yield problem(RESERVATION, f"account {account.id} has no {given.target} in {account.region}", edit)
+        yield problem(RESERVATION, f"account {account.id} has no {configured.target} in {account.region}", edit)
         return
     yield from _reservation_findings(found[0], stage, _zones(account, stage), edit)
 
 
 def _reservation_findings(found: Mapping[str, Any], stage: Stage, zones: list[str], edit: str) -> Iterator[Finding]:
-    given = stage.capacity_reservation
-    assert given is not None  # noqa: S101 - narrows the type; the caller has checked
+    configured = stage.capacity_reservation
+    assert configured is not None  # noqa: S101 - narrows the type; the caller has checked
     is_block = found.get("ReservationType") == "capacity-block"
     zone, kind = found["AvailabilityZoneId"], "a Capacity Block" if is_block else "an On-Demand Capacity Reservation"
     ends = f" until {found['EndDate']:%Y-%m-%d %H:%M}" if "EndDate" in found else ""
-    text = f"{given.target} is {kind} of {found['TotalInstanceCount']} x {found['InstanceType']} in {zone}{ends}"
+    text = f"{configured.target} is {kind} of {found['TotalInstanceCount']} x {found['InstanceType']} in {zone}{ends}"
     usable = zones[multinode_subnet_index(stage, stage.row) :][:1] if stage.max_multinode_nodes else zones
     if found["InstanceType"] != stage.instance_type:
         yield problem(RESERVATION, f"{text}; the stage uses {stage.instance_type}", edit)
-    elif is_block != given.is_block:
+    elif is_block != configured.is_block:
         yield problem(RESERVATION, text, f"set is_block={is_block} in infra/settings.py")
     elif zone not in usable:
         yield problem(

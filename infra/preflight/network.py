@@ -154,11 +154,11 @@ def _conflicting_endpoints(vpc: ExistingVpc, endpoints: Sequence[Mapping[str, An
 
 def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Check that the route tables exist, and have no S3 route yet."""
-    wanted = list(vpc.private_route_table_ids)
+    table_ids = list(vpc.private_route_table_ids)
     found = {
         table["RouteTableId"]: table
         for table in account.pages(
-            "ec2", "describe_route_tables", "RouteTables", Filters=[{"Name": "route-table-id", "Values": wanted}]
+            "ec2", "describe_route_tables", "RouteTables", Filters=[{"Name": "route-table-id", "Values": table_ids}]
         )
     }
     with_s3 = {
@@ -167,7 +167,7 @@ def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mappin
         if _service(item) == "s3" and item["VpcEndpointType"] == "Gateway"
         for table in item.get("RouteTableIds", [])
     }
-    for table_id in wanted:
+    for table_id in table_ids:
         table = found.get(table_id)
         correction = "correct `private_route_table_ids` in infra/settings.py"
         if table is None or table["VpcId"] != vpc.vpc_id:

@@ -47,12 +47,12 @@ def service_linked_roles(account: Account, stage: Stage) -> Iterator[Finding]:
 
 def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
     """Check that the custom AMI exists, is visible to this account, and has the configured root device."""
-    given = stage.machine_image
-    if given is None:
+    configured = stage.machine_image
+    if configured is None:
         yield ok(IMAGE, "not configured; the stage builds one, or uses AWS's for Batch")
         return
-    if given.startswith("ssm:"):
-        name = given.removeprefix("ssm:")
+    if configured.startswith("ssm:"):
+        name = configured.removeprefix("ssm:")
         ami_id = _parameter(account, name)
         if ami_id is None:
             yield problem(
@@ -63,7 +63,7 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
             )
             return
     else:
-        name, ami_id = "`machine_image`", given
+        name, ami_id = "`machine_image`", configured
     try:
         images = account.client("ec2").describe_images(ImageIds=[ami_id])["Images"]
     except ClientError as error:

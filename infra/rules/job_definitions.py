@@ -88,8 +88,8 @@ def efa_devices(stage: StageTemplates) -> Iterable[Finding]:
     """The container runtime does not add EFA devices. With fewer devices than interfaces, ranks silently fall back to
     TCP; with more, the container does not start.
     """
-    wanted = {stage.efa_interfaces(environment) for environment in stage.of_type(COMPUTE_ENVIRONMENT)}
-    wanted = wanted - {0} or wanted
+    expected = {stage.efa_interfaces(environment) for environment in stage.of_type(COMPUTE_ENVIRONMENT)}
+    expected = expected - {0} or expected
     for definition in stage.of_type(JOB_DEFINITION):
         several = definition.get("NodeProperties") is not None
         for container in _containers(definition):
@@ -98,7 +98,7 @@ def efa_devices(stage: StageTemplates) -> Iterable[Finding]:
             fine = sorted(str(device["HostPath"]) for device in devices) == sorted(paths) and all(
                 {"READ", "WRITE", "MKNOD"} <= set(device.get("Permissions", [])) for device in devices
             )
-            if not fine or (several and len(devices) not in wanted):
+            if not fine or (several and len(devices) not in expected):
                 yield found(definition, "NodeProperties")
 
 

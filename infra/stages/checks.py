@@ -200,8 +200,8 @@ def _default_group_mistakes(stage: Stage) -> Iterator[str]:
 def _unknown_zone_mistakes(stage: Stage) -> Iterator[str]:
     """Yield settings that need one zone, if the region's first zone would be used and may not offer the instances."""
     limits = {"max_multinode_nodes": stage.max_multinode_nodes, "fsx_gib": stage.fsx_gib}
-    wanted = [name for name, limit in limits.items() if limit]
-    if not wanted or stage.vpc is not None or zone_ids(stage):
+    enabled = [name for name, limit in limits.items() if limit]
+    if not enabled or stage.vpc is not None or zone_ids(stage):
         return
     name = stage.instance_type
     regions = [] if stage.region else [f"'{region}'" for region in stage.row.zone_ids]
@@ -210,7 +210,7 @@ def _unknown_zone_mistakes(stage: Stage) -> Iterator[str]:
         f"availability_zone_ids, starting with a zone that offers it (aws ec2 describe-instance-type-offerings "
         f"--location-type availability-zone-id --filters Name=instance-type,Values={name})"
     )
-    yield f"{wanted[0]}: needs one zone, and no zone here is known to offer {name}; set {', or '.join(choices)}"
+    yield f"{enabled[0]}: needs one zone, and no zone here is known to offer {name}; set {', or '.join(choices)}"
 
 
 def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[str]:

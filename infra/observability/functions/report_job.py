@@ -80,7 +80,7 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     lost_last = bool(attempts) and _is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
     reclaimed = lost_last and job["status"] in ("RUNNABLE", "FAILED")
     run, team = job["jobName"], job.get("tags", {}).get("trainyard:team", "unknown")
-    of = f"{run} of team {team} (stage {rules.stage})"
+    subject = f"{run} of team {team} (stage {rules.stage})"
     if job["status"] == "FAILED" and _is_failure(job, lost, rules, reclaimed=reclaimed):
         container = containers(attempts[-1] if attempts else {})[0]
         code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
@@ -88,21 +88,21 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
         if is_sweep:
             return Report(
                 failed=True,
-                text=f"{of} is a sweep whose points did not all succeed: {why}{code}. "
+                text=f"{subject} is a sweep whose points did not all succeed: {why}{code}. "
                 f"Next: trainyard sweep {run} --stage {rules.stage}",
             )
         return Report(
             failed=True,
             reclaimed=reclaimed,
-            text=f"{of} failed in attempt {max(1, len(attempts))}: {why}{code}. "
+            text=f"{subject} failed in attempt {max(1, len(attempts))}: {why}{code}. "
             f"Next: trainyard logs {run} --stage {rules.stage}",
         )
     its_instance = "one of its instances" if is_sweep else "its instance"
     if job["status"] == "RUNNABLE" and reclaimed:
         return Report(
             reclaimed=True,
-            text=f"{of} lost {its_instance} to a Spot reclaim, for the {_ordinal(lost)} time; it waits for another "
-            f"one and resumes from its newest checkpoint. Next: trainyard status {run} --stage {rules.stage}",
+            text=f"{subject} lost {its_instance} to a Spot reclaim, for the {_ordinal(lost)} time; it waits for "
+            f"another one and resumes from its newest checkpoint. Next: trainyard status {run} --stage {rules.stage}",
         )
     return Report(reclaimed=reclaimed)
 
