@@ -212,7 +212,7 @@ class RankStatus(BaseModel):
     restored_step: int | None = None
     repeats_from_step: int | None = None
     saved_at: datetime | None = None
-    begins_anew: bool = False
+    starts_over: bool = False
     """True if the script does not load its checkpoint, so each attempt begins at its beginning."""
     last_step: int = 0
     compiling_seconds: float = 0.0

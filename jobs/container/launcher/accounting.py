@@ -26,7 +26,7 @@ from jobs.container.launcher.outcome import End
 from jobs.container.launcher.request import Launch
 from jobs.container.rank import one_line
 from jobs.container.saving import interruption as shutdown
-from jobs.container.saving.stored_checkpoints import complete, listing
+from jobs.container.saving.manifest import complete_steps, list_steps
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.core.instance_types import InstanceType, instance_type
 from jobs.core.locations import S3Location
@@ -124,9 +124,9 @@ class AttemptRecord:
     def _next_start(self) -> str:
         """Say where another attempt would begin. Whether there is one, only Batch knows."""
         status = RankStatus.read(self._scratch)
-        if status.begins_anew:
+        if status.starts_over:
             where = "starts over: it does not load its checkpoint"
-        elif complete(listing(self._s3, self._launch.run / CHECKPOINTS)):
+        elif complete_steps(list_steps(self._s3, self._launch.run / CHECKPOINTS)):
             reads_itself = status.restored_step is not None
             where = (
                 "finds its newest checkpoint in its folder" if reads_itself else "resumes from the newest checkpoint"

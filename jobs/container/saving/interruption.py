@@ -1,12 +1,13 @@
-"""How the launcher takes a signal, and how it shuts the ranks down: they save, and stop in the time that is left.
+"""Turn SIGTERM and Spot notices into requests to the ranks: save, and stop in the time that is left. For the launcher.
 
-Before the ranks run and after, SIGTERM and Ctrl-C raise Interrupted: the job is to be resumed. While they run, ranks
-that train say with a file in the scratch folder that they listen (jobs.container.channel). Then SIGTERM and the Spot
-notice become a request, a file beside it, and the launcher waits until the ranks have ended or the time is nearly over.
-Without it, before the first step or in a job that has nothing to save, SIGTERM ends them at once.
+Before and after the ranks run, SIGTERM and Ctrl-C raise Interrupted, and the job is resumed later. While they run,
+ranks that train announce with a file in the scratch folder that they listen for requests (jobs.container.channel). The
+launcher then turns SIGTERM or a Spot notice into a request, a file beside it, and waits until the ranks have ended or
+the time is nearly over. If no rank listens, before the first step or in a job that has nothing to save, SIGTERM ends
+the ranks at once.
 
-The Spot notice says when the instance ends, so the request says by when the ranks have to be gone, and they use the
-time. SIGTERM alone has them stop at once: somebody cancels the job, or its time is over.
+A Spot notice contains the time at which the instance ends, so the request contains the time by which the ranks must be
+gone, and they train until then. SIGTERM alone stops them at once: someone has cancelled the job, or its time is over.
 """
 
 import contextlib
@@ -27,54 +28,55 @@ from jobs.container.instance import InstanceMetadata
 log = logging.getLogger("trainyard")
 
 POLL_SECONDS = 5.0
-"""The time between two looks for a Spot notice, as EC2's guide says."""
+"""Time between two checks for a Spot notice, as EC2's guide recommends."""
 
 DEFAULT_STOP_TIMEOUT_SECONDS = 30.0
-"""The time between SIGTERM and SIGKILL where the ECS agent's configuration says nothing else: its own default."""
+"""Time between SIGTERM and SIGKILL if the ECS agent's configuration does not set it: the agent's own default."""
 
 NOTICE_SECONDS = 120.0
-"""The time between the Spot notice and the instance's end."""
+"""Time between a Spot notice and the end of the instance."""
 
 MARGIN_SECONDS = 10.0
-"""The part of the grace time that is kept for what comes after the ranks: SIGTERM, SIGKILL for those that ignore it,
-and the record."""
+"""Part of the grace period reserved for what follows the ranks: SIGTERM, SIGKILL for those that ignore it, and the
+record."""
 
 NOTICE_MARGIN_SECONDS = 6.0
-"""The same before the time that a Spot notice names: EC2 begins to shut the system down then."""
+"""The same before the time in a Spot notice, when EC2 begins to shut the system down."""
 
 _KILL_AFTER_SECONDS = 4.0
-"""The time between the ranks' SIGTERM and their SIGKILL once the grace time is over; torch itself would take 30 s."""
+"""Time between SIGTERM and SIGKILL for the ranks once the grace period is over. torch itself would take 30 s."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(BaseException):
-    """SIGTERM (or Ctrl-C) arrived: the job is to be resumed.
+    """SIGTERM or Ctrl-C arrived: the job is to be resumed.
 
-    No Exception: botocore takes one that is raised while it waits for an answer for a broken line, and tries again.
+    Not an Exception, because botocore takes an exception raised while it waits for a response for a broken connection,
+    and retries.
     """
 
 
 _arrived: list[str] = []
-"""Names of the signals that came, or why this process sent one to itself."""
+"""Names of the signals that arrived, or why this process sent one to itself."""
 
 _own_reason: list[str] = []
 """Why this process sent SIGTERM to itself, if it did."""
 
 
 def end_self(reason: str) -> None:
-    """Send SIGTERM to this process, which ends as before a reclaim and gives `reason` for it. From any thread."""
+    """Send SIGTERM to this process, which then ends as on a reclaim and reports `reason`. Works from any thread."""
     _own_reason.append(reason)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal that came, or why this process sent it to itself."""
+    """Return the name of a signal, or the reason if this process sent it to itself."""
     return _own_reason[0] if number == signal.SIGTERM and _own_reason else signal.Signals(number).name
 
 
 def raise_on_signals() -> None:
-    """From now on signals raise Interrupted in the main thread."""
+    """From now on, raise Interrupted in the main thread when a signal arrives."""
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
 
@@ -86,9 +88,9 @@ def ignore_signals() -> None:
 
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Make a signal wait for the end of the block: modules, while imported, may swallow what is raised in them.
+    """Delay signals until the end of the block, because modules may swallow exceptions while they are imported.
 
-    One that was swallowed before the block is raised again at its end, so none is lost before the ranks start.
+    A signal that was swallowed before the block is raised again at its end, so none is lost before the ranks start.
     """
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: _arrived.append(signal_name(number)))
@@ -106,7 +108,7 @@ def _interrupt(number: int, _: Any) -> None:
 
 
 class ShutdownWatch:
-    """Watches for the end of the instance, or of the job, while the ranks run: a context manager.
+    """Context manager that watches for the end of the instance or of the job while the ranks run.
 
     `on_signal` handles signals in the main thread.
     """
@@ -120,26 +122,26 @@ class ShutdownWatch:
         give_up: Callable[[int], None],
         pids_of_script: Callable[[], list[int]] | None = None,
     ) -> None:
-        """`give_up` raises, in the main thread, what ends the ranks at once; it is given the signal's number.
+        """`give_up` gets the signal's number and raises, in the main thread, what ends the ranks at once.
 
-        `pids_of_script`: ranks of a script, which are asked by SIGTERM where nobody listens for requests.
+        `pids_of_script` returns the ranks of a script. They get SIGTERM if they do not listen for requests.
         """
         self.reason: str | None = None
-        """Why the ranks were asked to stop; None: they were not."""
+        """Why the ranks were asked to stop, or None if they were not."""
         self.overdue_seconds: float | None = None
-        """How long they had, where they did not end in that time."""
+        """How long the ranks had, if they did not end in that time."""
         self._files = RequestFiles(scratch)
         self._metadata = metadata
         self._grace_seconds = max(1.0, stop_timeout_seconds - MARGIN_SECONDS)
         self._give_up = give_up
         self._pids_of_script = pids_of_script
         self.has_signalled = False
-        """True where the ranks of a script get SIGTERM, to end by themselves in the time that is left."""
+        """True if the ranks of a script get SIGTERM, to end by themselves in the time that is left."""
         self._signalled_script = False
         self._asked_at: float | None = None
         self._deadline: float | None = None
         self._signalled_at: float | None = None
-        self._wish: str | None = None
+        self._requested_reason: str | None = None
         self._by_signal = self._at_once = False
         self._noticed = self._recommended = False
         self._next_poll = 0.0
@@ -156,24 +158,24 @@ class ShutdownWatch:
         self._wake.set()
 
     def end_now(self) -> None:
-        """End the ranks, saved or not; from any thread."""
+        """End the ranks, whether they have saved or not. Works from any thread."""
         self._at_once = True
         os.kill(os.getpid(), signal.SIGTERM)
 
     def ask_to_stop(self, reason: str) -> None:
-        """Let the ranks save and stop, without a limit of time. From any thread."""
-        self._wish = reason
+        """Have the ranks save and stop, without a time limit. Works from any thread."""
+        self._requested_reason = reason
         self._wake.set()
 
     def on_signal(self, number: int) -> None:
-        """Ask the ranks to save and stop, if they listen. Ctrl-C ends them at once, for it has reached them too."""
+        """Ask the ranks to save and stop if they listen. Ctrl-C ends them at once: they have received it as well."""
         if self._closed.is_set():
             return
         is_over = self._at_once or self.overdue_seconds is not None
         asks = self._files.is_heard() or bool(self._pids_of_script and self._pids_of_script())
         if number == signal.SIGTERM and not is_over and asks:
             self._signalled_at = time.monotonic()
-            self._wake.set()  # no more than that: a handler may have interrupted anything, a line of the log too
+            self._wake.set()  # nothing more: the handler may have interrupted anything, even the writing of a log line
             return
         self._give_up(number)
 
@@ -181,7 +183,7 @@ class ShutdownWatch:
         while not self._closed.is_set():
             try:
                 self._look()
-            except Exception as error:  # noqa: BLE001 - a full disk, for instance; the deadline must end the ranks still
+            except Exception as error:  # noqa: BLE001 - a full disk, for instance; the deadline must still end the ranks
                 log.warning("warning: the ranks could not be asked to stop: %s", error)
             self._wake.wait(0.2 if self._deadline is not None else POLL_SECONDS)
             self._wake.clear()
@@ -192,23 +194,23 @@ class ShutdownWatch:
             self._next_poll = time.monotonic() + POLL_SECONDS
         if self._signalled_at is not None:
             at, self._signalled_at = self._signalled_at, None
-            # After the notice the host sends it, and SIGKILL as the instance ends (spot_notice.sh): who trains with us
-            # uses the time. What a script by itself has left is yet to be uploaded then.
+            # After a notice the host sends SIGTERM, and SIGKILL when the instance ends (spot_notice.sh). A training
+            # that listens uses the time in between. What a script has left must still be uploaded.
             if not self._noticed or self.has_signalled:
                 self._by_signal = True
                 self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
-        if self._wish is not None:
-            reason, self._wish = self._wish, None
+        if self._requested_reason is not None:
+            reason, self._requested_reason = self._requested_reason, None
             self._ask_to_stop(reason, math.inf)
         self._signal_script()
-        self._end_what_is_late()
+        self._end_late_ranks()
 
     def _ask_metadata(self, metadata: InstanceMetadata) -> None:
         if not self._noticed and (notice := metadata.spot_notice()) is not None:
             self._noticed = True
             left = (notice.time - datetime.now(timezone.utc)).total_seconds()
             left = min(left, NOTICE_SECONDS) - NOTICE_MARGIN_SECONDS
-            # A clock that is wrong must not take all of the time for a save.
+            # A wrong clock must not take away all of the time for a save.
             grace = max(left, DEFAULT_STOP_TIMEOUT_SECONDS - MARGIN_SECONDS)
             self._ask_to_stop(str(notice), time.monotonic() + grace, by=time.time() + left)
         elif not (self._recommended or self._noticed or self._signalled_at) and metadata.rebalance_recommended():
@@ -217,9 +219,9 @@ class ShutdownWatch:
             self._files.ask("save", "rebalance recommendation")
 
     def _ask_to_stop(self, reason: str, deadline: float, *, by: float | None = None) -> None:
-        """Ask the ranks to stop, and end them at `deadline`. Of several reasons the first stays, of times the earliest.
+        """Ask the ranks to stop, and end them at `deadline`. The first reason and the earliest deadline count.
 
-        `by`: until when they may train, in seconds since the epoch; None: they are to save and stop at once.
+        `by`: until when they may train, in seconds since the epoch. None: save and stop at once.
         """
         self._deadline = min(deadline, self._deadline or deadline)
         if self.reason is None:
@@ -233,22 +235,22 @@ class ShutdownWatch:
             elif by is None:
                 what = "the training saves and stops"
             else:
-                what = "the training saves, trains on, saves again and stops"
+                what = "the training saves, continues, saves again and stops"
             log.info("%s: %s%s", reason, what, limit)
             self._files.ask("stop", reason, by=by)
 
     def _signal_script(self) -> None:
-        """Send SIGTERM to the ranks of a script, once there are any: a notice may come before they do."""
+        """Send SIGTERM to the ranks of a script once they exist: a notice may come before they do."""
         if not self.has_signalled or self._signalled_script or self._pids_of_script is None:
             return
         if pids := self._pids_of_script():
             self._signalled_script = True
             _signal(pids, signal.SIGTERM)
 
-    def _end_what_is_late(self) -> None:
+    def _end_late_ranks(self) -> None:
         if self._deadline is None or self._asked_at is None:
             return
-        # After the last step nobody listens any more: what is left would be done again anyway.
+        # After the last step no rank listens any more; what is left would be repeated anyway.
         unheard = self._by_signal and not self._files.is_heard() and not self.has_signalled
         if not unheard and time.monotonic() < self._deadline:
             return

@@ -1,6 +1,6 @@
-"""The metrics of a run: metrics.jsonl, TensorBoard events and progress lines, continuous over its attempts.
+"""The metrics of a run: metrics.jsonl, TensorBoard events and progress lines, continuous across its attempts.
 
-S3 has no append, so the files grow locally and are put there again whole, by a thread, whenever they changed.
+S3 cannot append, so the files grow locally, and a thread uploads them whole whenever they have changed.
 """
 
 import json
@@ -17,7 +17,7 @@ from jobs.aws import s3 as object_store
 from jobs.container.callback import Callback
 from jobs.container.channel import RankStatus
 from jobs.container.rank import one_line
-from jobs.container.saving.stored_checkpoints import SupersededError, Throughput, check_newest
+from jobs.container.saving.manifest import SupersededError, Throughput, check_newest
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.output import LEFT, Progress
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 UPLOAD_EVERY_SECONDS = 5.0
-"""A reader of metrics.jsonl is at most this far behind; each upload carries the whole file."""
+"""Time between two uploads. Readers of metrics.jsonl lag by at most this; each upload carries the whole file."""
 
 RESULT_MARK = "train_runtime_seconds"
-"""A key that only the line of a result has."""
+"""A key that only the result's line has."""
 
 LOGGED = ("loss", "grad_norm", "learning_rate")
-"""The values that are taken from the Trainer's own log lines."""
+"""The values that are taken from the Trainer's log lines."""
 
 _TIMED = ("_runtime", "_per_second", "_time", "_duration")
-"""How the names of those values of an evaluation end which are other ones each time."""
+"""Endings of the names of evaluation values that differ each time."""
 
 MEMORY = {
     "memory_allocated (GB)": "memory_gib",
     "max_memory_allocated (GB)": "max_memory_gib",
     "total_memory_available (GB)": "total_memory_gib",
 }
-"""How GaudiTrainer logs the memory of the first rank's HPU, and how it is called here. It divides by 1024**3
-(optimum-habana 1.18.1, `to_gb_rounded`)."""
+"""GaudiTrainer's names for the memory of the first rank's HPU, and ours. It divides by 1024**3 (optimum-habana 1.18.1,
+`to_gb_rounded`)."""
 
 
 class RunMetrics(Callback):
-    """Watches a Trainer on every rank; rank 0 writes. `close` puts all files on S3."""
+    """Measures a training on every rank; rank 0 writes the files. `close` uploads all of them."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class RunMetrics(Callback):
         saving_seconds: Callable[[], float] = lambda: 0.0,
         also: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
-        """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs.
+        """`s3` is needed on rank 0 only. `samples_per_epoch`: None if the Trainer counts the epochs itself.
 
-        `logs_all`: every number of the Trainer's log lines is a metric, not those of `LOGGED` alone. `memory`: that of
-        the rank's card (`Accelerator.memory`), for Trainers that do not log it themselves. `shape`: that of the newest
-        batch where each new one is compiled (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part
-        of the samples/s. `saving_seconds`: how long the training has stood still for saves. `also` is told of
-        evaluations and of the result.
+        `logs_all`: record every number of the Trainer's log lines, not only `LOGGED`. `memory` returns the memory of
+        the rank's card (`Accelerator.memory`), for Trainers that do not log it. `shape` returns the shape of the newest
+        batch if the accelerator compiles for each new shape (`Heartbeats.training_shape`); the first `warmup_steps` of
+        each shape do not count for the samples/s. `saving_seconds` returns how long the training has waited for saves.
+        `also` is called with evaluations and with the result.
         """
         self.throughput = throughput
         self._rank = rank
@@ -92,7 +92,7 @@ class RunMetrics(Callback):
         self._saving_seconds = saving_seconds
         self._also = also
         self._step = self._resumed_from_step = resumed_from_step
-        self._begins_anew = False
+        self._starts_over = False
         self._changed = dict(changed or {})
         self._steps_of_shape: Counter[Any] = Counter()
         self._warmups: list[float] = []
@@ -103,14 +103,14 @@ class RunMetrics(Callback):
         self._files = MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
         self._status()
 
-    def begin_anew(self) -> None:
-        """Forget what earlier attempts have measured: the script has not loaded its checkpoint."""
-        self._begins_anew = True
+    def start_over(self) -> None:
+        """Discard what earlier attempts measured, because the script has not loaded its checkpoint."""
+        self._starts_over = True
         self._step = self._resumed_from_step = 0
         self._changed = {}
         self.throughput = Throughput()
         if self._files is not None:
-            self._files.begin_anew()
+            self._files.start_over()
         self._status()
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -147,7 +147,7 @@ class RunMetrics(Callback):
         self._show(state, note)
 
     def logged(self, step: int, values: Mapping[str, float], *, total_steps: float) -> None:
-        """Write what a script's own loop has measured, and how far it is."""
+        """Write the values that a script's own loop has measured, and its progress."""
         if self._files is None:
             return
         self._files.write(step, {**values, **self._memory(), "samples_per_second": self.throughput.samples_per_second})
@@ -160,7 +160,7 @@ class RunMetrics(Callback):
             log.info("step %s: %s", step, note)
 
     def _time_left(self, state: Any) -> str:
-        """Return the time that the remaining steps take at the speed since the last line, as text."""
+        """Return, as text, the time for the remaining steps at the speed since the last line."""
         before_step, before = self._logged
         self._logged = state.global_step, time.monotonic()
         seconds_per_step = (self._logged[1] - before) / max(1, state.global_step - before_step)
@@ -169,11 +169,11 @@ class RunMetrics(Callback):
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._status()
         if self._files and self._shown_step != state.global_step:
-            # The steps since the last log are too few for one of their own.
+            # Too few steps since the last log line to have logged one.
             self._show(state, "trained" if state.global_step >= state.max_steps else "stopped")
 
     def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the metrics of an evaluation during the training; the time it took is none of the training's."""
+        """Write the metrics of an evaluation during the training. Its time does not count as training time."""
         if self._files is not None:
             self._also(values)
         self._step_started = time.monotonic()
@@ -186,19 +186,16 @@ class RunMetrics(Callback):
             )
 
     def evaluated_at(self, step: int) -> dict[str, Any] | None:
-        """Return, on rank 0, what an evaluation at this step found, by the lines that earlier attempts left.
-
-        None where they have none.
-        """
+        """Return, on rank 0, what an earlier attempt's evaluation at this step found, or None if there was none."""
         return self._files.evaluations.get(step) if self._files is not None else None
 
     def evaluated_before(self) -> dict[str, Any]:
-        """Return what the newest evaluation of earlier attempts found; rank 0 alone has it."""
+        """Return what the newest evaluation of earlier attempts found. Only rank 0 has it."""
         rows = self._files.earlier if self._files is not None else []
         return next((row for row in reversed(rows) if any(name.startswith("eval_") for name in row)), {})
 
     def logged_before(self) -> dict[str, Any]:
-        """Return the newest value of each metric that earlier attempts have logged; rank 0 alone has them."""
+        """Return the newest value of each metric that earlier attempts have logged. Only rank 0 has them."""
         merged: dict[str, Any] = {}
         for row in self._files.earlier if self._files is not None else []:
             merged |= row
@@ -206,19 +203,19 @@ class RunMetrics(Callback):
         return merged
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the final metrics: the last line of the file, and the result of the receipt."""
+        """Write the final metrics: the last line of the file and the result in the receipt."""
         if self._files is not None:
             self._files.write(step, values)
             self._status(values)
             self._also(values)
 
     def upload(self) -> None:
-        """Put on S3 what was measured so far. Raises TrainyardError where that fails."""
+        """Upload what was measured so far. Raises TrainyardError if that fails."""
         if self._files is not None:
             self._files.upload()
 
     def close(self) -> None:
-        """Put all files on S3. Raises TrainyardError where that fails."""
+        """Upload all files and close them. Raises TrainyardError if the upload fails."""
         if self._files is not None:
             self._files.close()
 
@@ -233,7 +230,7 @@ class RunMetrics(Callback):
             print(Progress(state.global_step, state.max_steps, note), flush=True)
 
     def _compiling_seconds(self) -> float:
-        """Return what the steps that compile a graph have taken longer than the others do; 0 where none compiles."""
+        """Return how much longer the steps that compile a graph took than the others; 0 if none compiles."""
         timed = self.throughput
         steps = timed.timed_samples / self._samples_per_step
         usual = timed.timed_seconds / steps if steps else 0.0
@@ -244,7 +241,7 @@ class RunMetrics(Callback):
             RankStatus(
                 training_started_at=self._training_started_at,
                 resumed_from_step=self._resumed_from_step,
-                begins_anew=self._begins_anew,
+                starts_over=self._starts_over,
                 last_step=self._step,
                 compiling_seconds=self._compiling_seconds(),
                 saving_seconds=self._saving_seconds(),
@@ -254,16 +251,16 @@ class RunMetrics(Callback):
 
 
 def tag(name: str) -> str:
-    """Return the tag of a metric in TensorBoard, which draws those with the same beginning together.
+    """Return a metric's tag in TensorBoard, which groups tags by their prefix.
 
-    `eval_accuracy` is `eval/accuracy`; what no evaluation measured is the training's.
+    `eval_accuracy` becomes `eval/accuracy`; metrics that are not from an evaluation belong to `train`.
     """
     part, _, rest = name.partition("_")
     return f"{part}/{rest}" if part in ("eval", "train") and rest else f"train/{name}"
 
 
 class MetricsFiles:
-    """metrics.jsonl and the event files, locally and (by a thread) on S3. `close` puts the last of them there."""
+    """metrics.jsonl and the event files, written locally and uploaded by a thread. `close` uploads the last state."""
 
     def __init__(self, rank: "Rank", s3: "S3Client", resumed_from_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -283,17 +280,17 @@ class MetricsFiles:
             {name: math.nan if value is None else value for name, value in row.items() if name not in ("step", "time")}
             for row in rows
         ]
-        # The events of the steps that are done again: TensorBoard hides those that an earlier attempt wrote.
+        # TensorBoard hides the events that an earlier attempt wrote for steps that are repeated.
         self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
         self._lock = threading.Lock()
         self._uploading = threading.Lock()
         self._changed = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._upload_now_and_then, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._upload_regularly, name="metrics", daemon=True)
         self._thread.start()
 
-    def begin_anew(self) -> None:
-        """Drop what earlier attempts wrote: its steps are done again."""
+    def start_over(self) -> None:
+        """Drop what earlier attempts wrote, because its steps are repeated."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.evaluations, self._found, self.earlier = {}, [], []
@@ -305,9 +302,9 @@ class MetricsFiles:
         self._changed.set()
 
     def write_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write what an evaluation found, unless one at this step has found the same.
+        """Write what an evaluation found, unless an evaluation at this step has already found the same.
 
-        An attempt that begins where the one before it had already evaluated may do that again.
+        An attempt may repeat an evaluation that the attempt before it had already made.
         """
         found = _found(step, values)
         if found not in self._found:
@@ -334,7 +331,7 @@ class MetricsFiles:
         finally:
             self._lines.close()
 
-    def _upload_now_and_then(self) -> None:
+    def _upload_regularly(self) -> None:
         while not self._closed.is_set():
             self._changed.wait()
             self._changed.clear()
@@ -343,14 +340,14 @@ class MetricsFiles:
             try:
                 self.upload()
             except SupersededError:
-                return  # the training stops at its next save, and says so
-            except Exception as error:  # noqa: BLE001 - the next upload may succeed: this thread must not end before
+                return  # the training stops at its next save, and logs why
+            except Exception as error:  # noqa: BLE001 - the next upload may succeed, so this thread must continue
                 log.warning("warning: metrics are late: %s", one_line(error))
             self._closed.wait(UPLOAD_EVERY_SECONDS)
 
     def upload(self) -> None:
-        """Put all files on S3 as they are. Raises SupersededError where they are a newer attempt's to write."""
-        with self._uploading:  # one at a time, or an older state could arrive last
+        """Upload all files as they are. Raises SupersededError if a newer attempt owns them."""
+        with self._uploading:  # one at a time; otherwise an older state could arrive last
             with self._lock:
                 self._lines.flush()
                 self._events.flush()
@@ -361,29 +358,29 @@ class MetricsFiles:
 
 
 def _without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for JSON, which has no NaN: a reader in another language would refuse the whole file."""
+    """Replace NaN and infinity by None, because JSON has neither: other languages would reject the whole file."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 
 def _found(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an evaluation found, without what the clock says."""
+    """Return what an evaluation found, without the values that depend on the clock."""
     found = {name: value for name, value in values.items() if name != "time" and not name.endswith(_TIMED)}
     return {**_without_nan(found), "step": step}
 
 
 def _rows_up_to(content: bytes | None, step: int, place: S3Location) -> list[dict[str, Any]]:
-    """Return what earlier attempts wrote, less the steps that this one does again, and less a result.
+    """Return what earlier attempts wrote, without the steps that this one repeats and without a result.
 
-    An attempt that was ended just after it had written its result is followed by one that comes to it again.
+    An attempt that ended just after it wrote its result is followed by one that writes the result again.
     """
     rows = read_json_lines(content, place=place, accept=line_with_step)
     return [row for row in rows if 0 < row["step"] <= step and RESULT_MARK not in row]
 
 
 class StopOnNan(Callback):
-    """Ends the run where the loss is no number any more. It looks where the Trainer fetches it anyway: to be logged."""
+    """Stops the run if the loss is not a finite number. Checks only the losses that are logged anyway."""
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
         loss = float(logs.get("loss", 0.0))

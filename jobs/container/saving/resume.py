@@ -1,7 +1,7 @@
-"""Go on from the newest complete checkpoint of a run, as if the run had not been interrupted.
+"""Resume a run from its newest complete checkpoint, as if it had not been interrupted.
 
-`newest_complete` finds, downloads and verifies it. The rest restores what a Trainer by itself does not: the losses
-between two log lines, the settings of this attempt, and the state of ranks of which there is another number now.
+`newest_complete` finds, downloads and verifies the checkpoint. The rest restores what a Trainer does not: the losses
+since the last log line, the settings of this attempt, and the random state if the number of ranks has changed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobs.container.rank import NodeFailedError
-from jobs.container.saving.stored_checkpoints import Decisive, IncompleteError, Manifest, Throughput, fetch, listing
+from jobs.container.saving.manifest import Decisive, IncompleteError, Manifest, Throughput, fetch, list_steps
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINTS, MANIFEST
 from jobs.core.words import counted
@@ -41,15 +41,15 @@ class Resume:
     folder: Path
     throughput: Throughput
     world_size: int
-    """The number of ranks that have made it."""
+    """Number of ranks that made it."""
     changed: dict[str, tuple[Any, Any]]
-    """Arguments that are no longer those of the checkpoint: its value, and the one of this attempt."""
+    """Arguments that have changed since the checkpoint: its value and this attempt's value."""
 
 
 def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume | None:
-    """Return the newest checkpoint that is complete and intact, on every node; None if there is none.
+    """Return the newest checkpoint that is complete and intact, downloaded on every node, or None if there is none.
 
-    All ranks call it. Raises UsageError if it was made with other arguments, and that was not asked for.
+    All ranks call it. Raises UsageError if its arguments differ and changes are not allowed.
     """
     store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
     own = arguments.fixed_arguments()
@@ -60,8 +60,8 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume
     manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
     if manifest.world_size != rank.world_size and rank.is_first:
         log.info(
-            "checkpoint step-%s was made by %s and goes on on %s: the steps have the same examples, random "
-            "numbers (dropout) become others",
+            "checkpoint step-%s was made by %s and continues on %s: the steps have the same examples, but random "
+            "numbers (dropout) differ",
             step,
             counted(manifest.world_size, "rank"),
             rank.world_size,
@@ -76,11 +76,11 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume
 
 
 def checkpoint_of_recipe(rank: "Rank", s3: "S3Client", recipe: Recipe) -> Resume | None:
-    """Return what `newest_complete` does, ready for this number of ranks."""
+    """Return the result of `newest_complete`, adapted to this number of ranks."""
     found = newest_complete(rank, s3, recipe)
     if found is not None:
         folder, (per_rank, _) = found.folder, recipe.batch_of_rank(rank.world_size)
-        rank.once_per_node("resume/batch", lambda: with_batch_of_rank(folder, per_rank))
+        rank.once_per_node("resume/batch", lambda: set_batch_of_rank(folder, per_rank))
     return found
 
 
@@ -99,8 +99,8 @@ class _Store:
         return self._folder / f"checkpoint-{step}"
 
     def select(self, arguments: Mapping[str, Any], *, allow_changes: bool) -> int | None:
-        """Return the step of the newest complete and intact checkpoint, which then lies in its local folder."""
-        for step in sorted(listing(self._s3, self._remote), reverse=True):
+        """Download the newest complete and intact checkpoint into its local folder, and return its step."""
+        for step in sorted(list_steps(self._s3, self._remote), reverse=True):
             try:
                 manifest = self.fetch(step)
             except IncompleteError as error:
@@ -111,35 +111,35 @@ class _Store:
         return None
 
     def fetch_again(self, step: int) -> bool:
-        """Download a checkpoint that another node has found intact.
+        """Download a checkpoint that another node has found intact, if necessary twice.
 
-        Raises NodeFailedError where it is not what arrives here, the second time too.
+        Raises NodeFailedError if it arrives damaged on this node both times.
         """
         try:
             self.fetch(step)
         except IncompleteError as error:
-            log.warning("warning: checkpoint step-%s is fetched again: %s", step, error)
+            log.warning("warning: checkpoint step-%s is downloaded again: %s", step, error)
             try:
                 self.fetch(step)
             except IncompleteError as again:
-                raise NodeFailedError(f"checkpoint step-{step} did not arrive as it is, twice: {again}") from again
+                raise NodeFailedError(f"checkpoint step-{step} arrived damaged twice: {again}") from again
         return True
 
 
-def with_batch_of_rank(folder: Path, per_rank: int) -> None:
-    """Let a downloaded checkpoint be resumed with other batches of a rank than it was made with.
+def set_batch_of_rank(folder: Path, per_rank: int) -> None:
+    """Change the batch size per rank in a downloaded checkpoint.
 
-    A Trainer takes their size from it, and would come to another global batch.
+    A Trainer takes the size from its checkpoint. With another number of ranks the global batch would be wrong.
     """
     path = folder / _STATE
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "train_batch_size": per_rank}))
 
 
 def seed_of_rank(seed: int, step: int, rank: int) -> int:
-    """Return the seed of a rank's random numbers from a step on that another number of ranks has saved.
+    """Return the seed of a rank's random numbers if the checkpoint was made by another number of ranks.
 
-    Model, optimizer, schedule and position go on as they were, and the steps have the same examples (determinism.py).
-    The random numbers belong to single ranks, so they do not go on: each rank starts with new ones.
+    Model, optimizer, schedule and position continue, and the steps have the same examples (determinism.py). Random
+    states belong to single ranks and cannot continue, so each rank starts a new one.
     """
     sequence = np.random.SeedSequence([seed, step, rank])
     return int(sequence.generate_state(1)[0])
@@ -147,9 +147,9 @@ def seed_of_rank(seed: int, step: int, rank: int) -> int:
 
 @contextlib.contextmanager
 def kept_settings(trainer: Any) -> Iterator[None]:
-    """Take from the optimizer and the scheduler that the block loads how far they are, and nothing else.
+    """Keep this attempt's settings while the block loads optimizer and scheduler: only their progress is restored.
 
-    They were saved with the learning rate and the weight decay of their time, and would go on with those.
+    They were saved with the learning rate and weight decay of an earlier attempt, and would continue with those.
     """
     settings = [
         {name: value for name, value in group.items() if name != "params"} for group in trainer.optimizer.param_groups
@@ -164,31 +164,31 @@ def kept_settings(trainer: Any) -> Iterator[None]:
 
 
 class LossSinceLog:
-    """Keeps in a checkpoint between two log lines the losses that the Trainer has summed up for the next line.
+    """Keeps the losses that the Trainer has summed up since its last log line in the checkpoint.
 
-    The Trainer logs the mean loss of the steps since the line before, and does not save their sum itself. So the first
-    line after a resume would be the mean of fewer steps, and the curve another one than that of an uninterrupted run.
+    The Trainer logs the mean loss of the steps since the last line, but does not save the sum. The first line after a
+    resume would be the mean of fewer steps, and the loss curve would differ from an uninterrupted run's.
     """
 
     def __init__(self, rank: "Rank", resume: Resume | None) -> None:
-        """`resume` is the checkpoint that the attempt goes on from."""
+        """`resume` is the checkpoint from which the attempt resumes."""
         self._name = _loss_file(rank.rank)
         self._kept = _kept_losses(rank, resume) if resume else None
         self._sum: Any = None
 
-    def with_kept(self, trainer: Any, loss: Any) -> Any:
-        """Return the loss of a step, to which that of the first step adds what the checkpoint kept."""
+    def add_restored(self, trainer: Any, loss: Any) -> Any:
+        """Return the loss of a step; for the first step, with the restored sum added."""
         if self._kept is not None:
-            trainer._globalstep_last_logged = self._kept["logged_step"]  # noqa: SLF001 - it has no other setter
+            trainer._globalstep_last_logged = self._kept["logged_step"]  # noqa: SLF001 - there is no other setter
             loss, self._kept = loss + self._kept["sum"], None
         return loss
 
     def forget(self) -> None:
-        """Add nothing to the first step: the training does not resume from the checkpoint."""
+        """Drop the restored sum, because the training does not resume from the checkpoint."""
         self._kept = None
 
     def note(self, losses: Any) -> None:
-        """Remember the sum of the losses that were not logged yet."""
+        """Remember the sum of the losses that are not logged yet."""
         self._sum = losses
 
     def save(self, trainer: Any) -> None:
@@ -204,7 +204,7 @@ def _loss_file(rank: int | str) -> str:
 
 
 def _kept_losses(rank: "Rank", resume: Resume) -> dict[str, Any] | None:
-    """Return the rank's own; on another number of ranks the mean of all, for the Trainer logs a mean over the ranks."""
+    """Return this rank's sum, or the mean of all if the number of ranks has changed: the Trainer logs such a mean."""
     which: int | str = rank.rank if resume.world_size == rank.world_size else "*"
     kept = [json.loads(path.read_bytes()) for path in sorted(resume.folder.glob(_loss_file(which)))]
     return {**kept[0], "sum": statistics.fmean(each["sum"] for each in kept)} if kept else None

@@ -1,6 +1,6 @@
-"""A local folder whose files are kept on S3 while they are worked on: what changed is saved, all is restored.
+"""A local folder kept on S3: changes are uploaded, and all files are restored on the next machine.
 
-Beside the folder `output/` on S3, `output-listing.json` has what S3 cannot hold: links, and times.
+`output-listing.json` beside the folder `output/` on S3 records what S3 cannot store: links and modification times.
 """
 
 import logging
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 LEFT_OUT = (".ipynb_checkpoints", "__pycache__")
-"""Folders that are not saved, since they are made anew: JupyterLab's own copies of notebooks, compiled modules."""
+"""Folders that are not saved because they are recreated: JupyterLab's copies of notebooks, compiled modules."""
 
 _NAMED = 5
 """The most names in one warning."""
 
 _State = tuple[int, int]
-"""The state of a file: when it was changed, in nanoseconds, and its size in bytes."""
+"""The state of a file: modification time in nanoseconds, and size in bytes."""
 
 
-class LeftOut:
-    """Warns of what is not kept of a folder, once of each."""
+class SkippedFiles:
+    """Logs one warning for each file of a folder that is not saved."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -45,13 +45,13 @@ class LeftOut:
         if new:
             shown = [f"{shown_name(name)} ({shown_name(why)})" for name, why in list(new.items())[:_NAMED]]
             more = f" and {counted(len(new) - _NAMED, 'other')}" if len(new) > _NAMED else ""
-            log.warning("warning: not kept of %s: %s%s", self._folder, ", ".join(shown), more)
+            log.warning("warning: not saved from %s: %s%s", self._folder, ", ".join(shown), more)
 
 
 class SavedFolder:
-    """Keeps the files of `folder` at `place` on S3, and the symbolic links that stay inside it.
+    """Keeps the files of `folder`, and the symbolic links that stay inside it, at `place` on S3.
 
-    No link is followed. What cannot be kept is left out with a warning that names it.
+    Links are not followed. Files that cannot be saved are skipped with a warning that names them.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class SavedFolder:
         without: Callable[[str], bool] = lambda _: False,
         check_may_write: Callable[[], None] = lambda: None,
     ) -> None:
-        """`without` returns whether what is called so right below the folder is not to be saved.
+        """`without` returns whether an entry of the folder, by name, is not saved.
 
-        `check_may_write` raises where the place is somebody else's to write by now; it is asked before each
-        file that is written, and before any is deleted.
+        `check_may_write` raises if something else now owns the place. It is called before each upload and before
+        deleting.
         """
         self._s3 = s3
         self._without = without
@@ -76,12 +76,12 @@ class SavedFolder:
         self._saved: dict[str, _State] = {}
         self._listing_place = S3Location(place.bucket, f"{place.key.rstrip('/')}{LISTING_SUFFIX}")
         self._listing = Listing()
-        self._left_out = LeftOut(folder.name)
+        self._skipped = SkippedFiles(folder.name)
 
     def restore(self, *, outdated: Callable[[str], bool] = lambda _: False) -> int:
-        """Bring back the files, with their times. Returns their number. Raises TrainyardError where one cannot be read.
+        """Download the files, with their times, and return how many. Raises TrainyardError if a file cannot be read.
 
-        `outdated` returns whether a file, by its name below the folder, is not wanted again: the next save deletes it.
+        `outdated` returns whether a file, by its path in the folder, is not restored; the next save deletes it.
         """
         saved = list(object_store.sizes(self._s3, self._place))
         left = [name for name in saved if outdated(name)]
@@ -93,16 +93,16 @@ class SavedFolder:
         return len(names)
 
     def restore_links(self) -> None:
-        """Make the links again, once all that they may point to is there."""
-        self._left_out.warn(make_links(self._folder, self._listing.links))
+        """Recreate the links, once everything that they may point to is there."""
+        self._skipped.warn(make_links(self._folder, self._listing.links))
         set_times(self._folder, self._listing.times, folders=True)
 
     def save(self) -> bool:
-        """Save what has changed since the last time, and delete what is gone. Returns True if there was anything to do.
+        """Upload what has changed since the last save and delete what is gone. Return whether there was anything to do.
 
-        A file that changes meanwhile is saved again the next time, and so is one that cannot be read, with a warning.
-        What S3 does not delete costs a warning, and the next save tries it again. Raises TrainyardError where S3 does
-        not take a file; what it took counts as saved. Raises what `check_may_write` does.
+        A file that changes during the upload is saved again next time. A file that cannot be read is skipped with a
+        warning and tried again next time, and so are deletions that S3 refuses. Raises TrainyardError if S3 refuses an
+        upload; files uploaded before count as saved. Raises what `check_may_write` raises.
         """
         found, listing = self._look()
         changed = [name for name, state in found.items() if self._saved.get(name) != state]
@@ -114,8 +114,8 @@ class SavedFolder:
                 object_store.upload(self._s3, self._folder / name, self._place / name)
             except FileNotFoundError:
                 return  # deleted since it was found
-            except OSError as error:  # the others must not wait for it
-                self._left_out.warn({name: error.strerror or str(error)})
+            except OSError as error:  # the other files must not wait for it
+                self._skipped.warn({name: error.strerror or str(error)})
                 return
             self._saved[name] = found[name]
 
@@ -125,7 +125,7 @@ class SavedFolder:
         try:
             object_store.delete_all(self._s3, self._place, gone)
         except TrainyardError as error:
-            log.warning("warning: files that are gone from %s stay on S3: %s", self._folder.name, error.args[0])
+            log.warning("warning: files deleted from %s remain on S3: %s", self._folder.name, error.args[0])
         else:
             for name in gone:
                 del self._saved[name]
@@ -137,10 +137,10 @@ class SavedFolder:
         return bool(changed or gone or has_other_links)
 
     def _look(self) -> tuple[dict[str, _State], Listing]:
-        """Return the files that can be saved, and the listing of the folder. Warns of all else."""
+        """Return the files that can be saved, and the folder's listing. Log a warning for all others."""
         found = contents(self._folder, skipped=self._is_skipped)
         refusals = {name: object_store.invalid_name_reason(self._place / name) for name in found.files}
-        self._left_out.warn({**found.left_out, **{name: why for name, why in refusals.items() if why is not None}})
+        self._skipped.warn({**found.left_out, **{name: why for name, why in refusals.items() if why is not None}})
         states = {
             name: (state.st_mtime_ns, state.st_size) for name, state in found.files.items() if refusals[name] is None
         }

@@ -1,79 +1,201 @@
-"""The checkpoints of a script that does not use the library: taken when they are complete, put back, pruned.
+"""The checkpoints of a script that does not use the library: uploaded once complete, restored, and pruned.
 
-On S3 each is one of the run's `checkpoints/step-N/`. Its files are called as they are below the script's folder on this
-node: `checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes them beside its output. N is that of a
-Trainer's name; others are counted.
+On S3 each is one of the run's `checkpoints/step-N/`. Its files keep their paths below the script's folder on this node:
+`checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes checkpoints beside its output. N is the number in a
+Trainer's folder name; other checkpoints are counted.
 
-The links inside a checkpoint and the times of its files are in its manifest. `links` keeps those beside checkpoints.
+A checkpoint's manifest records the links inside it and the times of its files. `CheckpointLinks` keeps links beside
+checkpoints.
 
-The newest complete version of what the script keeps in its folder stays on S3, and so does the checkpoint before the
-newest, in case the newest is damaged. What the script has removed is deleted.
+The newest complete version of each checkpoint in the script's folder is kept on S3, and so is the one before the
+newest, in case the newest is damaged. Checkpoints that the script removes are deleted.
 """
 
 import contextlib
 import logging
 import os
+import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from jobs.aws import s3 as object_store
-from jobs.container.saving.saved_folder import LeftOut
-from jobs.container.saving.script_began import Began
+from jobs.container.channel import RankStatus
+from jobs.container.saving.manifest import (
+    IncompleteError,
+    Manifest,
+    check_newest,
+    complete_steps,
+    discard,
+    fetch,
+    list_steps,
+    publish,
+    read_manifest,
+    upload,
+    warning_on_failure,
+)
+from jobs.container.saving.saved_folder import SkippedFiles
 from jobs.container.saving.script_complete import (
     MARKER,
     QUIET_SECONDS,
     CompleteCheckpoints,
     Script,
     State,
+    is_unfinished,
     pointed_to,
     shard_of_a_rank,
     state_of,
     trainer_step,
-)
-from jobs.container.saving.script_links import KeptLinks
-from jobs.container.saving.stored_checkpoints import (
-    IncompleteError,
-    Manifest,
-    check_newest,
-    complete,
-    discard,
-    fetch,
-    listing,
-    publish,
-    read_manifest,
-    upload,
-    warning_on_failure,
 )
 from jobs.core.errors import TrainyardError
 from jobs.core.folder_listing import (
     Contents,
     Listing,
     contents,
+    inner_target,
     listing_of,
     make_links,
     set_times,
     shown_name,
 )
 from jobs.core.locations import S3Location
-from jobs.core.run import CHECKPOINT_TAG, CHECKPOINTS
+from jobs.core.run import CHECKPOINT_LINKS, CHECKPOINT_TAG, CHECKPOINTS
 from jobs.core.words import size
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
 
 log = logging.getLogger("trainyard")
 
 _KEPT = 2
 
 _APART_SECONDS = 0.02
-"""Between two checkpoints that are put back: the clock of files ticks every 4 or 10 ms."""
+"""Time between restoring two checkpoints: file timestamps have a resolution of 4 or 10 ms."""
+
+_COUNTED = re.compile(r"(step|epoch|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
+
+
+class RestartDetector:
+    """Detects that a script started over, from the names of its saves; records its checkpoints in the status.
+
+    The platform restores checkpoints but does not see what the script does with them. A script that saves an earlier
+    step again has started before the newest checkpoint.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._restored_steps: dict[Path, int] = {}
+        self._status = RankStatus(restored_step=0)
+
+    def restored(self, checkpoints: Mapping[Path, int]) -> None:
+        """Record the checkpoints that the script finds, with their steps."""
+        self._restored_steps = dict(checkpoints)
+        self._status.restored_step = self._status.last_step = max(checkpoints.values(), default=0)
+        self._status.write(self._scratch)
+
+    def saved(self, path: Path, step: int) -> None:
+        """Record that the script has saved a checkpoint."""
+        self._status.last_step, self._status.saved_at = step, datetime.now(timezone.utc)
+        if self._status.repeats_from_step is None:
+            self._status.repeats_from_step = self._repeats_from(path)
+        self._status.write(self._scratch)
+
+    def _repeats_from(self, path: Path) -> int | None:
+        """Return the step that the script went back to, or None if its save does not show that it started over."""
+        saved = _number(path.name)
+        if saved is None:
+            return None
+        word, number = saved
+        beside = {other.name: step for other, step in self._restored_steps.items() if other.parent == path.parent}
+        counted = {_number(name): step for name, step in beside.items()}
+        same = {known[1]: step for known, step in counted.items() if known is not None and known[0] == word}
+        newest = max(same, default=0)
+        # A script may write one numbered name over and over. A Trainer uses another name at each step.
+        if number > newest or (number == newest and trainer_step(path.name) is None):
+            return None
+        began = max((step for known, step in same.items() if known < number), default=0)
+        log.warning(
+            "warning: the script saves %s again: it started over, and the work of earlier attempts after step %s is "
+            "lost. Next: have the script load its newest checkpoint when it starts",
+            path.name,
+            began,
+        )
+        return began
+
+
+def _number(name: str) -> tuple[str, int] | None:
+    """Return the word and number in a checkpoint's name, as in `('step', 300)`, or None if there is none."""
+    match = _COUNTED.search(name)
+    return (match[1].lower(), int(match[2])) if match else None
+
+
+class CheckpointLinks:
+    """The links right below a script's folder of checkpoints (`last.ckpt`, `latest`), kept in `checkpoints/links.json`.
+
+    A link is kept as it was when its target was on S3.
+    """
+
+    def __init__(self, s3: "S3Client", remote: S3Location, folder: Path, skipped: SkippedFiles) -> None:
+        """`folder` contains `checkpoints/`; `remote` is the run's `checkpoints/`."""
+        self._s3 = s3
+        self._place = remote / CHECKPOINT_LINKS
+        self._folder = folder
+        self._root = folder / "checkpoints"
+        self._skipped = skipped
+        self._links: dict[str, str] = {}
+        """The links on S3."""
+
+    @property
+    def entries(self) -> set[str]:
+        """The checkpoints, `checkpoints/NAME`, to which links on S3 point."""
+        return {f"checkpoints/{target.partition('/')[0]}" for target in self._links.values()}
+
+    def upload(self, entries: Collection[str], *, check: Callable[[], None]) -> None:
+        """Upload changed links that point to one of `entries`, which are on S3. `check` is `check_newest`."""
+        links = {}
+        for path in sorted(self._root.iterdir()):
+            if not path.is_symlink() or is_unfinished(path.name):
+                continue
+            target = inner_target(self._root, path)
+            if target is None and path.exists():
+                self._skipped.warn({path.name: f"a link to {path.readlink()}"})
+            elif target is None or self._entry(path) not in entries:
+                target = self._links.get(path.name)
+            if target is not None:
+                links[path.name] = target
+        kept = listing_of(links, {}).links
+        if kept != self._links:
+            check()
+            content = Listing(links=kept).model_dump_json().encode()
+            object_store.write(self._s3, self._place, content, tag=CHECKPOINT_TAG)
+            self._links = kept
+
+    def restore(self) -> None:
+        """Recreate the links of earlier attempts."""
+        content = object_store.read(self._s3, self._place)
+        try:
+            links = {} if content is None else Listing.model_validate_json(content).links
+        except ValidationError:
+            log.warning("warning: %s is damaged: its links are not restored", self._place)
+            return
+        refused = make_links(self._root, links)
+        self._skipped.warn(refused)
+        self._links = {name: target for name, target in links.items() if name not in refused}
+
+    def _entry(self, link: Path) -> str:
+        """Return the checkpoint that a link finally leads to."""
+        found = os.path.relpath(os.path.realpath(link), os.path.realpath(self._folder))
+        return "/".join(found.split("/")[:2])
 
 
 class ShardedError(TrainyardError):
-    """The script's checkpoints cannot be kept: each node has a part of them."""
+    """The script's checkpoints cannot be kept, because each node has only a part of them."""
 
 
 class ScriptCheckpoints:
@@ -92,7 +214,7 @@ class ScriptCheckpoints:
         nnodes: int = 1,
         attempt: int | None = None,
     ) -> None:
-        """`folder` holds `checkpoints/` and `output/`."""
+        """`folder` contains `checkpoints/` and `output/`."""
         self._run = run
         self._attempt = attempt
         self._s3 = s3
@@ -103,31 +225,31 @@ class ScriptCheckpoints:
         self._arguments = dict(arguments)
         self._world_size = world_size
         self._nnodes = nnodes
-        self._taken: dict[str, State] = {}
+        self._uploaded: dict[str, State] = {}
         """The state in which each entry, `checkpoints/NAME`, is on S3."""
         self._steps: dict[int, str] = {}
-        """The entry that each complete step holds."""
-        self._left_out = LeftOut("the script's checkpoints")
-        self._links = KeptLinks(s3, self._remote, folder, self._left_out)
+        """The entry of each complete step."""
+        self._skipped = SkippedFiles("the script's checkpoints")
+        self._links = CheckpointLinks(s3, self._remote, folder, self._skipped)
         self._has_warned = False
-        self._began = Began(scratch)
+        self._restarts = RestartDetector(scratch)
         self._looks = {
             "checkpoints": CompleteCheckpoints(folder / "checkpoints", ranks=ranks_here),
             "output": CompleteCheckpoints(folder / "output", ranks=ranks_here, trainer_only=True),
         }
 
     def restore(self, *, allow_changes: bool) -> int | None:
-        """Put what earlier attempts have left where it was, with its times, and return the newest step, if any.
+        """Restore the checkpoints of earlier attempts, with their times, and return the newest step, or None.
 
-        The oldest comes first, so that no clock of a file tells another order. Raises UsageError where it was made by
-        other code or with other arguments, and that was not asked for.
+        The oldest is restored first, so that all file times agree on the order. Raises UsageError if the code or the
+        arguments have changed and changes are not allowed.
         """
         fetched: dict[int, Manifest] = {}
-        for step in sorted(complete(listing(self._s3, self._remote)), reverse=True):
+        for step in sorted(complete_steps(list_steps(self._s3, self._remote)), reverse=True):
             try:
                 manifest = read_manifest(self._s3, self._remote / f"step-{step}")
                 entry = _entry(manifest)
-                if entry is None:  # the library's, which its ranks fetch themselves
+                if entry is None:  # the library's checkpoint, which its ranks fetch themselves
                     return None
                 manifest.check_arguments(self._arguments, allow_changes=allow_changes)
                 is_older_version = any(self._steps[other] == entry for other in fetched)
@@ -142,88 +264,88 @@ class ScriptCheckpoints:
             (self._restored / f"step-{step}" / self._steps[step]).rename(path)
             shutil.rmtree(self._restored / f"step-{step}")
         for step, manifest in sorted(fetched.items(), key=lambda item: (item[1].written_at, item[0])):
-            self._put_back(step, manifest.listing)
+            self._restore_listing(step, manifest.listing)
             time.sleep(_APART_SECONDS)
         self._links.restore()
-        self._began.put_back({self._folder / self._steps[step]: step for step in fetched})
+        self._restarts.restored({self._folder / self._steps[step]: step for step in fetched})
         return max(fetched, default=None)
 
-    def _put_back(self, step: int, found: Listing) -> None:
-        """Give a checkpoint, whose files are in their place, its links and times. Its listing may name nothing else."""
+    def _restore_listing(self, step: int, found: Listing) -> None:
+        """Restore the links and times of a checkpoint whose files are in place. Names of other entries are ignored."""
         entry = self._steps[step]
         own = [name for name in (*found.links, *found.times) if f"{name}/".startswith(f"{entry}/")]
-        self._left_out.warn(make_links(self._folder, {name: found.links[name] for name in own if name in found.links}))
+        self._skipped.warn(make_links(self._folder, {name: found.links[name] for name in own if name in found.links}))
         for folders in (False, True):
             times = {name: found.times[name] for name in own if name in found.times}
             set_times(self._folder, times, folders=folders)
         path = self._folder / entry
-        self._taken[entry] = state_of(path)
+        self._uploaded[entry] = state_of(path)
         self._looks[path.parent.name].restored(path)
         log.info("restored: checkpoint step-%s as %s, for the script to read", step, path.name)
 
-    def take(self, script: Script) -> bool:
-        """Upload what has become complete since the last look. Returns whether there was any.
+    def upload(self, script: Script) -> bool:
+        """Upload the checkpoints that have become complete since the last call. Return whether there were any.
 
-        Raises TrainyardError where S3 does not take it, SupersededError where a newer attempt has begun, and
-        ShardedError where no checkpoint of this script can be complete.
+        Raises TrainyardError if S3 refuses an upload, SupersededError if a newer attempt has begun, and ShardedError if
+        no checkpoint of this script can be complete.
         """
-        took = False
+        uploaded = False
         for root, looks in self._looks.items():
             found = list(looks.find(script))
             self._refuse_shards(looks)
-            self._withdraw_torn(root, looks)
+            self._withdraw_incomplete(root, looks)
             candidates = looks.candidates()
             named = {path: pointed_to(path, candidates) for path, _ in found}
-            for path, state in sorted(found, key=lambda item: named[item[0]] is not None):  # after what they name
+            for path, state in sorted(found, key=lambda item: named[item[0]] is not None):  # pointers last
                 entry, other = f"{root}/{path.name}", named[path]
-                if other is not None and f"{root}/{other}" not in self._taken:
-                    continue  # the next attempt would look for it in vain
-                if self._taken.get(entry) != state and self._upload(entry, state):
-                    self._taken[entry] = state
-                    took = True
+                if other is not None and f"{root}/{other}" not in self._uploaded:
+                    continue  # the next attempt would not find what it points to
+                if self._uploaded.get(entry) != state and self._upload(entry, state):
+                    self._uploaded[entry] = state
+                    uploaded = True
             self._warn_of_unmarked(looks)
-        self._links.keep(self._steps.values(), check=self.check_newest)
-        if took:
+        self._links.upload(self._steps.values(), check=self.check_newest)
+        if uploaded:
             self._prune()
-        return took
+        return uploaded
 
     def warn_of_rest(self) -> None:
-        """Name what is in the folders at the end, and was not taken as it is."""
+        """Log a warning that names the entries which were not uploaded in their final state."""
         rest = [
             shown_name(path.name)
             for root, looks in self._looks.items()
             for path in looks.candidates()
-            if self._taken.get(f"{root}/{path.name}") != state_of(path)
+            if self._uploaded.get(f"{root}/{path.name}") != state_of(path)
         ]
         if rest:
             log.warning(
-                "warning: not uploaded, since it may be incomplete: %s. Next: write a checkpoint under another name "
+                "warning: not uploaded, because it may be incomplete: %s. Next: write a checkpoint under another name "
                 "and rename it, or write a file %s into its folder last",
                 ", ".join(sorted(rest)),
                 MARKER,
             )
 
     def _refuse_shards(self, looks: CompleteCheckpoints) -> None:
-        """Raise ShardedError where a script of several nodes saves each rank's part by itself, on its own node."""
+        """Raise ShardedError if each rank of a script on several nodes saves its own part on its own node."""
         shard = next(filter(None, map(shard_of_a_rank, looks.states())), None) if self._nnodes > 1 else None
         if shard is not None:
             raise ShardedError(
-                f"{shown_name(shard)} holds the part of one rank; those of the other nodes' ranks are on their own "
-                "disks, and a script's checkpoints are taken from the main node alone",
+                f"{shown_name(shard)} holds only one rank's part; the parts of other nodes' ranks are on their own "
+                "disks, and a script's checkpoints are uploaded from the main node alone",
                 next_step="save the full state on rank 0 (Accelerate: fsdp_state_dict_type FULL_STATE_DICT), or train "
                 "a Trainer with trainyard.Callback, which keeps the files of all nodes, or use one node",
             )
 
-    def _withdraw_torn(self, root: str, looks: CompleteCheckpoints) -> None:
-        """Delete what was taken of a folder written in place that has got more files since: it was not whole."""
+    def _withdraw_incomplete(self, root: str, looks: CompleteCheckpoints) -> None:
+        """Delete the manifest of a folder written in place that has grown since its upload: it was not complete."""
         for name in looks.in_place:
             entry = f"{root}/{name}"
-            taken = self._taken.get(entry, ())
-            if taken and set(taken) < set(state_of(self._folder / entry)):
+            uploaded = self._uploaded.get(entry, ())
+            if uploaded and set(uploaded) < set(state_of(self._folder / entry)):
                 step = max(step for step, other in self._steps.items() if other == entry)
-                log.warning("warning: %s was taken before it was whole: it is taken again once it is", name)
+                log.warning("warning: %s was uploaded before it was complete, and will be uploaded again", name)
                 discard(self._s3, self._remote / f"step-{step}", [], check=self.check_newest)
-                del self._steps[step], self._taken[entry]
+                del self._steps[step], self._uploaded[entry]
 
     def _warn_of_unmarked(self, looks: CompleteCheckpoints) -> None:
         if self._has_warned or not looks.in_place:
@@ -239,7 +361,7 @@ class ScriptCheckpoints:
         )
 
     def check_newest(self) -> None:
-        """Raise SupersededError where a newer attempt has begun, to which the run's files belong."""
+        """Raise SupersededError if a newer attempt has begun, which now owns the run's files."""
         check_newest(self._s3, self._run, self._attempt)
 
     def close(self) -> None:
@@ -247,7 +369,7 @@ class ScriptCheckpoints:
             look.close()
 
     def _upload(self, entry: str, state: State) -> bool:
-        """Upload one checkpoint, its manifest last. Returns False if it was changed or removed meanwhile."""
+        """Upload one checkpoint, its manifest last. Return False if it changed or was removed during the upload."""
         started = time.monotonic()
         path = self._folder / entry
         number = trainer_step(path.name)
@@ -268,27 +390,27 @@ class ScriptCheckpoints:
                 discard(self._s3, remote, [], check=self.check_newest)
             files = upload(self._s3, staged, remote, tag=CHECKPOINT_TAG, check=self.check_newest)
             is_changed = _sizes_and_times(contents(staged).files) != _sizes_and_times(found.files)
-            # If it was replaced meanwhile it has other files: the staged ones are the whole checkpoint from before.
+            # If the script replaced it, it has other files, and the staged ones are the whole previous checkpoint.
             if is_changed or set(state) < set(state_of(path)):
-                log.warning("warning: %s was changed while it was uploaded, and is not taken as it is", path.name)
+                log.warning("warning: %s changed during its upload, so this version is not kept", path.name)
                 return False
         except FileNotFoundError:
-            return False  # removed or renamed meanwhile
+            return False  # removed or renamed during the upload
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-        self._left_out.warn(found.left_out)
+        self._skipped.warn(found.left_out)
         times = {name: each.st_mtime_ns for name, each in {**found.files, **found.folders}.items()}
         kept = listing_of(found.links, times)
         manifest = Manifest.of(step, self._arguments, files, world_size=self._world_size, listing=kept)
         publish(self._s3, remote, manifest, tag=CHECKPOINT_TAG, check=self.check_newest)
         self._steps[step] = entry
-        self._began.saved(path, step)
+        self._restarts.saved(path, step)
         sent = size(manifest.total_bytes)
         log.info("checkpoint: step %s (%s), %s uploaded in %.1f s", step, path.name, sent, time.monotonic() - started)
         return True
 
     def _prune(self) -> None:
-        """Delete older versions, and what the script has removed, but the newest two."""
+        """Delete older versions and what the script has removed, but keep the two newest checkpoints."""
         newest = {entry: step for step, entry in sorted(self._steps.items())}
         kept = {step for entry, step in newest.items() if (self._folder / entry).exists()}
         kept |= set(sorted(self._steps)[-_KEPT:])
@@ -296,21 +418,21 @@ class ScriptCheckpoints:
         gone = [step for step in self._steps if step not in kept]
         if not gone:
             return
-        names = listing(self._s3, self._remote)
+        names = list_steps(self._s3, self._remote)
         with warning_on_failure():
             for step in gone:
                 discard(self._s3, self._remote / f"step-{step}", names.get(step, []), check=self.check_newest)
                 del self._steps[step]
 
     def _has_odd_name(self, remote: S3Location, found: Contents) -> bool:
-        """Return whether S3 cannot take one of the files, and so not the checkpoint. Warns of it."""
+        """Return whether S3 refuses the name of a file, and log a warning. The checkpoint is then not uploaded."""
         refusals = {name: object_store.invalid_name_reason(remote / name) for name in found.files}
         odd = {name: why for name, why in refusals.items() if why is not None}
-        self._left_out.warn(odd)
+        self._skipped.warn(odd)
         return bool(odd)
 
     def _link(self, found: Contents, target: Path) -> None:
-        """Give the files a second name, so that the script may remove or rename its own meanwhile."""
+        """Hard-link the files into `target`, so that the script may remove or rename its own during the upload."""
         for name in found.files:
             file, place = self._folder / name, target / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -318,7 +440,7 @@ class ScriptCheckpoints:
                 os.link(file, place)
             except FileNotFoundError:
                 raise
-            except OSError:  # another disk, or a file system that knows no links
+            except OSError:  # another disk, or a file system without links
                 with contextlib.suppress(shutil.SameFileError):
                     shutil.copy2(file, place)
 
@@ -328,7 +450,7 @@ def _sizes_and_times(files: Mapping[str, os.stat_result]) -> dict[str, tuple[int
 
 
 def _entry(manifest: Manifest) -> str | None:
-    """Return what a checkpoint holds, `checkpoints/NAME` or `output/NAME`; None where it is no script's."""
+    """Return a checkpoint's entry, `checkpoints/NAME` or `output/NAME`, or None if it is not a script's."""
     entries = {"/".join(name.split("/")[:2]) for name in manifest.files}
     found = entries.pop() if len(entries) == 1 else ""
     return found if found.startswith(("checkpoints/", "output/")) else None

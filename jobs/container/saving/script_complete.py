@@ -1,15 +1,16 @@
-"""Which of the files and folders in a script's folder of checkpoints are complete.
+"""Decide which entries in a script's folder of checkpoints are complete.
 
-A checkpoint is a file or a folder right below that folder. It is complete
+A checkpoint is a file or a folder right below that folder. These are complete:
 
-- if it got its name by a rename;
-- a folder, if it holds a file called `.complete`;
-- a folder `checkpoint-N` of a Trainer of transformers, if its trainer_state.json, which is written last, is whole, and
-  the random state of each rank is there;
-- one that is written in place, if it has not changed for ten seconds (longer if it is large) or the script has ended
-  well; a folder also once a newer one has begun. A script that renames or marks its folders has to do so with all.
+- an entry that got its name by a rename;
+- a folder that contains a file named `.complete`;
+- a folder `checkpoint-N` of a transformers Trainer, if its trainer_state.json, which is written last, is intact and the
+  random state of each rank is there;
+- an entry written in place, if it has not changed for ten seconds (longer if it is large), if the script has ended
+  successfully, or, for a folder, if a newer one has begun. If a script renames or marks one folder, this does not apply
+  to its folders: it must rename or mark all of them.
 
-Names that begin with a dot, or end in .tmp, .part or .incomplete, are unfinished. A symbolic link is no checkpoint.
+Names that begin with a dot or end in .tmp, .part or .incomplete are unfinished. A symbolic link is not a checkpoint.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ MARKER = ".complete"
 QUIET_SECONDS = 10.0
 
 _PREPARED_BYTES_PER_SECOND = 100e6
-"""A writer may need this long to prepare its next file, so a large checkpoint has to be left alone for longer."""
+"""Assumed speed at which a writer prepares its next file: a large checkpoint must stay unchanged for longer."""
 
 _TRAINER_FOLDER = re.compile(r"checkpoint-(\d+)")
 _TRAINER_STATE = "trainer_state.json"
@@ -42,24 +43,24 @@ _NUMBER = re.compile(r"\d+")
 _POINTER_BYTES = 256
 
 _PART_OF = re.compile(r"\d+-of-(\d+)")
-"""The parts of a model that is saved as several files: model-00001-of-00003.safetensors."""
+"""Part of a model that is saved as several files: model-00001-of-00003.safetensors."""
 _SHARD = re.compile(r"(^|/)__\d+_\d+\.distcp$|zero_pp_rank_\d+_mp_rank_\d+|_rank\d+\.(bin|pt)$")
-"""One rank's part of a state: of torch.distributed.checkpoint, DeepSpeed's ZeRO, Accelerate's FSDP."""
+"""One rank's part of a state, from torch.distributed.checkpoint, DeepSpeed's ZeRO or Accelerate's FSDP."""
 _UNFINISHED = (".tmp", ".part", ".incomplete")
 
 _IN_MOVED_TO = 0x80
 _IN_NONBLOCK = 0o4000
 _EVENT = struct.Struct("iIII")
 
-Script = Literal["lives", "done", "ended"]
-"""The script runs, has ended well, or was ended: what it was writing then is not whole."""
+Script = Literal["running", "done", "ended"]
+"""The script is running, has ended successfully (done), or was ended, so that its last checkpoint may be incomplete."""
 
 State = tuple[tuple[str, int, int, int], ...]
-"""Names, sizes, times and inodes of the files of a checkpoint."""
+"""Names, sizes, modification times and inodes of a checkpoint's files."""
 
 
 def trainer_step(name: str) -> int | None:
-    """Return the step of a folder that a Trainer of transformers has named, or None for any other name."""
+    """Return the step in the name of a transformers Trainer's checkpoint folder, or None for any other name."""
     match = _TRAINER_FOLDER.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -69,7 +70,7 @@ def is_unfinished(name: str) -> bool:
 
 
 def state_of(path: Path) -> State:
-    """Return a value that changes if any file or link of a checkpoint does. Files that vanish are left out."""
+    """Return a value that changes if any file or link of a checkpoint changes. Files that vanish are skipped."""
     found = []
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
@@ -80,10 +81,10 @@ def state_of(path: Path) -> State:
 
 
 class Renames:
-    """The names in a folder that files and folders have got by a rename, as the kernel reports them (inotify)."""
+    """Collects the names that entries of a folder got by a rename, as reported by the kernel (inotify)."""
 
     def __init__(self, folder: Path) -> None:
-        """Watch `folder` from now on. Systems other than Linux report nothing."""
+        """Watch `folder` from now on. Only Linux reports renames."""
         self._file = -1
         if sys.platform == "linux":
             libc = ctypes.CDLL(None, use_errno=True)
@@ -126,10 +127,10 @@ class _Seen:
 
 
 class CompleteCheckpoints:
-    """Looks now and then at a folder of checkpoints; `find` yields the complete ones."""
+    """Checks a folder of checkpoints whenever `find` is called, which yields the complete ones."""
 
     def __init__(self, folder: Path, *, ranks: int = 1, trainer_only: bool = False) -> None:
-        """`ranks`: the number on this node. `trainer_only`: only folders of a Trainer count."""
+        """`ranks`: number of ranks on this node. `trainer_only`: ignore all folders but a Trainer's."""
         self._ranks = ranks
         self._folder = folder
         self._trainer_only = trainer_only
@@ -137,12 +138,12 @@ class CompleteCheckpoints:
         self._seen: dict[str, _Seen] = {}
         self._restored: dict[str, State] = {}
         self._marks = False
-        """True once the script has renamed or marked a folder: then a folder without is not whole."""
+        """True once the script has renamed or marked a folder. Folders that are neither are then incomplete."""
         self.in_place: set[str] = set()
-        """The names of the folders that counted because they were left alone or a newer one had begun."""
+        """Names of folders that count as complete because they stopped changing or a newer one has begun."""
 
     def find(self, script: Script) -> Iterator[tuple[Path, State]]:
-        """Yield each complete checkpoint with its state, the oldest first."""
+        """Yield each complete checkpoint with its state, oldest first."""
         renamed = self._renames.news()
         candidates = self.candidates()
         looked: list[tuple[Path, _Seen]] = []
@@ -162,11 +163,11 @@ class CompleteCheckpoints:
             yield path, state
 
     def states(self) -> list[State]:
-        """Return the state of each candidate at the last look, complete or not."""
+        """Return the state of each candidate at the last check, complete or not."""
         return [seen.state for seen in self._seen.values()]
 
     def restored(self, path: Path) -> None:
-        """Note a checkpoint of an earlier attempt, which was put back by a rename of ours."""
+        """Record an earlier attempt's checkpoint that was just restored, by a rename that is not the script's."""
         self._renames.news()
         self._restored[path.name] = state_of(path)
         self._seen[path.name] = _Seen(state_of(path), renamed=False)
@@ -175,7 +176,7 @@ class CompleteCheckpoints:
         self._renames.close()
 
     def candidates(self) -> list[Path]:
-        """Return the files and folders that may be checkpoints, without links and unfinished names."""
+        """Return the entries that may be checkpoints: no links and no unfinished names."""
         with contextlib.suppress(FileNotFoundError):
             return [
                 path
@@ -187,7 +188,7 @@ class CompleteCheckpoints:
         return []
 
     def _is_complete(self, path: Path, seen: _Seen, candidates: list[Path], script: Script) -> bool:
-        left_alone = script == "done" or (script == "lives" and seen.is_quiet())
+        left_alone = script == "done" or (script == "running" and seen.is_quiet())
         if seen.state == self._restored.get(path.name):
             return True
         if path.is_file():
@@ -204,9 +205,9 @@ class CompleteCheckpoints:
         return True
 
     def _has_newer(self, path: Path, candidates: list[Path]) -> bool:
-        """Return whether another folder whose name differs in its number was begun after the last change in this one.
+        """Return whether a folder that differs only in its number was begun after the last change in this one.
 
-        Restored folders do not count: their times come from the clock of another machine.
+        Restored folders do not count, because their times come from another machine's clock.
         """
         newest = max(_times(path), default=0)
         others = (
@@ -222,17 +223,17 @@ def _is_marked(folder: Path, seen: _Seen) -> bool:
 
 
 def _kind(name: str) -> str:
-    """Return a name without its numbers, which is the same for all checkpoints of one script."""
+    """Return a name with its numbers masked, which is the same for all checkpoints of one script."""
     return _NUMBER.sub("#", name)
 
 
 def _lacks_parts(state: State) -> bool:
-    """Return whether the names in a folder show that others are missing."""
+    """Return whether the names in a folder show that files are missing."""
     names = [name for name, *_ in state]
     parts: dict[tuple[str, str], int] = Counter(
         (name[: match.start()], match[1]) for name in names if (match := _PART_OF.search(name))
     )
-    # torch.distributed.checkpoint writes its index when all ranks have written theirs.
+    # torch.distributed.checkpoint writes its index once all ranks have written their parts.
     indexed = {Path(name).parent for name in names if Path(name).name == ".metadata"}
     return (
         any(name.endswith(_UNFINISHED) for name in names)
@@ -242,14 +243,14 @@ def _lacks_parts(state: State) -> bool:
 
 
 def shard_of_a_rank(state: State) -> str | None:
-    """Return the name of a file that holds one rank's part of a sharded state, or None if there is none."""
+    """Return the name of a file with one rank's part of a sharded state, or None if there is none."""
     return next((name for name, *_ in state if _SHARD.search(name)), None)
 
 
 def pointed_to(path: Path, candidates: list[Path]) -> str | None:
-    """Return the folder beside it that a short file names, or None.
+    """Return the folder beside `path` that this short file names, or None.
 
-    DeepSpeed's `latest` has the folder's name, Megatron's latest_checkpointed_iteration.txt its number.
+    DeepSpeed's `latest` contains the folder's name, Megatron's latest_checkpointed_iteration.txt its number.
     """
     try:
         text = path.read_text().strip() if path.is_file() and path.stat().st_size <= _POINTER_BYTES else ""
@@ -262,7 +263,7 @@ def pointed_to(path: Path, candidates: list[Path]) -> str | None:
 
 
 def _times(folder: Path) -> Iterator[int]:
-    """Yield when the folder and all in it were last changed; a copy keeps the times of files, but not the folder's."""
+    """Yield the modification times of the folder and its contents. A copy keeps those of files, not the folder's."""
     with contextlib.suppress(FileNotFoundError):
         yield folder.stat().st_mtime_ns
     for path in folder.rglob("*"):
@@ -271,16 +272,16 @@ def _times(folder: Path) -> Iterator[int]:
 
 
 def _is_of_a_trainer(folder: Path) -> bool:
-    """Return whether a folder `checkpoint-N` is a Trainer's: loops with Accelerate use the same names."""
+    """Return whether a folder `checkpoint-N` is a Trainer's: loops with Accelerate use the same name."""
     return any((folder / name).exists() for name in _TRAINER_FILES) or any(folder.glob("rng_state*.pth"))
 
 
 def _is_whole(folder: Path, *, ranks: int, quiet: bool) -> bool:
-    """Return whether a Trainer has written all of a checkpoint: its state comes last, beside what other ranks write."""
+    """Return whether a Trainer has finished a checkpoint: it writes its state last, while other ranks write theirs."""
     try:
         json.loads((folder / _TRAINER_STATE).read_bytes())
     except (OSError, ValueError):
         return False
     states = list(folder.glob("rng_state_*.pth"))
-    # Numbered states are of several ranks. If the script starts them itself, only time shows that all have written.
+    # Numbered states come from several ranks. If the script starts its ranks itself, only time shows that all are done.
     return not states or (len(states) >= ranks and (ranks > 1 or quiet))

@@ -1,17 +1,18 @@
-"""Shut the ranks down when that was announced: all save, and stop where that is asked for, at the same step.
+"""Stop a training at the same step on all ranks, with a checkpoint, when its launcher requests it.
 
-Where the launcher says by when they have to be gone, as at a Spot notice, they save at once, train on, and save again
-before they leave (`notice`).
+After a Spot notice the training saves at once, trains on, saves again, and stops before the instance ends
+(`next_action`). The first save covers an instance that goes away earlier than announced. The second save starts as late
+as the measured times allow, so that the steps in between are kept. If the time is too short for two saves, the first
+save is the last one. SIGTERM and other requests without a deadline save once and stop.
 
-From its first step on an attempt listens to its launcher (`channel.RequestFiles`); what came before is quickly done
-again. An evaluation is left in its midst, for it may take longer than what time is left: the next attempt makes up for
-it.
+Ranks listen for requests (`channel.RequestFiles`) from their first step on; anything earlier is quickly repeated. A
+request interrupts a running evaluation, which may take longer than the time left; the next attempt evaluates again.
 
-All ranks come to act at the same boundary, which is the end of a step, or of a batch evaluated. Rank 0 decides, some
-boundaries ahead, and says so in the store of the job: "go on up to boundary 12", in the end "up to 15, and there:
-stop". A rank passes no boundary before it has read what holds there, so all act at the same one, also where an
-accelerator runs behind its host. Each word reaches as far as a tenth of a second: in short steps the store is not asked
-at every one.
+All ranks act at the same boundary: the end of a step, or of a batch of an evaluation. Rank 0 decides a few boundaries
+ahead and publishes messages in the job's rendezvous store: "continue to boundary 12", and finally "continue to 15,
+then stop". A rank passes no boundary until it has read the message that covers it, so all ranks act at the same one
+even if an accelerator runs behind its host. A message covers about a tenth of a second, so that ranks with short steps
+do not query the store at each of them.
 """
 
 import contextlib
@@ -21,52 +22,114 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from jobs.container.callback import Callback
 from jobs.container.channel import Asked, Request, RequestFiles
-from jobs.container.saving import notice
 
 if TYPE_CHECKING:
     from jobs.container.rank import Rank
-    from jobs.container.saving.checkpoint import CheckpointUploads
+    from jobs.container.saving.upload import CheckpointUploads
 
 log = logging.getLogger("trainyard")
 
+Action = Literal["save", "stop", "leave"]
+"""save: save this step and train on. stop: save this step and stop. leave: stop; the save under way is the last."""
+
+SPARE_SECONDS = 2.0
+"""Time reserved after the last save to write the remaining metrics and to end the ranks' processes."""
+
+_SLOWER = 1.25
+"""Factor by which the last save may be slower than the one before, although no training competes with it: the speed of
+S3 varies. A save that comes too late loses the time since the previous save, which may be the one at the notice: with
+saves of 13 s, about thirty times as much as this quarter."""
+
+_STEPS = 2
+"""Ranks agree one step ahead, so an action may happen two steps after it was due."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Times measured in this run, in seconds."""
+
+    save: float = 0.0
+    """Duration of the last save, until its checkpoint was complete. 0: no save has completed."""
+    under_way: float = 0.0
+    """Time since the save in progress began. 0: no save is in progress."""
+    step: float = 0.0
+    """Duration of the longest of the most recent steps, or of the most recent evaluation batches."""
+
+
+def needed_seconds(measured: Measured) -> float:
+    """Return how long before the end the last save is due. The last save waits for one that is under way."""
+    return _saves_seconds(measured) + _STEPS * measured.step + SPARE_SECONDS
+
+
+def save_seconds(measured: Measured) -> float:
+    """Return how long the last save may take."""
+    return max(_SLOWER * measured.save, measured.under_way)
+
+
+def _saves_seconds(measured: Measured) -> float:
+    one = save_seconds(measured)
+    return one + (one - measured.under_way if measured.under_way else 0.0)
+
+
+def next_action(left_seconds: float, measured: Measured, *, has_saved: bool, evaluates: bool = False) -> Action | None:
+    """Return what the ranks should do if they must be gone in `left_seconds`, or None to continue.
+
+    `has_saved`: whether a save was requested since the notice. During an evaluation (`evaluates`) ranks cannot save, so
+    "save" applies to the step after the evaluation. If no save has been measured yet, they stop the evaluation at once.
+    """
+    is_measured = measured.save > 0 or measured.under_way > 0
+    if left_seconds > needed_seconds(measured) and (is_measured or not evaluates):
+        return None if has_saved else "save"
+    # The save under way is the last if it takes too long, or began too late, for another save to finish in time.
+    if not has_saved or not measured.under_way:
+        return "stop"
+    takes_long = measured.under_way >= save_seconds(measured)
+    if takes_long or left_seconds < _saves_seconds(measured):
+        return "leave"
+    # Otherwise the last save waits for the one under way, so requesting it earlier would not finish it earlier.
+    rest = save_seconds(measured) - measured.under_way
+    return None if rest > _STEPS * measured.step else "stop"
+
+
 _REQUESTS: tuple[Request, ...] = ("stop", "save")
 
-_SAYS = {
+_LOG_TEXTS = {
     "save": "saving step {step}, and training on",
     "stop": "saving step {step}",
     "leave": "stopping after step {step}: another save would not be complete in time",
 }
 
 _AHEAD_SECONDS = 0.1
-"""The time for which rank 0 decides ahead."""
+"""How far ahead rank 0 decides, as a time."""
 
 _AHEAD_BOUNDARIES = 10
-"""The most boundaries that rank 0 decides ahead, in case those that follow take longer."""
+"""The most boundaries that rank 0 decides ahead, in case the next ones take longer."""
 
 _NEWEST = 5
-"""The number of boundaries by which the time to the next ones is judged."""
+"""Number of recent boundaries from which the time to the next ones is estimated."""
 
-_WORDS_KEPT = 100
-"""Older words are deleted. No rank is so many behind: the gradients of a step need all of them."""
+_MESSAGES_KEPT = 100
+"""Older messages are deleted. No rank can be so far behind, because each step needs the gradients of all ranks."""
 
 
 class Shutdown(Callback):
-    """Listens on every rank. After the training `reason` says why it stopped before its end, if it did."""
+    """Saves and stops the training at the same step on all ranks. `reason` is then why it stopped early."""
 
     def __init__(self, rank: "Rank", uploads: "CheckpointUploads") -> None:
-        """`uploads` knows, on rank 0, how long saves take."""
+        """`uploads` measures, on rank 0, how long saves take."""
         self.reason: str | None = None
         self.leaves_with_save_under_way = False
-        """True after an evaluation was left in its midst with no time for another save than the one under way."""
+        """True if an evaluation was interrupted with no time for a save other than the one under way."""
         self.saved_step = 0
-        """The step of the Trainer's newest save, or the one that it began with."""
+        """Step of the Trainer's newest save, or the step at which the training began."""
         self._rank = rank
         self._files = RequestFiles(rank.scratch)
         self._agreement = _Agreement(rank, uploads)
@@ -83,7 +146,7 @@ class Shutdown(Callback):
             self._listens = True
             self._files.listen(self._rank.local_rank)
         if state.global_step >= state.max_steps:
-            control.should_save = True  # a Trainer that does not save by steps would leave that out
+            control.should_save = True  # a Trainer that does not save by steps would skip the last one
             return
         decision = self._agreement.boundary()
         if self._save_is_due or (decision is not None and decision.action != "leave"):
@@ -93,7 +156,7 @@ class Shutdown(Callback):
             self.reason = decision.reason
             control.should_training_stop = True
         if decision is not None and self._rank.is_first:
-            log.info("%s: %s", decision.reason, _SAYS[decision.action].format(step=state.global_step))
+            log.info("%s: %s", decision.reason, _LOG_TEXTS[decision.action].format(step=state.global_step))
 
     def on_prediction_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         if not self._evaluates:
@@ -106,27 +169,27 @@ class Shutdown(Callback):
         else:
             self.reason = decision.reason
             self.leaves_with_save_under_way = decision.action == "leave" and not self._save_is_due
-            raise _EvaluationLeftError
+            raise _EvaluationStoppedError
 
     def evaluated(self, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """Return what `evaluate` finds; None where it was left because the attempt ends, for which `reason` is set.
+        """Return the result of `evaluate`, or None if the attempt ends during it; `reason` is then set.
 
-        It takes none of the training's random numbers: a run that makes up for an evaluation later has the same
-        weights.
+        Restores the random state of the training afterwards, so that a run which repeats an evaluation later ends with
+        the same weights.
         """
         self._agreement.begin_stretch()
         self._evaluates = self._listens
         try:
-            with _random_state_kept():
+            with _random_state_preserved():
                 return evaluate()
-        except _EvaluationLeftError:
+        except _EvaluationStoppedError:
             return None
         finally:
             self._evaluates = False
             self._agreement.begin_stretch()
 
     def close(self) -> None:
-        """Stop listening: from now on SIGTERM ends the ranks at once. Where it came just before, `reason` is set."""
+        """Stop listening: from now on SIGTERM ends the ranks at once. Sets `reason` if a request came just before."""
         decision = self._agreement.last()
         if decision is not None:
             self.reason = decision.reason
@@ -134,17 +197,17 @@ class Shutdown(Callback):
             self._files.stop_listening(self._rank.local_rank)
 
     def stop_listening(self) -> None:
-        """From now on SIGTERM ends the ranks at once, whoever asked for what before."""
+        """Stop listening: from now on SIGTERM ends the ranks at once, and earlier requests are ignored."""
         self._files.stop_listening(self._rank.local_rank)
 
 
-class _EvaluationLeftError(Exception):
-    """All ranks leave their evaluation, at the same batch."""
+class _EvaluationStoppedError(Exception):
+    """All ranks leave their evaluation at the same batch."""
 
 
 @contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Set the random numbers of Python, NumPy and PyTorch back to where they were before the block."""
+def _random_state_preserved() -> Iterator[None]:
+    """Restore the random state of Python, NumPy and PyTorch after the block."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -157,7 +220,7 @@ def _random_state_kept() -> Iterator[None]:
 class _Decision(NamedTuple):
     """What all ranks do at one boundary, and why."""
 
-    action: notice.Action
+    action: Action
     reason: str
 
     @property
@@ -172,29 +235,29 @@ class _Agreement:
         self._rank = rank
         self._uploads = uploads
         self._files = RequestFiles(rank.scratch)
-        self._taken: set[_Decision] = set()
-        self._told: dict[Request, Asked] = {}
+        self._done: set[_Decision] = set()
+        self._forwarded: dict[Request, Asked] = {}
         self._stop: Asked | None = None
         self._stretch = -1
         self.begin_stretch()
 
     def begin_stretch(self) -> None:
-        """Count boundaries anew: from here on they are of another kind, and take another time."""
+        """Restart the count of boundaries, because those that follow are of another kind and take another time."""
         self._stretch += 1
-        self._words = 0
+        self._messages = 0
         self._boundary = 0
         self._cleared = 1
         self._at_cleared: _Decision | None = None
-        self._word_at = time.monotonic()
+        self._message_at = time.monotonic()
         self._passed_at: float | None = None
-        """None: the first boundary of a stretch comes late, after the start or a pause of the other kind."""
-        self._word_boundary = 0
+        """None: the first boundary of a stretch comes late, after the start or after the other kind of boundary."""
+        self._message_boundary = 0
         self._newest_seconds: deque[float] = deque(maxlen=_NEWEST)
 
     def boundary(self, *, evaluates: bool = False) -> _Decision | None:
-        """Pass a boundary, and return what is to be done there; None: go on.
+        """Pass a boundary and return what to do there, or None to continue.
 
-        `evaluates`: it is the end of a batch in an evaluation.
+        `evaluates`: the boundary is the end of an evaluation batch.
         """
         now = time.monotonic()
         if self._passed_at is not None:
@@ -202,99 +265,99 @@ class _Agreement:
         self._passed_at = now
         self._evaluates = evaluates
         if self._rank.world_size == 1:
-            return self._taking(self._asked())
+            return self._mark_done(self._next_decision())
         self._boundary += 1
         if self._boundary > self._cleared:
-            self._read_word()
+            self._read_message()
         decision = self._at_cleared if self._boundary == self._cleared else None
         if self._boundary == self._cleared and self._rank.is_first:
-            self._taking(decision)
-            self._say_word()
-        return self._taking(decision)
+            self._mark_done(decision)
+            self._publish_message()
+        return self._mark_done(decision)
 
     def last(self) -> _Decision | None:
-        """Pass the last boundary of all. Whoever asks to stop after it is too late."""
+        """Pass the last boundary of all. Requests to stop that come after it are too late."""
         if not self._rank.is_first:
-            self._pass_on()
+            self._forward_requests()
         self._evaluates = False
-        found = self._rank.once("shutdown/last", self._asked)
+        found = self._rank.once("shutdown/last", self._next_decision)
         decision = _Decision(*found) if found else None
         return decision if decision is not None and decision.ends else None
 
-    def _say_word(self) -> None:
+    def _publish_message(self) -> None:
         now = time.monotonic()
-        seconds = (now - self._word_at) / max(1, self._boundary - self._word_boundary)
-        self._word_at, self._word_boundary = now, self._boundary
-        decision = self._asked()
+        seconds = (now - self._message_at) / max(1, self._boundary - self._message_boundary)
+        self._message_at, self._message_boundary = now, self._boundary
+        decision = self._next_decision()
         ahead = 1 if decision else min(max(1, int(_AHEAD_SECONDS / max(seconds, 1e-6))), _AHEAD_BOUNDARIES)
         self._next = (self._cleared + ahead, decision)
-        self._rank.store.set(self._key(self._words), json.dumps(self._next))
-        if self._words >= _WORDS_KEPT:
-            self._rank.store.delete_key(self._key(self._words - _WORDS_KEPT))
+        self._rank.store.set(self._key(self._messages), json.dumps(self._next))
+        if self._messages >= _MESSAGES_KEPT:
+            self._rank.store.delete_key(self._key(self._messages - _MESSAGES_KEPT))
 
-    def _read_word(self) -> None:
+    def _read_message(self) -> None:
         if self._rank.is_first:
             self._cleared, self._at_cleared = self._next
         else:
-            self._pass_on()
-            cleared, decision = json.loads(self._rank.store.get(self._key(self._words)))
+            self._forward_requests()
+            cleared, decision = json.loads(self._rank.store.get(self._key(self._messages)))
             self._cleared, self._at_cleared = cleared, _Decision(*decision) if decision else None
-        self._words += 1
+        self._messages += 1
 
-    def _key(self, word: int) -> str:
-        return f"shutdown/{self._stretch}/{word}"
+    def _key(self, message: int) -> str:
+        return f"shutdown/{self._stretch}/{message}"
 
-    def _asked(self) -> _Decision | None:
-        """Return, on rank 0, what is to be done by the word of any node's launcher, and was not done yet."""
-        if any(decision.ends for decision in self._taken):
+    def _next_decision(self) -> _Decision | None:
+        """Return, on rank 0, the next decision that any node's launcher has requested and that is not done yet."""
+        if any(decision.ends for decision in self._done):
             return None
         self._stop = _earliest([*filter(None, [self._stop]), *self._requests("stop")])
         decisions = [_Decision("save", asked.reason) for asked in self._requests("save")]
         if self._stop is not None and (action := self._action(self._stop)) is not None:
             decisions.insert(0, _Decision(action, self._stop.reason))
-        return next((decision for decision in decisions if decision not in self._taken), None)
+        return next((decision for decision in decisions if decision not in self._done), None)
 
-    def _action(self, stop: Asked) -> notice.Action | None:
+    def _action(self, stop: Asked) -> Action | None:
         if stop.by is None:
             return "stop"
-        measured = notice.Measured(
+        measured = Measured(
             save=self._uploads.seconds,
             under_way=self._uploads.under_way_seconds,
             step=max(self._newest_seconds, default=0.0),
         )
-        has_saved = _Decision("save", stop.reason) in self._taken
-        return notice.action(stop.by - time.time(), measured, has_saved=has_saved, evaluates=self._evaluates)
+        has_saved = _Decision("save", stop.reason) in self._done
+        return next_action(stop.by - time.time(), measured, has_saved=has_saved, evaluates=self._evaluates)
 
     def _requests(self, request: Request) -> Iterator[Asked]:
-        """Yield, on rank 0, what launchers ask for: first that of its own node."""
+        """Yield, on rank 0, the launchers' requests, starting with its own node's."""
         own = self._files.asked(request)
         if own is not None:
             yield own
-        # One question to the store for all nodes, as long as none has asked for anything.
+        # One query of the store covers all nodes as long as no launcher has requested anything.
         if self._rank.nnodes > 1 and self._rank.store.check([f"shutdown/asked/{request}"]):
             for node in range(1, self._rank.nnodes):
                 if self._rank.store.check([f"shutdown/asked/{request}/{node}"]):
                     yield Asked(*json.loads(self._rank.store.get(f"shutdown/asked/{request}/{node}")))
 
-    def _pass_on(self) -> None:
-        """Tell rank 0, on another node's first rank, what the launcher of that node asks for."""
+    def _forward_requests(self) -> None:
+        """Forward the requests of this node's launcher to rank 0, if this is the first rank of another node."""
         if self._rank.nnodes == 1 or not self._rank.is_first_on_node:
             return
         for request in _REQUESTS:
             asked = self._files.asked(request)
-            if asked is not None and asked != self._told.get(request):
-                self._told[request] = asked
+            if asked is not None and asked != self._forwarded.get(request):
+                self._forwarded[request] = asked
                 self._rank.store.set(f"shutdown/asked/{request}/{self._rank.node}", json.dumps(asked))
                 self._rank.store.set(f"shutdown/asked/{request}", "")
 
-    def _taking(self, decision: _Decision | None) -> _Decision | None:
+    def _mark_done(self, decision: _Decision | None) -> _Decision | None:
         if decision is not None:
-            self._taken.add(decision)
+            self._done.add(decision)
         return decision
 
 
 def _earliest(asked: Sequence[Asked]) -> Asked | None:
-    """Return the first reason, with the earliest of all times."""
+    """Return the first reason with the earliest deadline."""
     if not asked:
         return None
     times = [each.by for each in asked if each.by is not None]

@@ -20,10 +20,10 @@ from jobs.aws import s3 as object_store
 from jobs.container.channel import noted_checkpoint, read_heartbeats, uses_library
 from jobs.container.packages import Environment
 from jobs.container.rank import ALONE, ATTEMPT_VARIABLE, one_line
+from jobs.container.saving.manifest import SupersededError, check_newest, complete_steps, list_steps
 from jobs.container.saving.saved_folder import SavedFolder
 from jobs.container.saving.script_checkpoints import ScriptCheckpoints, ShardedError
 from jobs.container.saving.script_complete import trainer_step
-from jobs.container.saving.stored_checkpoints import SupersededError, check_newest, complete, listing
 from jobs.container.script.code import unpack
 from jobs.container.script.inputs import bring
 from jobs.core.errors import TrainyardError
@@ -218,7 +218,7 @@ class ScriptJob:
     def _take_the_last(self, taken: ScriptCheckpoints, *, ended_well: bool) -> None:
         taken.check_newest()
         if self.refusal is None and not uses_library(self._scratch):
-            taken.take("done" if ended_well else "ended")
+            taken.upload("done" if ended_well else "ended")
             taken.warn_of_rest()
         taken.close()
 
@@ -248,7 +248,7 @@ class ScriptJob:
             without=_is_no_output,
             check_may_write=lambda: check_newest(s3, self._run, attempt),
         )
-        begins = not complete(listing(s3, self._run / CHECKPOINTS))
+        begins = not complete_steps(list_steps(s3, self._run / CHECKPOINTS))
         restored = self._saved.restore(outdated=_is_event_file if begins else lambda _: False)
         if restored:
             log.info("restored: %s of output", counted(restored, "file"))
@@ -290,7 +290,7 @@ class ScriptJob:
                 noted = noted_checkpoint(self._scratch)
                 has_saved, self._noted = noted != self._noted, noted
             else:
-                has_saved = self._taken.take("lives")
+                has_saved = self._taken.upload("running")
         if has_saved:
             self._output_is_due.set()
 

@@ -1,9 +1,9 @@
-"""The interval between checkpoints if a recipe says `auto`: as often as a save is worth its time.
+"""Choose the interval between checkpoints for `auto`: the interval that costs the least time.
 
-Young's formula (CACM 17:9, 1974): if a save takes C and instances are taken away every M on average, a save every
-sqrt(2 * C * M) loses the least time. C is how long the last save held the training up. M is
+Young's formula (CACM 17:9, 1974): if a save takes C and instances are reclaimed every M on average, saving every
+sqrt(2 * C * M) loses the least time. C is how long the training waited for the last save. M is
 `mean_hours_between_reclaims` of one instance divided by the number of nodes, because the reclaim of any node ends the
-attempt for all. Only reclaims without a notice count: at a notice the training saves by itself.
+attempt for all of them. Only reclaims without a notice count: after a notice the training saves anyway.
 """
 
 import logging
@@ -23,28 +23,28 @@ log = logging.getLogger("trainyard")
 LEAST_SECONDS = 60.0
 MOST_SECONDS = 1800.0
 LEAST_STALLS = 10
-"""Saves take at most a tenth of the time, however often instances are taken away."""
+"""Saves take at most a tenth of the time, however often instances are reclaimed."""
 
 WITHOUT_NOTICE = 1 / 4
-"""The assumed share of reclaims without a notice. EC2 says that a notice may be late, not how often; a guess."""
+"""Assumed share of reclaims without a notice: a guess. EC2 says that a notice may be late, but not how often."""
 
 TIMED_STEPS = 5
-"""The number of steps, after those that warm up, that are timed before the first save."""
+"""Number of steps, after the warm-up steps, that are timed before the first save."""
 
 
 def interval_seconds(
     *, stall_seconds: float, mean_seconds_between_reclaims: float, complete_seconds: float = 0.0
 ) -> float:
-    """Return the interval by Young's formula within the bounds, and no shorter than `complete_seconds`.
+    """Return the interval by Young's formula, within the bounds and no shorter than `complete_seconds`.
 
-    `complete_seconds` is how long a save takes until it is complete: the next one would wait for it.
+    `complete_seconds` is how long a save takes until it is complete; the next save would wait for it.
     """
     young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / WITHOUT_NOTICE)
     return max(min(max(young, LEAST_SECONDS), MOST_SECONDS), LEAST_STALLS * stall_seconds, complete_seconds)
 
 
 class RegularSaves(Callback):
-    """Asks for a save every `every` steps, and at the last one."""
+    """Requests a save every `every` steps and at the last step."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -55,9 +55,9 @@ class RegularSaves(Callback):
 
 
 class ChosenSaves(Callback):
-    """Asks for a save after a few timed steps, then as often as that save was worth, and at the last step.
+    """Requests a save after a few timed steps, then at the interval that this save's cost gives, and at the last step.
 
-    Rank 0 chooses for all ranks, at the end of the step after each save.
+    Rank 0 chooses the interval for all ranks, at the end of the step after each save.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class ChosenSaves(Callback):
         if step == self._next_save or step >= state.max_steps:
             control.should_save = True
             self._save_began = now
-            # From end to end: between the begin and the end of a step an HPU only receives its work.
+            # From step end to step end: during a step an HPU only receives its work.
             if self._timed_at is not None and step > self._timed_from:
                 self._step_seconds = (now - self._timed_at) / (step - self._timed_from)
 
     def _steps(self, stall_seconds: float) -> int:
-        if self._step_seconds is None:  # a loop saved by itself before a step was timed
+        if self._step_seconds is None:  # the script's loop saved before a step was timed
             return self._warmup_steps + TIMED_STEPS
         seconds = interval_seconds(
             stall_seconds=stall_seconds,
@@ -117,5 +117,5 @@ class ChosenSaves(Callback):
         if abs(steps - self._logged) > self._logged / 5:
             self._logged = steps
             every = f"{counted(steps, 'step')} ({steps * self._step_seconds:.0f} s)"
-            log.info("checkpoints: every %s: a save holds the training up for %.2f s", every, stall_seconds)
+            log.info("checkpoints: every %s: a save holds up the training for %.2f s", every, stall_seconds)
         return steps

@@ -1,19 +1,20 @@
-"""Save while the training goes on: it stands still for a copy of model and optimizer in the host's memory only.
+"""Save in the background: the training waits only while model and optimizer are copied to host memory.
 
-The copy is made at the end of a step. A thread writes it to disk as the Trainer would, and then uploads everything that
-was saved (jobs/container/saving/checkpoint.py). One save is under way at a time, and the next one waits for it.
-Scheduler, random state and counters are small: the Trainer itself writes them, so the folder holds what it always does.
+The copy is made at the end of a step. A thread writes it to disk as the Trainer would, and uploads the whole checkpoint
+(jobs/container/saving/upload.py). One save runs at a time, and the next one waits for it. Scheduler, random state and
+counters are small: the Trainer writes them itself, so the folder has the usual contents.
 
-The Trainer writes everything itself, while the training waits, if memory is short, with DeepSpeed and FSDP, for
-adapters of peft, which are small, and if its class saves models in its own way.
+The Trainer writes everything itself, while the training waits, if memory is short, with DeepSpeed and FSDP, for peft
+adapters (they are small), and if its class overrides how models are saved.
 """
 
 import contextlib
 import logging
 import os
+import random
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,16 +28,17 @@ from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINTS
 
 if TYPE_CHECKING:
-    from jobs.container.saving.checkpoint import CheckpointUploads
+    from jobs.container.saving.upload import CheckpointUploads
+
 
 log = logging.getLogger("trainyard")
 
 _THREADS = 4
-"""The most threads that copy at once; more do not raise the memory's speed."""
+"""The most threads that copy at once. More threads do not increase the memory bandwidth."""
 
 
 class BackgroundSave:
-    """Leaves model and optimizer to the thread that uploads a checkpoint."""
+    """Leaves writing model and optimizer to the thread that uploads the checkpoint."""
 
     def __init__(self, run: S3Location, uploads: "CheckpointUploads") -> None:
         self._run = run
@@ -44,16 +46,16 @@ class BackgroundSave:
         self._snapshot = Snapshot()
         self._writes_a_copy: bool | None = None
         self.has_copied = False
-        """True while a save must not write model and optimizer, because their copy is written later."""
+        """True while a save must not write model and optimizer, because the thread writes their copy later."""
 
     def settle(self) -> None:
-        """Wait until the last checkpoint is written and on S3."""
+        """Wait until the last checkpoint is on S3."""
         self._uploads.finish()
 
     @contextlib.contextmanager
     def copied_state(self, trainer: Any) -> Iterator[None]:
-        """Copy model and optimizer for the thread; the block writes the rest of the checkpoint."""
-        self._uploads.begin()  # the new copy takes the place of the one that is being written
+        """Copy model and optimizer for the thread. The block writes the rest of the checkpoint."""
+        self._uploads.begin()  # the new copy overwrites the one that is being written
         with _explained_writes(Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}", self._run):
             self._copy(trainer)
             try:
@@ -66,7 +68,7 @@ class BackgroundSave:
         from transformers.trainer import SCHEDULER_NAME  # loaded by now, without `datasets`: see accelerator.py
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the optimizer has to be saved too: it will be
+            warnings.simplefilter("ignore")  # PyTorch warns that the optimizer must be saved too; it will be
             torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
 
     def _copy(self, trainer: Any) -> None:
@@ -74,7 +76,7 @@ class BackgroundSave:
             return
         from transformers.trainer import OPTIMIZER_NAME
 
-        # As variables tied weights are one object, which a detached state does not show.
+        # With keep_vars tied weights are one object; detached tensors would not show that they are tied.
         state = {"model": trainer.model.state_dict(keep_vars=True), "optimizer": trainer.optimizer.state_dict()}
         if self._writes_a_copy is None:
             reason = _why_no_copy(trainer) or self._snapshot.why_no_room(state)
@@ -94,24 +96,24 @@ class BackgroundSave:
 
 
 def _why_no_copy(trainer: Any) -> str | None:
-    """Return why the Trainer has to write its model itself, or None if it writes the state that it is given."""
+    """Return why the Trainer must write its model itself, or None if it can write a given state."""
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        return "each rank has a part of them"
+        return "each rank has only a part of them"
     if getattr(trainer.model, "peft_config", None):
         return "they are adapters, which are small"
     owner = next(part for part in type(trainer).__mro__ if "_save" in vars(part))
     if not owner.__module__.startswith(("transformers.", "optimum.")):
-        return f"{owner.__name__} writes them in its own way"
+        return f"{owner.__name__} overrides how they are saved"
     return None
 
 
 @contextlib.contextmanager
 def _explained_writes(folder: Path, run: S3Location) -> Iterator[None]:
-    """Say what a failed write means for the run. `folder` is checkpoint-N, below one that exists in scratch."""
+    """Explain what a failed write means for the run. `folder` is checkpoint-N, below a folder in scratch."""
     try:
         yield
     except Exception as error:
-        # OSError of Python's own writes, RuntimeError of torch.save, SafetensorError (an Exception) of safetensors.
+        # OSError from Python itself, RuntimeError from torch.save, SafetensorError (an Exception) from safetensors.
         if not _is_failed_write(error):
             raise
         scratch = folder.parent.parent
@@ -125,34 +127,34 @@ def _explained_writes(folder: Path, run: S3Location) -> Iterator[None]:
 
 
 def _is_failed_write(error: Exception) -> bool:
-    # "[enforce fail at inline_container.cc:…]": PyTorch's writer of archives, after a write that the system refused.
+    # "[enforce fail at inline_container.cc:…]": PyTorch's archive writer, after the system has refused a write.
     parts = ("file write failed", "no space left", "file too large", "pytorchstreamwriter", "inline_container")
     return isinstance(error, OSError) or any(part in str(error).lower() for part in parts)
 
 
 class Snapshot:
-    """Copies of a state in the host's memory. Each copy takes the place of the one before."""
+    """Copies of a state in host memory. Each copy reuses the memory of the one before."""
 
     def __init__(self) -> None:
         self._copies: list[torch.Tensor] = []
 
     def why_no_room(self, state: Any) -> str | None:
-        """Return why a copy of `state` does not fit into memory with as much again to spare, or None if it does."""
+        """Return why a copy of `state` needs too much memory (twice its size must be free), or None if it fits."""
         needed, available = sum(tensor.nbytes for tensor in _distinct(state).values()), available_bytes()
         if available is None or 2 * needed <= available:
             return None
         return f"a copy needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are available"
 
     def of(self, state: Any) -> Any:
-        """Return `state`, any nesting of dictionaries, lists and tuples, with a copy in the place of each tensor.
+        """Return `state`, any nesting of dictionaries, lists and tuples, with each tensor replaced by a copy.
 
-        A tensor that it holds twice, such as tied weights, is one in the copy too.
+        A tensor that appears twice, such as tied weights, is also one tensor in the copy.
         """
         tensors = _distinct(state)
         if [(copy.shape, copy.dtype) for copy in self._copies] != [
             (each.shape, each.dtype) for each in tensors.values()
         ]:
-            self._copies = []  # its memory first
+            self._copies = []  # free their memory first
             self._copies = [torch.empty(each.shape, dtype=each.dtype) for each in tensors.values()]
         copies = dict(zip(tensors, self._copies, strict=True))
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
@@ -161,7 +163,7 @@ class Snapshot:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return how much memory this container may still take, or None if the system does not say (it is not Linux)."""
+    """Return how much memory this container may still use, or None if the system does not report it (not Linux)."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
@@ -173,7 +175,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no group, or "max": no limit
         return of_host
-    # Cached files count as taken, and are dropped when the memory is needed.
+    # Cached files count as used, but are dropped when the memory is needed.
     return min(of_host, most - taken + int(counts.get("inactive_file", 0)))
 
 
@@ -183,7 +185,7 @@ def _distinct(state: Any) -> dict[int, torch.Tensor]:
 
 def _copy(tensor: torch.Tensor, copy: torch.Tensor) -> None:
     if tensor.device.type == "cpu":
-        # NumPy, because PyTorch shares each copy among all its threads, which takes seconds if the cores are busy.
+        # NumPy, because PyTorch splits each copy among all its threads, which takes seconds if the cores are busy.
         np.copyto(_bytes(copy), _bytes(tensor))
     else:
         copy.copy_(tensor.detach())
@@ -192,3 +194,24 @@ def _copy(tensor: torch.Tensor, copy: torch.Tensor) -> None:
 def _bytes(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return array
+
+
+def random_state() -> dict[str, Any]:
+    """Return the random state of this process: Python, NumPy, and PyTorch on the CPU and its CUDA device."""
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the random state of this process to a value of `random_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,9 +1,10 @@
-"""Checkpoints on S3: which files make one, when it is complete, which stay, and how one is fetched and verified.
+"""Checkpoints on S3: the manifest that declares one complete, which ones are kept, and how one is verified.
 
     s3://…/<run>/checkpoints/step-N/…               the files of one checkpoint
-    s3://…/<run>/checkpoints/step-N/manifest.json   written last: sizes and SHA-256 of all files
+    s3://…/<run>/checkpoints/step-N/manifest.json   written last: size and SHA-256 of each file
 
-Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores.
+A checkpoint without a manifest does not exist. If an attempt ends during an upload, it leaves a folder without a
+manifest, which the next attempt ignores.
 """
 
 import contextlib
@@ -37,24 +38,24 @@ _STEP = re.compile(r"step-(\d+)/(.+)")
 
 
 class Decisive(Protocol):
-    """What decides the result of a training: a kind's arguments, or a script with what it is given."""
+    """Something with arguments that decide the result of a training: a kind's arguments, or a script's."""
 
     def fixed_arguments(self) -> dict[str, Any]:
-        """Return the arguments that a run keeps when it is resumed."""
+        """Return the arguments that must stay the same when a run resumes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """The rule by which complete checkpoints stay on S3."""
+    """Which complete checkpoints are kept on S3."""
 
     newest: int = 2
-    """The number of the newest that stay: the one before is for the day when the newest is corrupt."""
+    """How many of the newest to keep. The second newest is there in case the newest is corrupt."""
     every_steps: int | None = None
-    """The first checkpoint at or after each multiple of it stays too: where measurements choose the steps, few of the
-    multiples themselves are saved."""
+    """Also keep the first checkpoint at or after each multiple of this. Few multiples themselves are saved if the
+    interval is measured."""
 
-    def for_good(self, complete: Iterable[int]) -> set[int]:
-        """Return those of the complete checkpoints that stay however many newer ones there are."""
+    def always_kept(self, complete: Iterable[int]) -> set[int]:
+        """Return the complete checkpoints that are kept however many newer ones there are."""
         if self.every_steps is None:
             return set()
         first: dict[int, int] = {}
@@ -64,12 +65,12 @@ class Retention:
 
 
 class Throughput(BaseModel):
-    """Time and samples of the steps that count: those of earlier attempts up to where this one resumed, and its own."""
+    """Time and samples of the steps that count: earlier attempts' up to where this one resumed, and this one's."""
 
     train_seconds: float = 0.0
     """Wall time of all steps, checkpoint stalls included."""
     timed_seconds: float = 0.0
-    """The same without the warm-up steps of each attempt."""
+    """The same without each attempt's warm-up steps."""
     timed_samples: int = 0
 
     @property
@@ -78,7 +79,7 @@ class Throughput(BaseModel):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What every result of a training has."""
+        """The values that every training reports in its result."""
         return {
             "train_samples_per_second": round(self.samples_per_second, 3),
             "train_runtime_seconds": round(self.train_seconds, 3),
@@ -93,23 +94,23 @@ class File(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The file that makes a checkpoint complete: which files it has, and what it was made with."""
+    """The file that declares a checkpoint complete: its files, and what it was made with."""
 
     step: int
     world_size: int
     fingerprint: str
-    """Hash of the arguments. A checkpoint is resumed with the same ones only, unless others were asked for."""
+    """Hash of the arguments. A checkpoint resumes only with the same arguments, unless changes are allowed."""
     arguments: dict[str, Any]
     """The arguments that decide the result of the training."""
     written_at: datetime
     throughput: Throughput = Throughput()
     files: dict[str, File]
     listing: Listing = Listing()
-    """Of a script's checkpoint: its symbolic links, and when its parts were changed."""
+    """For a script's checkpoint: its symbolic links, and the modification times of its files and folders."""
 
     @classmethod
     def of(cls, step: int, arguments: Mapping[str, Any], files: Mapping[str, Any], **more: Any) -> "Manifest":
-        """Return the manifest of a checkpoint that is written now. `files` is what `upload` returns."""
+        """Return the manifest of a checkpoint written now. `files` is the return value of `upload`."""
         written = {"fingerprint": fingerprint(arguments), "written_at": datetime.now(timezone.utc)}
         return cls.model_validate({"step": step, "arguments": arguments, "files": files, **written, **more})
 
@@ -118,17 +119,17 @@ class Manifest(BaseModel):
         return sum(file.bytes for file in self.files.values())
 
     def check_arguments(self, arguments: Mapping[str, Any], *, allow_changes: bool) -> None:
-        """Raise UsageError if an attempt has other arguments than the checkpoint, and that was not asked for."""
+        """Raise UsageError if an attempt's arguments differ from the checkpoint's and changes are not allowed."""
         if self.fingerprint == fingerprint(arguments):
             return
         changes = changes_text(changed(self.arguments, arguments))
         if not allow_changes:
             raise UsageError(
                 f"checkpoint step-{self.step} of this run was made with other arguments",
-                next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
+                next_step=f"undo {changes}, or submit a new run; if the change is intended: trainyard resume RUN "
                 "--allow-changes",
             )
-        log.info("changed since checkpoint step-%s, as asked: %s", self.step, changes)
+        log.info("changed since checkpoint step-%s, as requested: %s", self.step, changes)
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> str:
@@ -136,8 +137,8 @@ def fingerprint(arguments: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
 
 
-def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
-    """Return the names of the files below each `step-N/`."""
+def list_steps(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
+    """Return the names of the files in each `step-N/`."""
     steps: dict[int, list[str]] = {}
     for name in object_store.sizes(s3, remote):
         if match := _STEP.fullmatch(name):
@@ -145,17 +146,17 @@ def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
     return steps
 
 
-def complete(steps: Mapping[int, list[str]]) -> list[int]:
-    """Return the steps of a `listing` that have a manifest, in their order."""
+def complete_steps(steps: Mapping[int, list[str]]) -> list[int]:
+    """Return the steps from `list_steps` that have a manifest, sorted."""
     return sorted(step for step, names in steps.items() if MANIFEST in names)
 
 
 def upload(
     s3: "S3Client", folder: Path, remote: S3Location, *, tag: object_store.Tag, check: Callable[[], None]
 ) -> dict[str, Any]:
-    """Upload the files of a checkpoint, and return size and hash of each, as the manifest has them.
+    """Upload the files of a checkpoint and return each file's size and hash, as in the manifest.
 
-    `check` is `check_newest`.
+    `check` is `check_newest`, called before each file.
     """
     names = object_store.files_below(folder)
     sent = object_store.upload_all(s3, folder, names, remote, tag=tag, before_each=check)
@@ -163,22 +164,23 @@ def upload(
 
 
 class SupersededError(TrainyardError):
-    """The attempt is not the newest of its run any more: another one goes on with it."""
+    """This attempt is no longer the newest of its run: another one has taken over."""
 
 
 def check_newest(s3: "S3Client", run: S3Location, attempt: int | None) -> None:
-    """Raise SupersededError where a newer attempt of the run has begun, wherever this one was taken for lost.
+    """Raise SupersededError if a newer attempt of the run has begun, because this one was considered lost.
 
-    Two that write to one run would mix their files. An attempt may stand still at any line, and wake up when a newer
-    one has ended: it is asked right before what is written or deleted. None: it has no number, and nothing is known.
+    Two attempts that write to one run would mix their files. A process may be frozen at any line and wake up when a
+    newer attempt has ended, so call this right before each write and delete. `attempt`: None if it has no number, in
+    which case nothing is checked.
     """
     if attempt is None:
         return
     numbers = [recorded_number(name) or 0 for name in object_store.sizes(s3, run / ATTEMPTS)]
     if (newest := max(numbers, default=0)) > attempt:
         raise SupersededError(
-            f"attempt {newest} of this run has begun, so this one, attempt {attempt}, ends and saves nothing more",
-            next_step=f"none: attempt {newest} goes on with the run",
+            f"attempt {newest} of this run has begun, so attempt {attempt} stops and saves nothing more",
+            next_step=f"none: attempt {newest} continues the run",
         )
 
 
@@ -187,10 +189,10 @@ class IncompleteError(TrainyardError):
 
 
 def read_manifest(s3: "S3Client", remote: S3Location) -> Manifest:
-    """Return the manifest of the checkpoint at `remote`. Raises IncompleteError if there is none that can be read."""
+    """Return the manifest of the checkpoint at `remote`. Raises IncompleteError if it is missing or damaged."""
     content = object_store.read(s3, remote / MANIFEST)
     if content is None:
-        raise IncompleteError("it has no manifest: its upload was cut off")
+        raise IncompleteError("it has no manifest: its upload was interrupted")
     try:
         return Manifest.model_validate_json(content)
     except ValidationError as error:
@@ -198,7 +200,7 @@ def read_manifest(s3: "S3Client", remote: S3Location) -> Manifest:
 
 
 def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
-    """Download the checkpoint at `remote` and verify it. Raises IncompleteError with what is wrong with it."""
+    """Download the checkpoint at `remote` and verify it. Raises IncompleteError with the reason if it is not intact."""
     manifest = read_manifest(s3, remote)
     present = object_store.sizes(s3, remote)
     for name, file in manifest.files.items():
@@ -214,7 +216,7 @@ def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
 
     try:
         found = dict(zip(manifest.files, object_store.in_threads(intact, manifest.files), strict=True))
-    except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
+    except NotFoundError as error:  # deleted since it was listed; denied access is another error, and ends the job
         raise IncompleteError(str(error.args[0])) from None
     damaged = [name for name, is_intact in found.items() if not is_intact]
     if damaged:
@@ -227,17 +229,17 @@ def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
 def publish(
     s3: "S3Client", remote: S3Location, manifest: Manifest, *, tag: object_store.Tag, check: Callable[[], None]
 ) -> None:
-    """Write the manifest of a checkpoint that has none: it is complete now. `check` is `check_newest`."""
+    """Write the manifest of a checkpoint, which declares it complete. `check` is `check_newest`."""
     content = manifest.model_dump_json(indent=2).encode()
     check()
     if not object_store.create(s3, remote / MANIFEST, content, tag=tag):
-        # That of another attempt: of a newer one, which this leaves as it is, or of an older one that came late.
+        # Another attempt has written one: a newer attempt, which `check` refuses to overwrite, or a late older one.
         check()
         object_store.write(s3, remote / MANIFEST, content, tag=tag)
 
 
 def discard(s3: "S3Client", remote: S3Location, names: Iterable[str], *, check: Callable[[], None]) -> None:
-    """Delete a checkpoint, its manifest first: it must not vouch for what is going. `check` is `check_newest`."""
+    """Delete a checkpoint, its manifest first, so that it never claims missing files. `check` is `check_newest`."""
     for group in ([MANIFEST], names):
         check()
         object_store.delete_all(s3, remote, group)
@@ -245,13 +247,13 @@ def discard(s3: "S3Client", remote: S3Location, names: Iterable[str], *, check: 
 
 @contextlib.contextmanager
 def warning_on_failure() -> Iterator[None]:
-    """Warn if old checkpoints cannot be deleted: they cost storage, and the next prune tries it again."""
+    """Log a warning if old checkpoints cannot be deleted: they only cost storage, and the next prune tries again."""
     try:
         yield
     except SupersededError:
         raise
     except TrainyardError as error:
-        log.warning("warning: checkpoints that are no longer needed stay on S3: %s", error.args[0])
+        log.warning("warning: checkpoints that are no longer needed remain on S3: %s", error.args[0])
 
 
 def prune(
@@ -263,17 +265,17 @@ def prune(
     best: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Delete the checkpoints that are not to stay, now that step `newest` is complete; their manifests go first.
+    """Delete the checkpoints that are not kept, now that step `newest` is complete; their manifests go first.
 
-    `best` is a step whose checkpoint stays too. `check` is `check_newest`.
+    `best` is a step whose checkpoint is kept too. `check` is `check_newest`.
 
-    A complete one of a later step was skipped when this attempt began, since it is damaged. It goes, or it would stand
-    among the newest for one that can be used. What has no manifest there is perhaps being uploaded.
+    A complete checkpoint of a later step is damaged: this attempt skipped it when it began. It is deleted, because it
+    would otherwise count as one of the newest. A later one without a manifest may just be uploading.
     """
-    steps = listing(s3, remote)
-    whole = complete(steps)
+    steps = list_steps(s3, remote)
+    whole = complete_steps(steps)
     sound = [step for step in whole if step <= newest]
-    kept = {*sound[-retention.newest :], *retention.for_good(sound), best}
+    kept = {*sound[-retention.newest :], *retention.always_kept(sound), best}
     for step, names in steps.items():
         if (step < newest or step in whole) and step not in kept:
             discard(s3, remote / f"step-{step}", names, check=check)

@@ -1,9 +1,9 @@
-"""Checkpoints: written and uploaded while the Trainer goes on, complete only once their manifest is there.
+"""Upload checkpoints while the training continues. A checkpoint is complete once its manifest is on S3.
 
-    s3://…/<run>/checkpoints/step-N/…               what a Trainer saves: model, optimizer, RNG of each rank, …
-    s3://…/<run>/checkpoints/step-N/manifest.json   written last: sizes and SHA-256 of all files
+    s3://…/<run>/checkpoints/step-N/…               what a Trainer saves: model, optimizer, each rank's random state, …
+    s3://…/<run>/checkpoints/step-N/manifest.json   written last: size and SHA-256 of each file
 
-Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores
+If an attempt ends during an upload, it leaves a folder without a manifest, which the next attempt ignores
 (jobs/container/saving/resume.py).
 """
 
@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.container.callback import Callback
 from jobs.container.channel import note_checkpoint
-from jobs.container.saving.metrics import RunMetrics
-from jobs.container.saving.stored_checkpoints import (
+from jobs.container.saving.manifest import (
     Decisive,
     Manifest,
     Retention,
     SupersededError,
     Throughput,
     check_newest,
-    complete,
+    complete_steps,
     discard,
-    listing,
+    list_steps,
     prune,
     publish,
     upload,
     warning_on_failure,
 )
+from jobs.container.saving.metrics import RunMetrics
 from jobs.core.errors import TrainyardError
 from jobs.core.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG
 from jobs.core.words import size
@@ -47,15 +47,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-
 _WAIT_SECONDS = 10.0
-"""Time between two heartbeats while an upload is waited for."""
+"""Time between two heartbeats while waiting for an upload."""
 
 
 class CheckpointUploads(Callback):
-    """Has what the Trainer saves uploaded by a thread of one rank of each node. `finish` waits for the last one.
+    """Uploads what the Trainer saves, in a thread on one rank of each node. `finish` waits for the last upload.
 
-    A failed save ends the training at its next step: going on would risk all the hours since the last checkpoint.
+    A failed save ends the training at its next step: continuing would risk all the hours since the last checkpoint.
     """
 
     def __init__(
@@ -69,10 +68,10 @@ class CheckpointUploads(Callback):
         waits: Callable[[], None] = lambda: None,
         best: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`s3` is needed on one rank of each node; `metrics` of a step are on S3 before its checkpoint counts.
+        """`s3` is needed on one rank of each node. The `metrics` of a step reach S3 before its checkpoint is complete.
 
-        `waits` is called now and then while the training stands still for an upload. `best` returns the step whose
-        checkpoint is needed at the end, so that it stays here and on S3.
+        `waits` is called from time to time while the training waits for an upload. `best` returns the step whose
+        checkpoint is needed at the end, so that it is kept here and on S3.
         """
         self._rank = rank
         self._s3 = s3
@@ -81,35 +80,35 @@ class CheckpointUploads(Callback):
         self._retention = retention
         self._waits = waits
         self._best = best
-        self._left_here: list[Path] = []
+        self._kept_here: list[Path] = []
         self._write: Callable[[Path], None] | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.seconds = 0.0
-        """Time that the last complete checkpoint took, from the beginning of its save on."""
+        """Duration of the last complete save, from its beginning until its checkpoint was complete."""
         self._began: float | None = None
 
     @property
     def under_way_seconds(self) -> float:
-        """Time since the beginning of a save that is not complete; 0: there is none."""
+        """Time since the save in progress began. 0: no save is in progress."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
     def begin(self) -> None:
-        """Wait until the save before is complete, and note that another one begins."""
+        """Wait until the previous save is complete, and note that the next one begins."""
         self.finish()
         self._began = time.monotonic()
 
     def write_first(self, write: Callable[[Path], None]) -> None:
-        """Take what the next save leaves to be written into its folder before that is uploaded."""
+        """Call `write` with the folder of the next save before it is uploaded, to add what the save left out."""
         self._write = write
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Set the intervals of this attempt, where the Trainer goes on with those of the checkpoint."""
+        """Use the intervals of this attempt, if the Trainer would continue with the checkpoint's."""
         state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Begin the upload. A rank that gets here has written its part, or left it to the thread; the last says so."""
+        """Start the upload. A rank that gets here has written its part or left it to the thread."""
         step, node = state.global_step, self._rank.node
         key = f"checkpoint/{step}"
         if self._rank.store.add(f"{key}/saved/{node}", 1) == self._rank.local_world_size:
@@ -134,7 +133,7 @@ class CheckpointUploads(Callback):
         self._raise_failure()
 
     def finish(self) -> None:
-        """Wait for the upload under way. Raises TrainyardError where it failed."""
+        """Wait for the upload in progress. Raises TrainyardError if it failed."""
         if self._thread is not None:
             while self._thread.is_alive():
                 self._thread.join(_WAIT_SECONDS)
@@ -155,7 +154,7 @@ class CheckpointUploads(Callback):
             with self._explained_upload(step):
                 work()
             self.seconds, self._began = time.monotonic() - began, None
-        except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
+        except Exception as error:  # noqa: BLE001 - it would be lost in this thread; the training thread raises it
             self._error = error
 
     @contextlib.contextmanager
@@ -168,11 +167,11 @@ class CheckpointUploads(Callback):
             raise TrainyardError(
                 f"checkpoint step-{step} could not be uploaded: {error.args[0]}; the last complete one in "
                 f"{self._rank.run / CHECKPOINTS} is untouched",
-                next_step="mend that, then trainyard resume RUN",
+                next_step="fix that, then trainyard resume RUN",
             ) from error
 
     def _upload(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput, best: int | None) -> None:
-        """Upload this node's files; rank 0 then waits for those of all nodes and writes the manifest."""
+        """Upload this node's files. Rank 0 then waits for all nodes' files and writes the manifest."""
         started = time.monotonic()
         rank = self._rank
         store = rank.connect_store()
@@ -181,14 +180,14 @@ class CheckpointUploads(Callback):
         check = functools.partial(check_newest, s3, rank.run, rank.attempt)
         if rank.is_first:
             check()
-            whole = complete(listing(s3, rank.run / CHECKPOINTS))
+            whole = complete_steps(list_steps(s3, rank.run / CHECKPOINTS))
             if step in whole:
-                # One that an earlier attempt wrote is being replaced: it must not vouch for a mixture of files.
+                # It replaces an earlier attempt's checkpoint, whose manifest must not vouch for a mixture of files.
                 discard(s3, remote, [], check=check)
             before = [other for other in whole if other < step]
-            store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
+            store.set(f"{key}/kept", json.dumps(step in self._retention.always_kept([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
-        tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
+        tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/kept")) else CHECKPOINT_TAG
         files = upload(s3, folder, remote, tag=tag, check=check)
         self._remove(folder, best)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
@@ -197,7 +196,7 @@ class CheckpointUploads(Callback):
         for node in range(rank.nnodes):
             files |= json.loads(store.get(f"{key}/uploaded/{node}"))
         manifest = Manifest.of(step, self._arguments, files, world_size=rank.world_size, throughput=throughput)
-        # A resume keeps the lines up to its checkpoint: they must not be lost with this attempt.
+        # A resume keeps the metrics up to its checkpoint, so they must be on S3 before it.
         self._metrics.upload()
         publish(s3, remote, manifest, tag=tag, check=check)
         note_checkpoint(rank.scratch, step)
@@ -207,9 +206,9 @@ class CheckpointUploads(Callback):
             prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best, check=check)
 
     def _remove(self, folder: Path, best: int | None) -> None:
-        """Remove what has been uploaded, and the best checkpoint until now once there is a better one."""
-        stays = f"checkpoint-{best}"
-        for other in (folder, *self._left_here):
-            if other.name != stays:
+        """Remove what has been uploaded, and the best checkpoint so far if there is a better one."""
+        kept = f"checkpoint-{best}"
+        for other in (folder, *self._kept_here):
+            if other.name != kept:
                 shutil.rmtree(other, ignore_errors=other != folder)
-        self._left_here = [folder.with_name(stays)] if best is not None else []
+        self._kept_here = [folder.with_name(kept)] if best is not None else []
