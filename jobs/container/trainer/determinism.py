@@ -1,13 +1,33 @@
-"""Keep a step the same in every attempt: its examples, and the order in which gradients are added.
+"""Make every attempt repeat a step exactly: the same examples, and gradients added in the same order.
 
-The examples of a step follow from the seed and the epoch alone, not from the number of ranks, nor from where an attempt
-resumes. The Trainer's own do: GaudiTrainer before 1.21 has several ranks shuffle with a generator that starts from one
-fixed seed in every attempt, and accelerate 1.9 and 1.10 tell their sampler a wrong epoch where an attempt resumes in
-the middle of one. Either way a resumed run would take some examples twice and others not at all.
+The examples of a step follow from the seed and the epoch alone, not from the number of ranks or from where an attempt
+resumes. The Trainer does not guarantee this: GaudiTrainer before 1.21 shuffles on several ranks with a generator that
+starts from one fixed seed in every attempt, and accelerate 1.9 and 1.10 give the sampler a wrong epoch if an attempt
+resumes within one. Either way a resumed run would see some examples twice and others not at all.
+
+The Trainer of a script has more ways to go wrong when it resumes within an epoch, because it computes its position from
+the step alone and restores the random state after the epoch's first batch:
+
+- If the batches of an epoch are not a multiple of `gradient_accumulation_steps`, its last step has fewer batches.
+  transformers 4.49 and 4.51 do not count that step when they resume, and no release makes it in the epoch in which it
+  resumes.
+- If a sampler draws from the global random state when an epoch begins (`group_by_length`), the rest of a resumed epoch
+  has another order.
+- If the collator draws random numbers (masked language modelling), batches prefetched before a save have already drawn
+  theirs, so the resumed run draws others.
+- If the data have no length, the Trainer does not know how often it has read them, skips everything, and ends.
+
+So `Epoch` takes the position from the epoch that the Trainer has saved, keeps the random state of the epoch's beginning
+in each checkpoint, gives each batch its own random numbers, and raises an error if nothing is left to train on. Our own
+kinds do not need `Epoch`: their order follows from seed and epoch, in whole steps.
 """
 
+import functools
+import logging
+import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,20 +35,29 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler, SequentialSampler
 
+from jobs.container.callback import Callback
+from jobs.container.saving.snapshot import random_state, set_random_state
+from jobs.core.errors import TrainyardError
+
+if TYPE_CHECKING:
+    from jobs.container.rank import Rank
+
+
+log = logging.getLogger("trainyard")
+
 Order = Callable[[np.random.Generator], NDArray[np.int64]]
-"""Gives the places of an epoch, from random numbers of its own."""
+"""Returns the positions of an epoch in order, given a random generator."""
 
 
 class BatchOrder(Sampler[int]):
-    """The places of an epoch in whole global batches, of which DataLoader and accelerate deal each rank its share.
+    """Yields the positions of an epoch in whole global batches. DataLoader and accelerate split them among the ranks.
 
-    That the steps of an epoch are whole matters where batches are accumulated, too: transformers 4.51 counts the steps
-    without the last, incomplete accumulation but takes it, so the schedule would end too early, and a resumed run
-    would continue at the wrong example.
+    Whole batches matter for gradient accumulation as well: transformers 4.51 takes a last, incomplete accumulation but
+    does not count its step. The schedule would end too early, and a resumed run would continue at the wrong example.
     """
 
     def __init__(self, order: Order, length: int, trainer: Any) -> None:
-        """`order` gives the `length` places of an epoch; seed and epoch are those of `trainer`."""
+        """`order` returns the `length` positions of an epoch. Seed and epoch come from `trainer`."""
         self._order = order
         self._length = length
         self._trainer = trainer
@@ -37,29 +66,29 @@ class BatchOrder(Sampler[int]):
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        epoch = int(self._trainer.state.epoch or 0)  # whole where one begins, and kept in a checkpoint
+        epoch = int(self._trainer.state.epoch or 0)  # a whole number when an epoch begins; saved in checkpoints
         chance = np.random.default_rng([self._trainer.args.seed, epoch])
         yield from self._order(chance).tolist()
 
 
-def in_order(order: Order, length: int) -> Callable[[Any], Sampler[int]]:
-    """Return what makes the sampler of a Trainer that takes `length` places an epoch in this order."""
+def ordered_sampler(order: Order, length: int) -> Callable[[Any], Sampler[int]]:
+    """Return a function that makes a Trainer's sampler: `length` positions an epoch, in the given order."""
     return lambda trainer: BatchOrder(order, length, trainer)
 
 
-def as_it_comes(trainer: Any) -> Sampler[int]:
-    """Make the sampler of a Trainer whose training data lie in their order already."""
+def sequential_sampler(trainer: Any) -> Sampler[int]:
+    """Make the sampler of a Trainer whose training data are already in order."""
     return SequentialSampler(trainer.train_dataset)
 
 
 def arrange_gradient_buckets(model: Any) -> None:
-    """Make a DistributedDataParallel add the ranks' gradients in the order of all later steps from the first step on.
+    """Make a DistributedDataParallel model add gradients in the same order from the first step on.
 
-    It sends gradients in buckets, and after an attempt's first backward pass it arranges them anew, as they came. With
-    more than two ranks a gradient's place decides which rank's share is added first, so the first step of an attempt
-    would come to other last digits than the same step of a run that nobody interrupted. So here it gets gradients
-    beforehand, all zero, from the last parameter on; they touch neither data nor random numbers, and its next forward
-    pass arranges the buckets by them. Any other model stays as it is.
+    DistributedDataParallel sends gradients in buckets, and rearranges them after an attempt's first backward pass in
+    the order in which gradients arrived. With more than two ranks, a gradient's place in its bucket decides whose share
+    is added first, so the first step of an attempt would differ in its last digits from the same step of an
+    uninterrupted run. Here the model gets zero gradients first, from the last parameter on, and its next forward pass
+    arranges the buckets by them. Neither data nor random state is touched. Other models are left alone.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -76,3 +105,209 @@ def arrange_gradient_buckets(model: Any) -> None:
         if own is not None:
             inner.forward = own
     inner.zero_grad()
+
+
+class Epoch(Callback):
+    """One rank's position in the epoch. Must be the first callback, so that all others see the right epoch."""
+
+    def __init__(self, rank: "Rank") -> None:
+        self._rank = rank
+        self._batches: int | None = None
+        """Batches in a whole epoch, or None if the data have no length."""
+        self._rest: int | None = None
+        """Batches from where the attempt resumes to the end of that epoch."""
+        self._has_smaller_step = self._is_counted = False
+        self._resumed_epoch: int | None = None
+        self._passes = 0
+        self._first_step = 0
+        self._number = -1
+        """The epoch that the attempt is in; -1 before the first."""
+        self._random: Any = None
+        self._kept: Any = None
+        self._fetched = 0
+
+    def set_loader(self, loader: Any, accumulated: int) -> None:
+        """Take the number of batches in an epoch from the loader. `accumulated`: batches in a step."""
+        try:
+            self._batches = len(loader)
+        except (TypeError, NotImplementedError):
+            return
+        self._has_smaller_step = self._batches % accumulated != 0
+        if self._has_smaller_step:
+            whole = self._batches
+            _shorten(loader.batch_sampler, lambda: whole if self._rest is None else self._rest)
+
+    def check(self, trainer: Any, folder: Path | None) -> None:
+        """Raise TrainyardError if an epoch ends with a smaller step and this Trainer could not resume after it.
+
+        `folder` is the checkpoint from which the training resumes, if there is one.
+
+        A Trainer that got its callback late is past the point at which `Epoch` can correct this.
+        """
+        loader, accumulated = trainer.callback_handler.train_dataloader, trainer.args.gradient_accumulation_steps
+        if self._is_counted:
+            return
+        if self._batches is None:  # the callback was added late
+            self.set_loader(loader, accumulated)
+            if folder is not None and not self._has_smaller_step:
+                self.resume(trainer, folder)
+        if self._has_smaller_step:
+            raise TrainyardError(
+                f"the {self._batches} batches of an epoch are not a multiple of gradient_accumulation_steps "
+                f"({accumulated}), so this training could not be resumed as if uninterrupted",
+                next_step="pass the callback to the constructor, Trainer(…, callbacks=[trainyard.Callback()])",
+            )
+
+    def collating(self, collate: Callable[[Any], Any], args: Any) -> Callable[[Any], Any]:
+        """Return a collator whose random numbers follow from the seed, the epoch, the batch and the rank alone.
+
+        Workers of the data loader do not know which batch they have, so with workers the collator is unchanged.
+        """
+        return collate if args.dataloader_num_workers else _Collator(collate, lambda: self._seed(args.seed))
+
+    def _seed(self, seed: int) -> int:
+        self._fetched += 1
+        return int(np.random.SeedSequence([seed, self._number, self._fetched, self._rank.rank]).generate_state(1)[0])
+
+    def steps_of_epoch(self, steps: int, trainer: Any) -> int:
+        """Return the steps of an epoch, for a Trainer that divides the step at which it resumes by this number."""
+        self._is_counted = True
+        return _Steps(steps).of(self, trainer) if self._has_smaller_step else steps
+
+    def position(self, trainer: Any) -> tuple[int, int]:
+        """Return the epoch in the Trainer's state, and the number of its batches that are done."""
+        epoch = int(trainer.state.epoch or 0.0)
+        return epoch, round(((trainer.state.epoch or 0.0) - epoch) * (self._batches or 0))
+
+    def resume(self, trainer: Any, folder: Path) -> None:
+        """Continue from the Trainer's state, which was just loaded from the checkpoint in `folder`."""
+        epoch, done = self.position(trainer)
+        self._number, self._fetched = epoch - 1, 0 if trainer.args.ignore_data_skip else done
+        if self._batches is None:  # the data are read from their beginning, and skipped batches are fetched again
+            self._number, self._fetched = -1, 0
+        if trainer.args.ignore_data_skip or (self._batches is not None and not done):
+            return  # the attempt begins at the start of an epoch
+        kept = folder / _file(self._rank.rank)
+        if kept.exists():
+            self._kept = torch.load(kept, map_location="cpu", weights_only=False)  # our own file, verified
+        if self._has_smaller_step and self._batches is not None:
+            self._resumed_epoch, self._rest = epoch, self._batches - done
+
+    def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._passes += 1
+        self._number += 1
+        if self._passes > 1:
+            self._fetched = 0
+        self._first_step = state.global_step
+        if self._kept is not None:
+            set_random_state(self._kept)
+            self._kept = None
+        self._random = random_state()
+        if self._passes == 2 and self._batches is None and self._rank.is_first:
+            log.warning(
+                "warning: the training data have no length and ended at step %s. An attempt that resumes after that "
+                "step finds no data and fails. Next: give the dataset a length, or have it repeat itself without end",
+                state.global_step,
+            )
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if self._resumed_epoch is not None and self._rest and self._batches:
+            # The Trainer has divided by the rest of the epoch, not by the whole.
+            done = round((state.epoch - self._resumed_epoch) * self._rest)
+            state.epoch = self._resumed_epoch + done / self._batches
+
+    def on_epoch_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Raise TrainyardError if the attempt has resumed and its data end before its first step."""
+        if self._batches is None and self._passes == 1 and 0 < state.global_step == self._first_step < state.max_steps:
+            raise TrainyardError(
+                f"the training data end before step {state.global_step}, the step of the checkpoint: the training "
+                f"would end here instead of at step {state.max_steps}",
+                next_step="give the dataset a length, or have it repeat itself without end, then trainyard resume RUN "
+                "--set arguments.code=. --allow-changes",
+            )
+        self._resumed_epoch = self._rest = None
+
+    def save(self, folder: Path) -> None:
+        """Write the random state of the epoch's beginning into the folder of a checkpoint."""
+        if self._random is not None:
+            torch.save(self._random, folder / _file(self._rank.rank))
+
+
+class _Collator:
+    """Wraps the script's collator: gives it its own random numbers and preserves the training's."""
+
+    def __init__(self, collate: Callable[[Any], Any], seed: Callable[[], int]) -> None:
+        self._collate = collate
+        self._next_seed = seed
+
+    def __call__(self, rows: Any) -> Any:
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        seed = self._next_seed()
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the cards
+        try:
+            return self._collate(rows)
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the attribute of the script's collator, which Trainers of other libraries look for."""
+        return getattr(self._collate, name)
+
+
+class _Steps(int):
+    """The number of steps in an epoch. Dividing a saved step by it gives the saved epoch and position.
+
+    `_inner_training_loop` offers no other way to set them.
+    """
+
+    def of(self, epoch: Epoch, trainer: Any) -> "_Steps":
+        self._epoch, self._trainer = epoch, trainer
+        return self
+
+    def __rfloordiv__(self, _step: int) -> int:
+        return self._epoch.position(self._trainer)[0]
+
+    def __rmod__(self, _step: int) -> int:
+        done = self._epoch.position(self._trainer)[1]
+        return done // int(self._trainer.args.gradient_accumulation_steps)
+
+
+def _shorten(batches: Any, length: Callable[[], int]) -> None:
+    """Change the length of a batch sampler, by which the Trainer knows an epoch's last batch. Its batches stay."""
+    own = type(batches)
+    batches.__class__ = type(own.__name__, (own,), {"__len__": lambda _: length(), "__module__": own.__module__})
+
+
+def _file(rank: int) -> str:
+    return f"random-of-epoch-{rank}.pt"
+
+
+def keep_epoch(trainer: type[Any]) -> None:
+    """Make a Trainer that resumes within an epoch take the samples of that epoch instead of those of the first.
+
+    Releases 1.21 and 1.23 need it. Their accelerate (1.9.0 and 1.10.1) makes a new data loader without the first
+    batches, which does not know its epoch and sets the sampler back to epoch 0, on any number of ranks. accelerate
+    1.15.0 fixes it (its pull request 4071). It does other releases no harm; remove it when those rows go.
+    """
+    for part in trainer.__mro__:
+        loop = vars(part).get("_inner_training_loop")
+        names = loop.__globals__ if loop else {}
+        skip = names.get("skip_first_batches")
+        if skip is not None and not hasattr(skip, "keeps_epoch"):
+            names["skip_first_batches"] = _keeping_epoch(skip)
+
+
+def _keeping_epoch(skip: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(skip)
+    def skip_first_batches(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        rest = skip(dataloader, *args, **kwargs)
+        if hasattr(rest, "iteration"):
+            rest.iteration = dataloader.iteration
+        return rest
+
+    skip_first_batches.keeps_epoch = True  # type: ignore[attr-defined]
+    return skip_first_batches

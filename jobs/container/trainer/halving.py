@@ -1,7 +1,7 @@
-"""A point of a sweep at the rungs of successive halving (jobs.spec.sweep): compared with the others, or stopped.
+"""Compare a point of a sweep with the others at the rungs of successive halving (jobs.spec.sweep), and stop it.
 
-Rank 0 asks S3, and all ranks get its answer. A point that has put its value there reads the others', so of two that
-come at the same time one at least knows of both.
+Rank 0 queries S3, and all ranks get its answer. A point writes its value before it reads the others', so if two come at
+the same time, at least one of them sees both values.
 """
 
 import logging
@@ -33,47 +33,47 @@ class Rungs:
         self._comparison = comparison
         self._heartbeats = heartbeats
         self._verdict: Verdict | None = None
-        self._questions = 0
+        self._queries = 0
 
     @classmethod
     def of(cls, rank: "Rank", s3: "S3Client | None", heartbeats: Heartbeats) -> "Rungs | None":
-        """Return those of this run; None where it is compared with no others. `s3` is needed on rank 0."""
+        """Return the rungs of this run, or None if it is not compared with others. `s3` is needed on rank 0."""
         comparison = asked_comparison(rank.scratch)
         return None if comparison is None else cls(rank, s3, comparison, heartbeats)
 
-    def was_out(self, step: int) -> bool:
-        """Return whether an earlier attempt stopped the point at the step from which this one goes on."""
-        return self._asked(step, {})
+    def was_stopped(self, step: int) -> bool:
+        """Return whether an earlier attempt stopped the point at the step from which this one resumes."""
+        return self._query(step, {})
 
-    def is_out(self, step: int, evaluation: Mapping[str, Any]) -> bool:
-        """Return whether the point is to stop at this step, whose evaluation this is."""
+    def is_stopped(self, step: int, evaluation: Mapping[str, Any]) -> bool:
+        """Return whether the point should stop at this step, given the step's evaluation."""
         if self._comparison.metric not in evaluation:
             return False
-        return self._asked(step, evaluation)
+        return self._query(step, evaluation)
 
-    def _asked(self, step: int, evaluation: Mapping[str, Any]) -> bool:
+    def _query(self, step: int, evaluation: Mapping[str, Any]) -> bool:
         rung = self._comparison.rung(step)
         if rung is None:
             return False
         if self._verdict is None or self._verdict.rung != rung:
-            self._heartbeats.busy(0)  # S3 is asked for minutes before it is given up, and that is no hang
-            self._questions += 1
-            found = self._rank.once(f"halving/{self._questions}", lambda: self._answer(rung, step, evaluation))
+            self._heartbeats.busy(0)  # S3 is retried for minutes, which is not a hang
+            self._queries += 1
+            found = self._rank.once(f"halving/{self._queries}", lambda: self._answer(rung, step, evaluation))
             self._verdict = None if found is None else Verdict.model_validate(found)
         return self._verdict is not None and self._verdict.stops
 
-    def leave(self) -> None:
-        """Say that the training ends because its point is out."""
+    def report_stop(self) -> None:
+        """Report that the training ends because its point is stopped."""
         if self._rank.is_first and self._verdict is not None:
             tell_verdict(self._rank.scratch, self._verdict)
 
     def _answer(self, rung: int, step: int, evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return, on rank 0, the verdict at a rung; None where there is none yet, or S3 does not answer."""
+        """Return, on rank 0, the verdict at a rung, or None if there is none yet or S3 does not answer."""
         assert self._s3 is not None  # noqa: S101 - rank 0 has one
         try:
             found = self._found(self._s3, rung, step, evaluation)
         except TrainyardError as error:
-            log.warning("warning: halving: not compared at step %s, and goes on: %s", step, str(error).splitlines()[0])
+            log.warning("warning: halving: not compared at step %s; continuing: %s", step, str(error).splitlines()[0])
             return None
         if found is None:
             return None
@@ -91,9 +91,9 @@ class Rungs:
             own = RungValue.of(step, evaluation[self._comparison.metric])
             verdict = self._compared(s3, sweep, number, rung, own)
             object_store.create(s3, place, verdict.model_dump_json().encode())
-            decided = object_store.read(s3, place)  # another attempt, which is lost, may have been first
+            decided = object_store.read(s3, place)  # a lost attempt may have written one first
         verdict = parse_record(Verdict, decided or b"", place=place)
-        log.info("halving: %s; the point %s", verdict.text, "stops" if verdict.stops else "goes on")
+        log.info("halving: %s; the point %s", verdict.text, "stops" if verdict.stops else "continues")
         return verdict
 
     def _compared(self, s3: "S3Client", sweep: S3Location, number: int, rung: int, own: RungValue) -> Verdict:
@@ -110,10 +110,10 @@ class Rungs:
         return self._comparison.verdict(own, values.values(), rung=rung)
 
     def _place(self, s3: "S3Client") -> tuple[S3Location, int]:
-        """Return where the sweep lies, and this point's number in it."""
+        """Return the sweep's location and this point's number in it."""
         content = object_store.read(s3, self._rank.run / MEMBER_OF)
         if content is None:
-            raise NotFoundError(f"{self._rank.run / MEMBER_OF}, which names the sweep of this point, is gone")
+            raise NotFoundError(f"{self._rank.run / MEMBER_OF}, which names this point's sweep, is missing")
         of = parse_record(MemberOf, content, place=self._rank.run / MEMBER_OF)
         team = self._rank.run.key.rstrip("/").rpartition("/")[0]
         return S3Location(self._rank.run.bucket, f"{team}/{of.sweep}/"), of.number

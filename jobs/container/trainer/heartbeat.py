@@ -1,7 +1,7 @@
-"""The heartbeats of a rank that trains: it goes on, and this is where it is. The launcher of its node watches them.
+"""The heartbeats of a rank that trains, which the launcher of its node watches to detect hangs.
 
-There is one at each batch, step, evaluated batch and save, each a write of one line. What may take long says so
-beforehand: the start, a save, and the batches that follow one of a new shape, where graphs are compiled for those.
+A rank writes a heartbeat, one line, at each batch, step, evaluated batch and save. Slow activities are announced: the
+start, a save, and the batches after one of a new shape, if the accelerator compiles a graph for each shape.
 """
 
 import itertools
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from jobs.container.rank import Rank
 
 _COMPILING_BATCHES = 10
-"""The number of batches, from one of a new shape on, of which each may wait for a graph. The host of an HPU runs ahead
-of it, so the wait may come some batches later, at the latest where a loss is logged."""
+"""Number of batches, counted from one of a new shape, that may each wait for a graph. The host of an HPU runs ahead of
+the device, so the wait may come some batches later, at the latest when a loss is logged."""
 
-_STILL_SECONDS = 3600.0
-"""The longest wait for an upload; after that the rank gives no more heartbeats."""
+_UPLOAD_WAIT_SECONDS = 3600.0
+"""Longest wait for an upload. After it the rank writes no more heartbeats."""
 
 
-_words = itertools.count(1)
+_numbers = itertools.count(1)
 """Numbers of the heartbeats of a script that does not train with the library."""
 
 
 def busy(seconds: float) -> None:
-    """Say for this rank that what begins now may take so long, whatever part of the library its script uses."""
+    """Announce that this rank's next activity may take `seconds`, whichever part of the library its script uses."""
     if Heartbeats.newest is not None:
         Heartbeats.newest.busy(seconds)
         return
@@ -41,7 +41,7 @@ def busy(seconds: float) -> None:
             rank=rank.rank,
             node=rank.node,
             pid=os.getpid(),
-            number=next(_words),
+            number=next(_numbers),
             place=0,
             step=0,
             doing="busy",
@@ -52,18 +52,18 @@ def busy(seconds: float) -> None:
 
 
 class Heartbeats(Callback):
-    """Gives the heartbeats of one rank, from when it is made until `end`; jobs.container.rank has given one before.
+    """Writes the heartbeats of one rank, until `end`. jobs.container.rank has written one before.
 
-    It is to be the first of a Trainer's callbacks; the Trainer tells it of batches and saves.
+    It must be the first of a Trainer's callbacks. The Trainer also calls it at batches and saves.
     """
 
     newest: ClassVar["Heartbeats | None"] = None
-    """Those of this process, for what is said of all of it."""
+    """The instance of this process, for functions that apply to the whole process."""
 
     def __init__(self, rank: "Rank", *, compiles: bool, is_patient: bool = False) -> None:
-        """`compiles`: whether the accelerator compiles for each new shape of a batch.
+        """`compiles`: whether the accelerator compiles a graph for each new shape of a batch.
 
-        `is_patient`: what lies between two steps may take as long as a start does, since a script's own work is there.
+        `is_patient`: the time between two steps may be as long as a start, because a script works there.
         """
         self._rank = rank
         self._compiles = compiles
@@ -74,33 +74,33 @@ class Heartbeats(Callback):
         self._doing, self._slow, self._paced = "starting", True, True
         self._shapes: set[Any] = set()
         self.training_shape: Any = None
-        """The shape of the newest batch of the training; None where none is compiled."""
+        """Shape of the newest training batch; None if the accelerator does not compile."""
         self._compiling = 0
         self._steps_here = 0
         self._patience_seconds = 0.0
         self.saving_seconds = 0.0
-        """Time that the training has stood still for saves."""
-        self._pass("starting", slow=True)
+        """Time that the training has waited for saves."""
+        self._enter("starting", slow=True)
         Heartbeats.newest = self
 
     def busy(self, seconds: float) -> None:
-        """Say that what begins now may take so long."""
+        """Announce that the next activity may take `seconds`."""
         self._patience_seconds = seconds
-        self._pass("busy", slow=True)
+        self._enter("busy", slow=True)
         self._patience_seconds = 0.0
 
-    def still(self) -> None:
-        """Say that the same as before goes on: a wait for an upload, which has its own time-outs, but not for ever."""
-        if time.monotonic() - self._passed_at < _STILL_SECONDS:
-            self._give()
+    def keep_alive(self) -> None:
+        """Repeat the last activity during an upload, which has its own timeouts; at most for an hour."""
+        if time.monotonic() - self._entered_at < _UPLOAD_WAIT_SECONDS:
+            self._write()
 
     def end(self) -> None:
-        """Say that what follows has no pace: uploads have time-outs of their own, and other ranks wait for them."""
+        """Announce that no pace is expected from now on: uploads have timeouts, and other ranks wait for them."""
         self._paced = False
-        self._pass("ending", slow=True)
+        self._enter("ending", slow=True)
 
     def batch(self, doing: str, inputs: Any) -> None:
-        """Say that a batch of the training or of an evaluation begins."""
+        """Announce a batch of the training or of an evaluation."""
         if self._compiles:
             values = inputs.values() if isinstance(inputs, Mapping) else ()
             shape = (doing, *(getattr(value, "shape", None) for value in values))
@@ -111,15 +111,15 @@ class Heartbeats(Callback):
                 self._compiling = _COMPILING_BATCHES
             else:
                 self._compiling = max(0, self._compiling - 1)
-        self._pass(doing, slow=self._compiling > 0 or self._steps_here == 0)
+        self._enter(doing, slow=self._compiling > 0 or self._steps_here == 0)
 
     def saving(self) -> None:
-        """Say that a save begins, for which the training stands still."""
-        self._pass("saving", slow=True)
+        """Announce a save, for which the training waits."""
+        self._enter("saving", slow=True)
 
     def saved(self) -> None:
-        """Note that the training goes on after a save."""
-        self.saving_seconds += time.monotonic() - self._passed_at
+        """Count the time of a save that has ended."""
+        self.saving_seconds += time.monotonic() - self._entered_at
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._step = state.global_step
@@ -127,15 +127,15 @@ class Heartbeats(Callback):
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._step = state.global_step
         self._steps_here += 1
-        self._pass("between steps", slow=self._is_patient or self._compiling > 0)
+        self._enter("between steps", slow=self._is_patient or self._compiling > 0)
 
-    def _pass(self, doing: str, *, slow: bool) -> None:
+    def _enter(self, doing: str, *, slow: bool) -> None:
         self._place += 1
         self._doing, self._slow = doing, slow
-        self._passed_at = time.monotonic()
-        self._give()
+        self._entered_at = time.monotonic()
+        self._write()
 
-    def _give(self) -> None:
+    def _write(self) -> None:
         self._number += 1
         self._file.write(
             Heartbeat(

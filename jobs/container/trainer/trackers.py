@@ -1,9 +1,9 @@
-"""Weights & Biases and MLflow: a run's metrics go to the organisation's tracker as well, by callbacks of transformers.
+"""Report a run's metrics to the organisation's Weights & Biases or MLflow as well, with callbacks of transformers.
 
-All attempts of a run are one run there. Addresses and keys come with the job's environment, from the team's secret
-(`secret_variables` in infra/settings.py); they are in no argument, so in no list of processes, and in no log. A tracker
-that fails costs a warning and its curves from then on, never the training; and what it does with Python's and NumPy's
-random numbers is undone, so that a training with it computes what one without it does.
+All attempts of a run are one run in the tracker. Addresses and keys come from the job's environment, from the team's
+secret (`secret_variables` in infra/settings.py). They are never passed as arguments, so they appear in no process list
+and in no log. If a tracker fails, a warning is logged and its curves end there, but the training continues. A tracker's
+use of Python's and NumPy's random state is undone, so that a training computes the same with and without it.
 """
 
 import importlib.util
@@ -28,22 +28,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 PACKAGES: Mapping[Tracker, str] = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
-"""What is installed on top of the image's packages, where those have no module of the tracker's name."""
+"""Package to install on top of the image if the image lacks the tracker's module."""
 
 RUN_TAG = "trainyard.run"
-"""The tag by which a later attempt finds its run in MLflow, which gives ids of its own."""
+"""The tag by which a later attempt finds its run in MLflow, which assigns its own ids."""
 
 _MLFLOW = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""A server that does not answer holds cards up: it is left in seconds, where the job's environment says no other."""
+"""Give up within seconds if the server does not answer, because cards wait meanwhile. The job's environment can change
+these."""
 
 _WANDB = {"WANDB_INIT_TIMEOUT": "30", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
-"""The same of W&B; and the log stays as the launcher reads it, and goes to nobody else."""
+"""The same for W&B. It also prints nothing and does not capture the output, which the launcher reads."""
 
 
 def join_run(run: S3Location, name: Tracker) -> None:
-    """Set the variables by which the tracker's library goes on with the run that earlier attempts have begun there.
+    """Set the variables with which the tracker's library continues the run that earlier attempts have begun.
 
-    Those that the job's environment has stay. Raises what MLflow does where it fails.
+    Variables that the job's environment sets are kept. Raises what MLflow raises if it fails.
     """
     team, _, run_id = run.key.strip("/").rpartition("/")
     if name == "wandb":
@@ -64,44 +65,44 @@ def join_run(run: S3Location, name: Tracker) -> None:
 
 
 def join_run_of_script(run: S3Location) -> None:
-    """Do so for a script that reports by itself, for each tracker whose address or key and package it has."""
+    """Call `join_run` for a script that reports itself, for each tracker whose package and address or key exist."""
     for name, variable in TRACKER_VARIABLES.items():
         if os.environ.get(variable) and importlib.util.find_spec(name):
             try:
                 join_run(run, name)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the script
+            except Exception as error:  # noqa: BLE001 - no error of a tracker may end the script
                 _warn(name, error)
 
 
 class Trackers(Callback):
-    """Hands what a Trainer says to the callbacks that transformers has for trackers. Only rank 0 has any."""
+    """Passes a Trainer's events to transformers' callbacks for trackers. Only rank 0 has any."""
 
     def __init__(self, names: Sequence[Tracker], rank: "Rank", s3: "S3Client | None") -> None:
         self._callbacks: dict[Tracker, Any] = {}
-        self._said: tuple[Any, ...] | None = None
+        self._latest: tuple[Any, ...] | None = None
         if not rank.is_first or s3 is None:
             return
         for name in names:
             with self._guarded(name):
                 self._callbacks[name] = _callback(name, rank, s3)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **said: Any) -> None:
-        self._said = args, state, control
-        self._tell("on_train_begin", args, state, control, **said)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **values: Any) -> None:
+        self._latest = args, state, control
+        self._call("on_train_begin", args, state, control, **values)
 
-    def on_log(self, args: Any, state: Any, control: Any, **said: Any) -> None:
-        self._tell("on_log", args, state, control, **said)
+    def on_log(self, args: Any, state: Any, control: Any, **values: Any) -> None:
+        self._call("on_log", args, state, control, **values)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Report what the Trainer itself does not log: an evaluation, or the result."""
-        if self._said is not None:
+        """Report what the Trainer itself does not log: an evaluation or the result."""
+        if self._latest is not None:
             numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
-            self._tell("on_log", *self._said, logs=numbers)
+            self._call("on_log", *self._latest, logs=numbers)
 
     def finish(self) -> None:
-        """Have all sent that was reported. The process may end after that, in whatever way."""
-        if self._said is not None:
-            self._tell("on_train_end", *self._said)
+        """Send everything that was reported. Afterwards the process may end in any way."""
+        if self._latest is not None:
+            self._call("on_train_end", *self._latest)
         if "wandb" in self._callbacks:
             with self._guarded("wandb"):
                 import wandb
@@ -109,20 +110,20 @@ class Trackers(Callback):
                 wandb.finish()
         self._callbacks.clear()
 
-    def _tell(self, event: str, *given: Any, **said: Any) -> None:
+    def _call(self, event: str, *given: Any, **values: Any) -> None:
         for name, callback in [*self._callbacks.items()]:
             with self._guarded(name):
-                getattr(callback, event)(*given, **said)
+                getattr(callback, event)(*given, **values)
 
     @contextmanager
     def _guarded(self, name: Tracker) -> Iterator[None]:
-        """Leave the random numbers as they were, and give the tracker up where it fails."""
+        """Preserve the random state, and drop the tracker if it fails."""
         import numpy as np
 
         python, numpy = random.getstate(), np.random.get_state()
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the training
+        except Exception as error:  # noqa: BLE001 - no error of a tracker may end the training
             self._callbacks.pop(name, None)
             _warn(name, error)
         finally:
@@ -131,16 +132,18 @@ class Trackers(Callback):
 
 
 def _callback(name: Tracker, rank: "Rank", s3: "S3Client") -> Any:
-    """Return the Trainer's callback for a tracker, whose package is brought where the image lacks it."""
+    """Return the Trainer's callback for a tracker. Installs the tracker's package if the image lacks it."""
     variable = TRACKER_VARIABLES[name]
     if not os.environ.get(variable):
-        raise LookupError(f"there is no {variable} here; put it into the team's secret")
+        raise LookupError(f"{variable} is not set; add it to the team's secret")
     if importlib.util.find_spec(name) is None:
         folder = rank.scratch / "trackers"
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.txt").write_text(f"{PACKAGES[name]}\n")
         packages = Environment(s3, rank.run, folder / name, code=folder, requirements=f"{name}.txt")
-        sys.path += packages.make(wheels=None, installs=True)["PYTHONPATH"].split(":")  # the image's own come first
+        sys.path += packages.make(wheels=None, installs=True)["PYTHONPATH"].split(
+            ":"
+        )  # the image's packages come first
         importlib.invalidate_caches()
     for setting, value in _WANDB.items():
         os.environ.setdefault(setting, value)
@@ -155,4 +158,4 @@ def _callback(name: Tracker, rank: "Rank", s3: "S3Client") -> Any:
 
 def _warn(name: str, error: Exception) -> None:
     first = str(error).strip().splitlines() or [""]
-    log.warning("warning: report_to: %s is left out from here on: %s: %s", name, type(error).__name__, first[0])
+    log.warning("warning: report_to: %s is disabled from here on: %s: %s", name, type(error).__name__, first[0])

@@ -1,7 +1,7 @@
-"""What a script of one's own stands on inside the platform: its rank, its run, the checkpoint it goes on from.
+"""A script's process inside the platform: its rank, its run, and the checkpoint from which it resumes.
 
-`here` is the one of this process. `trainyard`, the library that scripts import, comes here and to `attached` (for a
-Trainer of transformers) and `own_loop`.
+`current_platform()` returns the one of this process. The library `trainyard`, which scripts import, uses it through
+`script_trainer` (for a transformers Trainer) and `script_loop` (for a custom loop).
 """
 
 import atexit
@@ -25,8 +25,8 @@ from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator, of_rank
 from jobs.container.channel import tell_stopped, write_library_note
 from jobs.container.rank import Rank
+from jobs.container.saving.manifest import IncompleteError, fetch
 from jobs.container.saving.resume import Resume, newest_complete
-from jobs.container.saving.stored_checkpoints import IncompleteError, fetch
 from jobs.core.errors import ConfigurationError, UsageError
 from jobs.core.run import CHECKPOINTS
 from jobs.spec.code import SCRIPT_VARIABLE
@@ -39,7 +39,7 @@ log = logging.getLogger("trainyard")
 
 @dataclass(frozen=True)
 class ScriptArguments:
-    """What decides the result of a script, as far as the platform knows."""
+    """The arguments that decide a script's result, as far as the platform knows them."""
 
     values: dict[str, Any]
 
@@ -48,7 +48,7 @@ class ScriptArguments:
 
 
 class Platform:
-    """This process as a rank of a run. Made once: `here`."""
+    """This process as a rank of a run. Created once, by `current_platform()`."""
 
     def __init__(self, rank: Rank, arguments: ScriptArguments, accelerator: Accelerator) -> None:
         self.rank = rank
@@ -61,34 +61,34 @@ class Platform:
 
     @cached_property
     def resume(self) -> Resume | None:
-        """The newest complete checkpoint of the run, here and verified; None where it begins. All ranks ask for it."""
+        """The run's newest complete checkpoint, downloaded and verified; None in a new run. All ranks use it."""
         return newest_complete(self.rank, self.s3 or object_store.connect(), self.arguments)
 
-    def say_start(self, step: int) -> None:
-        """Log the step that the training has loaded a checkpoint of; 0: it begins at its beginning."""
+    def log_start(self, step: int) -> None:
+        """Log from which step the training has resumed. 0: from the beginning."""
         if self.rank.is_first:
             log.info("start: %s", f"resumed from checkpoint step-{step}" if step else "from the beginning")
 
-    def say_anew(self, call: str) -> None:
-        """Log that the script has not loaded its checkpoint. `call` is what loads it."""
+    def warn_starts_over(self, call: str) -> None:
+        """Log a warning that the script has not loaded its checkpoint. `call` is the code that loads it."""
         if self.rank.is_first:
             log.warning(
-                "warning: the script does not load its checkpoint, so each attempt starts over and all that was done "
-                "before is lost. Next: %s",
+                "warning: the script does not load its checkpoint, so each attempt starts over and all earlier work "
+                "is lost. Next: %s",
                 call,
             )
 
     def begin(self) -> None:
-        """Note that a training begins. Raises UsageError at the second: one run has one line of checkpoints."""
+        """Record that a training begins. Raises UsageError for a second one: a run has one series of checkpoints."""
         if self._trains:
             raise UsageError(
-                "this script begins a second training with trainyard, and a run keeps the checkpoints of one",
-                next_step="use trainyard.Callback or trainyard.Run for one of them, or make two runs of it",
+                "this script begins a second training with trainyard, and a run keeps the checkpoints of only one",
+                next_step="use trainyard.Callback or trainyard.Run for one of them, or make them two runs",
             )
         self._trains = True
 
-    def fetch_beside(self, resume: Resume, step: int) -> Path | None:
-        """Return another checkpoint of the run, put beside the one that it goes on from; None where it is gone."""
+    def fetch_other(self, resume: Resume, step: int) -> Path | None:
+        """Download another checkpoint of the run next to the newest. Return its folder, or None if it is gone."""
         folder = resume.folder.with_name(f"checkpoint-{step}")
 
         def work() -> bool:
@@ -101,21 +101,21 @@ class Platform:
 
         return folder if self.rank.once_per_node(f"resume/beside/{step}", work) else None
 
-    def leave_stopped(self, reason: str) -> None:
-        """Say that the script has saved, and ends before its work is done: the launcher has the run resumed."""
+    def report_stopped(self, reason: str) -> None:
+        """Report that the script has saved and ends before its work is done, so that the launcher requeues the run."""
         if self.rank.is_first_on_node:
             tell_stopped(self.rank.scratch, reason)
 
 
 @functools.cache
-def here() -> Platform:
-    """Return this process's. Raises ConfigurationError where no launcher of torchrun's kind has started it."""
+def current_platform() -> Platform:
+    """Return this process's Platform. Raises ConfigurationError if no launcher such as torchrun has started it."""
     _log_to_output()
     try:
         rank = Rank.from_environment()
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"trainyard: {error.args[0]}, so this process is no rank that the library knows",
+            f"trainyard: {error.args[0]}, so this process is not a rank that the library knows",
             next_step="start it with torchrun, accelerate launch, or as a script that the platform starts",
         ) from None
     with contextlib.suppress(AttributeError, ValueError):  # no such signal, or no file behind standard error
@@ -125,12 +125,12 @@ def here() -> Platform:
 
 
 def at_exit(work: Callable[[], None]) -> None:
-    """Have `work` done when this process ends, while threads can still be started: uploads start some."""
+    """Call `work` when this process ends, while threads can still be started, which uploads need."""
     getattr(threading, "_register_atexit", atexit.register)(work)
 
 
 def _log_to_output() -> None:
-    """Print the platform's lines, whatever the script does with logging."""
+    """Print the platform's log lines, whatever the script does with logging."""
     if not log.handlers:
         handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(logging.Formatter("%(message)s"))

@@ -1,18 +1,16 @@
-"""What accompanies a training: a recipe's (`training`), or that of a script, by a Trainer (`attached`) or a loop
-(`own_loop`).
-"""
+"""The components that every training shares: a recipe's (`training`), a script's Trainer, and a script's loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.container.accelerator import Accelerator
-from jobs.container.saving.checkpoint import CheckpointUploads
-from jobs.container.saving.checkpoint_interval import ChosenSaves, RegularSaves
+from jobs.container.saving.interval import ChosenSaves, RegularSaves
+from jobs.container.saving.manifest import Decisive, Retention, Throughput
 from jobs.container.saving.metrics import RunMetrics
 from jobs.container.saving.resume import Resume
 from jobs.container.saving.stop import Shutdown
-from jobs.container.saving.stored_checkpoints import Decisive, Retention, Throughput
+from jobs.container.saving.upload import CheckpointUploads
 from jobs.container.trainer.halving import Rungs
 from jobs.container.trainer.heartbeat import Heartbeats
 
@@ -24,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Saves:
-    """How often to save, and which checkpoints stay."""
+    """How often to save, and which checkpoints to keep."""
 
     every_steps: int | Literal["auto"] | None = "auto"
-    """None: only the Trainer's own saves."""
+    """None: only when the Trainer itself saves."""
     mean_hours_between_reclaims: float = 6.0
     keep: int = 2
     keep_every_steps: int | None = None
 
 
-class Accompanied:
-    """One rank's heartbeats, metrics, checkpoints and notices."""
+class Components:
+    """One rank's heartbeats, metrics, checkpoint uploads, shutdown, and sweep rungs."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Accompanied:
         also: Callable[[Mapping[str, Any]], None] = lambda _: None,
         best: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`best` returns the step of the checkpoint that is needed at the end; the others are those of RunMetrics."""
+        """`best` returns the step of the checkpoint needed at the end. For the other arguments see RunMetrics."""
         self.rank, self.s3, self.accelerator, self.resume = rank, s3, accelerator, resume
         self.heartbeats = heartbeats
         self.metrics = RunMetrics(
@@ -76,13 +74,13 @@ class Accompanied:
             arguments,
             self.metrics,
             Retention(newest=saves.keep, every_steps=saves.keep_every_steps),
-            waits=heartbeats.still,
+            waits=heartbeats.keep_alive,
             best=best,
         )
         self.shutdown = Shutdown(rank, self.uploads)
         self.rungs = Rungs.of(rank, s3, heartbeats)
         self.saves: list[Any] = []
-        """What asks for saves, unless only the Trainer does."""
+        """Callbacks that request saves; empty if only the Trainer does."""
         if saves.every_steps == "auto":
             self.saves = [
                 ChosenSaves(
@@ -98,10 +96,10 @@ class Accompanied:
     def callbacks(self, *, own: Sequence[Any] = (), further: Sequence[Any] = ()) -> list[Any]:
         """Return all callbacks in the order in which they are called.
 
-        - The heartbeats: what the others take long for counts as time between steps.
-        - `own`, of a script: the platform has the last word on saving and stopping.
-        - Metrics, then uploads: a save that failed ends the training with its last step counted.
-        - The shutdown, then `further`, which look at whether it has stopped the training: evaluations for instance.
-        - The saves: what the others do at a step's end is no part of the save.
+        - The heartbeats first, so that the time the others take counts as time between steps.
+        - `own`, the script's callbacks: the platform decides last about saving and stopping.
+        - Metrics, then uploads: if a save has failed, the training ends with its last step counted.
+        - The shutdown, then `further` callbacks, such as evaluations, that check whether it has stopped the training.
+        - The saves last, so that other work at the end of a step does not count as part of a save.
         """
         return [self.heartbeats, *own, self.metrics, self.uploads, self.shutdown, *further, *self.saves]

@@ -1,6 +1,6 @@
-"""`trainyard.Run` inside the platform: a loop of a script's own gets what a Trainer of our kinds has.
+"""`trainyard.Run` inside the platform: gives a script's own loop what the Trainer of our kinds has.
 
-The same parts accompany it (Callback), told of each step as a Trainer tells them.
+The same components serve it: the loop calls them at each step as a Trainer calls its callbacks.
 """
 
 import logging
@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from jobs.container.saving.background_save import Snapshot
-from jobs.container.saving.random_state import random_state, set_random_state
-from jobs.container.trainer.accompanied import Accompanied, Saves
+from jobs.container.saving.snapshot import Snapshot, random_state, set_random_state
+from jobs.container.trainer.components import Components, Saves
 from jobs.container.trainer.heartbeat import Heartbeats
-from jobs.container.trainer.platform import at_exit, here
+from jobs.container.trainer.script_platform import at_exit, current_platform
 from jobs.core.errors import TrainyardError
 
 log = logging.getLogger("trainyard")
@@ -26,7 +25,7 @@ _STATE = "state.pt"
 
 @dataclass
 class _Place:
-    """How far the loop is, in the words of a Trainer's state, arguments and control."""
+    """The progress of the loop, with the attribute names of a Trainer's state, arguments and control."""
 
     output_dir: str
     max_steps: float
@@ -36,11 +35,11 @@ class _Place:
     should_training_stop: bool = False
 
 
-class OwnLoop(Accompanied):
+class ScriptLoop(Components):
     """One rank's part of a script's own loop. All ranks call the same methods in the same order."""
 
     def __init__(self, *, total_steps: int | None, samples_per_step: int, saves: Saves) -> None:
-        platform = here()
+        platform = current_platform()
         platform.begin()
         resume = platform.resume
         super().__init__(
@@ -66,7 +65,7 @@ class OwnLoop(Accompanied):
             max_steps=total_steps or math.inf,
             global_step=resume.step if resume else 0,
         )
-        # An attempt that comes after the last step logs nothing itself, and its result is that of the run.
+        # An attempt after the last step logs nothing itself, but its result is the result of the run.
         self._logged = self.metrics.logged_before()
         self._callbacks = self.callbacks()
         for part in (self.heartbeats, self.metrics, *self.saves):
@@ -74,7 +73,7 @@ class OwnLoop(Accompanied):
         self._begin_step()
         at_exit(self.finish)
         self._is_over = False
-        self._place.should_training_stop = self.rungs is not None and self.rungs.was_out(self._place.global_step)
+        self._place.should_training_stop = self.rungs is not None and self.rungs.was_stopped(self._place.global_step)
 
     @property
     def steps_done(self) -> int:
@@ -83,17 +82,17 @@ class OwnLoop(Accompanied):
 
     @property
     def state(self) -> Any:
-        """What the attempt resumes from, on the CPU; None in a run that begins."""
+        """The state from which the attempt resumes, on the CPU; None in a new run."""
         self._load()
         if self._folder is not None and self._state is None:
-            # The run's own file, whose hash the manifest has: it may hold whatever the script has put there.
+            # The run's own file, verified by the manifest's hash. It may contain anything that the script saved.
             self._state = torch.load(self._folder / _STATE, map_location="cpu", weights_only=False)
         return self._state
 
     def restore(self, objects: Mapping[str, Any]) -> int:
-        """Load the saved states into these, set this rank's random numbers as they were, return the steps done.
+        """Load the saved states into the objects, restore this rank's random state, and return the steps done.
 
-        Raises TrainyardError if one of them is sharded, so that a script learns it before its first step.
+        Raises TrainyardError if an object is sharded, so that the script fails before its first step.
         """
         refuse_sharded(objects)
         self._load()
@@ -118,11 +117,11 @@ class OwnLoop(Accompanied):
         self._logged |= numbers
         self.metrics.logged(step, numbers, total_steps=self._place.max_steps)
         place = self._place
-        if self.rungs is not None and step < place.max_steps and self.rungs.is_out(step, numbers):
+        if self.rungs is not None and step < place.max_steps and self.rungs.is_stopped(step, numbers):
             place.should_save = place.should_training_stop = True
 
     def step(self, step: int | None) -> None:
-        """A step has ended: it is counted, and whether to save or to stop is agreed."""
+        """Count a step that has ended, and agree with the other ranks whether to save or to stop."""
         place = self._place
         if not self._has_begun:
             self._begin(step)
@@ -138,19 +137,21 @@ class OwnLoop(Accompanied):
             part.on_step_begin(self._place, self._place, self._place)
 
     def _load(self) -> None:
-        """Note that the script asks for what an earlier attempt has saved."""
+        """Record that the script has asked for the state of an earlier attempt."""
         if not self._has_loaded:
             self._has_loaded = True
-            self._platform.say_start(self._place.global_step)
+            self._platform.log_start(self._place.global_step)
 
     def _begin(self, step: int | None) -> None:
-        """Note where the loop begins, by its first step."""
+        """Find out from its first step where the loop begins."""
         self._has_begun, place = True, self._place
         if self._folder is not None and not (self._has_loaded and (step is None or step > place.global_step)):
             place.global_step, self._logged = 0, {}
-            self.metrics.begin_anew()
+            self.metrics.start_over()
             self._has_loaded = False
-            self._platform.say_anew("step = run.restore(model=model, optimizer=optimizer), and count from there")
+            self._platform.warn_starts_over(
+                "step = run.restore(model=model, optimizer=optimizer), and count from there"
+            )
         self._load()
 
     def should_save(self) -> bool:
@@ -159,15 +160,15 @@ class OwnLoop(Accompanied):
     def should_stop(self) -> bool:
         if self.shutdown.reason:
             saved = f"saved step {self._saved_step}" if self._saved_step is not None else "nothing new saved"
-            self._platform.leave_stopped(f"{self.shutdown.reason}; {saved}")
+            self._platform.report_stopped(f"{self.shutdown.reason}; {saved}")
         elif self.rungs is not None and self._place.should_training_stop:
-            self.rungs.leave()
+            self.rungs.report_stop()
         return self._place.should_training_stop
 
     def save(self, step: int, objects: Mapping[str, Any]) -> None:
-        """Write the states of these, and each rank's random numbers; the upload goes on beside the loop.
+        """Write the objects' states and each rank's random state. The upload runs in the background.
 
-        Raises TrainyardError, on all ranks, if one of them is sharded.
+        Raises TrainyardError, on all ranks, if an object is sharded.
         """
         refuse_sharded(objects)
         place, rank = self._place, self.rank
@@ -185,7 +186,7 @@ class OwnLoop(Accompanied):
         self.heartbeats.saved()
         self._saved_step = step
         if place.should_training_stop:
-            # The script is about to leave; its last checkpoint is complete before.
+            # The script is about to leave the loop, so its last checkpoint must be complete before.
             self.uploads.finish()
             rank.once(f"saved/{step}", lambda: True)
         place.should_save = False
@@ -195,7 +196,7 @@ class OwnLoop(Accompanied):
         self.heartbeats.busy(seconds)
 
     def finish(self) -> None:
-        """Have everything on S3: at the end of the process, or before where the script says so."""
+        """Upload everything, at the end of the process or when the script asks for it."""
         if self._is_over:
             return
         self._is_over = True
@@ -209,7 +210,7 @@ class OwnLoop(Accompanied):
         self.metrics.close()
 
     def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        """Copy the state and leave the copy to be written. Without memory for a copy the state is written now."""
+        """Copy the state, to be written in the background. Without memory for a copy, write it now."""
         if self._copies is None:
             self._copies = self._snapshot.why_no_room(state) is None
         if not self._copies:
@@ -222,14 +223,14 @@ class OwnLoop(Accompanied):
 def refuse_sharded(objects: Mapping[str, Any]) -> None:
     """Raise TrainyardError if a rank has only a part of one of the objects.
 
-    Rank 0's part would be saved as the whole, and a state_dict that gathers it waits for the other ranks for ever.
+    Rank 0's part would be saved as the whole, and a state_dict that gathers all parts waits for other ranks forever.
     """
     for name, item in objects.items():
         if _is_sharded(item):
             raise TrainyardError(
-                f"'{name}' is sharded: each rank has a part of it, and trainyard.Run keeps what rank 0 has",
-                next_step="gather it on all ranks first and give trainyard.Run the dictionaries: get_state_dict(model, "
-                "optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
+                f"'{name}' is sharded: each rank has a part of it, and trainyard.Run saves only what rank 0 has",
+                next_step="gather it on all ranks first and pass the dictionaries to trainyard.Run: get_state_dict("
+                "model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
                 "torch.distributed.checkpoint.state_dict (jobs/docs/scripts.md, Level 3). Or let the script write its "
                 "shards below {checkpoints} on one node",
             )
@@ -243,7 +244,7 @@ def _is_sharded(item: Any) -> bool:
     if isinstance(item, (list, tuple)):
         return any(map(_is_sharded, item))
     if isinstance(item, torch.Tensor):
-        # A DTensor (FSDP2, tensor parallelism), a parameter of FSDP1, one of DeepSpeed's ZeRO 3.
+        # A DTensor (FSDP2, tensor parallelism), a parameter of FSDP1, or one of DeepSpeed's ZeRO 3.
         return hasattr(item, "placements") or hasattr(item, "_fsdp_flattened") or hasattr(item, "ds_id")
     if isinstance(item, torch.nn.Module):
         return any(map(_is_sharded, item.parameters()))
