@@ -1,11 +1,13 @@
-"""From inputs to batches.
+"""Everything between a job's inputs and its batches.
 
-sources, tables                 inputs by their location; one reader of tables
-artifacts                       what is made once and shared: built shard by shard, opened, verified
-corpus_documents, _files,       documents out of inputs, the files of a corpus, and its packing into token ids
-    _packing
-vocabulary, encoders            a tokenizer learnt, and text to ids
-packed_tokens, masked_tokens    what a pre-training reads
-labelled_text, _tokens,         what a fine-tuning reads: examples, their ids, batches of like lengths
-    _buckets
+sources            inputs by their location: the hub, S3, local
+tables             one reader of tables
+artifacts          files that are made once and shared between runs
+corpus_files       the documents of inputs, and the files of a corpus
+tokenizer          train, load and run tokenizers
+packed_tokens      a corpus packed into token ids; what a pretraining reads
+masked_tokens      the masked sequences of a pretraining
+labelled_text      examples with class numbers, from tables
+labelled_tokens    their token ids, in batches of similar lengths; what a fine-tuning reads
+predictions        metrics and reports of a classifier
 """

@@ -1,4 +1,4 @@
-"""Makes and reads artifacts: files that are made once, whichever run asks for them first.
+"""Make and read artifacts: files that are made once, by the first run that needs them.
 
     builder = Builder(s3, rank.run, kind="corpus", version=1, options={…}, inputs={"data": identity_of(…)})
     if builder.existing():
@@ -9,8 +9,8 @@
             builder.put_file(make(name), name, counts={"documents": 10})
     builder.finish({"documents": …})
 
-Two runs that make the same artifact at once write the same bytes under the same names, so that neither harms the other:
-what is in a file may depend on the options and inputs only, never on the time, the host or the order of threads.
+Two runs that make the same artifact at the same time write the same bytes under the same names, so neither harms the
+other. So a file's content must depend only on the options and inputs, never on the time, the host or thread order.
 """
 
 import json
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 TOKENIZER_KIND = "tokenizer"
-"""The kind of artifact that goes to the hub as a model; all others are data sets there."""
+"""The one kind of artifact that is a model on the hub; all others are data sets."""
 
 RecordT = TypeVar("RecordT", Manifest, ArtifactFile, Pointer)
 
 
 class Builder:
-    """Makes one artifact of the team whose run this is."""
+    """Makes one artifact in the team of this run."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Builder:
         options: Mapping[str, Any],
         inputs: Mapping[str, Any],
     ) -> None:
-        """`options` are those that decide what is in the files, `inputs` the identity of each thing read."""
+        """`options`: everything that decides the files' content. `inputs`: the identity of each input."""
         self._s3 = s3
         self._run = run
         self._kind = kind
@@ -77,9 +77,9 @@ class Builder:
         self.location = location_in_team_of(run, kind, self.fingerprint)
 
     def existing(self) -> Manifest | None:
-        """Return the manifest where the artifact is complete, whoever made it; the run points to it then, and can end.
+        """Return the manifest if the artifact is complete, and point the run to it. Otherwise return None.
 
-        Raises UsageError where something else lies in its place.
+        Raises UsageError if something else is in its place.
         """
         content = object_store.read(self._s3, self.location / MANIFEST)
         manifest = _parsed(Manifest, content) if content is not None else None
@@ -87,20 +87,20 @@ class Builder:
             return None
         if (manifest.kind, manifest.fingerprint) != (self._kind, self.fingerprint):
             raise UsageError(
-                f"{self.location} holds another artifact: '{manifest.kind}' {manifest.fingerprint}, not "
+                f"{self.location} contains another artifact: '{manifest.kind}' {manifest.fingerprint}, not "
                 f"'{self._kind}' {self.fingerprint}",
                 next_step="move it away",
             )
         wrong = _wrong_files(manifest, object_store.sizes(self._s3, self.location))
         if wrong:
-            log.warning("%s is damaged (%s); what is missing is made again", self.location, wrong[0])
+            log.warning("%s is damaged (%s); missing files are made again", self.location, wrong[0])
             return None
         self._point()
         log.info("%s exists: %s", self._kind, self.location)
         return manifest
 
     def done_shards(self) -> dict[str, ArtifactFile]:
-        """Return the files that are there already, from an interrupted attempt or a run that makes the same."""
+        """Return the files that already exist, from an interrupted attempt or another run that makes the same."""
         sizes = object_store.sizes(self._s3, self.location)
         names = [
             name.removeprefix(DONE).removesuffix(".json")
@@ -116,9 +116,9 @@ class Builder:
         return {name: file for name, file in sorted(records) if file is not None and sizes.get(name) == file.bytes}
 
     def put_file(self, path: Path, name: str | None = None, *, counts: Mapping[str, int] | None = None) -> ArtifactFile:
-        """Upload a local file as `name` (default: its own), and note that it is done.
+        """Upload a local file as `name` (default: its own name), and record that it is done.
 
-        Raises UsageError where the name is one of the artifact's own records.
+        Raises UsageError if the name belongs to one of the artifact's own records.
         """
         name = name or path.name
         if name == MANIFEST or name.startswith(DONE) or not stays_below(name):
@@ -129,13 +129,13 @@ class Builder:
         return file
 
     def finish(self, provenance: Mapping[str, Any]) -> Manifest:
-        """Write the manifest over all files that are done, and point the run to it.
+        """Write the manifest of all files that are done, and point the run to the artifact.
 
-        Raises UsageError where there is no file at all.
+        Raises UsageError if there is no file.
         """
         files = self.done_shards()
         if not files:
-            raise UsageError(f"'{self._kind}' has no files: there was nothing to make it from")
+            raise UsageError(f"'{self._kind}' has no files: its inputs were empty")
         manifest = Manifest(
             kind=self._kind,
             version=self._version,
@@ -157,24 +157,24 @@ class Builder:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenArtifact:
-    """A complete artifact, to be read."""
+    """A complete artifact, ready to be read."""
 
     location: str
-    """The artifact's own folder, on S3 or local."""
+    """The artifact's folder, on S3 or local."""
     manifest: Manifest
     _s3: Callable[[], "S3Client"]
     _folder: Path
-    """Where its files are once they are here."""
+    """The local folder of its files."""
 
     def path(self, name: str) -> Path:
-        """Return one file, here and verified. Raises UsageError where it is not what the manifest says."""
+        """Download and verify one file, and return its path. Raises UsageError if it differs from the manifest."""
         self.download([name])
         return self._folder / name
 
     def download(self, names: Iterable[str] | None = None) -> Path:
-        """Return a local folder with the named files (default: all), each verified by its size and hash.
+        """Download the named files (default: all), verify their sizes and hashes, and return their folder.
 
-        Raises UsageError where one is not what the manifest says, NotFoundError where it is gone.
+        Raises UsageError if a file differs from the manifest, and NotFoundError if it is gone.
         """
         chosen = list(self.manifest.files if names is None else names)
         for name in chosen:
@@ -184,9 +184,9 @@ class OpenArtifact:
         return self._folder
 
     def each_file(self, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-        """Give each name with its file, here and verified, of which the next one is fetched while one is used.
+        """Yield each name with its verified local file. The next file is downloaded while one is used.
 
-        What was downloaded is gone when the next one is asked for. Raises what `download` does.
+        A downloaded file is deleted when the next one is requested. Raises what `download` raises.
         """
         waiting = list(names)
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as pool:
@@ -207,26 +207,27 @@ class OpenArtifact:
         expected = self.manifest.files[name]
         found = target.stat().st_size
         if found != expected.bytes:
-            raise _damaged(self.location, f"{name} has {found} bytes, its manifest says {expected.bytes}")
+            raise _damaged(self.location, f"{name} has {found} bytes instead of {expected.bytes}")
         if sha256(target) != expected.sha256:
-            raise _damaged(self.location, f"{name} has another sha256 than its manifest says")
+            raise _damaged(self.location, f"the sha256 of {name} differs from its manifest")
 
 
 def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scratch: Path) -> OpenArtifact:
-    """Open the artifact at `location`: its own folder, or that of a run that points to it; on S3, local or on the hub.
+    """Open the artifact at `location`, on S3, on the hub or local: its folder, or a run's folder that points to it.
 
-    `s3` gives the client, `scratch` a folder below which files are downloaded.
-    Raises NotFoundError where none is there, UsageError where it is of another kind, or not whole.
+    `s3` returns the client. Files are downloaded below `scratch`. Raises NotFoundError if there is no artifact, and
+    UsageError if it is of another kind or damaged.
     """
     if is_on_hub(location):
         folder = str(hub_folder(location, "model" if kind == TOKENIZER_KIND else "dataset"))
         text = _read(folder, MANIFEST, s3)
         if text is None:
             raise NotFoundError(
-                f"{location} is no '{kind}': it has no {MANIFEST}", next_step="name what a run has pushed to the hub"
+                f"{location} is not a '{kind}': it has no {MANIFEST}",
+                next_step="name a repository that a run has pushed to the hub",
             )
         return _opened(folder, text, kind=kind, s3=s3, scratch=scratch)
-    for _ in range(2):  # a run's folder, then the artifact's own
+    for _ in range(2):  # a run's folder, then the artifact's folder
         refuse_unresolved(location)
         text = _read(location, MANIFEST, s3)
         if text is not None:
@@ -240,16 +241,16 @@ def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scr
         _check_kind(location, pointer.kind, kind)
         location = pointer.location
     raise NotFoundError(
-        f"{location} is no '{kind}': it holds neither {MANIFEST} nor {POINTER}",
-        next_step="let the run that makes it end first, or correct the location",
+        f"{location} is not a '{kind}': it has neither {MANIFEST} nor {POINTER}",
+        next_step="wait for the end of the run that makes it, or correct the location",
     )
 
 
 def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any]:
-    """Return what tells the content of a file, or of all files below a folder, from any other.
+    """Return a value that identifies the content of a file or of a folder's files, for the inputs of a `Builder`.
 
-    It is meant for a `Builder`'s inputs. On S3 by ETags and sizes, which cost no reading; here by hashes. Raises
-    NotFoundError where nothing is there.
+    On S3 it consists of ETags and sizes, which need no reading; for local files of hashes. Raises NotFoundError if
+    nothing is there.
     """
     refuse_unresolved(location)
     if location.startswith(S3):
@@ -264,9 +265,9 @@ def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any
 
 
 def record_inputs(run: S3Location, locations: Iterable[str], *, s3: "S3Client") -> None:
-    """Leave with a run what tells its inputs from any others; those of the hub are told by their revisions.
+    """Record the fingerprints of a run's inputs. Inputs from the hub are identified by their revisions instead.
 
-    Raises NotFoundError where one is not there.
+    Raises NotFoundError if an input does not exist.
     """
     found = {
         location: content_fingerprint(identity_of(location, s3=lambda: s3))
@@ -286,7 +287,7 @@ def _opened(location: str, text: bytes, *, kind: str, s3: Callable[[], "S3Client
     _check_kind(location, manifest.kind, kind)
     made_of = fingerprint(manifest.kind, version=manifest.version, options=manifest.options, inputs=manifest.inputs)
     if made_of != manifest.fingerprint:
-        raise _damaged(location, "its fingerprint is not that of the options and inputs that it names")
+        raise _damaged(location, "its fingerprint does not match its options and inputs")
     if location.startswith(S3):
         sizes = object_store.sizes(s3(), S3Location.parse(location))
         folder = scratch / "artifacts" / f"{manifest.kind}-{manifest.fingerprint}"
@@ -300,9 +301,9 @@ def _opened(location: str, text: bytes, *, kind: str, s3: Callable[[], "S3Client
 
 
 def _wrong_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-    """List what is not as the manifest says, by the files' sizes."""
+    """List the files whose sizes differ from the manifest."""
     return [
-        f"{name} has {sizes[name]} bytes, its manifest says {file.bytes}" if name in sizes else f"{name} is missing"
+        f"{name} has {sizes[name]} bytes instead of {file.bytes}" if name in sizes else f"{name} is missing"
         for name, file in manifest.files.items()
         if sizes.get(name) != file.bytes
     ]
@@ -315,7 +316,7 @@ def _check_kind(location: str, found: str, wanted: str) -> None:
 
 def _damaged(location: str, what: str) -> UsageError:
     return UsageError(
-        f"{location} is not whole: {what}", next_step="have that folder deleted, and run what made it once more"
+        f"{location} is damaged: {what}", next_step="have that folder deleted, and run the job that made it again"
     )
 
 
@@ -327,7 +328,7 @@ def _read(location: str, name: str, s3: Callable[[], "S3Client"]) -> bytes | Non
 
 
 def _parsed(model: type[RecordT], content: bytes) -> RecordT | None:
-    """Return the record, or None where the content is none."""
+    """Return the record, or None if the content is not one."""
     try:
         return model.model_validate_json(content)
     except ValidationError:

@@ -1,16 +1,39 @@
-r"""Files of a corpus: documents as UTF-8, each followed by one NUL.
+r"""The files of a corpus: documents as UTF-8, each followed by one NUL; and the documents of a corpus's inputs.
 
-An artifact of kind `corpus` holds `train-00000.txt`, `held-out-00000.txt`, …: one pair of files for each shard. NUL
-ends a document because no text needs it (documents lose those they have, as BERT's own cleaning does), so that a
-reader finds the ends without parsing anything: `data.split(b"\0")`.
+An artifact of kind `corpus` has `train-00000.txt`, `held-out-00000.txt`, …: one pair of files for each shard. NUL ends
+a document because no text needs it (NULs in documents are removed, as BERT's own cleaning does), so that a reader finds
+the ends without parsing: `data.split(b"\0")`.
+
+An input is a text file whose documents are lines or paragraphs, or a table with a column of documents. Reading can
+start anywhere in it. Nothing is skipped silently: a broken document is returned as such, with its place, and the caller
+refuses or counts it.
 """
 
 import hashlib
+import io
+import logging
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from jobs.aws import s3 as object_store
+from jobs.container.data import artifacts
+from jobs.container.data.sources import data_set_commit, is_on_hub, open_stream
+from jobs.container.data.tables import TableReader
+from jobs.core.errors import UsageError
+from jobs.core.locations import S3, TEXT, S3Location, hub_parts, table_suffix
+from jobs.data_checks.table_rows import At, Broken, decoded, not_utf8, unit
+from jobs.spec.kinds.prepare_corpus import COLUMNS_NEXT
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+log = logging.getLogger("trainyard")
 
 KIND = "corpus"
 VERSION = 1
@@ -29,7 +52,7 @@ def file_name(part: str, shard: int) -> str:
 
 
 def shards(names: Iterable[str]) -> list[int]:
-    """List the numbers of the shards to which files of these names belong."""
+    """Return the numbers of the shards to which the named files belong."""
     prefix, suffix = f"{TRAIN}-", ".txt"
     return sorted(
         int(name[len(prefix) : -len(suffix)]) for name in names if name.startswith(prefix) and name.endswith(suffix)
@@ -37,9 +60,9 @@ def shards(names: Iterable[str]) -> list[int]:
 
 
 def blocks(path: Path, about_bytes: int) -> Iterator[bytes]:
-    """Read all documents of a file, in blocks of about so many bytes, a longer document alone in one.
+    """Read all documents of a file in blocks of about this size. A longer document is a separate block.
 
-    A block is without the NUL that ends its last document: `block.split(END)` gives its documents.
+    A block does not include the NUL that ends its last document: `block.split(END)` yields its documents.
     """
     begun: list[bytes] = []
     with path.open("rb") as stream:
@@ -53,13 +76,13 @@ def blocks(path: Path, about_bytes: int) -> Iterator[bytes]:
 
 
 def documents(path: Path) -> Iterator[bytes]:
-    """Read all documents of a file, of which a block is in memory at once, and whatever one document takes."""
+    """Read all documents of a file. Only a block, or one longer document, is in memory at once."""
     for block in blocks(path, _BLOCK_BYTES):
         yield from block.split(END)
 
 
 def batches(documents: Iterable[bytes], *, at_most_bytes: int) -> Iterator[list[str]]:
-    """Group documents into lists of at most so many bytes, a longer document alone in one."""
+    """Group documents into lists of at most this size. A longer document is alone in its list."""
     batch: list[str] = []
     size = 0
     for document in documents:
@@ -73,9 +96,9 @@ def batches(documents: Iterable[bytes], *, at_most_bytes: int) -> Iterator[list[
 
 
 def sample(path: Path, fraction: float, *, seed: list[int], at_most_bytes: int | None = None) -> Iterator[bytes]:
-    """Draw documents one by one with a probability of `fraction`; the same ones for the same seed.
+    """Draw each document with a probability of `fraction`. The same seed draws the same documents.
 
-    Stops before the document with which they would have more than `at_most_bytes`, unless it is the first.
+    Stops before the document that would exceed `at_most_bytes`, unless it is the first.
     """
     if not path.stat().st_size:
         return
@@ -92,7 +115,7 @@ def sample(path: Path, fraction: float, *, seed: list[int], at_most_bytes: int |
 
 
 def _ends(content: mmap.mmap) -> "list[int]":
-    """Return where each document's NUL is."""
+    """Return the position of each document's NUL."""
     found = []
     for start in range(0, len(content), _BLOCK_BYTES):
         block = np.frombuffer(content[start : start + _BLOCK_BYTES], dtype=np.uint8)
@@ -102,13 +125,171 @@ def _ends(content: mmap.mmap) -> "list[int]":
 
 
 def document_hash(document: bytes) -> int:
-    """Return 64 bits that stand for a document's content."""
+    """Return a 64-bit hash of a document's content."""
     return int.from_bytes(hashlib.blake2b(document, digest_size=8).digest(), "little")
 
 
 def is_held_out(hashed: int, fraction: float) -> bool:
-    """Return whether a document is held out, which its content alone decides.
+    """Return whether a document is held out, which depends on its content alone.
 
-    So neither its place nor the rest of the corpus matters, and equal documents are never on both sides.
+    Neither its position nor the rest of the corpus matters, and equal documents are never on both sides.
     """
     return hashed / _HASH_RANGE < fraction
+
+
+class Read(NamedTuple):
+    """One document, or a piece of a document that is too long."""
+
+    content: str | Broken
+    after: At
+    continues: bool = False
+    """True if the next one is a piece of the same document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One input of a corpus."""
+
+    location: str
+    column: str
+    """Column with the text; not used for .txt files."""
+    paragraphs: bool
+    """Documents of a .txt file end at an empty line instead of at each line's end."""
+    max_document_bytes: int
+    s3: Callable[[], "S3Client"]
+
+    def read(self, start: At) -> Iterator[Read]:
+        """Read the documents from `start` on.
+
+        Raises UsageError if the input is not what its name says or if a document does not fit into memory, and
+        NotFoundError if there is no such input.
+        """
+        after = start
+        try:
+            for document in self._documents(start):
+                after = document.after
+                yield document
+        except MemoryError:
+            raise UsageError(
+                f"{self.location}: the document after {unit(self.location)} {after.line} does not fit into memory",
+                next_step="split the document, or use an instance type with more memory",
+            ) from None
+
+    def _documents(self, start: At) -> Iterator[Read]:
+        if is_on_hub(self.location) or table_suffix(self.location) != TEXT:
+            return self._of_table(start)
+        return self._paragraphs(start) if self.paragraphs else self._lines(start)
+
+    def _of_table(self, start: At) -> Iterator[Read]:
+        table = TableReader(
+            location=self.location,
+            columns=[self.column],
+            columns_are_named_by=COLUMNS_NEXT,
+            s3=self.s3,
+            streamed=True,
+            max_document_bytes=self.max_document_bytes,
+        )
+        for values, offset, line in table.rows(start):
+            content = values if isinstance(values, Broken) else _as_text(values[0], self.column, table.place(line))
+            yield Read(content, At(offset, line))
+        if table.joined:
+            log.warning("warning: %s", table.joined_warning(table.joined))
+
+    def _lines(self, start: At) -> Iterator[Read]:
+        with open_stream(self.location, s3=self.s3) as stream:
+            for piece, line, after, continues in _pieces(stream, start, self.max_document_bytes):
+                yield Read(decoded(piece, self.location, line), after, continues)
+
+    def _paragraphs(self, start: At) -> Iterator[Read]:
+        """Read the text between empty lines. At most about one document is in memory."""
+        kept: list[bytes] = []
+        first, before = 0, start
+        with open_stream(self.location, s3=self.s3) as stream:
+            for piece, line, after, _ in _pieces(stream, start, self.max_document_bytes):
+                empty = not piece.strip()
+                too_long = sum(map(len, kept)) + len(piece) > self.max_document_bytes
+                if kept and (empty or too_long):
+                    content = decoded(b"".join(kept), self.location, first)
+                    yield Read(content, after if empty else before, continues=not empty)
+                    kept = []
+                if not empty:
+                    first = first if kept else line
+                    kept.append(piece)
+                before = after
+        if kept:
+            yield Read(decoded(b"".join(kept), self.location, first), before)
+
+    def identity(self) -> Any:
+        """Return a value that identifies the input's content. Raises NotFoundError if there is none."""
+        if not is_on_hub(self.location):
+            return artifacts.identity_of(self.location, s3=self.s3)
+        name, options = hub_parts(self.location)
+        if Path(name).is_dir():  # `datasets` prefers a local folder to the hub's data set of that name
+            return {**options, "files": artifacts.identity_of(name, s3=self.s3)}
+        return {**options, "data_set": name, "commit": data_set_commit(self.location)}
+
+    def size(self) -> int | None:
+        """Return the input's size in units of `At.offset`, or None if it is unknown."""
+        if unit(self.location) == "row":
+            return None
+        if not self.location.startswith(S3):
+            return Path(self.location).stat().st_size
+        return object_store.size(self.s3(), S3Location.parse(self.location))
+
+
+def split(content: bytes, at_most_bytes: int) -> Iterator[bytes]:
+    """Cut a document into pieces at whitespace, or within a word if a piece would have no whitespace."""
+    while len(content) > at_most_bytes:
+        place = _cut(content, at_most_bytes)
+        yield content[:place]
+        content = content[place:]
+    yield content
+
+
+def _cut(content: bytes, at_most_bytes: int) -> int:
+    """Return where to cut content that is too long, never inside a character."""
+    head = content[:at_most_bytes]
+    space = max(head.rfind(b" "), head.rfind(b"\n"), head.rfind(b"\t"), head.rfind(b"\r"))
+    if space > 0:
+        return space + 1
+    place = at_most_bytes
+    while place > at_most_bytes - 4 and content[place] & 0xC0 == 0x80:  # a byte that continues a character
+        place -= 1
+    return place
+
+
+def _pieces(stream: io.BufferedReader, start: At, limit: int) -> Iterator[tuple[bytes, int, At, bool]]:
+    """Read lines, in pieces if they are too long.
+
+    Yields the content, the line's number, the position after it, and whether the line continues.
+    """
+    stream.seek(start.offset)
+    offset, line = start
+    while piece := stream.readline(limit + 1):
+        ended = piece.endswith(b"\n")
+        continues = not ended and len(piece) > limit
+        if continues:
+            place = _cut(piece, limit)
+            stream.seek(place - len(piece), io.SEEK_CUR)
+            piece = piece[:place]
+        offset += len(piece)
+        yield piece, line + 1, At(offset, line + ended), continues
+        line += ended
+
+
+def _as_text(value: Any, column: str, place: str) -> str | Broken:
+    """Return a cell as text. A missing value is an empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            return Broken(not_utf8(place, error))
+    if not isinstance(value, str):
+        raise UsageError(f"{place}: '{column}' is not text but {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return Broken(f"{place}: not UTF-8 (half of a surrogate pair, or a broken byte, at position {error.start + 1})")
+    return value

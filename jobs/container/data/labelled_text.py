@@ -1,4 +1,4 @@
-"""Labelled sentences and pairs: from tables to texts with the numbers of their classes."""
+"""Read labelled sentences and pairs from tables, and turn their labels into class numbers."""
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Some columns of a table of examples, all in memory."""
+    """The needed columns of a table of examples, in memory."""
 
     location: str
     columns: dict[str, list[Any]]
     lines: Sequence[int]
-    """For each row, its line in the file (of a Parquet file or a hub data set: its row number, from 1)."""
+    """For each row, its line in the file; for Parquet and hub data sets its row number, from 1."""
     unit: str
     """What `lines` counts: `line` or `row`."""
     class_names: Sequence[str] | None = None
-    """Names of the label column's numbers, where the data set brings them."""
+    """The names that the data set gives the numbers in the label column, if it has any."""
     parts: Sequence["Table"] = ()
-    """The tables that it was put together from."""
+    """The tables from which this one was joined."""
     bad: BadRows = field(default_factory=BadRows)
-    """Takes note of the rows that cannot be used."""
+    """Records the rows that cannot be used."""
     unusable: set[int] = field(default_factory=set)
-    """The numbers of those that were found after the table had been read."""
+    """Numbers of unusable rows that were found after the table had been read."""
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def place(self, row: int) -> str:
-        """Name the place of a row, for an error."""
+        """Return a row's location, for an error message."""
         return f"{self._part(row)[0].location}, {self.place_in_part(row)}"
 
     def place_in_part(self, row: int) -> str:
-        """Name the place of a row, for an error that has named its table already."""
+        """Return a row's location without its table, for an error message that has named the table."""
         part, row = self._part(row)
         return f"{part.unit} {part.lines[row]}"
 
     def refuse(self, row: int, reason: str, *, next_step: str | None = None) -> None:
-        """Note a row that cannot be used."""
+        """Record a row that cannot be used."""
         self.unusable.add(row)
         part, _ = self._part(row)
         self.bad.add(part.location, UsageError(f"{self.place(row)}: {reason}", next_step=next_step))
@@ -69,10 +69,10 @@ class Table:
 def read_table(
     location: str, columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
 ) -> Table:
-    """Read the named columns of the table at `location`, the last of which is the label.
+    """Read the given columns of the table at `location`. The last one is the label.
 
-    Raises NotFoundError where nothing is there, UsageError where it cannot be read as such a table. Rows that cannot
-    be read are noted in `bad`, where it is given, and are else an error together.
+    Raises NotFoundError if nothing is there, and UsageError if it is not such a table. Rows that cannot be read are
+    recorded in `bad`; without `bad`, one error reports them together.
     """
     noted = BadRows() if bad is None else bad
     reader = TableReader(
@@ -97,12 +97,12 @@ def read_table(
     except MemoryError:
         raise UsageError(
             f"{location} does not fit into memory",
-            next_step="leave out what is not trained on, or take an instance type with more memory",
+            next_step="remove data that is not needed for training, or use an instance type with more memory",
         ) from None
     if bad is None or not lines:
         noted.refuse()
     if not lines:
-        raise UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
+        raise UsageError(f"{location} has no examples", next_step="check the file, or the step that wrote it")
     return Table(
         location=location,
         columns=kept,
@@ -115,7 +115,7 @@ def read_table(
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Texts with the numbers of their classes."""
+    """Texts with their class numbers."""
 
     texts: list[str]
     pairs: list[str] | None
@@ -125,7 +125,7 @@ class Examples:
         return len(self.labels)
 
     def together(self) -> Iterable[tuple[str, ...]]:
-        """Return each text with its pair, where it has one."""
+        """Return each text together with its pair, if there are pairs."""
         return zip(self.texts, self.pairs, strict=True) if self.pairs is not None else zip(self.texts, strict=True)
 
     def take(self, rows: Sequence[int]) -> "Examples":
@@ -139,10 +139,10 @@ class Examples:
 def load(
     arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
 ) -> tuple[list[str], Examples, Examples]:
-    """Read the class names, the training and the held-out examples.
+    """Return the class names, the training examples and the held-out examples.
 
-    Raises UsageError where a table does not hold what it should; the message names file and line. `bad` takes note of
-    the rows that are left out where the arguments ask for that.
+    Raises UsageError if a table's content is not as expected; the message names file and line. `bad` records the rows
+    that are skipped, if the arguments allow skipping.
     """
     source = arguments.inputs()
     bad = bad or bad_rows(arguments)
@@ -159,7 +159,7 @@ def load(
     chosen = stratified(examples.labels, min(count, len(examples)), seed=arguments.seed)
     if count >= len(examples) or not len(chosen):
         raise UsageError(
-            f"{train.location} has {counted(len(examples), 'example')}: too few to hold some out; give eval_data"
+            f"{train.location} has {counted(len(examples), 'example')}, too few to hold some out; set eval_data"
         )
     order = np.random.default_rng(arguments.seed).permutation(len(examples))
     is_held_out = np.isin(order, chosen)
@@ -173,10 +173,10 @@ def bad_rows(arguments: FinetuneClassification | Evaluate) -> BadRows:
 def read_to_evaluate(
     arguments: Evaluate, names: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows
 ) -> Examples:
-    """Read the examples whose classes a model is to predict, with the numbers that its `names` have.
+    """Read the examples that a model should classify, with the class numbers in its `names`.
 
-    Raises UsageError where a table does not hold what it should, or has other classes than the model. Where the
-    arguments ask for predictions alone the numbers mean nothing.
+    Raises UsageError if a table's content is not as expected, or if it has other classes than the model. For
+    predictions without labels the numbers mean nothing.
     """
     source = Inputs(
         train=[],
@@ -189,12 +189,12 @@ def read_to_evaluate(
     table = _read(source.evaluation, columns, s3=s3, bad=bad)
     known = list(names)
     if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
-        known = [str(number) for number in range(len(names))]  # transformers calls classes so that have no names
+        known = [str(number) for number in range(len(names))]  # transformers' names for classes without names
     own = table.class_names if source.label else None
     if own is not None and not _are_numbers(known) and (strange := sorted({*own} - {*names})):
         raise UsageError(
-            f"{table.location} has the class '{strange[0]}', and the model knows {_shown(names)}",
-            next_step="evaluate it on a table with the classes that it was trained on",
+            f"{table.location} has the class '{strange[0]}', but the model knows {_shown(names)}",
+            next_step="evaluate it on a table with the classes on which it was trained",
         )
     examples = _examples(table, source, known, whose="the model's")
     bad.refuse()
@@ -202,9 +202,9 @@ def read_to_evaluate(
 
 
 def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows) -> Table:
-    """Read the named columns of all these tables, one after the other.
+    """Read the given columns of all tables and join them.
 
-    Raises what `read_table` does, and UsageError where their labels are numbers with different names.
+    Raises what `read_table` raises, and UsageError if the tables name their label numbers differently.
     """
     first, *others = parts = [read_table(location, columns, s3=s3, bad=bad) for location in locations]
     if not others:
@@ -214,7 +214,7 @@ def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], 
             raise UsageError(
                 f"{other.location} names its classes {_shown(other.class_names)}, but {first.location} names them "
                 f"{_shown(first.class_names)}",
-                next_step="train on tables of one data set, or write the names of the classes into a file",
+                next_step="train on tables of one data set, or write the class names into the files",
             )
     return Table(
         location=f"{first.location} and {len(others)} more",
@@ -234,9 +234,9 @@ def _shown(names: Sequence[str] | None, *, at_most: int = 6) -> str:
 
 
 def class_names(table: Table, column: str) -> list[str]:
-    """List the classes of a label column in a fixed order; a number's name is the number, unless the data set names it.
+    """List the classes of a label column in a fixed order. A number is its own name unless the data set names it.
 
-    Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
+    Raises UsageError for missing labels, numbers mixed with names, fractions, and a column with only one class.
     """
     values = table.columns[column]
     for row, reason, next_step in label_errors(column, values, table.place_in_part):
@@ -248,16 +248,16 @@ def class_names(table: Table, column: str) -> list[str]:
     if len(names) < 2:
         table.bad.refuse()
         shown = f"is {usable[0]!r}" if usable else "is no class"
-        raise UsageError(f"{table.location}: every '{column}' {shown}; there is nothing to tell apart")
+        raise UsageError(f"{table.location}: every '{column}' {shown}, but training needs at least two classes")
     return names
 
 
 def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "the training data's") -> Examples:
-    """Return the rows that can be used; the others are noted. `whose` says in errors where the names are from."""
+    """Return the usable rows and record the others. `whose` says in errors where the class names come from."""
     numbers = {name: number for number, name in enumerate(names)}
     own = table.class_names
     if own is not None and _are_numbers(names):
-        own = names  # whoever named them so knew the data set's numbers only
+        own = names  # the model's labels are numbers, so compare numbers with numbers
     labels: list[int] = [] if source.label else [0] * len(table)
     for row, value in enumerate(table.columns[source.label] if source.label else ()):
         name = _class_of(value, own)
@@ -267,7 +267,7 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
             table.refuse(
                 row,
                 f"label {shown!r} is none of {whose}{did_you_mean(str(shown), names)}",
-                next_step="correct the label, or leave out the examples of that class",
+                next_step="correct the label, or remove the examples of that class",
             )
         labels.append(-1 if label is None else label)
     columns = [source.text, *([source.text_pair] if source.text_pair else [])]
@@ -278,7 +278,7 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
         if not table.unusable and not any(text.strip() for text in table.columns[column]):
             raise UsageError(
                 f"{table.location}: every '{column}' is empty; there is nothing to classify",
-                next_step="check the file, and which columns text_column and text_pair_column name",
+                next_step="check the file and the columns named by text_column and text_pair_column",
             )
     pairs = table.columns[source.text_pair] if source.text_pair else None
     examples = Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)
@@ -286,17 +286,17 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
         return examples
     if len(table.unusable) == len(table):
         table.bad.refuse()
-        raise UsageError(f"{table.location} holds no examples but bad rows, of which one is: {table.place(0)}")
+        raise UsageError(f"{table.location} has no examples except bad rows, for instance {table.place(0)}")
     return examples.take([row for row in range(len(table)) if row not in table.unusable])
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
-    """Return whether classes have no other names than their numbers."""
+    """Return whether the classes have no names but their numbers."""
     return list(names) == [str(number) for number in range(len(names))]
 
 
 def _class_of(value: Any, own: Sequence[str] | None) -> str | None:
-    """Return the name of a label's class, None if it has none. `own`: the data set's names of its numbers."""
+    """Return the class name of a label, or None if it has none. `own`: the data set's names of its numbers."""
     if own is None:
         return class_name(value) if label_kind(value) else None
     is_number = isinstance(value, int) and not isinstance(value, bool)
@@ -304,10 +304,10 @@ def _class_of(value: Any, own: Sequence[str] | None) -> str | None:
 
 
 def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.int64]":
-    """Draw so many rows that each class has its share of them, and those that can be parted are on both sides.
+    """Draw `count` rows so that each class keeps its share and, if possible, is present on both sides.
 
-    A class with a single example stays in what is not drawn. Where there are more classes than rows to draw, the
-    smallest have none; where all but one of each class are not enough, fewer are drawn.
+    A class with a single example is never drawn. If there are more classes than rows to draw, the smallest classes are
+    left out. If the classes together have too few examples to spare, fewer rows are drawn.
     """
     numbers = np.asarray(labels)
     sizes = np.bincount(numbers)
@@ -320,7 +320,7 @@ def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.i
     while (lack := count - int(drawn.sum())) > 0 and (free := np.flatnonzero(drawn < most)).size:
         drawn[free[np.argsort(drawn[free] - share[free], kind="stable")[:lack]]] += 1
     order = np.random.default_rng(seed).permutation(len(numbers))
-    # The classes one after the other, each in the order that was drawn.
+    # The classes one after another, each in the drawn order.
     by_class = order[np.argsort(numbers[order], kind="stable")]
     place_in_class = np.arange(len(numbers)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return by_class[place_in_class < np.repeat(drawn, sizes)]

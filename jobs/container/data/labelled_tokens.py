@@ -1,7 +1,13 @@
-"""Token ids of labelled text in batches of few shapes, prepared by one rank of each node.
+"""Token ids of labelled text, in batches of few shapes, prepared by one rank of each node.
 
-The ids are in .npy files that every rank maps into memory, so that eight ranks hold them once. A batch is padded to the
-width of its bucket when it is read (jobs/container/data/labelled_buckets.py).
+The ids are in .npy files that every rank maps into memory, so that eight ranks share one copy. A batch is padded to the
+width of its bucket when it is read.
+
+The examples of one step are alike in length, so that there is little padding and few shapes occur. Gaudi compiles a
+graph for each new shape, and ranks that wait for the longest sequence gain nothing from their own short ones. So
+lengths are divided into a few buckets, and all ranks take all batches of a step from the same bucket. Examples that do
+not fill a step of their bucket move to the next wider bucket. The last step of the widest bucket is filled with
+examples that occur a second time in that epoch, fewer than one global batch; all others occur once.
 """
 
 import json
@@ -9,12 +15,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel
 
-from jobs.container.data.labelled_buckets import bucket_widths, in_batches
 from jobs.container.data.labelled_text import Examples
 from jobs.core.errors import UsageError
 from jobs.data_checks.data_summary import Cut, DataSummary, lengths_at_shares, summary
@@ -23,24 +28,84 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-MAX_UNCUT = 10_000
-"""So many examples of each part are encoded a second time at most, to see what is cut off."""
 
+MULTIPLE = 8
+"""Widths are multiples of this. With a batch of 16 or more, the number of tokens is then a multiple of 128, which suits
+the HPU."""
+
+USUAL, COMPILED = 4, 2
+"""Number of widths for `auto`: usually, and on an accelerator that compiles a graph for each width."""
+
+
+def number_of_widths(asked: int | Literal["auto"], *, compiles: bool) -> int:
+    if asked != "auto":
+        return asked
+    return COMPILED if compiles else USUAL
+
+
+def bucket_widths(lengths: "NDArray[np.integer[Any]]", *, at_most: int) -> list[int]:
+    """Choose at most `at_most` widths, in ascending order, that minimize the padding of sequences of these lengths."""
+    ends = np.unique(-(-lengths // MULTIPLE) * MULTIPLE)
+    below = np.searchsorted(np.sort(lengths), ends, side="right")
+    # tokens[j]: tokens with the best buckets whose widest is ends[j]. Each round adds one bucket.
+    tokens = ends * below
+    chosen = [[int(end)] for end in ends]
+    for _ in range(min(at_most, len(ends)) - 1):
+        # [i, j]: the best buckets up to ends[i], and one more from there to ends[j].
+        candidates = tokens[:, None] + ends * np.maximum(below - below[:, None], 0)
+        candidates[np.tril_indices(len(ends))] = np.iinfo(np.int64).max
+        best = candidates.argmin(axis=0)
+        better = candidates.min(axis=0) < tokens
+        chosen = [[*chosen[best[j]], int(ends[j])] if better[j] else chosen[j] for j in range(len(ends))]
+        tokens = np.where(better, candidates.min(axis=0), tokens)
+    return chosen[-1]
+
+
+def in_batches(
+    buckets: "NDArray[np.integer[Any]]", batch: int, chance: "np.random.Generator | None" = None
+) -> "NDArray[np.int64]":
+    """Return the places of all examples in whole batches of one bucket each, shuffled if `chance` is given.
+
+    `buckets` has each example's bucket, 0 for the shortest. A place is `bucket * len(buckets) + row`, with the bucket
+    that the row's batch is padded to, which may be wider than the row's own.
+    """
+    count = len(buckets)
+    batches: list[NDArray[np.int64]] = []
+    left = np.empty(0, np.int64)
+    for bucket in range(int(buckets.max()) + 1):
+        rows = np.concatenate([left, np.flatnonzero(buckets == bucket)])
+        if chance is not None:
+            rows = chance.permutation(rows)
+        whole = len(rows) - len(rows) % batch
+        batches.append(rows[:whole] + bucket * count)
+        left = rows[whole:]
+    if len(left):
+        others = np.setdiff1d(np.arange(count), left)
+        if chance is not None:
+            others = chance.permutation(others)
+        filled = np.resize(np.concatenate([left, others]), batch)
+        batches.append(filled + int(buckets.max()) * count)
+    together = np.concatenate(batches).reshape(-1, batch)
+    return (chance.permutation(together) if chance is not None else together).ravel()
+
+
+MAX_UNCUT = 10_000
+"""The most examples of each part that are encoded a second time, to count the tokens that are cut off."""
 
 _EVALUATION_TEXTS = "eval.texts.jsonl"
 
 
 class Prepared(BaseModel):
-    """The examples that one rank of a node prepared for all of them."""
+    """The examples that one rank prepared for all ranks of its node."""
 
     folder: Path
     class_names: list[str]
     train_examples: int
     eval_examples: int
     widths: list[int] = []
-    """Tokens that sequences are padded to, ascending; none before they are chosen."""
+    """Widths, in tokens, to which sequences are padded, ascending. Empty until they are chosen."""
     longest: int
-    """Tokens of the longest example, before it is cut at max_length."""
+    """Tokens of the longest example before it is cut at max_length."""
     summary: DataSummary
     padding_token: int
     padding_type: int
@@ -56,7 +121,7 @@ class Prepared(BaseModel):
         return TokenizedExamples(self, "eval")
 
     def bucketed(self, number: int, *, max_length: int) -> "Prepared":
-        """Return these examples with `number` widths for all batches, chosen so that least is padded."""
+        """Return these examples with `number` widths for all batches, chosen to minimize padding."""
         parts = ("train", "eval") if self.train_examples else ("eval",)
         lengths = np.concatenate([_lengths(self.folder, part) for part in parts])
         widths = [min(width, max_length) for width in bucket_widths(lengths, at_most=number)]
@@ -64,7 +129,7 @@ class Prepared(BaseModel):
         return self.model_copy(update={"widths": widths, "summary": summary})
 
     def evaluation_texts(self) -> Iterator[dict[str, str]]:
-        """Yield `text`, and `pair` where there is one, of each held-out example in their order."""
+        """Yield each held-out example in order: its `text`, and its `pair` if it has one."""
         with (self.folder / _EVALUATION_TEXTS).open(encoding="utf-8") as lines:
             yield from map(json.loads, lines)
 
@@ -77,11 +142,11 @@ def prepare(
     max_length: int,
     folder: Path,
 ) -> Prepared:
-    """Tokenize the examples of both parts (`train`, `eval`), or of `eval` alone, into .npy files below `folder`."""
+    """Tokenize the examples of both parts (`train`, `eval`), or of `eval` alone, into .npy files in `folder`."""
     if tokenizer.pad_token_id is None:
         raise UsageError("the model's tokenizer has no padding token", next_step="add one and save the tokenizer again")
     folder.mkdir(parents=True, exist_ok=True)
-    # Ranks have it off (jobs.container.launch); this one works alone on its node, so all cores are its own.
+    # The launcher disables this for ranks (jobs.container.launch); this rank works alone and may use all cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     lengths, uncut = {}, {}
     spelled: Counter[str] = Counter()
@@ -98,7 +163,7 @@ def prepare(
     found = _summary(names, parts, uncut, max_length)
     if spelled:
         shown = ", ".join(f"{count:,} {token}" for token, count in spelled.items())
-        found.table_warnings.append(f"texts spell special tokens, and the tokenizer reads them as such: {shown}")
+        found.table_warnings.append(f"texts contain special tokens, which the tokenizer reads as such: {shown}")
     return Prepared(
         folder=folder,
         class_names=names,
@@ -113,15 +178,15 @@ def prepare(
 
 
 _SPECIAL = ("bos_token", "eos_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Not the unknown token, which stands for unknown characters, nor tokens that were added for such texts."""
+"""Without the unknown token, which replaces unknown characters, and without tokens that were added for such texts."""
 
 
 def _spelled(ids: "NDArray[np.int32]", examples: Examples, tokenizer: Any) -> Counter[str]:
-    """Count the special tokens that texts spell: all but those that the tokenizer puts around each."""
+    """Count the special tokens that occur in texts, beyond those that the tokenizer puts around each text."""
     empty = Counter(tokenizer([""], None if examples.pairs is None else [""])["input_ids"][0])
     tokens = {getattr(tokenizer, name) for name in _SPECIAL} - {None, tokenizer.unk_token}
     numbers = {token: tokenizer.convert_tokens_to_ids(token) for token in sorted(tokens)}
-    # `+` leaves out what is not there, and less than nothing.
+    # Unary `+` drops counts of zero and less.
     return +Counter(
         {
             token: int(np.count_nonzero(ids == number)) - len(examples) * empty[number]
@@ -131,7 +196,7 @@ def _spelled(ids: "NDArray[np.int32]", examples: Examples, tokenizer: Any) -> Co
 
 
 def _save(path: Path, values: "NDArray[np.integer[Any]]") -> None:
-    """Write numbers in as few bytes as the largest needs: of BERT's vocabulary an id takes two."""
+    """Write numbers with as few bytes as the largest needs: two for an id of BERT's vocabulary."""
     np.save(path, values.astype(np.min_scalar_type(values.max())))
 
 
@@ -150,10 +215,10 @@ def _write_texts(examples: Examples, path: Path) -> None:
 def _uncut_lengths(
     examples: Examples, tokenizer: Any, lengths: "NDArray[np.int64]", max_length: int, *, chunk: int = 1000
 ) -> "NDArray[np.int64]":
-    """Return the tokens that each example has before it is cut.
+    """Return the number of tokens of each example before it is cut.
 
-    Only those are encoded a second time that may have been cut, and of more than MAX_UNCUT a sample, which stands for
-    the others.
+    Only examples that may have been cut are encoded a second time. Of more than MAX_UNCUT, a sample is encoded and
+    stands for the others.
     """
     full = np.flatnonzero(lengths >= max_length)
     rows = full[:: -(-len(full) // MAX_UNCUT)] if len(full) else full
@@ -192,7 +257,7 @@ def _summary(
 def _encode(
     examples: Examples, tokenizer: Any, max_length: int, *, chunk: int = 10_000
 ) -> tuple[dict[str, "NDArray[np.int32]"], "NDArray[np.int64]"]:
-    """Return token ids (and types) of all examples one after the other, and the length of each."""
+    """Return the token ids (and types) of all examples, concatenated, and the length of each example."""
     wanted = [name for name in ("input_ids", "token_type_ids") if name in tokenizer.model_input_names]
     flat: dict[str, list[NDArray[np.int32]]] = {name: [] for name in wanted}
     lengths: list[int] = []
@@ -212,9 +277,9 @@ def _encode(
 
 
 class TokenizedExamples:
-    """A part of the prepared examples, as DataLoader reads it: whole batches at a time, straight from the files.
+    """A part of the prepared examples, as DataLoader reads it: whole batches at a time, directly from the files.
 
-    It is read by places (jobs/container/data/labelled_buckets.py), which say to what width a batch is padded.
+    Items are addressed by the places of `in_batches`, which contain the width to which a batch is padded.
     """
 
     def __init__(self, prepared: Prepared, part: str) -> None:
@@ -233,24 +298,24 @@ class TokenizedExamples:
 
     @property
     def buckets(self) -> "NDArray[np.int64]":
-        """For each example, the number of the narrowest width that holds it."""
+        """For each example, the index of the narrowest width that holds it."""
         buckets: NDArray[np.int64] = np.searchsorted(np.asarray(self._prepared.widths), self.lengths)
         return buckets
 
     @property
     def padding(self) -> dict[str, int]:
-        """The value of each column where there is no token."""
+        """The padding value of each column."""
         return {"input_ids": self._prepared.padding_token, "token_type_ids": self._prepared.padding_type}
 
     def tokens(self, rows: "NDArray[np.int64]") -> dict[str, "NDArray[np.integer[Any]]"]:
-        """Each column's values of these examples, one after the other."""
+        """Return each column's values of these examples, concatenated."""
         spans = [
             slice(start, start + length) for start, length in zip(self._starts[rows], self.lengths[rows], strict=True)
         ]
         return {column: np.concatenate([flat[span] for span in spans]) for column, flat in self._flat.items()}
 
     def shapes(self, batch: int) -> tuple[list[int], float]:
-        """Return the widths that batches of this size have, and the share of their tokens that only fills up."""
+        """Return the widths that batches of this size have, and the share of their tokens that is padding."""
         buckets, rows = np.divmod(in_batches(self.buckets, batch), len(self))
         widths = np.asarray(self._prepared.widths)[buckets]
         return np.unique(widths).tolist(), 1 - float(self.lengths[rows].sum() / widths.sum())
@@ -274,12 +339,12 @@ class TokenizedExamples:
 
     @staticmethod
     def collate(batch: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """`__getitems__` has made the batch already."""
+        """Return the batch, which `__getitems__` has already made."""
         return batch
 
 
 class InBatches:
-    """Examples in batches of one width each, for an evaluation: the last batch is filled, with some a second time."""
+    """Examples for an evaluation, in batches of one width. Some examples occur twice to fill the last batch."""
 
     def __init__(self, examples: TokenizedExamples, batch: int) -> None:
         self._examples = examples

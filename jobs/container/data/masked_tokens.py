@@ -1,8 +1,8 @@
-"""Masked sequences: what a masked language model trains on, made batch by batch from packed tokens.
+"""Masked sequences, on which a masked language model trains, made batch by batch from packed tokens.
 
-Each sequence has the same number of masked places, so that a batch has one shape for ever: Gaudi compiles a graph for
-each new one. Which places, and what stands there instead, follows from the seed and the number of the sequence in the
-run, and from nothing else; an attempt that resumes, on however many ranks, masks as the one before would have.
+Each sequence has the same number of masked positions, so that all batches have one shape: Gaudi compiles a graph for
+each new shape. Which positions are masked, and with what, follows from the seed and the sequence's number in the run
+alone. An attempt that resumes, on any number of ranks, masks as the previous one would have.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IGNORED = -100
-"""The label of a place that is not masked: PyTorch's cross-entropy leaves it out."""
+"""Label of a position that is not masked. PyTorch's cross-entropy ignores it."""
 
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
-"""Shares of the masked places that hold [MASK], and that hold another token. The rest keep their own, as in BERT."""
+"""Shares of the masked positions that get [MASK], and that get another token. The rest keep their token, as in BERT."""
 
 EVALUATION_SEED = 0
-"""Held-out sequences are masked alike in every run, so that runs of any seed can be compared."""
+"""Held-out sequences are masked the same in every run, so that runs with any seed can be compared."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 1 << 64
@@ -45,24 +45,24 @@ class Masking:
     mask_id: int
     pad_id: int
     special_ids: Sequence[int]
-    """Never masked, nor put in another token's place."""
+    """Never masked, and never a replacement for another token."""
     seed: int
 
     def places(self, sequence_length: int) -> int:
-        """Return how many places of a sequence are masked."""
+        """Return the number of masked positions in a sequence."""
         return max(1, round(self.fraction * sequence_length))
 
     def __call__(self, ids: "NDArray[np.int64]", numbers: "NDArray[np.int64]") -> "dict[str, NDArray[np.int64]]":
-        """Make a batch of the sequences `ids`, of which each is masked after its own number.
+        """Make a batch of the sequences `ids`, each masked according to its own number.
 
         `input_ids` and `attention_mask` have the shape of `ids`; `masked_positions` and `labels` have `places` columns.
-        Where a sequence has fewer tokens to mask than that, for it ends in padding, labels are IGNORED.
+        If a sequence that ends in padding has fewer tokens to mask, the remaining labels are IGNORED.
         """
         length = ids.shape[1]
         ordinary = np.ones(self.vocabulary_size, dtype=bool)
         ordinary[list(self.special_ids)] = False
         maskable = ordinary[ids]
-        # The places with the smallest random keys, in the order of the keys, special tokens last.
+        # The positions with the smallest random keys, in the order of the keys; special tokens last.
         keys = _random((numbers[:, None] * length + np.arange(length)).astype(np.uint64), self.seed, stream=0)
         keys[~maskable] = _WORD - 1
         count = min(self.places(length), length)
@@ -114,12 +114,12 @@ class MaskedSequences:
 
     @staticmethod
     def collate(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """`__getitems__` has made the batch already."""
+        """Return the batch, which `__getitems__` has already made."""
         return batch
 
     @staticmethod
     def collate_unpadded(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the batch without `attention_mask` where nothing in it is padded: the device need not be asked."""
+        """Return the batch without `attention_mask` if nothing is padded, which spares a query of the device."""
         return {name: values for name, values in batch.items() if name != "attention_mask" or not values.all()}
 
     def _rows(self, numbers: "NDArray[np.int64]") -> "NDArray[np.int64]":
@@ -127,10 +127,10 @@ class MaskedSequences:
 
 
 class TrainingOrder(MaskedSequences):
-    """The sequences that a run trains on, in their order: `length` of them, pass after pass over those there are.
+    """The sequences on which a run trains, in order: `length` of them, in pass after pass over `sequences`.
 
-    A pass has each sequence once, in an order of its own and with masks of its own. The order does not depend on the
-    number of ranks, which take turns at its batches.
+    Each pass has every sequence once, with a new order and new masks. The order does not depend on the number of ranks,
+    which take turns at its batches.
     """
 
     def __init__(self, sequences: Sequences, masking: Masking, *, length: int) -> None:
@@ -150,7 +150,7 @@ class TrainingOrder(MaskedSequences):
 
     def _order(self, number: int) -> "NDArray[np.int64]":
         if number not in self._orders:
-            # A batch may lie across two passes; earlier ones are over.
+            # A batch may span two passes; earlier ones are over.
             self._orders = {kept: order for kept, order in self._orders.items() if kept == number - 1}
             seed = (self._masking.seed % _WORD, number)
             self._orders[number] = np.random.default_rng(seed).permutation(len(self._sequences))
@@ -158,7 +158,7 @@ class TrainingOrder(MaskedSequences):
 
 
 class Spread:
-    """At most `count` of some sequences, evenly spread over them."""
+    """At most `count` sequences, spread evenly over all of them."""
 
     def __init__(self, sequences: Sequences, count: int) -> None:
         self._sequences = sequences
@@ -172,7 +172,7 @@ class Spread:
 
 
 def _random(counters: "NDArray[np.uint64]", seed: int, *, stream: int) -> "NDArray[Any]":
-    """Draw 64 random bits for each counter by SplitMix64, whose state after n steps needs no steps between."""
+    """Draw 64 random bits for each counter by SplitMix64, whose state after n steps can be computed directly."""
     start = _finalised(np.array([(seed % _WORD) ^ (stream * _GOLDEN) % _WORD], dtype=np.uint64))
     return _finalised(start + counters * np.uint64(_GOLDEN))
 

@@ -1,4 +1,4 @@
-"""What a classifier predicted of its held-out examples: its metrics, how well each class is found, the mistakes."""
+"""Evaluate a classifier's predictions on held-out examples: metrics, scores of each class, and the worst mistakes."""
 
 import heapq
 import json
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 def positive_class(names: Sequence[str], asked: str | None, *, glue_task: str | None = None) -> int | None:
     """Return the number of the class whose F1 is `eval_f1`, or None if that is the mean over the classes.
 
-    It is the one that was `asked` for. Otherwise it is class 1 of two if GLUE defines it so, or if classes have no
-    names but numbers: which of two names comes second in the alphabet says nothing. Raises UsageError if there is no
-    such class.
+    This is the class `asked` for. Otherwise it is class 1 of two if GLUE defines it so or if the classes have only
+    numbers; the alphabetical order of two names means nothing. Raises UsageError if there is no such class.
     """
     if asked is None:
         is_known = glue_task is not None or list(names) in (["0", "1"], ["LABEL_0", "LABEL_1"])
@@ -51,12 +50,12 @@ def classification_metrics(
     positive: int | None = None,
     glue_task: str | None = None,
 ) -> dict[str, float]:
-    """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always naming the top class.
+    """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always predicting the top class.
 
-    F1 is that of the class with the number `positive`, or without one the macro F1: the mean over the classes. A class
-    that is neither there nor predicted is left out of the mean. The micro F1, over all classes at once, is the
-    accuracy where each example has one class; it is there for the published tables that have it. GLUE scores MRPC and
-    QQP by the mean of accuracy and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
+    F1 is the F1 of the class `positive`, or by default the macro F1, the mean over the classes. A class that neither
+    occurs nor is predicted does not count. The micro F1, over all classes at once, equals the accuracy if each example
+    has one class; published tables report it. GLUE scores MRPC and QQP by the mean of accuracy and F1, CoLA by
+    Matthews' correlation, and its other tasks by accuracy alone.
     """
     predicted = logits.argmax(axis=-1)
     classes = logits.shape[-1]
@@ -84,7 +83,7 @@ def classification_metrics(
 
 
 def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
-    """Return 0 where all are of one class, or predicted to be."""
+    """Return Matthews' correlation, or 0 if all labels or all predictions are of one class."""
     if predicted.all() or true.all() or not (predicted.any() and true.any()):
         return 0.0
     return float(np.corrcoef(predicted, true)[0, 1])
@@ -97,7 +96,7 @@ def write_predictions(
     names: Sequence[str],
     texts: Iterable[Mapping[str, str]],
 ) -> None:
-    """Write the prediction of each example, in their order, and the report over all of them, into the folder."""
+    """Write each example's prediction, in order, and the report over all examples into the folder."""
     with (folder / PREDICTIONS).open("w", encoding="utf-8") as lines:
         write_report(
             folder,
@@ -118,7 +117,7 @@ def write_report(
     *,
     each: Callable[[Mapping[str, Any]], object] = lambda _: None,
 ) -> None:
-    """Write the report over all examples into the folder; `each` gets the prediction of every one, in their order."""
+    """Write the report over all examples into the folder. `each` is called with every prediction, in order."""
     predicted = logits.argmax(axis=-1)
     confidences = probabilities(logits).max(axis=-1)
     surest: list[tuple[float, int, Mistake]] = []
@@ -145,7 +144,7 @@ def write_report(
 
 
 def probabilities(logits: "NDArray[np.floating[Any]]") -> "NDArray[np.float64]":
-    """Return each example's probability of each class: 0 of a model that has diverged."""
+    """Return each example's probability of each class. A diverged model has probabilities of 0."""
     weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     shares: NDArray[np.float64] = np.nan_to_num(weights / weights.sum(axis=-1, keepdims=True))
     return shares
@@ -155,16 +154,16 @@ def _scores(
     predicted: "NDArray[np.integer[Any]]", labels: "NDArray[np.integer[Any]]", names: Sequence[str]
 ) -> list[ClassScore]:
     right = np.bincount(labels[predicted == labels], minlength=len(names)).tolist()
-    there = np.bincount(labels, minlength=len(names)).tolist()
-    taken = np.bincount(predicted, minlength=len(names)).tolist()
+    occurring = np.bincount(labels, minlength=len(names)).tolist()
+    guessed = np.bincount(predicted, minlength=len(names)).tolist()
     return [
         ClassScore(
             name=name,
-            examples=there[number],
-            predicted=taken[number],
-            precision=right[number] / max(1, taken[number]),
-            recall=right[number] / max(1, there[number]),
-            f1=2 * right[number] / max(1, there[number] + taken[number]),
+            examples=occurring[number],
+            predicted=guessed[number],
+            precision=right[number] / max(1, guessed[number]),
+            recall=right[number] / max(1, occurring[number]),
+            f1=2 * right[number] / max(1, occurring[number] + guessed[number]),
         )
         for number, name in enumerate(names)
     ]

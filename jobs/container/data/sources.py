@@ -1,6 +1,6 @@
-"""Where inputs lie: `hf://org/name?config=…&split=…`, `s3://bucket/key`, or a local path.
+"""Read inputs by their location: `hf://org/name?config=…&split=…`, `s3://bucket/key`, or a local path.
 
-A file is read as a stream that starts anywhere, and of which a few megabytes are in memory; a folder is copied.
+A file is read as a stream that can start anywhere and keeps a few megabytes in memory. A folder is copied.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 BLOCK_BYTES = 8 << 20
-"""What one request to S3 reads."""
+"""Bytes that one request to S3 reads."""
 
 
 def is_on_hub(location: str) -> bool:
@@ -30,7 +30,7 @@ def is_on_hub(location: str) -> bool:
 
 
 def stay_offline(locations: Iterable[str]) -> None:
-    """Keep transformers and datasets from asking the hub about local folders: 24 s where it cannot be reached.
+    """Keep transformers and datasets from querying the hub about local folders, which takes 24 s without a network.
 
     Does nothing if one of the locations is on the hub.
     """
@@ -39,7 +39,7 @@ def stay_offline(locations: Iterable[str]) -> None:
 
 
 def open_stream(location: str, *, s3: Callable[[], "S3Client"]) -> io.BufferedReader:
-    """Open the file at `location` as a seekable stream. Raises NotFoundError where there is none."""
+    """Open the file at `location` as a seekable stream. Raises NotFoundError if it does not exist."""
     refuse_unresolved(location)
     if location.startswith(S3):
         return io.BufferedReader(_S3Object(s3(), S3Location.parse(location)), buffer_size=1 << 20)
@@ -49,7 +49,7 @@ def open_stream(location: str, *, s3: Callable[[], "S3Client"]) -> io.BufferedRe
 
 
 def copy_folder(location: str, target: Path, *, s3: Callable[[], "S3Client"]) -> None:
-    """Copy all files of the folder at `location` into a local one. Raises NotFoundError where there is none."""
+    """Copy all files of the folder at `location` into `target`. Raises NotFoundError if it does not exist."""
     refuse_unresolved(location)
     if location.startswith(S3):
         names = names_below(location, s3())
@@ -61,12 +61,12 @@ def copy_folder(location: str, target: Path, *, s3: Callable[[], "S3Client"]) ->
 
 
 def names_below(location: str, s3: "S3Client") -> list[str]:
-    """List the files of a folder on S3, by their names relative to it. Raises NotFoundError where there is none."""
+    """List the files of a folder on S3 by their relative paths. Raises NotFoundError if it does not exist."""
     source = S3Location.parse(location.rstrip("/"))
     names = list(object_store.sizes(s3, source))
     if not names:
         raise NotFoundError(
-            f"{location} does not exist: no object lies below it",
+            f"{location} does not exist: there is no object below it",
             next_step=f"aws s3 ls s3://{source.bucket}/{source.key.rpartition('/')[0]}",
         )
     return names
@@ -74,7 +74,7 @@ def names_below(location: str, s3: "S3Client") -> list[str]:
 
 @contextlib.contextmanager
 def hub_errors(location: str, what: str) -> Iterator[None]:
-    """Turn the errors of the Hugging Face Hub's client into ours; `what` is what needs a token there."""
+    """Turn errors of the Hugging Face Hub's client into ours. `what` names what needs a token there."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
@@ -88,14 +88,14 @@ def hub_errors(location: str, what: str) -> Iterator[None]:
     except OSError as error:
         raise TrainyardError(
             f"{location}: the Hugging Face Hub could not be reached: {_reason(error)}",
-            next_step="see that the job's network reaches it, or name a copy: on S3, or on a laptop a local folder",
+            next_step="check that the job's network reaches it, or use a copy on S3 or, on a laptop, in a local folder",
         ) from error
 
 
 def hub_folder(location: str, sort: Literal["model", "dataset"], patterns: Sequence[str] | None = None) -> Path:
-    """Return a local folder with the files of the hub's repository at `location`: all, or those that `patterns` name.
+    """Download the hub's repository at `location`, or only files that match `patterns`, and return the local folder.
 
-    Raises NotFoundError where there is no such repository, TrainyardError where the hub cannot be reached.
+    Raises NotFoundError if there is no such repository, and TrainyardError if the hub cannot be reached.
     """
     from huggingface_hub import snapshot_download
 
@@ -107,7 +107,7 @@ def hub_folder(location: str, sort: Literal["model", "dataset"], patterns: Seque
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason at the bottom of a chain of errors of the network: those around it quote each other."""
+    """Return the innermost reason of a chain of network errors, because the outer ones only quote each other."""
     reason = error
     below = error.__cause__ or error.__context__
     while below is not None:
@@ -117,9 +117,9 @@ def _reason(error: BaseException) -> str:
 
 
 def data_set_commit(location: str) -> str:
-    """Return the commit of a data set on the hub: what it holds today may be something else tomorrow.
+    """Return the current commit of a data set on the hub, because its content may change.
 
-    Raises NotFoundError where there is none, TrainyardError where the hub cannot be reached.
+    Raises NotFoundError if there is no such data set, and TrainyardError if the hub cannot be reached.
     """
     from huggingface_hub import HfApi
 
@@ -129,15 +129,15 @@ def data_set_commit(location: str) -> str:
 
 
 def hub_answer(error: "HfHubHTTPError") -> str:
-    """Return the status that the hub answered with, in words: `404 Not Found`."""
+    """Return the hub's HTTP status in words: `404 Not Found`."""
     if error.response is None:
-        return "nothing that can be read"
+        return "with nothing readable"
     status = HTTPStatus(error.response.status_code)
     return f"{status.value} {status.phrase}"
 
 
 class _S3Object(io.RawIOBase):
-    """Reads block by block; the next one is under way while this one is used."""
+    """Reads an object block by block, and prefetches the next block while this one is used."""
 
     def __init__(self, s3: "S3Client", place: S3Location) -> None:
         self._s3 = s3
@@ -199,7 +199,7 @@ class _S3Object(io.RawIOBase):
             )
             block = answer["Body"].read()
             if len(block) != end - start:
-                raise TrainyardError(f"{self._place} has changed while it was read")
+                raise TrainyardError(f"{self._place} changed while it was being read")
             return block
 
         return object_store.with_retries(f"read {self._place}", work)

@@ -1,7 +1,7 @@
-"""One reader of tables, row by row: JSON lines, CSV, TSV, Parquet, and data sets of the Hugging Face hub.
+"""Read tables row by row: JSON lines, CSV, TSV, Parquet, and data sets of the Hugging Face hub.
 
-Labelled examples and the documents of a corpus are both read here, from wherever in a table a reader wants to go on.
-What is text is parsed by jobs.data_checks.table_rows, on the laptop as here.
+Both labelled examples and the documents of a corpus are read here, starting anywhere in a table. Text formats are
+parsed by jobs.data_checks.table_rows, on the laptop as in a job.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 _STREAMED_ROWS = 256
-"""Rows of a streamed Parquet file that are in memory at once, at most; fewer where they are long."""
+"""The most rows of a streamed Parquet file in memory at once; fewer if they are long."""
 
 _HELD_ROWS = 10000
-"""Rows that are converted at once of a table that is to be in memory anyway; one by one takes much longer."""
+"""Rows converted at once if the table will be in memory anyway. One by one takes much longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableReader(TableRows):
-    """Reads some columns of one table."""
+    """Reads the given columns of one table."""
 
     s3: Callable[[], "S3Client"]
 
     def rows(self, start: At = BEGINNING) -> Iterator[Row]:
         """Read the rows from `start` on.
 
-        Raises UsageError where the input is not what its name says, or has a row that is too long, and NotFoundError
-        where there is none.
+        Raises UsageError if the input is not what its name says or has a row that is too long, and NotFoundError if it
+        does not exist.
         """
         if is_on_hub(self.location):
             return _hub_rows(self, start)
         return (_parquet_rows if table_suffix(self.location) == ".parquet" else _rows_of_file)(self, start)
 
     def class_names(self, column: str) -> Sequence[str] | None:
-        """Return the names of a column's numbers, or None if the table has none. Raises what `rows` does."""
+        """Return the names of a column's numbers, or None if the table has no names. Raises what `rows` raises."""
         if not is_on_hub(self.location):
             return _names_in_parquet(self, column) if table_suffix(self.location) == ".parquet" else None
         import datasets
@@ -53,7 +53,7 @@ class TableReader(TableRows):
 
     @cached_property
     def data_set(self) -> Any:
-        """The data set of the hub, as `datasets` opens it."""
+        """The hub's data set, as `datasets` opens it."""
         return _load_data_set(self.location, streaming=self.streamed)
 
 
@@ -81,7 +81,7 @@ def _parquet_rows(table: TableReader, start: At) -> Iterator[Row]:
                     values = islice(zip(*_cells(batch, table), strict=True), skipped, None)
                     yield from _numbered(table, values, row + skipped + 1)
                     row += batch.num_rows
-    except MemoryError:  # some are an ArrowException too
+    except MemoryError:  # some of them are also an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] + (f" (after row {row})" if row else "")
@@ -96,9 +96,9 @@ def _names_in_parquet(table: TableReader, column: str) -> list[str] | None:
 
 
 def _cells(batch: Any, table: TableReader) -> list[Iterable[Any]]:
-    """Return the values of each column. Text whose UTF-8 is not sound is refused, or bytes where the table is streamed.
+    """Return the values of each column. Invalid UTF-8 raises an error, or stays bytes if the table is streamed.
 
-    Arrow itself does not look whether it is.
+    Arrow itself does not validate UTF-8.
     """
     import pyarrow as pa
 
@@ -108,12 +108,12 @@ def _cells(batch: Any, table: TableReader) -> list[Iterable[Any]]:
         return [column.to_pylist() for column in columns]
     texts = (pa.string(), pa.large_string())
     columns = [column.cast(pa.large_binary()) if column.type in texts else column for column in columns]
-    # One row at a time: all of them would be in memory twice.
+    # Convert one row at a time; otherwise all of them would be in memory twice.
     return [(cell.as_py() for cell in column) for column in columns]
 
 
 def _rows_at_once(group: Any, table: TableReader) -> int:
-    """Return how many rows of a row group to read at once, so that they take about as much as the longest row may."""
+    """Return how many rows of a row group to read at once, which together take about as much as the longest row may."""
     if table.max_row_bytes is None or not group.num_rows:
         return _HELD_ROWS
     columns = [group.column(number) for number in range(group.num_columns)]
@@ -149,7 +149,7 @@ def _hub_values(table: TableReader, start: At) -> Iterator[Sequence[Any]]:
 
 
 def _numbered(table: TableReader, rows: Iterable[Sequence[Any]], first: int) -> Iterator[Row]:
-    """Count rows from `first` on. Raises UsageError on one with a cell that is longer than a row may be."""
+    """Number the rows, starting with `first`. Raises UsageError for a cell that is longer than a row may be."""
     limit = table.max_row_bytes
     if limit is None:
         yield from zip(rows, count(first), count(first))
@@ -162,7 +162,7 @@ def _numbered(table: TableReader, rows: Iterable[Sequence[Any]], first: int) -> 
 
 
 def _load_data_set(location: str, *, streaming: bool) -> Any:
-    """Open a data set of the hub. Raises NotFoundError where there is none, UsageError where it cannot be loaded."""
+    """Open a data set of the hub. Raises NotFoundError if it does not exist, and UsageError if it cannot be loaded."""
     import datasets
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -175,16 +175,18 @@ def _load_data_set(location: str, *, streaming: bool) -> Any:
             split=options.get("split", "train"),
             revision=options.get("revision"),
             streaming=streaming,
-            trust_remote_code=False,  # the default of older releases is to run the data set's own code
+            trust_remote_code=False,  # older releases run the data set's own code by default
         )
     except DatasetNotFoundError as error:
-        raise NotFoundError(f"{location}: {error}", next_step="check the name; a gated one needs HF_TOKEN") from None
-    except (ValueError, OSError, RuntimeError, DatasetsError) as error:  # RuntimeError: it is a script, not data
+        raise NotFoundError(
+            f"{location}: {error}", next_step="check the name; a gated data set needs HF_TOKEN"
+        ) from None
+    except (ValueError, OSError, RuntimeError, DatasetsError) as error:  # RuntimeError: a script, not data
         raise UsageError(f"{location} cannot be loaded: {error}") from error
 
 
 def _is_longer(value: Any, limit_bytes: int) -> bool:
-    """Return whether a cell's text takes more bytes; it is encoded only where its characters leave that open."""
+    """Return whether a cell's text exceeds the limit. It is encoded only if its number of characters does not tell."""
     if isinstance(value, str) and len(value) <= limit_bytes < 4 * len(value):
         value = value.encode("utf-8", "surrogatepass")
     return isinstance(value, str | bytes) and len(value) > limit_bytes

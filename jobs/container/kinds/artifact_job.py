@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.container.channel import RankStatus
 from jobs.container.rank import Rank
-from jobs.container.saving.stored_checkpoints import check_newest
+from jobs.container.saving.manifest import check_newest
 from jobs.core.output import Progress
 from jobs.core.records import line_with_step, read_json_lines
 from jobs.core.run import METRICS

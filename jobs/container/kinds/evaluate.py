@@ -20,13 +20,12 @@ import numpy as np
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator, of_rank
 from jobs.container.data import artifacts, labelled_text, sources
-from jobs.container.data.labelled_buckets import number_of_widths
-from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, number_of_widths, prepare
 from jobs.container.data.predictions import classification_metrics, positive_class, probabilities, write_report
 from jobs.container.kinds.artifact_job import JobMetrics
 from jobs.container.models import pretrained
 from jobs.container.rank import Rank, run
-from jobs.container.saving.stored_checkpoints import check_newest
+from jobs.container.saving.manifest import check_newest
 from jobs.core.words import counted
 from jobs.data_checks import model_files
 from jobs.spec.kinds.evaluate import Evaluate
@@ -144,17 +143,17 @@ def _trainer(
     heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     alone = rank.world_size == 1
     accelerator.prepare(alone=alone)
-    model = fitting.loaded(
+    model = fitting.load_model(
         AutoModelForSequenceClassification,
         folder,
         arguments.model,
         "it cannot be loaded as a classifier",
-        settings=fitting.OF_OUTPUTS,
+        settings=fitting.OUTPUT_SETTINGS,
         new_head=False,
         **accelerator.model_arguments(),
     ).model
     with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
-        fitting.with_padding(model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+        fitting.set_padding_token(model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     trainer = trainer_class(accelerator.trainer_class())(
         model=model,
         args=accelerator.training_arguments_class()(

@@ -19,12 +19,18 @@ import numpy as np
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import of_rank
 from jobs.container.data import artifacts, labelled_text, sources
-from jobs.container.data.labelled_buckets import in_batches, number_of_widths
-from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.container.data.labelled_tokens import (
+    InBatches,
+    Prepared,
+    TokenizedExamples,
+    in_batches,
+    number_of_widths,
+    prepare,
+)
 from jobs.container.data.predictions import classification_metrics, positive_class, write_predictions
 from jobs.container.models import pretrained
 from jobs.container.rank import Rank, run
-from jobs.container.saving.stored_checkpoints import check_newest
+from jobs.container.saving.manifest import check_newest
 from jobs.core.artifact import content_fingerprint
 from jobs.core.run import DATA
 from jobs.data_checks import model_files
@@ -80,7 +86,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             eval_data=prepared.evaluation,
             collate=train_data.collate,
             evaluate=evaluation,
-            leave=evaluation.leave,
+            write_extras=evaluation.leave,
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
             schedule={"num_train_epochs": arguments.epochs},
         ),
@@ -190,18 +196,18 @@ def _model(
 
     from jobs.container.models import fitting
 
-    start = fitting.loaded(
+    start = fitting.load_model(
         AutoModelForSequenceClassification,
         folder,
         location,
         "it cannot be loaded as an encoder for classification",
-        settings=fitting.OF_TRAINING,
+        settings=fitting.TRAINING_SETTINGS,
         new_head=True,
         **further,
     )
-    head = fitting.with_classes(start, names, location)
-    fitting.with_padding(start.model, tokenizer)
-    pretrained.take_own_memory(start.model)
+    head = fitting.set_classes(start, names, location)
+    fitting.set_padding_token(start.model, tokenizer)
+    pretrained.copy_weights(start.model)
     most = pretrained.positions(start.model)
     if most is not None and max_length > most:
         raise model_files.too_long(location, max_length, most)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from jobs.aws import s3 as object_store
 from jobs.container.data import corpus_files
 from jobs.container.data.artifacts import Builder
-from jobs.container.data.corpus_documents import Input, Read, split
-from jobs.container.data.corpus_files import END, SPLITS, document_hash, file_name, is_held_out
+from jobs.container.data.corpus_files import END, SPLITS, Input, Read, document_hash, file_name, is_held_out, split
 from jobs.container.hub import push_artifact
 from jobs.container.kinds.artifact_job import UPLOADS, JobMetrics
 from jobs.container.rank import Rank, run
@@ -151,7 +150,7 @@ class _Preparation:
             }
             for here, read in reader:
                 counts["read"] += 1
-                counts["cuts"] += read.goes_on
+                counts["cuts"] += read.continues
                 for document in self._kept(read.content, counts):
                     hashed = document_hash(document)
                     if self._seen is not None:
@@ -163,7 +162,10 @@ class _Preparation:
                     streams[part].write(document + END)
                     counts[f"{part} documents"] += 1
                     counts[f"{part} bytes"] += len(document)
-                if sum(counts[f"{part} bytes"] for part in SPLITS) >= self._arguments.shard_bytes and not read.goes_on:
+                if (
+                    sum(counts[f"{part} bytes"] for part in SPLITS) >= self._arguments.shard_bytes
+                    and not read.continues
+                ):
                     place = here
                     break
         counts["next_input"], counts["next_offset"], counts["next_line"] = place[0], *place[1]

@@ -224,12 +224,12 @@ def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerato
     from jobs.container.models import fitting
     from jobs.container.models.masked_bert import BertForMaskedLM
 
-    start = fitting.loaded(
+    start = fitting.load_model(
         BertForMaskedLM,
         inputs.model,
         str(arguments.model),
         "it cannot be loaded for masked language modelling",
-        settings=fitting.OF_TRAINING,
+        settings=fitting.TRAINING_SETTINGS,
         new_head=True,
         **accelerator.model_arguments(),
     )

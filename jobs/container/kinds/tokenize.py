@@ -3,7 +3,7 @@ r"""Turn a corpus into token ids, packed into sequences of one length, shard by 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 tokenize \
         --corpus=s3://…/artifacts/corpus-… --tokenizer=s3://…/artifacts/tokenizer-…
 
-The ids are those of Hugging Face's tokenizer, whichever library makes them (jobs.container.data.corpus_packing); the
+The ids are those of Hugging Face's tokenizer, whichever library makes them (jobs.container.data.packed_tokens); the
 files are described in jobs.container.data.packed_tokens. Shards are fetched, encoded and put on S3 at once, one after
 the other, so that neither memory nor disk grows with the corpus, and a restarted job makes the missing ones only.
 """
@@ -20,11 +20,8 @@ import numpy as np
 from jobs.aws import s3 as object_store
 from jobs.container.data import corpus_files, packed_tokens
 from jobs.container.data.artifacts import Builder, OpenArtifact, open_artifact
-from jobs.container.data.corpus_packing import CorpusPacking
-from jobs.container.data.encoders import load
-from jobs.container.data.packed_tokens import Index, PackedFile
-from jobs.container.data.tokenizer_files import TokenizerFiles, tokenizer_files
-from jobs.container.data.vocabulary import SPECIAL
+from jobs.container.data.packed_tokens import CorpusPacking, Index, PackedFile
+from jobs.container.data.tokenizer import SPECIAL, TokenizerFiles, load_tokenizer, tokenizer_files
 from jobs.container.hub import push_artifact
 from jobs.container.kinds.artifact_job import UPLOADS, JobMetrics
 from jobs.container.rank import Rank, run
@@ -79,7 +76,7 @@ class _Tokenization:
         self._packed.mkdir()
         self._tokenizer_folder = tokenizer.folder
         self._tokenizer_files = tokenizer.names
-        loaded = load(self._tokenizer_folder / "tokenizer.json")
+        loaded = load_tokenizer(self._tokenizer_folder / "tokenizer.json")
         self._vocabulary_size = loaded.get_vocab_size(with_added_tokens=True)
         self._special_ids = _special_ids(loaded, arguments.tokenizer)
         self._packing = CorpusPacking(

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.container.data import corpus_files
 from jobs.container.data.artifacts import TOKENIZER_KIND, Builder, OpenArtifact, open_artifact
-from jobs.container.data.encoders import HuggingFace
-from jobs.container.data.vocabulary import SPECIAL, learn
+from jobs.container.data.tokenizer import SPECIAL, HuggingFace, train_wordpiece
 from jobs.container.hub import push_artifact
 from jobs.container.kinds.artifact_job import JobMetrics
 from jobs.container.rank import Rank, run
@@ -66,7 +65,7 @@ def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: 
     started = time.monotonic()
     sample = _drawn(rank, arguments, corpus, metrics)
     drawn_at = time.monotonic()
-    tokenizer = learn(
+    tokenizer = train_wordpiece(
         lambda: corpus_files.batches(corpus_files.documents(sample.path), at_most_bytes=_BATCH_BYTES),
         size=arguments.vocabulary_size,
         lowercase=arguments.lowercase,

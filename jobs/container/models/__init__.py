@@ -1,1 +1,1 @@
-"""Models that transformers does not have."""
+"""Load pretrained models, fit them to the data, and BERT with a faster head."""

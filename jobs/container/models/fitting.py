@@ -1,7 +1,7 @@
-"""Load a model's weights and refuse those that do not fit, and fit a classifier's head to the classes of some data.
+"""Load a model's weights, refuse weights that do not fit, and fit a classifier's head to the classes of the data.
 
-`from_pretrained` replaces weights that are missing or have another shape by random ones, and only warns. The settings
-of a start model's configuration are a stranger's: those that would change the task are set (`OF_TRAINING`).
+`from_pretrained` replaces weights that are missing or have another shape by random ones, and only warns. A start
+model's configuration may have settings that would change the task; the job overrides them (`TRAINING_SETTINGS`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,34 +17,34 @@ from jobs.core.errors import UsageError
 from jobs.core.labels import class_name
 from jobs.core.words import counted
 
-OF_OUTPUTS: Mapping[str, Any] = {
-    # The trainer reads outputs by name, and collects every output that an evaluation returns.
+OUTPUT_SETTINGS: Mapping[str, Any] = {
+    # The Trainer reads outputs by name, and collects every output that an evaluation returns.
     "return_dict": True,
     "torchscript": False,
     "output_attentions": False,
     "output_hidden_states": False,
     "use_cache": False,
 }
-"""Settings that a job sets in every model that it loads. They choose what a model returns, not what it computes."""
+"""Settings that a job sets in every model it loads. They decide what a model returns, not what it computes."""
 
-OF_TRAINING: Mapping[str, Any] = {
-    **OF_OUTPUTS,
-    # One class per example. Otherwise the loss is that of several classes at once, or of a number.
+TRAINING_SETTINGS: Mapping[str, Any] = {
+    **OUTPUT_SETTINGS,
+    # One class per example. Otherwise the loss would be for several classes at once, or for a number.
     "problem_type": "single_label_classification",
     # A decoder's first token sees no other token, and a classifier of this type reads the first token.
     "is_decoder": False,
-    # Costs time for memory. The recipe's batch size decides about memory.
+    # It would trade time for memory. The recipe's batch size decides about memory.
     "gradient_checkpointing": False,
 }
 """Settings that a fine-tuning sets in its start model's configuration.
 
-The others of transformers 4.51.3's PretrainedConfig remain:
-- The model's shape, for the weights have it: sizes, `pruned_heads`, `is_encoder_decoder`, `tie_word_embeddings`.
+The other settings in transformers 4.51.3's PretrainedConfig are kept:
+- The model's shape, because the weights have it: sizes, `pruned_heads`, `is_encoder_decoder`, `tie_word_embeddings`.
   `add_cross_attention` and `cross_attention_hidden_size` too: weights of cross-attention do not fit and are refused.
-- Dropouts and initializer ranges: they are the model's recipe.
-- `id2label`, `label2id`, `num_labels`: `with_classes` sets them by the data.
-- `torch_dtype`: `loaded` makes every weight fp32, and the accelerator chooses the precision.
-- `pad_token_id`: the tokenizer's if the model has none (`with_padding`).
+- Dropouts and initializer ranges: they belong to the model's recipe.
+- `id2label`, `label2id`, `num_labels`: `set_classes` sets them from the data.
+- `torch_dtype`: `load_model` makes every weight fp32, and the accelerator chooses the precision.
+- `pad_token_id`: the tokenizer's if the model has none (`set_padding_token`).
 - `chunk_size_feed_forward`: the result is the same.
 - Generation's settings, `finetuning_task`, `prefix`, `task_specific_params`: no classifier reads them.
 - `quantization_config` and adapters: refused by jobs.data_checks.model_files. `auto_map`: refused for unknown types.
@@ -52,15 +52,15 @@ The others of transformers 4.51.3's PretrainedConfig remain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A model with its weights."""
+class LoadedModel:
+    """A model with its weights loaded."""
 
     model: Any
     new: list[str]
-    """Names of the weights that are random, because the model's files have none of them. Only a head or pooler may."""
+    """Names of the weights that are random because the model's files lack them: only those of a head or pooler."""
 
 
-def loaded(
+def load_model(
     model_class: Any,
     folder: Path,
     location: str,
@@ -69,11 +69,12 @@ def loaded(
     settings: Mapping[str, Any],
     new_head: bool,
     **more: Any,
-) -> Loaded:
-    """Load the model in `folder` in fp32, with `settings` in place of its configuration's.
+) -> LoadedModel:
+    """Load the model in `folder` in fp32, with `settings` overriding its configuration.
 
-    `what` begins the error if its files cannot be read. `new_head`: whether head and pooler may be missing, and are
-    random then. Raises UsageError if other weights are missing, unknown or of another shape, or are not numbers.
+    `what` is the beginning of the error if its files cannot be read. `new_head`: whether head and pooler may be
+    missing; they are then random. Raises UsageError if other weights are missing, unknown, of another shape or not
+    finite.
     """
     from transformers import AutoConfig
 
@@ -84,14 +85,14 @@ def loaded(
         model, found = model_class.from_pretrained(
             folder,
             config=config,
-            # Reported below with their names; transformers would raise an error that names one.
+            # Reported below with all names; transformers would raise an error that names only one.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            # If unset, transformers asks on standard input whether to run the model's own code.
+            # If unset, transformers prompts on standard input whether to run the model's own code.
             trust_remote_code=False,
             **more,
         )
-    # transformers 5 adds the two shapes to a name.
+    # transformers 5 adds the two shapes to each name.
     mismatched = sorted(name if isinstance(name, str) else name[0] for name in found["mismatched_keys"])
     missing, unknown = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
     wrong = {
@@ -100,19 +101,19 @@ def loaded(
         "unknown to the model": [name for name in unknown if not _is_of_head(model, name)],
     }
     if any(wrong.values()):
-        # transformers may have put its own prefix before the names of a model without a head.
+        # transformers may have added its own prefix to the names of a model without a head.
         in_file = [name.removeprefix(f"{model.base_model_prefix}.") if missing else name for name in unknown]
         raise _misfit(location, {**wrong, "unknown to the model": in_file})
     if broken := next((name for name, values in model.state_dict().items() if not _is_finite(values)), None):
         raise UsageError(
             f"{location}: its weights are not all finite numbers: {broken} has NaN or infinity",
-            next_step="start from a model of a training that did not diverge",
+            next_step="start from a model whose training did not diverge",
         )
-    # The loss is a batch's mean, which the Trainer divides by the number of batches in a step. It would not do so if
-    # the model took `**kwargs`, which it takes as a sign that the model divides by the step's items itself: ModernBERT
-    # takes them and does not (transformers issue 38982).
+    # The loss is a batch's mean, which the Trainer divides by the number of batches in a step. The Trainer does not do
+    # so if the model takes `**kwargs`, because it assumes that the model divides by the step's items itself. ModernBERT
+    # takes them and does not divide (transformers issue 38982).
     model.accepts_loss_kwargs = False
-    return Loaded(model=model.float(), new=[*missing, *mismatched])
+    return LoadedModel(model=model.float(), new=[*missing, *mismatched])
 
 
 def _is_of_head(model: Any, name: str) -> bool:
@@ -137,9 +138,9 @@ def _misfit(location: str, wrong: Mapping[str, Sequence[str]]) -> UsageError:
 
 
 _PREFIXES = {
-    "module.": "DistributedDataParallel puts it there, so save its .module",
-    "_orig_mod.": "torch.compile puts it there, so save its ._orig_mod",
-    "model.": "a module that wraps the model puts it there, so save the model inside it",
+    "module.": "DistributedDataParallel adds it, so save its .module",
+    "_orig_mod.": "torch.compile adds it, so save its ._orig_mod",
+    "model.": "a module that wraps the model adds it, so save the model inside it",
 }
 
 
@@ -147,42 +148,42 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def with_padding(model: Any, tokenizer: Any) -> None:
-    """Give the model the tokenizer's padding token if it has none: decoders look for an example's last token by it."""
+def set_padding_token(model: Any, tokenizer: Any) -> None:
+    """Set the tokenizer's padding token if the model has none: decoders use it to find an example's last token."""
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def with_classes(start: Loaded, names: Sequence[str], location: str) -> str:
-    """Give a classifier the classes `names`, in their order, and return what became of its head, for the log.
+def set_classes(start: LoadedModel, names: Sequence[str], location: str) -> str:
+    """Set a classifier's classes to `names`, in this order. Return what happened to its head, for the log.
 
-    If the model's own classes have the same names, the head is kept and its rows are put into this order. A model
-    whose classes have no names (LABEL_0, LABEL_1, …) has the numbers as names. Otherwise the head is new.
+    If the model's classes have the same names, the head is kept and its rows are put into this order. If the model's
+    classes have no names (LABEL_0, LABEL_1, …), their numbers are the names. Otherwise the head is new.
     """
     model = start.model
     where, layer = _output_layer(model, location)
     own = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
     rows = None if start.new else _rows(own, names)
     if rows is None:
-        # A layer that transformers has just made is as good as another.
+        # A layer that transformers has just made needs no replacement.
         if layer.out_features != len(names) or f"{where}.weight" not in start.new:
             _renew(model, where, layer, len(names))
-        said = f"new: {_some(start.new)}" if start.new else f"new: the model's classes are {_some(own)}, not the data's"
+        head = f"new: {_some(start.new)}" if start.new else f"new: the model's classes are {_some(own)}, not the data's"
     elif rows == list(range(len(rows))):
-        said = "kept: the model's classes are the data's, in the same order"
+        head = "kept: the model's classes are the data's, in the same order"
     else:
         with torch.no_grad():
             for values in layer.parameters():
                 values.copy_(values[rows].clone())
-        said = "kept: the model's classes are the data's, and its rows were put into the data's order"
+        head = "kept: the model's classes are the data's, and its rows were put into the data's order"
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: number for number, name in enumerate(names)}
     model.num_labels = len(names)
-    return said
+    return head
 
 
 def _rows(own: Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """Return the model's number of each of the data's classes, or None if their names differ."""
+    """Return the model's number for each of the data's classes, or None if the names differ."""
     numbers = [str(number) for number in range(len(own))]
     unnamed = [f"LABEL_{number}" for number in numbers]
     for known in ([class_name(name) for name in own], numbers if list(own) == unnamed else []):
@@ -200,17 +201,17 @@ def _output_layer(model: Any, location: str) -> tuple[str, nn.Linear]:
     ]
     if not layers or layers[-1][1].out_features != model.config.num_labels:
         raise UsageError(
-            f"{location}: its head has no last layer with a row per class, so no classes can be given to it",
+            f"{location}: its head has no last layer with a row per class, so its classes cannot be changed",
             next_step="start from another model",
         )
     return layers[-1]
 
 
 def _renew(model: Any, where: str, layer: nn.Linear, classes: int) -> None:
-    """Replace a head's last layer by one with random weights, as the model's own code draws them."""
+    """Replace a head's last layer by one with random weights, drawn by the model's own code."""
     owner = model.get_submodule(where.rpartition(".")[0])
     new = nn.Linear(layer.in_features, classes, bias=layer.bias is not None)
     setattr(owner, where.rpartition(".")[2], new)
     with torch.no_grad():
-        model._init_weights(new)  # noqa: SLF001 - there is no public way
-        model._init_weights(owner)  # noqa: SLF001 - ModernBERT draws its head's by their owner
+        model._init_weights(new)  # noqa: SLF001 - there is no public method
+        model._init_weights(owner)  # noqa: SLF001 - ModernBERT initializes its head's weights in their owner

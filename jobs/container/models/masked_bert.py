@@ -1,10 +1,10 @@
-"""BERT with a head that works on the masked places only, and that PyTorch can compile part by part.
+"""BERT whose head computes the masked positions only, and which PyTorch can compile part by part.
 
-Of a sequence's tokens 15 % are masked. The head is a layer as wide as the model and then one as wide as the vocabulary,
-a fifth of BERT-base's arithmetic: on the other 85 % of the tokens its result would be thrown away.
+Of a sequence's tokens, 15 % are masked. The head is a layer as wide as the model and then one as wide as the
+vocabulary, a fifth of BERT-base's arithmetic. For the other 85 % of the tokens its result would be thrown away.
 
-On a GPU much of the rest is no arithmetic but memory, read and written by one small kernel after the other: dropout,
-sums, norms, activations. Compiled, they are few kernels.
+On a GPU much of the remaining time is spent not on arithmetic but on memory, which many small kernels read and write:
+dropout, sums, norms, activations. Compiled, they are few kernels.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ from jobs.container.data.masked_tokens import IGNORED
 
 
 class BertForMaskedLM(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers has no types
-    """BERT with the same weights under the same names and the same loss; only `forward` asks for the masked places.
+    """BERT with the same weights, names and loss; only `forward` needs the masked positions.
 
-    Named as the class that it stands for, because `config.json` names the class of the weights beside it.
+    It has the name of the class that it replaces, because `config.json` names the class of the weights.
     """
 
     _is_compiled = False
 
     def compile_parts(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Have PyTorch compile embeddings, layers and head, each at its first batch of a shape.
+        """Compile embeddings, layers and head, each at its first batch of a shape.
 
-        A layer is compiled once for all of them, which takes a fraction of the time of compiling the whole model
-        (pytorch.org, "Reducing torch.compile cold start compilation time with regional compilation"). The names of the
-        weights stay as they are. `backend` is that of torch.compile.
+        All layers share one compilation, which takes a fraction of the time of compiling the whole model (pytorch.org,
+        "Reducing torch.compile cold start compilation time with regional compilation"). The names of the weights do not
+        change. `backend` is passed to torch.compile.
         """
-        # It would cut each layer in two, so that the first half's gradients can be sent while the second's are made. A
-        # layer is such a part already.
+        # The DDP optimizer would cut each layer in two, to send the first half's gradients while the second half's are
+        # computed. A layer is small enough already.
         torch._dynamo.config.optimize_ddp = False  # noqa: SLF001 - PyTorch documents it under this name
         for part in (self.bert.embeddings, *self.bert.encoder.layer, self.cls):
             part.compile(backend=backend)
@@ -47,14 +47,15 @@ class BertForMaskedLM(transformers.BertForMaskedLM):  # type: ignore[misc]  # tr
         labels: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """`labels` are those of `masked_positions`, `batch x places`; IGNORED ones do not count.
+        """Return `loss`, the mean over the batch's masked tokens, and `sums`.
 
-        `loss` is the mean over the batch's tokens; `sums` has for each sequence the sum of its tokens' losses, and
-        their number: of those an evaluation makes a mean that is the same however the sequences lie in batches.
+        `labels` belong to `masked_positions` and have the shape `batch x places`; IGNORED labels do not count. `sums`
+        has, for each sequence, the sum of its tokens' losses and their number. From these an evaluation computes a mean
+        that does not depend on how sequences are grouped into batches.
         """
-        # Padded batches and evaluations are few, and would take graphs of their own.
-        as_it_is = self._is_compiled and (attention_mask is not None or not self.training)
-        with torch.compiler.set_stance("force_eager") if as_it_is else contextlib.nullcontext():
+        # Padded batches and evaluations are few, and would need further graphs.
+        runs_eagerly = self._is_compiled and (attention_mask is not None or not self.training)
+        with torch.compiler.set_stance("force_eager") if runs_eagerly else contextlib.nullcontext():
             hidden = self._hidden(input_ids, attention_mask)
             masked = hidden.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
             logits = self.cls(masked)
@@ -71,6 +72,6 @@ class BertForMaskedLM(transformers.BertForMaskedLM):  # type: ignore[misc]  # tr
     def _hidden(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
         if attention_mask is not None:
             return self.bert(input_ids, attention_mask=attention_mask)[0]
-        # BertModel would make a mask of ones and ask the device whether it is one of ones: at each step the host would
-        # wait for all that it has asked for before.
+        # BertModel would make a mask of ones and query the device whether all are ones, so at each step the host would
+        # wait for everything that it has queued.
         return self.bert.encoder(self.bert.embeddings(input_ids))[0]

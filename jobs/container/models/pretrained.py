@@ -1,6 +1,6 @@
-"""Fetch a pretrained model into a local folder, from the hub, from S3 or from a local path.
+"""Fetch a pretrained model from the hub, S3 or a local path into a local folder.
 
-What is no model is refused with what it lacks, before a loader fails over it with an error that nobody understands.
+A folder that is not a model is refused with what it lacks, before a loader fails with an obscure error.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ def model_folder(
     max_length: int | None = None,
     weights: bool = True,
 ) -> Path:
-    """Return a local folder with the model at `location`, downloaded where it is not local.
+    """Return a local folder with the model at `location`. Downloads it unless it is local.
 
-    `weights`: False downloads configuration and tokenizer alone, for a training whose checkpoint has the weights.
-    Raises NotFoundError where nothing is there, UsageError where it is no model, or none that takes `max_length`
-    tokens: all that jobs.data_checks.model_files finds.
+    `weights`: False downloads only configuration and tokenizer, for a training whose checkpoint has the weights.
+    Raises NotFoundError if nothing is there, and UsageError with everything that jobs.data_checks.model_files finds
+    wrong, for instance if the model does not take `max_length` tokens.
     """
     if is_on_hub(location):
         folder, names = _model_from_hub(location, weights=weights)
@@ -58,9 +58,9 @@ def _wanted(names: Collection[str], *, weights: bool) -> list[str]:
 
 
 def positions(model: "Module") -> int | None:
-    """Return how many tokens a sequence of the model may have; None where no table of positions limits it.
+    """Return how many tokens a sequence may have, or None if no table of position embeddings limits it.
 
-    RoBERTa and its like begin to count behind the number of their padding, so that its table has more rows than that.
+    RoBERTa and similar models number positions from after the padding id, so their tables have more rows than that.
     """
     from torch.nn import Embedding
 
@@ -72,18 +72,18 @@ def positions(model: "Module") -> int | None:
 
 @contextlib.contextmanager
 def explained_loading(location: str, what: str) -> Iterator[None]:
-    """Turn whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
+    """Turn any error that a loader raises for damaged or unsuitable files into a UsageError that names the model."""
     try:
         yield
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise UsageError(
-            f"{location}: {what}: {reason}", next_step="stage the model's folder again, or name another"
+            f"{location}: {what}: {reason}", next_step="upload the model's folder again, or name another model"
         ) from error
 
 
 def _model_from_hub(location: str, *, weights: bool) -> tuple[Path, list[str]]:
-    """Return the folder with the files that were wanted, and the names of all that there are."""
+    """Download the wanted files. Return their folder, and the names of all files in the repository."""
     from huggingface_hub import HfApi, snapshot_download
 
     name, options = hub_parts(location)
@@ -96,14 +96,14 @@ def _model_from_hub(location: str, *, weights: bool) -> tuple[Path, list[str]]:
 
 
 def _check_model(names: Collection[str], location: str) -> None:
-    """Raise UsageError where files of these names are no model that can be fine-tuned."""
+    """Raise UsageError if files with these names are not a model that can be fine-tuned."""
     fault = model_files.missing_file(names, location)
     if fault := fault or model_files.unsafe_pickle(names, location, _torch_version()):
         raise fault
 
 
 def _is_known(model_type: str) -> bool:
-    """Return whether transformers has such a model itself; loading it takes seconds, so it is asked last."""
+    """Return whether transformers has this model type. Importing it takes seconds, so this is checked last."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
@@ -113,12 +113,12 @@ def _torch_version() -> str:
     return importlib.metadata.version("torch")
 
 
-def take_own_memory(model: Any) -> None:
-    """Move weights from the mapped file, where they have whatever address it gives them, to where new ones would lie.
+def copy_weights(model: Any) -> None:
+    """Copy weights from the memory-mapped file to newly allocated memory.
 
-    The product of a matrix and a single row adds up in another order at another address, and a checkpoint has its
-    weights elsewhere in its file than a pretrained model: without this, an evaluation of single examples differs in its
-    last digits after a resume.
+    The product of a matrix and a single row is summed in another order at another address, and a checkpoint has its
+    weights at other positions in its file than a pretrained model. Without the copy, an evaluation of single examples
+    would differ in its last digits after a resume.
     """
     for weights in (*model.parameters(), *model.buffers()):
         weights.data = weights.data.clone()

@@ -15,7 +15,7 @@ from pydantic import BaseModel, computed_field
 from jobs.aws import s3 as object_store
 from jobs.container.channel import RankStatus
 from jobs.container.rank import Rank
-from jobs.container.saving.stored_checkpoints import check_newest
+from jobs.container.saving.manifest import check_newest
 from jobs.core.errors import TrainyardError
 from jobs.core.run import FABRIC
 from jobs.spec.kinds.fabric_check import FabricCheck

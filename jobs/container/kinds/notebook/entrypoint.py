@@ -20,8 +20,8 @@ from jobs.container.batch_job import attempt_number, job_id
 from jobs.container.data import sources
 from jobs.container.kinds.notebook.jupyter import JupyterLab, check_installed
 from jobs.container.rank import Rank, one_line, run
+from jobs.container.saving.manifest import SupersededError, check_newest
 from jobs.container.saving.saved_folder import SavedFolder
-from jobs.container.saving.stored_checkpoints import SupersededError, check_newest
 from jobs.container.store import LOOPBACK
 from jobs.core.errors import TrainyardError
 from jobs.core.records import NotebookServer
