@@ -1,40 +1,48 @@
-"""What a training script of one's own asks of the platform; anywhere else each call works and does nothing.
+"""What a training script calls to run well on trainyard. Outside the platform every call works and does nothing.
 
-    trainer = Trainer(…, callbacks=[trainyard.Callback()])               # for what is built on Hugging Face's Trainer
+With a Hugging Face Trainer, or anything built on one:
+
+    trainer = Trainer(…, callbacks=[trainyard.Callback()])
     trainer.train(resume_from_checkpoint=trainyard.checkpoint())
 
-    run = trainyard.Run(total_steps=1000)                                # for a loop of one's own
+With your own training loop:
+
+    run = trainyard.Run(total_steps=1000)
     step = run.restore(model=model, optimizer=optimizer)
     while step < 1000 and not run.should_stop():
-        …                                                                # one step
+        …                                                                # train one step
         step += 1
         run.step(step)
         run.log(step, loss=loss.item())
         if run.should_save():
             run.save(step, model=model, optimizer=optimizer)
 
-    trainyard.busy(seconds=3600)                                         # before what takes long and is no hang
+In any script:
 
-Inside the platform a Spot notice or SIGTERM ends the script at a step that is saved, and the next attempt goes on from
-there; checkpoints are as frequent as they are worth; metrics, progress and heartbeats come along.
+    data = trainyard.input_path("reviews", default="reviews.csv")        # an input of the spec
+    folder = trainyard.output()                                          # files here are kept with the run
+    trainyard.busy(seconds=3600)                                         # before a long pause that is not a hang
+    trainyard.result(accuracy=0.93)                                      # shown in receipts and comparisons
+
+Inside the platform, a Spot notice or SIGTERM stops the script at a step that is saved, and the next attempt resumes
+there. The interval between checkpoints follows from their cost, and metrics, progress and heartbeats are reported.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from trainyard.heartbeat import busy
-from trainyard.places import checkpoint, input_path, is_here, output, result
 from trainyard.run import Run
+from trainyard.script import busy, checkpoint, input_path, is_here, output, result
 
 if TYPE_CHECKING:
-    from trainyard.transformers_callback import Callback
+    from trainyard.callback import Callback
 
 __all__ = ["Callback", "Run", "busy", "checkpoint", "input_path", "is_here", "output", "result"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs transformers when it is asked for."""
+    """Import Callback, which needs transformers, only when it is used."""
     if name == "Callback":
-        from trainyard.transformers_callback import Callback
+        from trainyard.callback import Callback
 
         return Callback
     raise AttributeError(f"module 'trainyard' has no attribute '{name}'")

@@ -1,19 +1,31 @@
-"""Run: what a training loop of one's own asks of the platform."""
+"""Run: makes a custom training loop interruptible and resumable."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
-from trainyard.places import is_here, number_of
+from trainyard.script import is_here, number_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from jobs.container.trainer.own_loop import OwnLoop
+    from jobs.container.trainer.script_loop import ScriptLoop
 
 
 class Run:
-    """This run, for a loop of one's own. All ranks make one, and call the same methods in the same order."""
+    """This run, for a custom training loop. All ranks create one and call the same methods in the same order.
+
+    Example:
+        with trainyard.Run(total_steps=1000, samples_per_step=64) as run:
+            step = run.restore(model=model, optimizer=optimizer)
+            while step < 1000 and not run.should_stop():
+                loss = train_step(model, optimizer)
+                step += 1
+                run.step(step)
+                run.log(step, loss=loss)
+                if run.should_save():
+                    run.save(step, model=model, optimizer=optimizer)
+    """
 
     def __init__(
         self,
@@ -25,18 +37,24 @@ class Run:
         keep: int = 2,
         keep_every_steps: int | None = None,
     ) -> None:
-        """Say what is known of the loop.
+        """Describe the loop and how often to save.
 
-        `total_steps`: with it the progress shows how far it is, and the last step is saved.
-        `samples_per_step`: over all ranks, for the speed in the metrics.
-        `save_every_steps`: auto is what costs least time by Young's formula, from how long a save is seen to take and
-        `mean_hours_between_reclaims` of an instance.
-        `keep`: so many of the newest checkpoints stay, and the first at or after each multiple of `keep_every_steps`.
+        Args:
+            total_steps: Steps of the whole training. If given, the progress has an end, and the last step is saved.
+            samples_per_step: Samples in a step over all ranks, for the samples per second in the metrics. Default: 1.
+            save_every_steps: Interval between checkpoints. Default: auto, the interval that costs the least time by
+                Young's formula, given how long saves take and `mean_hours_between_reclaims`.
+            mean_hours_between_reclaims: Mean time between reclaims of one instance. Default: 6 hours.
+            keep: How many of the newest checkpoints to keep. Default: 2.
+            keep_every_steps: Also keep the first checkpoint at or after each multiple of this. Default: none.
+
+        Example:
+            run = trainyard.Run(total_steps=1000, samples_per_step=64)
         """
-        self._loop: OwnLoop | None = None
+        self._loop: ScriptLoop | None = None
         if is_here():
-            from jobs.container.trainer.accompanied import Saves
-            from jobs.container.trainer.own_loop import OwnLoop
+            from jobs.container.trainer.components import Saves
+            from jobs.container.trainer.script_loop import ScriptLoop
 
             saves = Saves(
                 every_steps=save_every_steps,
@@ -44,59 +62,92 @@ class Run:
                 keep=keep,
                 keep_every_steps=keep_every_steps,
             )
-            self._loop = OwnLoop(total_steps=total_steps, samples_per_step=samples_per_step, saves=saves)
+            self._loop = ScriptLoop(total_steps=total_steps, samples_per_step=samples_per_step, saves=saves)
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """What `save` was given last by an earlier attempt, by name, on the CPU: of what has a `state_dict` that.
+        """What an earlier attempt saved last, by name, on the CPU; None in a new run.
 
-        It is what this attempt goes on from, whatever it has saved since; None in a new run.
+        For objects that have one, it is their `state_dict`. It stays the same when this attempt saves.
+
+        Example:
+            if run.state is not None:
+                sampler.position = run.state["position"]
         """
         return self._loop.state if self._loop else None
 
     @property
     def steps_done(self) -> int:
-        """The step of `state`, or the last one since; 0 in a new run."""
+        """The last step that ended, at first the step of `state`; 0 in a new run.
+
+        Example:
+            progress = run.steps_done / total_steps
+        """
         return self._loop.steps_done if self._loop else 0
 
     def restore(self, **objects: Any) -> int:
-        """Give each its saved state (`load_state_dict`), go on with the random numbers, return the steps done.
+        """Load the saved state into each object (`load_state_dict`) and return the number of steps done.
 
-        Raises an error inside the platform if one is sharded (FSDP, ZeRO): see `save`.
+        Also restores this rank's random state. In a new run it changes nothing and returns 0. Inside the platform it
+        raises an error if an object is sharded (FSDP, ZeRO): see `save`.
+
+        Example:
+            step = run.restore(model=model, optimizer=optimizer)
         """
         return self._loop.restore(objects) if self._loop else 0
 
     def step(self, step: int | None = None) -> None:
-        """Say that a step has ended: `step`, or the next one. After it `should_save` and `should_stop` tell."""
+        """Report that a step has ended: `step`, or the next one. Then check `should_save` and `should_stop`.
+
+        Example:
+            optimizer.step()
+            run.step(step)
+        """
         if self._loop:
             self._loop.step(step)
 
     def should_save(self) -> bool:
-        """Return whether this step is to be saved: on all ranks at the same step."""
+        """Return whether to save this step. The answer is the same on all ranks.
+
+        Example:
+            if run.should_save():
+                run.save(step, model=model, optimizer=optimizer)
+        """
         return self._loop.should_save() if self._loop else False
 
     def save(self, step: int, **objects: Any) -> None:
-        """Save these under their names (of what has one, its `state_dict`), and each rank's random numbers.
+        """Save the objects, or their `state_dict` if they have one, and each rank's random state. All ranks call it.
 
-        All ranks call it; the states of rank 0 are saved, as those of a model in DistributedDataParallel are equal. The
-        loop waits for a copy in memory only.
+        Rank 0's states are saved; those of a model in DistributedDataParallel are equal on all ranks. The loop waits
+        only for a copy in memory, while writing and uploading run in the background.
 
-        What is sharded (FSDP, ZeRO) is an error inside the platform: give the full state, gathered on all ranks.
+        Sharded objects (FSDP, ZeRO) raise an error inside the platform: pass the full state, gathered on all ranks.
+
+        Example:
+            run.save(step, model=model, optimizer=optimizer, position={"epoch": epoch})
         """
         if self._loop:
             self._loop.save(step, objects)
 
     def should_stop(self) -> bool:
-        """Return whether to leave the loop, after the save of this step: the instance is being taken, or the budget
-        ends, and the run goes on in its next attempt; or it is a point of a sweep that successive halving stops. What
-        comes after the loop has some seconds.
+        """Return whether to leave the loop, after saving this step if `should_save` returns True.
+
+        The instance is being reclaimed or the budget is used up, and the next attempt resumes the run; or successive
+        halving stops this point of a sweep. Code after the loop has a few seconds.
+
+        Example:
+            while step < 1000 and not run.should_stop():
+                …
         """
         return self._loop.should_stop() if self._loop else False
 
     def log(self, step: int, **values: SupportsFloat) -> None:
-        """Write metrics of a step: into metrics.jsonl, TensorBoard's events and the log. Outside, print them.
+        """Write a step's metrics to metrics.jsonl, TensorBoard and the log. Outside the platform, print them.
 
-        A point of a sweep with successive halving is compared by what is logged here.
+        Successive halving compares the points of a sweep by what is logged here.
+
+        Example:
+            run.log(step, loss=loss.item(), learning_rate=scheduler.get_last_lr()[0])
         """
         if self._loop:
             self._loop.log(step, values)
@@ -104,12 +155,22 @@ class Run:
             print(f"step {step}: {', '.join(f'{name} {number_of(value):.4g}' for name, value in values.items())}")
 
     def busy(self, seconds: float) -> None:
-        """Say that what comes next, until the next step, may take so long and is no hang."""
+        """Announce that the time until the next step may be this many seconds and is not a hang.
+
+        Example:
+            run.busy(seconds=1800)
+            evaluate(model)
+        """
         if self._loop:
             self._loop.busy(seconds)
 
     def finish(self) -> None:
-        """Have all checkpoints and metrics on S3; the end of the script does it too."""
+        """Wait until all checkpoints and metrics are on S3. Called automatically at the end of the script.
+
+        Example:
+            run.finish()
+            notify("the model is complete")
+        """
         if self._loop:
             self._loop.finish()
 
