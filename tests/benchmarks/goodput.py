@@ -24,9 +24,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from jobs.container.saving.checkpoint_interval import interval_seconds
 from jobs.container.saving.interruption import NOTICE_MARGIN_SECONDS, NOTICE_SECONDS
-from jobs.container.saving.notice import Measured, needed_seconds
+from jobs.container.saving.interval import interval_seconds
+from jobs.container.saving.stop import Measured, needed_seconds
 
 DAY_SECONDS = 86_400.0
 MEAN_HOURS = (1.0, 6.0, 24.0)

@@ -25,9 +25,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
 from jobs.cli import demo_data
-from jobs.container.data.labelled_buckets import in_batches
 from jobs.container.data.labelled_text import Examples
-from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, in_batches, prepare
 
 TUTORIAL_WIDTH = 512
 TUTORIAL_STEPS = 4

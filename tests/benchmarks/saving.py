@@ -8,7 +8,7 @@ One process trains on tiny batches and saves every few steps, in four ways:
     Trainer     the plain Trainer of transformers, which writes to local disk
     uploaded    the same, and a process uploads the files, with checksums, to an S3 server on this machine
     async_save  torch.distributed.checkpoint.async_save of the same model and optimizer, to local disk
-    meanwhile   like the entrypoints (container/saving/background_save.py): a thread writes a copy, then uploads it
+    meanwhile   like the entrypoints (container/saving/snapshot.py): a thread writes a copy, then uploads it
 
 A stall is the time from the end of a step to the start of the next. "Steps lose" is the extra time of the steps until
 the checkpoint is complete, because writing and checksums use the same cores. So does the S3 server, which would be
@@ -38,10 +38,10 @@ from transformers.trainer_callback import PrinterCallback
 from jobs.aws import s3 as object_store
 from jobs.container.models.masked_bert import BertForMaskedLM
 from jobs.container.rank import Rank
-from jobs.container.saving.background_save import BackgroundSave
-from jobs.container.saving.checkpoint import CheckpointUploads
+from jobs.container.saving.manifest import Retention, Throughput
 from jobs.container.saving.metrics import RunMetrics
-from jobs.container.saving.stored_checkpoints import Retention, Throughput
+from jobs.container.saving.snapshot import BackgroundSave
+from jobs.container.saving.upload import CheckpointUploads
 from jobs.container.store import LOOPBACK, serve_store
 from jobs.container.trainer.trainer import Options, trainer_class
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm

@@ -19,10 +19,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jobs.container.data import corpus_files, vocabulary
+from jobs.container.data import corpus_files
 from jobs.container.data.corpus_files import END
-from jobs.container.data.corpus_packing import CorpusPacking
-from jobs.container.data.encoders import HuggingFace, load
+from jobs.container.data.packed_tokens import CorpusPacking
+from jobs.container.data.tokenizer import HuggingFace, load_tokenizer, train_wordpiece
 from tests.support.benchmarks.debian_text import debian_texts, frame, texts_of, write_rows
 from tests.support.benchmarks.speed import Result, answer, apart
 
@@ -122,7 +122,7 @@ def _learn(folder: Path, fraction: str) -> dict[str, Any]:
     with sample.open("wb") as stream:
         for number, shard in enumerate(sorted((folder / "framed").iterdir())):
             stream.writelines(document + END for document in corpus_files.sample(shard, float(fraction), seed=[number]))
-    tokenizer = vocabulary.learn(
+    tokenizer = train_wordpiece(
         lambda: corpus_files.batches(corpus_files.documents(sample), at_most_bytes=4 << 20),
         size=VOCABULARY,
         lowercase=True,
@@ -137,7 +137,7 @@ def _learn(folder: Path, fraction: str) -> dict[str, Any]:
 
 def _cut(folder: Path) -> dict[str, Any]:
     """Copy the shards, and cut each document where the tutorial would."""
-    tokenizer = load(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
     (folder / "cut").mkdir()
     for shard in sorted((folder / "framed").iterdir()):
         with (folder / "cut" / shard.name).open("wb") as stream:
@@ -181,7 +181,7 @@ def _tutorial(folder: Path) -> dict[str, Any]:
 
 def _ours(folder: Path, shards: str, encoder: str = "auto") -> dict[str, Any]:
     """Do the job's work without S3: choose the encoder, encode, check, pack, and delete each file."""
-    tokenizer = load(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
     started, cpu = time.perf_counter(), _cpu_seconds()
     tokens = written = 0
     target = folder / "packed.npy"

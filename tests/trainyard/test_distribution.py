@@ -1,4 +1,4 @@
-"""The library as a distribution of its own: it installs alone, and each of its calls works without the platform."""
+"""The library as a separate distribution: it installs alone, and every call works without the platform."""
 
 import shutil
 import subprocess
@@ -47,14 +47,14 @@ except ModuleNotFoundError as error:
 else:
     raise AssertionError
 tested = {"Callback", "Run", "busy", "checkpoint", "input_path", "is_here", "output", "result"}
-assert set(trainyard.__all__) == tested, "test what is new, too"
+assert set(trainyard.__all__) == tested, "test new names as well"
 assert {name for name in vars(trainyard.Run) if name[0] != "_"} == {
     "busy", "finish", "log", "restore", "save", "should_save", "should_stop", "state", "step", "steps_done"
 }
 """
 
 
-def test_it_installs_alone_and_its_calls_work_anywhere(tmp_path: Path) -> None:
+def test_library_installs_alone_and_works_anywhere(tmp_path: Path) -> None:
     source = shutil.copytree(LIBRARY, tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-index"]
@@ -72,7 +72,7 @@ def test_it_installs_alone_and_its_calls_work_anywhere(tmp_path: Path) -> None:
     subprocess.run([python, "-I", "-c", SCRIPT], cwd=tmp_path, check=True)
 
 
-def test_it_is_of_the_version_of_all_the_rest() -> None:
+def test_library_has_the_version_of_the_platform() -> None:
     own, whole = (tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (LIBRARY, ROOT))
-    assert own["name"] != whole["name"], "it is another distribution"
+    assert own["name"] != whole["name"], "the distributions have different names"
     assert (own["version"], own["requires-python"]) == (whole["version"], whole["requires-python"])

@@ -13,7 +13,7 @@ import pytest
 
 from jobs.aws import s3 as object_store
 from jobs.container.data.artifacts import OpenArtifact
-from jobs.container.data.encoders import ODD_TEXTS
+from jobs.container.data.tokenizer import ODD_TEXTS
 from jobs.core.locations import S3Location
 from tests.support.container import image_environment, s3_server
 from tests.support.container.corpora import Workshop, paragraphs, put_jsonl

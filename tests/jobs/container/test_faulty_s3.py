@@ -48,7 +48,7 @@ def test_a_training_on_a_faulty_s3_that_denies_an_upload_goes_on_where_it_was_wh
     )
     assert first.lines[-1].endswith(
         f": AWS denied PutObject: injected; the last complete one in {run.location}checkpoints/ is untouched. "
-        "Next: mend that, then trainyard resume RUN\n"
+        "Next: fix that, then trainyard resume RUN\n"
     )
     assert "Traceback" not in first.output
     assert run.complete_checkpoints() == [8, 16]

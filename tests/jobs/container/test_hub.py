@@ -78,10 +78,10 @@ import json
 from pathlib import Path
 from jobs.core.errors import TrainyardError
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
-from jobs.container.trainer import gaudi_config
+from jobs.container.trainer.arguments import read_gaudi_config
 from jobs.container.data.artifacts import open_artifact
 from jobs.container.data.labelled_text import read_table
-from jobs.container.data.tokenizer_files import tokenizer_files
+from jobs.container.data.tokenizer import tokenizer_files
 from jobs.container.kinds.pretrain_mlm import fetch_inputs
 from jobs.container.models.pretrained import model_folder
 scratch = Path("scratch")
@@ -96,7 +96,7 @@ for name, read in {
     "inputs": lambda: fetch_inputs(arguments, None, scratch).model_dump(mode="json"),
     "inputs of a model": lambda: bool(fetch_inputs(of_a_model, None, scratch)),
     "tokenizer": tokenizer,
-    "gaudi_config": lambda: gaudi_config.read("hf://acme/bert", None),
+    "gaudi_config": lambda: read_gaudi_config("hf://acme/bert", None),
     "no manifest": lambda: open_artifact("hf://acme/bert", kind="packed-tokens", s3=None, scratch=scratch),
     "no artifact": lambda: open_artifact("hf://acme/none", kind="packed-tokens", s3=None, scratch=scratch),
     "no table": lambda: read_table("hf://acme/none?config=en", ["text", "label"], s3=None),
@@ -157,11 +157,11 @@ def test_tokens_tokenizer_configuration_and_gaudi_config_are_read_from_the_hub_a
     assert found["tokenizer"]["tokenizer.json"] == bert["tokenizer.json"].decode()
     assert "model.safetensors" not in found["tokenizer"]
     assert found["gaudi_config"] == {"use_torch_autocast": True, "autocast_fp32_ops": ["mm"]}
-    assert "hf://acme/bert is no 'packed-tokens': it has no manifest.json" in found["no manifest"]
+    assert "hf://acme/bert is not a 'packed-tokens': it has no manifest.json" in found["no manifest"]
     assert found["no artifact"].startswith("NotFoundError hf://acme/none: ")
     assert found["no table"] == (
         "NotFoundError hf://acme/none?config=en: Dataset 'acme/none' doesn't exist on the Hub or cannot be accessed.\n"
-        "Next: check the name; a gated one needs HF_TOKEN"
+        "Next: check the name; a gated data set needs HF_TOKEN"
     )
     assert found["no model"] == (
         "NotFoundError hf://acme/none: the hub answered 404 Not Found\n"

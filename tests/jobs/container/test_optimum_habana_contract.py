@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jobs.container.channel import RequestFiles
-from jobs.container.trainer import gaudi_config
+from jobs.container.trainer import arguments
 from jobs.core.images import release
 from tests.support.container import image_environment, optimum_habana_on_cpu
 from tests.support.container.hpu_ranks import REPOSITORY, described, run_python, train
@@ -75,7 +75,7 @@ def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> 
     assert description["config"], "nothing reached GaudiConfig"
     assert set(description["config"]) <= set(description["config_known"])
     assert description["config_kept"] == description["config"]
-    assert set(gaudi_config.KEYS) <= set(description["config_known"])
+    assert set(arguments.KEYS) <= set(description["config_known"])
     # A file takes the place of the default, and another optimizer than AdamW that of the kernel
     assert description["config_of_a_file"] == {
         "use_fused_adam": False,

@@ -12,9 +12,9 @@ from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator
 from jobs.container.channel import RankStatus, RequestFiles, ask_comparison
 from jobs.container.rank import Rank
-from jobs.container.saving.checkpoint import CheckpointUploads
+from jobs.container.saving.manifest import Retention, Throughput
 from jobs.container.saving.metrics import RunMetrics
-from jobs.container.saving.stored_checkpoints import Retention, Throughput
+from jobs.container.saving.upload import CheckpointUploads
 from jobs.container.trainer.training import Task, train
 from jobs.core.locations import S3Location
 from jobs.spec.kinds.finetune_classification import FinetuneClassification

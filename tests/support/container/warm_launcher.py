@@ -67,7 +67,7 @@ _IMPORTED = (
     "torch.utils.tensorboard",
     "numpy.ma",
     "trainyard.run",
-    "trainyard.transformers_callback",
+    "trainyard.callback",
     "infra.emulator.server",
     *(f"infra.emulator.{name}" for name in _EMULATOR),
     "moto.server",

@@ -1,4 +1,4 @@
-"""Artifacts on S3: made once, resumed shard by shard, and read only where they are what they say."""
+"""Artifacts on S3: made once, resumed shard by shard, and verified when read."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SHARDS = {"shard-00000.txt": b"one\n", "shard-00001.txt": b"two\nthree\n", "more
 
 
 class Workshop:
-    """Runs that make the same artifact, unlike that of any other test."""
+    """Runs that make the same artifact, which no other test makes."""
 
     def __init__(self, s3: "S3Client", folder: Path) -> None:
         self.s3 = s3
@@ -55,10 +55,10 @@ def workshop(s3: "S3Client", tmp_path: Path) -> Workshop:
     return Workshop(s3, tmp_path)
 
 
-def test_what_was_made_is_read_by_its_run_and_by_its_own_folder(workshop: Workshop) -> None:
+def test_artifact_is_read_by_its_run_or_its_folder(workshop: Workshop) -> None:
     builder = workshop.make(note="für Menschen")
     content = object_store.read(workshop.s3, builder.location / "manifest.json") or b""
-    assert "für Menschen" in content.decode(), "it is read by people, too"
+    assert "für Menschen" in content.decode(), "people read it as well"
     for location in (workshop.run("first"), builder.location, str(builder.location).rstrip("/")):
         artifact = workshop.open(location)
         assert artifact.manifest.fingerprint == builder.fingerprint
@@ -68,25 +68,25 @@ def test_what_was_made_is_read_by_its_run_and_by_its_own_folder(workshop: Worksh
         assert {name: (folder / name).read_bytes() for name in SHARDS} == SHARDS
 
 
-def test_another_run_finds_it_points_to_it_and_has_nothing_to_do(workshop: Workshop) -> None:
+def test_second_run_reuses_the_artifact(workshop: Workshop) -> None:
     made = workshop.make()
     found = workshop.builder("second").existing()
     assert found is not None
     assert found.provenance == {"run": str(workshop.run("first")), "made": "first"}
     assert workshop.open(workshop.run("second")).location == str(made.location)
-    # AND what other options make is another artifact
+    # AND other options make another artifact
     other = workshop.builder("third", vocabulary=10)
     assert (other.existing(), other.done_shards()) == (None, {})
     assert object_store.read(workshop.s3, workshop.run("third") / "artifact.json") is None
 
 
-def test_a_restarted_job_makes_only_what_is_missing(workshop: Workshop) -> None:
-    # GIVEN a job that ended in the middle of it: one shard done, one there without its record, one neither
+def test_restarted_job_makes_only_missing_shards(workshop: Workshop) -> None:
+    # GIVEN an interrupted job: one shard is done, one has no record, one is missing
     interrupted = workshop.builder()
     workshop.put(interrupted, "shard-00000.txt")
     object_store.write(workshop.s3, interrupted.location / "shard-00001.txt", b"two\n")
-    # THEN it does not exist for any reader, and the next attempt sees what is done
-    with pytest.raises(NotFoundError, match=r"holds neither manifest\.json nor artifact\.json"):
+    # THEN readers do not find the artifact, and the next attempt knows what is done
+    with pytest.raises(NotFoundError, match=r"has neither manifest\.json nor artifact\.json"):
         workshop.open(interrupted.location)
     again = workshop.builder()
     assert again.existing() is None
@@ -99,32 +99,32 @@ def test_a_restarted_job_makes_only_what_is_missing(workshop: Workshop) -> None:
     assert workshop.open(workshop.run("first")).path("shard-00001.txt").read_bytes() == b"two\nthree\n"
 
 
-def test_a_folder_of_this_machine_is_read_as_well(workshop: Workshop, tmp_path: Path) -> None:
+def test_local_artifact_is_read(workshop: Workshop, tmp_path: Path) -> None:
     builder = workshop.make()
     local = tmp_path / "local"
     names = list(object_store.sizes(workshop.s3, builder.location))
     object_store.download_all(workshop.s3, builder.location, names, local)
     assert workshop.open(local).path("shard-00000.txt") == local / "shard-00000.txt"
-    # A run's folder that was fetched still leads to S3.
+    # A downloaded run folder still points to S3.
     fetched = tmp_path / "fetched"
     object_store.download(workshop.s3, workshop.run("first") / "artifact.json", fetched / "artifact.json")
     assert workshop.open(fetched).location == str(builder.location)
     (local / "shard-00000.txt").write_bytes(b"One\n")
     artifact = workshop.open(local)
     assert artifact.path("shard-00001.txt").read_bytes() == b"two\nthree\n"
-    with pytest.raises(UsageError, match=r"shard-00000\.txt has another sha256 than its manifest says"):
+    with pytest.raises(UsageError, match=r"the sha256 of shard-00000\.txt differs from its manifest"):
         artifact.download()
     with pytest.raises(UsageError, match="has no file 'shard-9'"):
         artifact.path("shard-9")
 
 
-def test_a_missing_or_shortened_file_is_refused_and_made_again(workshop: Workshop) -> None:
+def test_missing_or_truncated_file_is_refused_and_remade(workshop: Workshop) -> None:
     builder = workshop.make()
     object_store.write(workshop.s3, builder.location / "shard-00001.txt", b"two\n")
-    with pytest.raises(UsageError, match=r"is not whole: shard-00001\.txt has 4 bytes, its manifest says 10"):
+    with pytest.raises(UsageError, match=r"is damaged: shard-00001\.txt has 4 bytes instead of 10"):
         workshop.open(builder.location)
     object_store.delete_all(workshop.s3, builder.location, ["shard-00001.txt"])
-    with pytest.raises(UsageError, match=r"is not whole: shard-00001\.txt is missing"):
+    with pytest.raises(UsageError, match=r"is damaged: shard-00001\.txt is missing"):
         workshop.open(workshop.run("first"))
     again = workshop.builder("second")
     assert again.existing() is None
@@ -134,12 +134,12 @@ def test_a_missing_or_shortened_file_is_refused_and_made_again(workshop: Worksho
     assert workshop.open(workshop.run("first")).download()
 
 
-def test_what_is_no_such_artifact_is_refused(workshop: Workshop) -> None:
+def test_other_kind_of_artifact_is_refused(workshop: Workshop) -> None:
     builder = workshop.make()
     for location in (workshop.run("first"), builder.location):
         with pytest.raises(UsageError, match="is a 'corpus', not a 'tokenizer'"):
             workshop.open(location, kind="tokenizer")
-    with pytest.raises(NotFoundError, match="is no 'corpus': it holds neither"):
+    with pytest.raises(NotFoundError, match="is not a 'corpus': it has neither"):
         workshop.open(workshop.run("nobody"))
     with pytest.raises(UsageError, match="only `trainyard submit` can resolve"):
         workshop.open("run://prepare-corpus")
@@ -148,11 +148,11 @@ def test_what_is_no_such_artifact_is_refused(workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"inputs": {}}, "its fingerprint is not that of the options and inputs"),
+        ({"inputs": {}}, "its fingerprint does not match its options and inputs"),
         ({"files": {"../x": {"bytes": 1, "sha256": "0" * 64}}}, "its manifest.json cannot be read"),
     ],
 )
-def test_a_manifest_that_does_not_match_is_refused(workshop: Workshop, change: dict[str, Any], message: str) -> None:
+def test_mismatched_manifest_is_refused(workshop: Workshop, change: dict[str, Any], message: str) -> None:
     builder = workshop.make()
     place = builder.location / "manifest.json"
     manifest = json.loads(object_store.read(workshop.s3, place) or b"")
@@ -161,7 +161,7 @@ def test_a_manifest_that_does_not_match_is_refused(workshop: Workshop, change: d
         workshop.open(builder.location)
 
 
-def test_nothing_is_finished_without_a_file_nor_under_a_record_s_name(workshop: Workshop, tmp_path: Path) -> None:
+def test_empty_artifact_and_reserved_names_are_refused(workshop: Workshop, tmp_path: Path) -> None:
     builder = workshop.builder()
     with pytest.raises(UsageError, match="'corpus' has no files"):
         builder.finish({})
@@ -172,9 +172,7 @@ def test_nothing_is_finished_without_a_file_nor_under_a_record_s_name(workshop: 
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_the_identity_of_an_input_changes_with_its_content_only(
-    s3: "S3Client", tmp_path: Path, *, is_remote: bool
-) -> None:
+def test_identity_of_an_input_follows_its_content(s3: "S3Client", tmp_path: Path, *, is_remote: bool) -> None:
     place = f"s3://data/{tmp_path.name}" if is_remote else str(tmp_path)
 
     def put(name: str, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Labelled text from its table to classes, held-out examples and token ids; what cannot be a class is refused."""
+"""Labelled text: from tables to classes and held-out examples; invalid labels are refused."""
 
 import re
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def no_s3() -> Any:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Loads the rows as a job with these arguments does, from train.jsonl and eval.jsonl."""
+    """Load the rows as a job with these arguments would, from train.jsonl and eval.jsonl."""
 
     def load(train: Rows, held_out: Rows | None = None, **arguments: Any) -> Loaded:
         arguments["train_data"] = str(write_jsonl(tmp_path / "train.jsonl", train))
@@ -42,7 +42,7 @@ def labelled(*labels: Any) -> Rows:
     return [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
 
 
-def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> None:
+def test_named_columns_override_those_of_a_glue_task(load: Load) -> None:
     rows = [
         {"first": f"text {number}", "sentence1": "no", "sentence2": f"other {number}", "label": 7, "same": number}
         for number in range(2)
@@ -84,25 +84,23 @@ def test_labels_become_classes_in_a_fixed_order(
         *((["1", text], f"line 2: 'label' is '{text}', which is not a class") for text in ("0,5", " 1.5E-3 ", "nan")),
         ([1, 2.0**54], "train.jsonl, line 2: 'label' is 1.8014398509481984e+16, which is not a class"),
         (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is not a class"),
-        (["bad", "bad"], "train.jsonl: every 'label' is 'bad'; there is nothing to tell apart"),
+        (["bad", "bad"], "train.jsonl: every 'label' is 'bad', but training needs at least two"),
     ],
 )
-def test_what_cannot_be_told_apart_as_classes_is_refused_with_its_line(
-    load: Load, labels: list[Any], message: str
-) -> None:
+def test_invalid_labels_are_refused_with_their_line(load: Load, labels: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         load(labelled(*labels))
 
 
-def test_what_the_training_data_have_no_class_for_and_what_is_no_text_is_refused_with_its_line(load: Load) -> None:
-    for label, said in (
+def test_unknown_classes_and_non_texts_are_refused_with_line(load: Load) -> None:
+    for label, problem in (
         ("god", "'god' is none of the training data's; did you mean 'good'?"),
         (None, "None is none of"),
     ):
-        with pytest.raises(UsageError, match=re.escape(f"eval.jsonl, line 2: label {said}")):
+        with pytest.raises(UsageError, match=re.escape(f"eval.jsonl, line 2: label {problem}")):
             load(labelled("bad", "good"), labelled("bad", label))
-    for text, said in (("a \ud83d b", "contains a lone surrogate"), (None, "is not text but None")):
-        with pytest.raises(UsageError, match=re.escape(f"train.jsonl, line 3: 'text' {said}")):
+    for text, problem in (("a \ud83d b", "contains a lone surrogate"), (None, "is not text but None")):
+        with pytest.raises(UsageError, match=re.escape(f"train.jsonl, line 3: 'text' {problem}")):
             load([*labelled("bad", "good"), {"text": text, "label": "bad"}])
 
 
@@ -126,7 +124,7 @@ def several(tmp_path: Path, *tables: Rows) -> list[str]:
     return [str(write_jsonl(tmp_path / f"part{number}.jsonl", rows)) for number, rows in enumerate(tables)]
 
 
-def test_several_tables_are_read_as_if_they_were_one_and_a_mistake_names_its_own(tmp_path: Path) -> None:
+def test_tables_are_joined_and_errors_name_their_table(tmp_path: Path) -> None:
     first, second = labelled("good", "bad"), labelled("so-so", "good")
     arguments = FinetuneClassification(
         model="unused", train_data=several(tmp_path, first, second), eval_data=several(tmp_path, first)
@@ -137,28 +135,28 @@ def test_several_tables_are_read_as_if_they_were_one_and_a_mistake_names_its_own
     assert [names[label] for label in alone.labels] == ["good", "bad"]
 
     tables = several(tmp_path, labelled("good", "bad"), labelled("bad", None))
-    for arguments, said in (
+    for arguments, problem in (
         (FinetuneClassification(model="unused", train_data=tables), "'label' is None, which is not a class"),
         (FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables), "label None is none of the "),
     ):
-        with pytest.raises(UsageError, match=rf"part1\.jsonl, line 2: {said}"):
+        with pytest.raises(UsageError, match=rf"part1\.jsonl, line 2: {problem}"):
             labelled_text.load(arguments, s3=no_s3)
 
 
-def test_the_seed_decides_which_examples_are_held_out(load: Load) -> None:
+def test_seed_decides_which_examples_are_held_out(load: Load) -> None:
     rows = labelled(*[number % 2 for number in range(50)])
     splits = {}
     for seed in (1, 2, 3):
         _, train, held_out = load(rows, seed=seed, eval_fraction=0.2)
         assert (_, train, held_out) == load(rows, seed=seed, eval_fraction=0.2)
         assert len(held_out) == 10
-        assert sorted(train.texts + held_out.texts) == sorted(row["text"] for row in rows), "lost or doubled"
+        assert sorted(train.texts + held_out.texts) == sorted(row["text"] for row in rows), "lost or duplicated"
         splits[seed] = frozenset(held_out.texts)
     assert len(set(splits.values())) == 3
 
 
 def test_too_few_examples_to_hold_some_out_are_refused(load: Load) -> None:
-    with pytest.raises(UsageError, match=r"train\.jsonl has 2 examples: too few to hold some out; give eval_data"):
+    with pytest.raises(UsageError, match=r"train\.jsonl has 2 examples, too few to hold some out; set eval_data"):
         load(labelled(0, 1), eval_fraction=0.9)
     _, train, held_out = load(labelled(0, 1, 0), eval_fraction=0.01)
     assert (len(train), len(held_out)) == (2, 1)
@@ -166,7 +164,7 @@ def test_too_few_examples_to_hold_some_out_are_refused(load: Load) -> None:
 
 @pytest.fixture
 def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory stands in for the hub, and what is loaded stays below it."""
+    """The working directory stands in for the hub and holds its cache."""
     import datasets
 
     monkeypatch.chdir(tmp_path)
@@ -174,7 +172,7 @@ def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("datasets_cache")
-def test_a_glue_task_is_read_from_its_own_columns_and_its_public_validation_split(tmp_path: Path) -> None:
+def test_glue_task_uses_its_columns_and_validation_split(tmp_path: Path) -> None:
     columns = {"sst2": ["sentence"], "mnli": ["premise", "hypothesis"]}
     held_out = {"sst2": "validation", "mnli": "validation_matched"}
     configurations: dict[str, Splits] = {
@@ -188,14 +186,14 @@ def test_a_glue_task_is_read_from_its_own_columns_and_its_public_validation_spli
     for task, own in columns.items():
         arguments = FinetuneClassification.model_validate({"model": "unused", "glue_task": task})
         names, *parts = labelled_text.load(arguments, s3=no_s3)
-        assert names == ["no", "yes"], "the data set's own names, although only one occurs"
+        assert names == ["no", "yes"], "the data set's names, although only one occurs"
         for part, split in zip(parts, ("train", held_out[task]), strict=True):
             text, *pair = [f"{task} {split} {name}" for name in own]
             assert part == Examples(texts=[text], pairs=pair or None, labels=[1])
 
 
 def write_parquet(path: Path, names: list[str], numbers: list[int]) -> str:
-    """Write a table as `datasets` does, with the names of its label's numbers."""
+    """Write a table as `datasets` does, with names for its label numbers."""
     import datasets
 
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
@@ -205,30 +203,30 @@ def write_parquet(path: Path, names: list[str], numbers: list[int]) -> str:
 
 
 @pytest.mark.usefixtures("datasets_cache")
-def test_a_parquet_file_brings_the_names_of_its_classes(tmp_path: Path) -> None:
+def test_parquet_file_provides_class_names(tmp_path: Path) -> None:
     train = write_parquet(tmp_path / "train.parquet", ["liked", "disliked"], [0, 1, 1])
     held_out = write_parquet(tmp_path / "eval.parquet", ["disliked", "liked"], [0, 1])
     arguments = FinetuneClassification(model="unused", train_data=train, eval_data=held_out)
     names, trained, evaluated = labelled_text.load(arguments, s3=no_s3)
     assert names == ["liked", "disliked"]
     assert trained.labels == [0, 1, 1]
-    assert evaluated.labels == [1, 0], "the same classes, which the other file numbers otherwise"
+    assert evaluated.labels == [1, 0], "the same classes, numbered differently in the other file"
 
     of_numbers = str(write_jsonl(tmp_path / "n.jsonl", labelled(1, 0, 1)))
     arguments = FinetuneClassification(model="unused", train_data=of_numbers, eval_data=held_out)
-    assert labelled_text.load(arguments, s3=no_s3)[2].labels == [0, 1], "trained on numbers alone"
+    assert labelled_text.load(arguments, s3=no_s3)[2].labels == [0, 1], "trained on numbers"
 
 
-def test_a_rare_class_is_on_both_sides_of_a_split_and_the_shares_are_kept(load: Load) -> None:
+def test_split_keeps_shares_and_has_rare_classes_on_both_sides(load: Load) -> None:
     rows = labelled(*["often"] * 60, *["seldom"] * 38, *["rare"] * 2, "once")
     names, train, held_out = load(rows, eval_fraction=0.1)
     counts = {name: (train.labels.count(number), held_out.labels.count(number)) for number, name in enumerate(names)}
     assert counts == {"often": (54, 6), "once": (1, 0), "rare": (1, 1), "seldom": (35, 3)}
-    assert sorted(train.texts + held_out.texts) == sorted(row["text"] for row in rows), "lost or doubled"
+    assert sorted(train.texts + held_out.texts) == sorted(row["text"] for row in rows), "lost or duplicated"
 
 
 @pytest.mark.parametrize("count", [1, 8, 40, 99])
-def test_a_split_has_as_many_rows_as_are_asked_for_as_far_as_classes_can_be_parted(count: int) -> None:
+def test_split_has_the_requested_size_if_classes_allow_it(count: int) -> None:
     labels = [number // 2 for number in range(20)] + [10] * 80
     drawn = labelled_text.stratified(labels, count, seed=3)
     assert len(set(drawn.tolist())) == len(drawn) == min(count, 89)
@@ -244,7 +242,7 @@ BAD: Rows = [
 ]
 
 
-def test_all_bad_rows_of_a_table_are_named_at_once_up_to_ten(load: Load, tmp_path: Path) -> None:
+def test_up_to_ten_bad_rows_are_reported_together(load: Load, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load([*labelled("bad", "good"), *BAD * 3], labelled("bad", None))
     first, *lines = str(caught.value).splitlines()
@@ -262,7 +260,7 @@ def test_all_bad_rows_of_a_table_are_named_at_once_up_to_ten(load: Load, tmp_pat
     assert lines[-1].endswith("; or leave them out with on_bad_rows: skip")
 
 
-def test_bad_rows_are_left_out_and_counted_where_that_is_asked_for(load: Load, tmp_path: Path) -> None:
+def test_bad_rows_are_skipped_and_counted_on_request(load: Load, tmp_path: Path) -> None:
     bad = BadRows(skip=True, at_most=5)
     train = [*BAD, *labelled("bad", "good")]
     write_jsonl(tmp_path / "train.jsonl", train)

@@ -1,19 +1,29 @@
-"""Token ids in batches: of few widths, padded on the tokenizer's side, read back in the examples' own order."""
+"""Token ids in batches: few widths, the tokenizer's padding side, results in the examples' order."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from jobs.aws import s3 as object_store
 from jobs.container.data.labelled_text import Examples
 from jobs.container.data.labelled_tokens import InBatches, Prepared, prepare
+from jobs.container.kinds.finetune_classification import _length_buckets
+from jobs.core.locations import S3Location
+from jobs.core.run import DATA
+from jobs.data_checks.data_summary import DataSummary
+from jobs.spec.kinds.finetune_classification import FinetuneClassification
+from jobs.spec.launcher_options import ACCELERATOR_VARIABLE
 from tests.support.container.reviews import reviews
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_batches_are_what_the_tokenizer_makes_of_the_texts_at_that_width(
-    tiny_bert: Path, tmp_path: Path, side: str
-) -> None:
+def test_batches_equal_the_tokenizers_output_at_their_width(tiny_bert: Path, tmp_path: Path, side: str) -> None:
     from transformers import BertTokenizerFast
 
     tokenizer = BertTokenizerFast.from_pretrained(tiny_bert, padding_side=side)
@@ -28,7 +38,7 @@ def test_batches_are_what_the_tokenizer_makes_of_the_texts_at_that_width(
             folder=tmp_path / f"{buckets}-{max_length}",
         ).bucketed(buckets, max_length=max_length)
         assert (prepared.train_examples, prepared.eval_examples) == (2, 1)
-        assert prepared.widths == widths, "of both parts, in steps of 8, at most max_length"
+        assert prepared.widths == widths, "for both parts, multiples of 8, at most max_length"
         assert prepared.longest == 44, "before it is cut"
         assert [lengths.model_dump() for lengths in prepared.summary.lengths] == [
             {"unit": "tokens", "at": [9, 44, 44, 44]}
@@ -52,9 +62,7 @@ def test_batches_are_what_the_tokenizer_makes_of_the_texts_at_that_width(
                 assert {name: values.tolist() for name, values in batch.items()} == {**expected, "labels": labels}
 
 
-def test_an_evaluation_sees_each_example_and_gives_its_results_in_their_own_order(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_evaluation_covers_all_examples_and_restores_order(tiny_bert: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     rows = reviews(37, seed=1, labels=(0, 1))
@@ -73,13 +81,13 @@ def test_an_evaluation_sees_each_example_and_gives_its_results_in_their_own_orde
     ]
 
 
-def test_the_share_of_padding_is_that_of_the_batches(tiny_bert: Path, tmp_path: Path) -> None:
+def test_share_of_padding_matches_the_batches(tiny_bert: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     texts = ["the"] * 5 + ["the " * 14] * 11
     part = Examples(texts=texts, pairs=None, labels=[0, 1] * 8)
     train = _prepared(part, AutoTokenizer.from_pretrained(tiny_bert), tmp_path).train
-    # Of the five with 3 tokens, four make a batch of 8; the fifth goes with those that have 16.
+    # Of the five examples with 3 tokens, four make a batch of width 8; the fifth joins those with 16.
     for batch, expected, tokens in ((4, [8, 16], 4 * 8 + 12 * 16), (16, [16], 16 * 16)):
         widths, padding = train.shapes(batch)
         assert widths == expected
@@ -89,3 +97,18 @@ def test_the_share_of_padding_is_that_of_the_batches(tiny_bert: Path, tmp_path: 
 def _prepared(part: Examples, tokenizer: object, folder: Path) -> Prepared:
     parts = {"train": part, "eval": part}
     return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=32, folder=folder).bucketed(4, max_length=32)
+
+
+@pytest.mark.parametrize(("accelerator", "number"), [("cpu", 4), ("hpu", 2)])
+def test_resumed_run_keeps_its_number_of_widths(
+    accelerator: str, number: int, s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ACCELERATOR_VARIABLE, accelerator)
+    run = S3Location("runs", f"research/{tmp_path.name}/")
+    rank: Any = SimpleNamespace(run=run)
+    arguments = FinetuneClassification(model="m", train_data="t.jsonl")
+    assert _length_buckets(rank, arguments, s3) == number
+    summary = DataSummary(training=1, classes=[], length_buckets=3)
+    object_store.write(s3, run / DATA, summary.model_dump_json().encode())
+    assert _length_buckets(rank, arguments, s3) == 3
+    assert _length_buckets(rank, arguments.model_copy(update={"length_buckets": 2}), s3) == 2

@@ -1,4 +1,4 @@
-"""What a masked language model trains on: which tokens are masked, with what, and in which order the sequences come."""
+"""Masked sequences: which tokens are masked, with what, and in which order sequences come."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ LENGTH = 128
 
 
 class Rows:
-    """Sequences of ordinary tokens between [CLS] and [SEP]; the last is half full."""
+    """Sequences of ordinary tokens between [CLS] and [SEP]. The last one is half full."""
 
     def __init__(self, count: int, *, length: int = LENGTH) -> None:
         self.ids = np.random.default_rng(0).integers(5, VOCABULARY, (count, length))
@@ -41,12 +41,12 @@ def masking(*, fraction: float = 0.15, seed: int = 1) -> Masking:
 
 
 def masked(batch: dict[str, torch.Tensor], row: int) -> dict[int, int]:
-    """Place and token of what has to be guessed in one sequence."""
+    """Return the position and token of each label in one sequence."""
     pairs = zip(batch["masked_positions"][row].tolist(), batch["labels"][row].tolist(), strict=True)
     return {place: token for place, token in pairs if token != IGNORED}
 
 
-def test_each_sequence_has_the_same_number_of_masks_and_none_on_special_tokens_or_padding() -> None:
+def test_every_sequence_has_equally_many_masks() -> None:
     rows = Rows(400)
     batch = MaskedSequences(rows, masking()).__getitems__(range(400))
 
@@ -63,21 +63,21 @@ def test_each_sequence_has_the_same_number_of_masks_and_none_on_special_tokens_o
         untouched = np.delete(np.arange(LENGTH), list(tokens))
         assert (batch["input_ids"][row].numpy()[untouched] == rows.ids[row, untouched]).all()
     places = Counter(place for row in range(399) for place in masked(batch, row))
-    assert set(places) == set(range(1, LENGTH - 1)), "every place has its turn"
+    assert set(places) == set(range(1, LENGTH - 1)), "every position is masked sometimes"
 
 
-def test_80_percent_are_mask_tokens_10_percent_others_and_10_percent_their_own() -> None:
+def test_masked_positions_split_80_10_10() -> None:
     batch = MaskedSequences(Rows(4001), masking()).__getitems__(range(4000))
     there = batch["input_ids"].gather(1, batch["masked_positions"])
     assert (there == MASK).double().mean().item() == pytest.approx(0.8, abs=0.01)
     assert (there == batch["labels"]).double().mean().item() == pytest.approx(0.1, abs=0.01)
     others = there[(there != MASK) & (there != batch["labels"])]
     assert len(others) / there.numel() == pytest.approx(0.1, abs=0.01)
-    assert others.min() >= 5, "no special token stands in for another"
-    assert len(set(others.tolist())) > 900, "of the whole vocabulary"
+    assert others.min() >= 5, "no special token is a replacement"
+    assert len(set(others.tolist())) > 900, "from the whole vocabulary"
 
 
-def test_masks_follow_from_seed_and_number_alone_however_batches_are_cut() -> None:
+def test_masks_follow_from_seed_and_number_alone() -> None:
     data = MaskedSequences(Rows(32), masking())
     whole = data.__getitems__(range(32))
     again = MaskedSequences(Rows(32), masking()).__getitems__([7, 3])
@@ -90,11 +90,11 @@ def test_masks_follow_from_seed_and_number_alone_however_batches_are_cut() -> No
     assert MaskedSequences(Rows(32), masking(seed=-1))[0]["labels"].shape == (19,)
 
 
-def test_a_pass_has_each_sequence_once_and_the_next_has_another_order_and_other_masks() -> None:
+def test_each_pass_has_all_sequences_in_a_new_order() -> None:
     rows = Rows(50)
     order = TrainingOrder(rows, masking(), length=120)
     assert len(order) == 120
-    batches = [order.__getitems__(range(start, start + 8)) for start in range(0, 120, 8)]  # 50 lies within one
+    batches = [order.__getitems__(range(start, start + 8)) for start in range(0, 120, 8)]  # 50 is within a batch
     seen = [token for batch in batches for token in restored(batch)]
     first, second, third = seen[:50], seen[50:100], seen[100:]
     assert sorted(first) == sorted(second) == sorted(map(tuple, rows.ids.tolist()))
@@ -106,7 +106,7 @@ def test_a_pass_has_each_sequence_once_and_the_next_has_another_order_and_other_
 
 
 def restored(batch: dict[str, torch.Tensor]) -> list[tuple[int, ...]]:
-    """The sequences as they were before they were masked."""
+    """Return the sequences before masking."""
     ids = batch["input_ids"].clone()
     for row in range(len(ids)):
         for place, token in masked(batch, row).items():
@@ -114,7 +114,7 @@ def restored(batch: dict[str, torch.Tensor]) -> list[tuple[int, ...]]:
     return [tuple(row) for row in ids.tolist()]
 
 
-def test_the_order_can_be_entered_anywhere() -> None:
+def test_order_can_be_entered_anywhere() -> None:
     """As a resumed attempt does."""
     whole = TrainingOrder(Rows(10), masking(), length=40)
     expected = [whole.__getitems__(range(start, start + 4)) for start in range(0, 40, 4)]
@@ -125,7 +125,7 @@ def test_the_order_can_be_entered_anywhere() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, [0]), (3, [0, 4, 9]), (99, list(range(10)))])
-def test_what_is_evaluated_is_spread_over_what_is_held_out(count: int, expected: list[int]) -> None:
+def test_evaluation_is_spread_over_held_out_sequences(count: int, expected: list[int]) -> None:
     rows = Rows(10)
     spread = Spread(rows, count)
     assert len(spread) == len(expected)

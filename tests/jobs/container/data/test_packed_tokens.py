@@ -1,4 +1,4 @@
-"""Packed tokens: what is packed is read again, whole batches at a time, and a damaged folder is told."""
+"""Packed tokens: read back in whole batches; damaged folders are refused."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 def save(
     folder: Path, *shards: "np.ndarray[tuple[int], np.dtype[np.uint32]]", vocabulary: int = 1000
 ) -> list[PackedFile]:
-    """Each shard as a file of sequences of 8; the index names them as the training part."""
+    """Write each shard as a file of sequences of 8 tokens, and an index that names them as training split."""
     folder.mkdir(exist_ok=True)
     files = [
         pack([ids], folder / f"train-{number:05}.npy", sequence_length=8, vocabulary_size=vocabulary, pad_id=0)
@@ -33,7 +33,7 @@ def ids(count: int, *, start: int = 5) -> "np.ndarray[tuple[int], np.dtype[np.ui
     return np.arange(start, start + count, dtype=np.uint32)
 
 
-def test_every_token_is_read_again_in_its_order(tmp_path: Path) -> None:
+def test_packed_tokens_are_read_back_in_order(tmp_path: Path) -> None:
     files = save(tmp_path, ids(16), ids(21, start=100), ids(3, start=500))
     packed = PackedTokens(tmp_path, "train")
     assert [file.sequences for file in files] == [2, 3, 1]
@@ -51,7 +51,7 @@ def test_every_token_is_read_again_in_its_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[16], [3, 0, 20, 1], [5_000, 7_001]])
-def test_a_file_written_in_parts_is_the_one_that_numpy_writes_at_once(tmp_path: Path, lengths: list[int]) -> None:
+def test_file_written_in_parts_equals_numpys(tmp_path: Path, lengths: list[int]) -> None:
     parts = [ids(length) for length in lengths]
     file = pack(iter(parts), tmp_path / "parts.npy", sequence_length=8, vocabulary_size=10_000, pad_id=0)
     together = np.concatenate(parts).astype("<u2")
@@ -61,23 +61,23 @@ def test_a_file_written_in_parts_is_the_one_that_numpy_writes_at_once(tmp_path: 
 
 
 @pytest.mark.parametrize(("vocabulary", "itemsize"), [(65_536, 2), (65_537, 4)])
-def test_ids_take_two_bytes_as_long_as_the_vocabulary_allows(tmp_path: Path, vocabulary: int, itemsize: int) -> None:
+def test_ids_take_two_bytes_if_the_vocabulary_allows(tmp_path: Path, vocabulary: int, itemsize: int) -> None:
     save(tmp_path, np.array([vocabulary - 1], dtype=np.uint32), vocabulary=vocabulary)
     assert token_type(vocabulary).itemsize == itemsize
     assert np.load(tmp_path / "train-00000.npy").dtype.itemsize == itemsize
     assert PackedTokens(tmp_path, "train")[0][0] == vocabulary - 1
 
 
-def test_what_is_no_packed_tokens_is_refused(tmp_path: Path) -> None:
+def test_damaged_packed_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="outside a vocabulary of 10"):
         save(tmp_path, np.array([10], dtype=np.uint32), vocabulary=10)
-    with pytest.raises(UsageError, match="holds no packed tokens"):
+    with pytest.raises(UsageError, match="has no packed tokens"):
         PackedTokens(tmp_path, "train")
     save(tmp_path, ids(16))
     index = json.loads((tmp_path / INDEX).read_text())
     index["files"]["train"][0]["sequences"] = 3
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(UsageError, match="but its index"):
+    with pytest.raises(UsageError, match=r"according to its index\.json"):
         PackedTokens(tmp_path, "train")[0]
     (tmp_path / "train-00000.npy").unlink()
     with pytest.raises(UsageError, match=r"train-00000\.npy is missing"):

@@ -1,4 +1,4 @@
-"""The figures that a classification is judged by, computed from its logits, and what is left of its predictions."""
+"""Metrics of a classification, computed from its logits, and the reports of its predictions."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def figures(
     positive: int | None = None,
     glue_task: str | None = None,
 ) -> dict[str, float]:
-    """Return the figures of logits that give the predicted class three times the weight of any other."""
+    """Return the metrics of logits that give the predicted class three times the weight of any other."""
     logits = np.full((len(labels), classes), 7.0, dtype=np.float32)
     logits[np.arange(len(labels)), predicted] += math.log(3)
     return classification_metrics(logits, np.asarray(labels), positive=positive, glue_task=glue_task)
@@ -36,8 +36,8 @@ def figures(
         (None, (2 / 3 + 1 / 2) / 2),
     ],
 )
-def test_f1_is_that_of_the_positive_class_or_the_mean(positive: int | None, f1: float) -> None:
-    # Three predictions of five hold.
+def test_f1_is_the_positive_classes_or_the_mean(positive: int | None, f1: float) -> None:
+    # Three of five predictions are right.
     assert figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, positive=positive) == pytest.approx(
         {
             "eval_accuracy": 3 / 5,
@@ -61,13 +61,13 @@ def test_f1_is_that_of_the_positive_class_or_the_mean(positive: int | None, f1: 
         (["0", "1"], "0", None, 0),
     ],
 )
-def test_the_positive_class_is_named_or_known(
+def test_positive_class_is_named_or_known(
     names: list[str], asked: str | None, glue_task: str | None, number: int | None
 ) -> None:
     assert positive_class(names, asked, glue_task=glue_task) == number
 
 
-def test_a_positive_class_that_is_not_there_is_refused() -> None:
+def test_unknown_positive_class_is_refused() -> None:
     with pytest.raises(UsageError, match="positive_class 'frd' is none of the classes; did you mean 'fraud'"):
         positive_class(["fraud", "legit"], "frd")
     for written in (1, "1", 1.0, "1.0"):
@@ -79,7 +79,7 @@ def test_a_positive_class_that_is_not_there_is_refused() -> None:
     [("mrpc", {"eval_combined_score": (3 / 5 + 2 / 3) / 2}), ("qqp", {"eval_combined_score": (3 / 5 + 2 / 3) / 2})]
     + [(task, {}) for task in ("mnli", "sst2")],
 )
-def test_glue_scores_paraphrases_by_the_mean_of_accuracy_and_f1(task: str, more: dict[str, float]) -> None:
+def test_glue_scores_paraphrases_by_mean_of_accuracy_and_f1(task: str, more: dict[str, float]) -> None:
     plain = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, positive=1)
     scored = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, positive=1, glue_task=task)
     assert scored == pytest.approx({**plain, **more})
@@ -100,7 +100,7 @@ def test_glue_scores_cola_by_matthews_correlation(labels: list[int], predicted: 
     assert scored["eval_matthews_correlation"] == pytest.approx(expected)
 
 
-def test_more_classes_f1_is_the_mean_over_those_that_occur() -> None:
+def test_macro_f1_is_the_mean_over_classes_that_occur() -> None:
     # Class 0: 2 of 3, none false. Class 1: 1 of 2, one false. Class 2: 1 of 1, one false. Class 3: nowhere.
     assert figures([0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2], classes=4) == pytest.approx(
         {
@@ -115,10 +115,10 @@ def test_more_classes_f1_is_the_mean_over_those_that_occur() -> None:
     )
 
 
-def test_odd_predictions_have_figures_too() -> None:
-    # A class that is only predicted counts as zero in the mean
+def test_degenerate_predictions_have_metrics() -> None:
+    # A class that is predicted but does not occur counts as zero in the mean
     assert figures([0, 0], [0, 2], classes=3)["eval_f1"] == pytest.approx((2 / 3 + 0) / 2)
-    # The positive class is neither there nor predicted
+    # The positive class neither occurs nor is predicted
     assert figures([0, 0], [0, 0], classes=2, positive=1)["eval_f1"] == 0
     logits = np.asarray([[1000.0, -1000.0], [-1000.0, 1000.0]], dtype=np.float32)
     assert classification_metrics(logits, np.asarray([1, 1]))["eval_loss"] == pytest.approx(1000)
@@ -130,11 +130,11 @@ def report_of(folder: Path, labels: list[int], logits: list[list[float]], names:
     return ClassReport.model_validate_json((folder / "classes.json").read_bytes())
 
 
-def test_predictions_are_left_with_their_texts_and_the_scores_of_each_class(tmp_path: Path) -> None:
+def test_predictions_are_written_with_texts_and_class_scores(tmp_path: Path) -> None:
     sure, unsure = math.log(9), math.log(3)
     logits = [[sure, 0], [0, unsure], [0, sure], [unsure, 0], [float("nan")] * 2]
     report = report_of(tmp_path, [0, 0, 0, 1, 0], logits, ["bad", "good"])
-    # Rows are the true classes: of four bad ones two were found, the good one was taken for a bad one.
+    # Rows are true classes: two of four bad ones were found, and the good one was predicted as bad.
     assert report.confusion == [[2, 2], [1, 0]]
     assert report.confused == [
         Confused(label="bad", predicted="good", examples=2),
@@ -144,7 +144,7 @@ def test_predictions_are_left_with_their_texts_and_the_scores_of_each_class(tmp_
     assert (bad.name, bad.examples, bad.predicted, bad.precision, bad.recall) == ("bad", 4, 3, 2 / 3, 2 / 4)
     assert bad.f1 == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
     assert (good.examples, good.predicted, good.precision, good.recall, good.f1) == (1, 2, 0, 0, 0)
-    # The surest mistake comes first, with the begin of its text.
+    # The most confident mistake comes first, with the beginning of its text.
     assert [mistake.confidence for mistake in report.mistakes] == pytest.approx([0.9, 0.75, 0.75])
     first = Mistake(text=f"text 2 {'x' * 493}", pair="und", label="bad", predicted="good", confidence=0.9)
     assert report.mistakes[0] == first
@@ -157,10 +157,10 @@ def test_predictions_are_left_with_their_texts_and_the_scores_of_each_class(tmp_
         "predicted": "good",
         "confidence": 0.75,
     }
-    assert lines[4]["confidence"] == 0, "a model that has diverged is sure of nothing"
+    assert lines[4]["confidence"] == 0, "a diverged model has no confidence"
 
 
-def test_more_than_50_classes_have_no_confusion_and_20_mistakes_are_told(tmp_path: Path) -> None:
+def test_report_omits_confusion_above_50_classes(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(51)]
     logits = [[float(column == 0) for column in range(51)] for _ in range(51)]
     report = report_of(tmp_path, list(range(51)), logits, names)

@@ -1,4 +1,4 @@
-"""Tables from S3 and local paths; each way in which one can be bad is told with its place."""
+"""Tables from S3 and local paths; every kind of damage is reported with its place."""
 
 import csv
 import io
@@ -55,7 +55,7 @@ def parquet(columns: dict[str, Any]) -> bytes:
     ],
     ids=["jsonl", "with a mark and empty lines", "csv", "csv with a mark", "tsv", "parquet"],
 )
-def test_a_table_is_read_with_the_place_of_each_row(
+def test_table_is_read_with_the_place_of_each_row(
     place: Place, name: str, content: bytes, unit: str, lines: list[int]
 ) -> None:
     table = place.read(place.put(name, content))
@@ -64,7 +64,7 @@ def test_a_table_is_read_with_the_place_of_each_row(
     assert table.place(1) == f"{place.at(name)}, {unit} {lines[1]}"
 
 
-def test_a_missing_table_is_told_with_where_to_look(local: Place, remote: Place) -> None:
+def test_missing_table_error_says_where_to_look(local: Place, remote: Place) -> None:
     with pytest.raises(NotFoundError, match=re.escape(f"{local.at('t.csv')} does not exist\nNext: check the path")):
         local.read(local.at("t.csv"))
     missing = remote.at("no/t.csv")
@@ -83,8 +83,8 @@ def test_a_missing_table_is_told_with_where_to_look(local: Place, remote: Place)
         ("t.parquet", parquet({"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())})),
     ],
 )
-def test_a_table_without_examples_is_refused(local: Place, name: str, content: bytes) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"{local.at(name)} holds no examples")):
+def test_table_without_examples_is_refused(local: Place, name: str, content: bytes) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{local.at(name)} has no examples")):
         local.read(local.put(name, content))
 
 
@@ -107,9 +107,7 @@ GOOD_LINE = b'{"text": "a", "label": 1}\n'
         ),
     ],
 )
-def test_a_damaged_table_is_refused_with_the_place_of_the_damage(
-    local: Place, name: str, content: bytes, message: str
-) -> None:
+def test_damaged_table_is_refused_with_the_place(local: Place, name: str, content: bytes, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(local.at(name) + message)}"):
         local.read(local.put(name, content))
 
@@ -123,26 +121,26 @@ def test_a_damaged_table_is_refused_with_the_place_of_the_damage(
     ],
     ids=["jsonl", "csv", "parquet"],
 )
-def test_a_missing_column_is_told_with_the_closest_there_is(place: Place, name: str, content: bytes, at: str) -> None:
+def test_missing_column_error_suggests_the_closest(place: Place, name: str, content: bytes, at: str) -> None:
     message = f"{place.at(name)}{at}: no column 'text'; did you mean 'txt'?\nNext: name the columns with text_column"
     with pytest.raises(UsageError, match=re.escape(message)):
         place.read(place.put(name, content))
 
 
-def test_bad_rows_of_a_table_are_noted_and_the_others_are_read(place: Place) -> None:
+def test_bad_rows_are_recorded_and_others_read(place: Place) -> None:
     rows = b'text,label\na,1\nb\n\xffc,1\n"d,1\ne"f,1\ng,2\n'
     location = place.put("bad.csv", rows)
     bad = BadRows(skip=True, at_most=9)
     table = read_table(location, ("text", "label"), s3=place._client, bad=bad)
     assert table.columns == {"text": ["a", "g"], "label": ["1", "2"]}
     assert list(table.lines) == [2, 7]
-    assert bad.counts[location] == 4, "the field that is quoted by half takes two lines"
+    assert bad.counts[location] == 4, "the half-quoted field takes two lines"
     assert bad.named(location)[0] == f"{location}, line 3: 1 fields, but the header has 2"
     with pytest.raises(UsageError, match=r"(?s)^4 bad rows:\n.*line 4: not UTF-8.*the row begins in line 5"):
         place.read(location)
 
 
-def test_so_many_rows_of_a_streamed_table_are_read_at_once_as_take_what_the_longest_may() -> None:
+def test_streamed_rows_read_at_once_fit_the_longest_row() -> None:
     column = SimpleNamespace(total_uncompressed_size=100_000, path_in_schema="text")
     group = SimpleNamespace(num_rows=1000, num_columns=1, column=lambda _: column)
     for most, rows in ((1000, 10), (10, 1), (10**9, 256), (None, 10_000)):

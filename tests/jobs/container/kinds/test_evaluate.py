@@ -135,7 +135,7 @@ def _by_hand(folder: Path, texts: list[str]) -> torch.Tensor:
         (NAMES, ["good", "bad"], [0, 1], [2, 0]),
         (["LABEL_0", "LABEL_1"], ["no", "yes"], [1, 0], [1, 0]),
         (NAMES, None, ["god", "bad"], "label 'god' is none of the model's; did you mean 'good'"),
-        (NAMES, ["bad", "awful"], [0, 1], "has the class 'awful', and the model knows 'bad', 'fine', 'good'\nNext: "),
+        (NAMES, ["bad", "awful"], [0, 1], "has the class 'awful', but the model knows 'bad', 'fine', 'good'\nNext: "),
     ],
 )
 def test_a_tables_classes_are_those_of_the_model_by_their_names_and_no_others(

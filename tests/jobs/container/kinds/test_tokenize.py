@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.container.data import corpus_packing, encoders
+from jobs.container.data import packed_tokens
 from jobs.container.data.artifacts import OpenArtifact
 from jobs.container.data.corpus_files import END
-from jobs.container.data.corpus_packing import CorpusPacking
-from jobs.container.data.packed_tokens import Index, PackedTokens, Split
+from jobs.container.data.packed_tokens import CorpusPacking, Index, PackedTokens, Split
+from jobs.container.data.tokenizer import Nanotoken, load_tokenizer
 from jobs.core.errors import NotFoundError, UsageError
 from tests.support.container.corpora import Workshop, contents, paragraphs, texts_of
 
@@ -103,10 +103,10 @@ def test_only_the_missing_files_are_made_again(
     assert workshop.packed(corpus, tokenizer, sequence_length=128).location != packed.location
 
 
-def mistaken(how: Callable[[list[bytes], Any], Any]) -> type[encoders.Nanotoken]:
+def mistaken(how: Callable[[list[bytes], Any], Any]) -> type[Nanotoken]:
     """The library, with a mistake in it: `how` gets documents and their ids, and returns others."""
 
-    class Mistaken(encoders.Nanotoken):
+    class Mistaken(Nanotoken):
         def encode(self, documents: list[bytes]) -> Any:
             return how(documents, super().encode(documents))
 
@@ -138,8 +138,8 @@ def test_a_library_that_is_missing_raises_or_gives_other_ids_is_not_used(
     if library is None:
         monkeypatch.setitem(sys.modules, "nanotoken", None)
     else:
-        monkeypatch.setattr(corpus_packing, "Nanotoken", library)
-    loaded = encoders.load(tokenizer.download() / "tokenizer.json")
+        monkeypatch.setattr(packed_tokens, "Nanotoken", library)
+    loaded = load_tokenizer(tokenizer.download() / "tokenizer.json")
     with CorpusPacking(loaded, sequence_length=8, pad_id=0) as packing:
         for text in ("the text", "second file", "the third"):
             path = tmp_path / "train-00000.txt"
@@ -176,10 +176,10 @@ def test_the_ids_of_a_file_do_not_depend_on_its_blocks(
     path = tmp_path / "train-00000.txt"
     texts = ["", *paragraphs(60), "", "a long document " * 200, ""]
     path.write_bytes(b"".join(text.encode() + END for text in texts))
-    loaded = encoders.load(tokenizer.download() / "tokenizer.json")
+    loaded = load_tokenizer(tokenizer.download() / "tokenizer.json")
     expected = [number for text in texts for number in loaded.encode(text).ids]
     for block_bytes in (100, 1 << 20):
-        monkeypatch.setattr(corpus_packing, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(packed_tokens, "BLOCK_BYTES", block_bytes)
         with CorpusPacking(loaded, sequence_length=32, pad_id=0, only_tokenizers=only_tokenizers) as packing:
             file = packing.pack(path, tmp_path / "train-00000.npy")
             assert packing.encoder_name == ("tokenizers" if only_tokenizers else "nanotoken")
@@ -196,7 +196,7 @@ def test_a_models_tokenizer_is_taken_from_its_folder(
     assert held == (tiny_bert / "tokenizer.json").read_bytes()
     assert "tokenizer/model.safetensors" not in local.manifest.files
     with pytest.raises(
-        NotFoundError, match=r"holds neither tokenizer\.json nor manifest\.json nor artifact\.json\nNext: "
+        NotFoundError, match=r"has neither tokenizer\.json nor manifest\.json nor artifact\.json\nNext: "
     ):
         workshop.packed(corpus, SimpleNamespace(location=str(tmp_path)))
     with pytest.raises(UsageError, match="is a 'corpus', not a 'tokenizer'"):

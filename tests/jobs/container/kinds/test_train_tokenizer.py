@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.container.data.artifacts import OpenArtifact
-from jobs.container.data.vocabulary import learn
+from jobs.container.data.tokenizer import train_wordpiece
 from jobs.container.kinds import train_tokenizer
 from jobs.core.errors import UsageError
 from jobs.spec.kinds.train_tokenizer import TrainTokenizer
@@ -81,7 +81,7 @@ def test_ties_are_broken_alike_in_every_run() -> None:
     def texts() -> Iterator[list[str]]:
         yield words * 2
 
-    vocabularies = {learn(texts, size=200, lowercase=True, max_characters=1000).to_str() for _ in range(6)}
+    vocabularies = {train_wordpiece(texts, size=200, lowercase=True, max_characters=1000).to_str() for _ in range(6)}
     assert len(vocabularies) == 1
 
 
@@ -89,7 +89,7 @@ def test_rare_characters_are_unknown() -> None:
     def texts() -> Iterator[list[str]]:
         yield ["common words and common letters"] * 5 + ["漢字 rare"]
 
-    tokenizer = learn(texts, size=100, lowercase=True, max_characters=12)
+    tokenizer = train_wordpiece(texts, size=100, lowercase=True, max_characters=12)
     assert tokenizer.encode("漢字").tokens == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
     assert "[UNK]" not in tokenizer.encode("common").tokens
 

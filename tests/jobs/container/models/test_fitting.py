@@ -1,4 +1,4 @@
-"""Start models whose classes, weights or settings are not the data's: kept, put in order, replaced or refused."""
+"""Start models that do not fit the data: classes, weights and settings are kept, reordered, replaced or refused."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ TOKENS = torch.arange(5, 13).reshape(2, 4)
 
 
 def saved(folder: Path, kind: str = "bert", **settings: Any) -> Any:
-    """A model whose head differs from row to row, saved in the folder."""
+    """Save a model whose head differs from row to row."""
     torch.manual_seed(3)
     model = AutoModelForSequenceClassification.from_config(CONFIG_MAPPING[kind](**{**SMALL, **settings})).eval()
     for name, values in model.named_parameters():
@@ -41,9 +41,9 @@ def saved(folder: Path, kind: str = "bert", **settings: Any) -> Any:
     return model
 
 
-def start(folder: Path, *, new_head: bool = True) -> fitting.Loaded:
-    settings = fitting.OF_TRAINING if new_head else fitting.OF_OUTPUTS
-    return fitting.loaded(
+def start(folder: Path, *, new_head: bool = True) -> fitting.LoadedModel:
+    settings = fitting.TRAINING_SETTINGS if new_head else fitting.OUTPUT_SETTINGS
+    return fitting.load_model(
         AutoModelForSequenceClassification,
         folder,
         "s3://m",
@@ -55,39 +55,39 @@ def start(folder: Path, *, new_head: bool = True) -> fitting.Loaded:
 
 def with_classes(folder: Path, names: list[str]) -> tuple[Any, str]:
     loaded = start(folder)
-    said = fitting.with_classes(loaded, names, "s3://m")
-    return loaded.model.eval(), said
+    head = fitting.set_classes(loaded, names, "s3://m")
+    return loaded.model.eval(), head
 
 
-# ModernBERT's module compiles a function when it is imported, by a way that PyTorch has deprecated.
+# ModernBERT's module compiles a function on import, in a way that PyTorch has deprecated.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "modernbert"])
-def test_a_head_whose_classes_are_in_another_order_predicts_the_same_names(kind: str, tmp_path: Path) -> None:
+def test_head_with_reordered_classes_predicts_the_same_names(kind: str, tmp_path: Path) -> None:
     own = saved(tmp_path, kind, id2label={0: "b", 1: "c", 2: "a"}, label2id={"b": 0, "c": 1, "a": 2})
-    model, said = with_classes(tmp_path, ["a", "b", "c"])
-    assert said == "kept: the model's classes are the data's, and its rows were put into the data's order"
+    model, head = with_classes(tmp_path, ["a", "b", "c"])
+    assert head == "kept: the model's classes are the data's, and its rows were put into the data's order"
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert torch.equal(model(TOKENS).logits, own(TOKENS).logits[:, [2, 0, 1]])
 
-    # An attempt that resumes loads what was saved, and changes nothing.
+    # A resumed attempt loads what was saved and changes nothing.
     model.save_pretrained(tmp_path / "step-1")
-    again, said = with_classes(tmp_path / "step-1", ["a", "b", "c"])
-    assert said == "kept: the model's classes are the data's, in the same order"
+    again, head = with_classes(tmp_path / "step-1", ["a", "b", "c"])
+    assert head == "kept: the model's classes are the data's, in the same order"
     assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
 
 
-def test_classes_without_names_are_their_numbers(tmp_path: Path) -> None:
+def test_unnamed_classes_are_their_numbers(tmp_path: Path) -> None:
     own = saved(tmp_path, num_labels=3)
-    model, said = with_classes(tmp_path, ["0", "1", "2"])
-    assert said == "kept: the model's classes are the data's, in the same order"
+    model, head = with_classes(tmp_path, ["0", "1", "2"])
+    assert head == "kept: the model's classes are the data's, in the same order"
     assert torch.equal(model(TOKENS).logits, own(TOKENS).logits)
 
 
 @pytest.mark.parametrize("names", [["no", "yes"], ["a", "b", "c"]])
 def test_other_classes_get_a_new_head(names: list[str], tmp_path: Path) -> None:
     own = saved(tmp_path, num_labels=2)
-    model, said = with_classes(tmp_path, names)
-    assert said == "new: the model's classes are LABEL_0, LABEL_1, not the data's"
+    model, head = with_classes(tmp_path, names)
+    assert head == "new: the model's classes are LABEL_0, LABEL_1, not the data's"
     assert model(TOKENS).logits.shape == (2, len(names))
     assert not torch.equal(model.classifier.weight[:2], own.classifier.weight)
     assert torch.equal(model.bert.pooler.dense.weight, own.bert.pooler.dense.weight)
@@ -109,7 +109,7 @@ def test_other_classes_get_a_new_head(names: list[str], tmp_path: Path) -> None:
         },
     ],
 )
-def test_the_settings_of_a_start_model_do_not_change_the_task(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_start_models_settings_do_not_change_the_task(settings: dict[str, Any], tmp_path: Path) -> None:
     saved(tmp_path, num_labels=settings["num_labels"])
     of_configuration(**settings)(tmp_path)
     model, _ = with_classes(tmp_path, ["a", "b"])
@@ -119,7 +119,7 @@ def test_the_settings_of_a_start_model_do_not_change_the_task(settings: dict[str
         torch.nn.functional.cross_entropy(found.logits, torch.tensor([0, 1])).item()
     )
     assert model.classifier.weight.dtype == torch.float32
-    # Or a step of four batches would be another one than a step of one, of models that take **kwargs (ModernBERT)
+    # Otherwise a step of four batches would differ from a step of one, for models with **kwargs (ModernBERT)
     assert model.accepts_loss_kwargs is False
 
 
@@ -170,20 +170,20 @@ def test_weights_that_do_not_fit_are_refused_with_their_names(
     assert str(refused.value.next_step).startswith(next_step)
 
 
-def test_a_missing_head_is_new_in_a_training_and_refused_in_an_evaluation(tmp_path: Path) -> None:
+def test_missing_head_is_new_in_training_refused_in_evaluation(tmp_path: Path) -> None:
     saved(tmp_path)
     renamed(lambda weights: {name: values for name, values in weights.items() if "classifier" not in name})(tmp_path)
-    _, said = with_classes(tmp_path, ["a", "b"])
-    assert said == "new: classifier.bias, classifier.weight"
+    _, head = with_classes(tmp_path, ["a", "b"])
+    assert head == "new: classifier.bias, classifier.weight"
     with pytest.raises(UsageError, match=r"2 weights missing \(classifier\.bias, classifier\.weight\)"):
         start(tmp_path, new_head=False)
 
 
-def test_a_head_is_new_if_the_pooler_that_it_reads_is(tmp_path: Path) -> None:
+def test_head_is_new_if_its_pooler_is(tmp_path: Path) -> None:
     torch.manual_seed(3)
     BertForMaskedLM(CONFIG_MAPPING["bert"](**SMALL)).save_pretrained(tmp_path)
-    model, said = with_classes(tmp_path, ["0", "1"])
-    assert said == "new: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier.weight"
+    model, head = with_classes(tmp_path, ["0", "1"])
+    assert head == "new: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier.weight"
     assert model(TOKENS).logits.shape == (2, 2)
 
 
@@ -194,9 +194,7 @@ def test_a_head_is_new_if_the_pooler_that_it_reads_is(tmp_path: Path) -> None:
         ({"id2label": {"0": "LABEL_0"}}, "a number"),
     ],
 )
-def test_what_gives_no_single_class_is_refused_where_it_is_evaluated(
-    settings: dict[str, Any], gives: str, tmp_path: Path
-) -> None:
+def test_evaluation_refuses_models_without_a_single_class(settings: dict[str, Any], gives: str, tmp_path: Path) -> None:
     saved(tmp_path)
     of_configuration(**settings)(tmp_path)
     contents = {"config.json": (tmp_path / "config.json").read_bytes()}
@@ -206,7 +204,7 @@ def test_what_gives_no_single_class_is_refused_where_it_is_evaluated(
     assert not [*model_files.faults("s3://m", names, contents)]
 
 
-def test_an_adapter_and_a_quantized_model_are_refused() -> None:
+def test_adapters_and_quantized_models_are_refused() -> None:
     names = ["config.json", "model.safetensors", "tokenizer.json"]
     (fault,) = model_files.faults("s3://m", [*names, "adapter_config.json"], {})
     assert str(fault).startswith("s3://m is an adapter: it has adapter_config.json")
@@ -215,11 +213,11 @@ def test_an_adapter_and_a_quantized_model_are_refused() -> None:
     assert str(fault).startswith("s3://m is quantized: its config.json has 'quantization_config'")
 
 
-def test_a_padding_token_that_only_the_tokenizer_has_lets_batches_of_several_texts_pass(tmp_path: Path) -> None:
+def test_models_padding_token_comes_from_the_tokenizer(tmp_path: Path) -> None:
     saved(tmp_path, "gpt2", pad_token_id=None)
     model = start(tmp_path).model
     batch = {"input_ids": torch.tensor([[5, 6, 7], [5, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
     with pytest.raises(ValueError, match="padding token"):
         model(**batch)
-    fitting.with_padding(model, SimpleNamespace(pad_token_id=0))
+    fitting.set_padding_token(model, SimpleNamespace(pad_token_id=0))
     assert model(**batch).logits.shape == (2, 2)

@@ -1,4 +1,4 @@
-"""The head on masked places only, held against transformers' own on every place."""
+"""A head that computes only masked positions, compared with transformers' full head."""
 
 from pathlib import Path
 
@@ -27,12 +27,12 @@ def model() -> BertForMaskedLM:
 
 
 def full_labels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Those of all places."""
+    """Return labels for all positions."""
     labels = torch.full_like(batch["input_ids"], IGNORED)
     return labels.scatter(1, batch["masked_positions"], batch["labels"])
 
 
-def test_the_loss_and_its_gradients_are_those_of_a_head_on_every_place(model: BertForMaskedLM) -> None:
+def test_loss_and_gradients_equal_those_of_the_full_head(model: BertForMaskedLM) -> None:
     rows = Rows(8)
     batch = MaskedSequences(rows, masking()).__getitems__(range(8))  # the last is padded, and has fewer masks
     whole = transformers.BertForMaskedLM(model.config)
@@ -56,7 +56,7 @@ def test_the_loss_and_its_gradients_are_those_of_a_head_on_every_place(model: Be
         torch.testing.assert_close(parameter.grad, of_whole[name].grad, atol=1e-6, rtol=1e-4)
 
 
-def test_where_nothing_is_padded_it_needs_no_mask_of_that(model: BertForMaskedLM) -> None:
+def test_unpadded_batch_needs_no_attention_mask(model: BertForMaskedLM) -> None:
     data = MaskedSequences(Rows(8), masking())
     batch = data.collate_unpadded(data.__getitems__(range(7)))
     assert "attention_mask" not in batch
@@ -76,8 +76,8 @@ def test_where_nothing_is_padded_it_needs_no_mask_of_that(model: BertForMaskedLM
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # by Dynamo itself
-def test_compiled_it_learns_the_same_by_one_graph_for_all_layers(model: BertForMaskedLM) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds, which no other test needs
+def test_compiled_model_learns_the_same_with_one_layer_graph(model: BertForMaskedLM) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds to import, and only this test needs it
 
     data = MaskedSequences(Rows(8), masking())
     batch = data.collate_unpadded(data.__getitems__(range(7)))
@@ -95,7 +95,7 @@ def test_compiled_it_learns_the_same_by_one_graph_for_all_layers(model: BertForM
         torch.testing.assert_close(parameter.grad, expected[name])
     assert list(model.state_dict()) == names
 
-    # Neither a padded batch nor an evaluation is compiled
+    # Neither padded batches nor evaluations are compiled
     model(**data.__getitems__(range(8)))["loss"].backward()
     model.eval()
     with torch.no_grad():
@@ -104,13 +104,13 @@ def test_compiled_it_learns_the_same_by_one_graph_for_all_layers(model: BertForM
     assert torch.equal(evaluated[:, 1], torch.full((7,), 19.0))
 
 
-def test_a_batch_with_nothing_masked_has_a_loss_of_zero(model: BertForMaskedLM) -> None:
+def test_batch_without_masks_has_a_loss_of_zero(model: BertForMaskedLM) -> None:
     batch = MaskedSequences(Rows(2), masking()).__getitems__([0])
     batch["labels"][:] = IGNORED
     assert model(**batch)["loss"].item() == 0
 
 
-def test_what_is_saved_is_a_plain_bert_with_tied_embeddings(model: BertForMaskedLM, tmp_path: Path) -> None:
+def test_saved_model_is_a_plain_bert_with_tied_embeddings(model: BertForMaskedLM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     plain = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
     assert type(plain) is transformers.BertForMaskedLM

@@ -1,4 +1,4 @@
-"""Models from S3 and local paths; each way in which one can be bad is told."""
+"""Models from S3 and local paths; everything wrong with a model is reported."""
 
 import ast
 import json
@@ -34,8 +34,8 @@ def put_model(place: Place, tiny_bert: Path, *left_out: str, more: tuple[str, ..
 LOADERS = {"from_pretrained", "from_config", "load_dataset", "load_dataset_builder"}
 
 
-def test_whatever_is_loaded_runs_no_code_of_a_model_or_a_data_set() -> None:
-    """Unset, transformers asks on standard input whether to run it, and `datasets` 2.x runs it."""
+def test_every_loader_disables_remote_code() -> None:
+    """If unset, transformers prompts on standard input, and `datasets` 2.x runs the code."""
     calls = [
         (path.name, node)
         for path in Path(jobs.__path__[0]).rglob("*.py")
@@ -44,14 +44,12 @@ def test_whatever_is_loaded_runs_no_code_of_a_model_or_a_data_set() -> None:
     ]
     assert len(calls) >= 8
     for name, call in calls:
-        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        assert said.get("trust_remote_code") == "False", f"{name}, line {call.lineno}"
+        keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert keywords.get("trust_remote_code") == "False", f"{name}, line {call.lineno}"
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
-    remote: Place, tiny_bert: Path, slash: str
-) -> None:
+def test_s3_download_has_only_what_from_pretrained_reads(remote: Place, tiny_bert: Path, slash: str) -> None:
     more = ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx", "training_args.bin")
     folder = remote.model(put_model(remote, tiny_bert, more=more) + slash)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
@@ -60,7 +58,7 @@ def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
 
 
 @pytest.mark.parametrize("weights", [True, False])
-def test_of_a_model_on_the_hub_only_what_is_wanted_is_downloaded(
+def test_hub_download_has_only_wanted_files(
     local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, *, weights: bool
 ) -> None:
     there = [path.name for path in tiny_bert.iterdir()]
@@ -85,7 +83,7 @@ def test_of_a_model_on_the_hub_only_what_is_wanted_is_downloaded(
     ("version", "is_safe"),
     [("2.6.0a0+git7e5e9ab", False), ("2.9.1", False), ("2.10.0", True)],
 )
-def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
+def test_pickled_weights_are_refused_if_pytorch_may_run_them(
     version: str, *, is_safe: bool, local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pretrained, "_torch_version", lambda: version)
@@ -105,25 +103,23 @@ def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
     )
 
 
-def test_a_folder_that_is_no_model_is_refused_with_what_it_lacks_and_what_is_there(
-    place: Place, tiny_bert: Path
-) -> None:
+def test_folder_without_a_model_is_refused_with_what_it_lacks(place: Place, tiny_bert: Path) -> None:
     missing = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     location = put_model(place, tiny_bert, *missing)
     there = ", ".join(sorted(file.name for file in tiny_bert.iterdir() if file.name not in missing))
-    said = f"{location} is no model: it has no tokenizer (tokenizer.json or a vocabulary); there is {there}"
-    with pytest.raises(UsageError, match=re.escape(said)):
+    message = f"{location} is no model: it has no tokenizer (tokenizer.json or a vocabulary); there is {there}"
+    with pytest.raises(UsageError, match=re.escape(message)):
         place.model(location)
 
 
-def test_a_missing_model_is_told(local: Place, remote: Place) -> None:
+def test_missing_model_is_reported(local: Place, remote: Place) -> None:
     with pytest.raises(NotFoundError, match=re.escape(f"model folder {local.at('none')} does not exist")):
         local.model(local.at("none"))
     missing = remote.at("none")
-    with pytest.raises(NotFoundError, match=re.escape(f"{missing} does not exist: no object lies below it")):
+    with pytest.raises(NotFoundError, match=re.escape(f"{missing} does not exist: there is no object below it")):
         remote.model(missing)
-    remote.put("none-such/config.json", b"{}")  # only the start of its name is the same
-    with pytest.raises(NotFoundError, match="no object lies below it"):
+    remote.put("none-such/config.json", b"{}")  # only the beginning of the name is the same
+    with pytest.raises(NotFoundError, match="there is no object below it"):
         remote.model(missing)
 
 
@@ -134,7 +130,7 @@ def test_a_missing_model_is_told(local: Place, remote: Place) -> None:
         {"model_type": "bert", "parts": [{"attn_implementation": {"text": "evil/kernel@main"}}]},
     ],
 )
-def test_a_configuration_that_has_code_run_is_refused_before_transformers_reads_it(
+def test_configuration_that_runs_code_is_refused_unread(
     local: Place, tiny_bert: Path, content: dict[str, object]
 ) -> None:
     location = put_model(local, tiny_bert, "config.json")
@@ -158,9 +154,7 @@ BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attenti
         ("bart", {**BOTH, "decoder_attention_heads": 1}, 16),
     ],
 )
-def test_a_configuration_tells_how_many_tokens_the_model_takes(
-    kind: str, settings: dict[str, object], most: int | None
-) -> None:
+def test_positions_of_each_model_type_are_known(kind: str, settings: dict[str, object], most: int | None) -> None:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
 
@@ -168,16 +162,16 @@ def test_a_configuration_tells_how_many_tokens_the_model_takes(
     assert model_files.positions(json.loads(config.to_json_string())) == most
     model = AutoModelForSequenceClassification.from_config(config).eval()
     tokens = torch.full((1, 17 if most is None else most), 5)
-    tokens[:, -1] = 2  # the end, at which BART looks for what it classifies
+    tokens[:, -1] = 2  # the end token, where BART reads what it classifies
     model(tokens)
     if most is not None:
         with pytest.raises((IndexError, RuntimeError)):
             model(torch.cat([torch.full((1, 1), 5), tokens], dim=1))
 
 
-def test_what_would_be_cut_too_late_is_refused_before_the_first_batch(tiny_bert: Path) -> None:
-    said = r"max_length 4000 is more than the \d+ tokens that s3://models/m has positions for"
-    with pytest.raises(UsageError, match=said):
+def test_max_length_beyond_the_model_is_refused_early(tiny_bert: Path) -> None:
+    message = r"max_length 4000 is more than the \d+ tokens that s3://models/m has positions for"
+    with pytest.raises(UsageError, match=message):
         load_model(tiny_bert, max_length=4000)
 
 
@@ -190,7 +184,7 @@ def load_model(folder: Path, *, tokenizer: Any = None, max_length: int = 32) -> 
 
 
 def with_own_code(tiny_bert: Path, folder: Path, **changes: dict[str, object]) -> Path:
-    """A copy of the model, whose code would leave a file in `folder`, with changes to its JSON files."""
+    """Copy the model with changed JSON files and with code that would write a file into `folder`."""
     model = Path(shutil.copytree(tiny_bert, folder / "model"))
     (model / "own.py").write_text(f"open({str(folder / 'was-run')!r}, 'w')\n")
     for name, change in changes.items():
@@ -206,7 +200,7 @@ OWN_MODEL: dict[str, object] = {
 OWN_TOKENIZER: dict[str, object] = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
 
 
-def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
+def test_models_own_code_never_runs_without_a_prompt(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = with_own_code(tiny_bert, tmp_path, config=OWN_MODEL, tokenizer_config=OWN_TOKENIZER)
@@ -218,7 +212,7 @@ def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
     assert not (tmp_path / "was-run").exists()
 
 
-def test_a_damaged_file_of_a_model_is_a_mistake_that_names_the_model(tiny_bert: Path, tmp_path: Path) -> None:
+def test_damaged_model_file_error_names_the_model(tiny_bert: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
     load_model(model)
     (model / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
@@ -226,8 +220,8 @@ def test_a_damaged_file_of_a_model_is_a_mistake_that_names_the_model(tiny_bert: 
         load_model(model)
 
 
-def test_weights_lie_where_new_ones_would_whatever_the_file_they_come_from(tmp_path: Path) -> None:
-    # At another address a single row is multiplied in another order: an evaluation would differ after a resume.
+def test_copied_weights_do_not_depend_on_their_file(tmp_path: Path) -> None:
+    # At another address a single row is summed in another order, so an evaluation would differ after a resume.
     save_tiny_bert(tmp_path)
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
@@ -237,7 +231,7 @@ def test_weights_lie_where_new_ones_would_whatever_the_file_they_come_from(tmp_p
         model = load_model(tmp_path)
         assert {place.data_ptr() % 64 for place in model.parameters()} == {0}
         with torch.no_grad():
-            for name, values in model.classifier.named_parameters():  # a new one each time
+            for name, values in model.classifier.named_parameters():  # a new object each time
                 values.fill_(len(name))
             logits.append(model(torch.tensor([[2, 7, 8, 9, 3]])).logits)
     assert all(torch.equal(found, logits[0]) for found in logits)

@@ -1,4 +1,4 @@
-"""A shutdown that is announced: the ranks save at once, and the next attempt goes on as if nothing had happened."""
+"""Announced shutdowns: the ranks save, and the next attempt continues as if uninterrupted."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 MODEL = "model/model.safetensors"
 
 HASTY_LAUNCHER = "import sys; from jobs.container import launch; sys.exit(launch.main(stop_timeout_seconds=12))"
-"""Where SIGKILL follows so soon, the ranks have two seconds."""
+"""With SIGKILL this soon after SIGTERM, the ranks have two seconds."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def assert_same(run: Run, whole: Run) -> None:
 
 
 def saved_step(launched: Launched, why: str) -> int:
-    """From the last line, which says what the attempt's record says too."""
+    """Return the step in the last line, which repeats the attempt's record."""
     match = re.fullmatch(rf"interrupted: ({re.escape(why)}; saved step (\d+))\n", launched.lines[-1])
     assert match, launched.output
     assert "Traceback" not in launched.output
@@ -44,7 +44,7 @@ def saved_step(launched: Launched, why: str) -> int:
 
 
 def hold(run: Run, doing: str) -> tuple[psutil.Process, Heartbeat]:
-    """The one rank, stopped in the midst of that."""
+    """Return the only rank, stopped during the given activity."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
     def sign() -> Heartbeat | None:
@@ -57,7 +57,7 @@ def hold(run: Run, doing: str) -> tuple[psutil.Process, Heartbeat]:
         if (seen := sign()) is not None:
             rank = psutil.Process(seen.pid)
             rank.suspend()
-            time.sleep(0.05)  # a write that was under way
+            time.sleep(0.05)  # for a write in progress
             if (held := sign()) is not None:
                 return rank, held
             rank.resume()
@@ -65,19 +65,19 @@ def hold(run: Run, doing: str) -> tuple[psutil.Process, Heartbeat]:
     pytest.fail(f"no rank was seen {doing}")
 
 
-def test_two_ranks_save_the_same_step_at_sigterm_at_a_spot_notice_and_at_a_recommendation(
+def test_ranks_save_one_step_at_sigterm_notice_or_rebalance(
     new_run: NewRun, long_recipe: tuple[str, ...], metadata: MetadataService
 ) -> None:
     whole = new_run()
     whole.attempt(*long_recipe, nproc=2)
     run = new_run()
 
-    # WHEN SIGTERM comes where no checkpoint is due
+    # WHEN SIGTERM comes at a step without a checkpoint
     metadata.news[LIFE_CYCLE] = "on-demand"
     first = run.start(*long_recipe, nproc=2, attempt=1, options=["--capacity=spot"], **metadata.environment)
     first.wait_for_line("[progress] 10/120")
     assert first.kill(signal.SIGTERM) == 75
-    # THEN the ranks' own step is saved, and the attempt says so
+    # THEN the ranks' current step is saved and reported
     step = saved_step(first, "SIGTERM")
     assert 10 <= step < 120
     assert run.complete_checkpoints() == [step]
@@ -87,23 +87,23 @@ def test_two_ranks_save_the_same_step_at_sigterm_at_a_spot_notice_and_at_a_recom
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
 
-    # Spot had no capacity, so the Spot queue had gone on to an On-Demand instance
+    # Spot had no capacity, so the Spot queue used an On-Demand instance
     assert record.capacity == "on-demand"
 
-    # WHEN EC2 has given notice so long ago that there is time for one save, however fast the steps are
+    # WHEN the notice is so old that there is time for only one save, however fast the steps are
     metadata.news[LIFE_CYCLE] = "spot"
     notice = metadata.give_notice(8)
     second = run.start(*long_recipe, nproc=2, attempt=2, options=["--capacity=spot"], **metadata.environment)
     assert second.wait() == 75
     assert [attempt.capacity for attempt in run.receipt().attempts] == ["on-demand", "spot"]
-    # THEN the same happens without a signal
+    # THEN the ranks save and stop without a signal
     assert f"start: resumed from checkpoint step-{step}\n" in second.lines
     later = saved_step(second, notice)
     assert step < later < 120
     assert run.complete_checkpoints()[-1] == later
     assert run.recorded_attempt(2).reason == second.lines[-1].removeprefix("interrupted: ").rstrip()
 
-    # WHEN EC2 only recommends to leave, THEN they save and go on to the end
+    # WHEN EC2 only recommends a rebalance, THEN they save and continue to the end
     metadata.news = {REBALANCE: {"noticeTime": "2026-01-02T03:04:05Z"}}
     third = run.attempt(*long_recipe, nproc=2, attempt=3, expect=0, **metadata.environment)
     assert f"start: resumed from checkpoint step-{later}\n" in third.lines
@@ -111,14 +111,14 @@ def test_two_ranks_save_the_same_step_at_sigterm_at_a_spot_notice_and_at_a_recom
     assert_same(run, whole)
 
 
-def test_a_notice_in_the_first_step_saves_it_and_another_one_shortly_before_the_end(
+def test_notice_in_the_first_step_saves_it_and_again_at_the_end(
     run: Run, long_recipe: tuple[str, ...], metadata: MetadataService
 ) -> None:
-    # WHEN a notice comes while the first step takes long, as one does for which graphs are compiled
+    # WHEN a notice comes during a slow first step, such as one that compiles graphs
     launched = run.start(*long_recipe, "--epochs=40", nproc=1, attempt=1, **metadata.environment)
     rank, held = hold(run, "training")
     notice = metadata.give_notice(20)
-    launched.wait_for_line(f"{notice}: the training saves, trains on, saves again and stops, within ")
+    launched.wait_for_line(f"{notice}: the training saves, continues, saves again and stops, within ")
     rank.resume()
     # THEN that step is saved, and another one shortly before the end
     launched.wait_for_line(f"{notice}: saving step {held.step + 1}, and training on")
@@ -130,7 +130,7 @@ def test_a_notice_in_the_first_step_saves_it_and_another_one_shortly_before_the_
     assert run.complete_checkpoints()[-1] == later
 
 
-def test_a_rank_that_hangs_does_not_hold_the_launcher_beyond_its_time(run: Run, long_recipe: tuple[str, ...]) -> None:
+def test_hanging_rank_does_not_delay_the_launcher(run: Run, long_recipe: tuple[str, ...]) -> None:
     launched = run.start(*long_recipe, program=("-c", HASTY_LAUNCHER))
     launched.wait_for_line("[progress] 10/120")
     launched.ranks()[0].suspend()
@@ -145,19 +145,19 @@ def test_a_rank_that_hangs_does_not_hold_the_launcher_beyond_its_time(run: Run, 
     assert not list(run.scratch.iterdir())
 
 
-def test_what_the_metadata_service_does_not_say_is_no_news(metadata: MetadataService) -> None:
+def test_missing_or_malformed_metadata_is_no_notice(metadata: MetadataService) -> None:
     def found(**environment: str) -> InstanceMetadata | None:
         return InstanceMetadata.of(environment, on_instance=False)
 
-    # A laptop asks nobody
+    # On a laptop nothing is queried
     assert found() is None
     assert found(**metadata.environment, AWS_EC2_METADATA_DISABLED="true") is None
-    # Nobody listens at the address
+    # Nothing listens at the address
     silent = found(AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:9")
     assert silent is not None
     assert silent.spot_notice() is None
     assert silent.capacity() is None
-    # No news, then an answer that is none, then one of another form
+    # No notice, then an incomplete one, then a malformed time
     service = found(**metadata.environment)
     assert service is not None
     assert service.spot_notice() is None
@@ -177,7 +177,7 @@ def test_what_the_metadata_service_does_not_say_is_no_news(metadata: MetadataSer
     assert zone({}, on_instance=False) is None
 
 
-def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:
+def test_request_to_stop_has_no_deadline(tmp_path: Path) -> None:
     def give_up(number: int) -> None:
         pytest.fail("the ranks were ended")
 
@@ -193,7 +193,7 @@ def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:
         assert shutdown.overdue_seconds is None
 
 
-def test_a_full_disk_does_not_keep_ranks_alive_beyond_their_time(
+def test_full_disk_does_not_keep_ranks_past_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:

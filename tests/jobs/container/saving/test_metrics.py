@@ -1,4 +1,4 @@
-"""The figures of a run: what is timed, and what a resumed run keeps."""
+"""A run's metrics: what is timed, and what a resumed run keeps."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from jobs.container.accelerator import Accelerator
 from jobs.container.channel import RankStatus
 from jobs.container.rank import Rank
 from jobs.container.saving import metrics
-from jobs.container.saving.stored_checkpoints import Throughput
+from jobs.container.saving.manifest import Throughput
 from jobs.container.trainer import heartbeat
 from jobs.container.trainer.arguments import training_arguments
 from jobs.container.trainer.trainer import Options, trainer_class
@@ -41,7 +41,7 @@ def rank_of(number: int, scratch: Path, run: S3Location) -> Rank:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A clock that stands until the test moves `now`."""
+    """A clock that changes only when the test sets `now`."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
@@ -59,12 +59,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     ],
     ids=["first attempt", "resumed"],
 )
-def test_throughput_leaves_out_the_warm_up_steps_of_each_attempt(
+def test_throughput_excludes_each_attempts_warm_up_steps(
     earlier: Throughput, expected: Throughput, samples_per_second: float, clock: Any, tmp_path: Path
 ) -> None:
     rank = rank_of(1, tmp_path, S3Location("runs", "team/run/"))
     watched = metrics_of(rank, resumed_from_step=20, throughput=earlier, samples_per_step=16, warmup_steps=2)
-    clock.now += 500  # loading the model is no step
+    clock.now += 500  # loading the model does not count as a step
     watched.on_train_begin(None, TrainerState(max_steps=30), None)
     for step, seconds in enumerate((10, 5, 1, 1, 2), start=21):
         clock.now += seconds
@@ -73,8 +73,8 @@ def test_throughput_leaves_out_the_warm_up_steps_of_each_attempt(
     assert watched.throughput.samples_per_second == samples_per_second
 
 
-def test_the_compilation_of_each_width_is_no_part_of_the_samples_a_second(clock: Any, tmp_path: Path) -> None:
-    """Three widths come in turns, and the first two steps of each wait for a graph."""
+def test_throughput_excludes_compilation_of_each_width(clock: Any, tmp_path: Path) -> None:
+    """Three widths take turns, and the first two steps of each wait for a graph."""
     rank = rank_of(0, tmp_path, S3Location("runs", "team/run/"))
     heartbeats = heartbeat.Heartbeats(rank, compiles=True)
     watched = metrics_of(rank, samples_per_step=16, warmup_steps=2, shape=lambda: heartbeats.training_shape)
@@ -83,22 +83,22 @@ def test_the_compilation_of_each_width_is_no_part_of_the_samples_a_second(clock:
     for step, width in enumerate((64, 64, 64, 96, 64, 128, 96, 128, 128, 96, 64), start=1):
         taken[width] += 1
         heartbeats.batch("training", {"input_ids": torch.zeros(16, width)})
-        heartbeats.batch("evaluating", {"input_ids": torch.zeros(8, width)})  # its shape is not the training's
+        heartbeats.batch("evaluating", {"input_ids": torch.zeros(8, width)})  # evaluations have shapes of their own
         clock.now += 25 if taken[width] <= 2 else 2
         watched.on_step_end(None, TrainerState(global_step=step, max_steps=30), None)
     assert watched.throughput == Throughput(train_seconds=6 * 25 + 5 * 2, timed_seconds=5 * 2, timed_samples=5 * 16)
     assert watched.throughput.samples_per_second == 8
     watched.on_train_end(None, TrainerState(global_step=11, max_steps=30), None)
-    # Of 25 seconds for each of the six steps 2 are what any step takes.
+    # Each of the six steps took 25 seconds, of which a normal step takes 2.
     assert RankStatus.read(tmp_path).compiling_seconds == 6 * 23
 
 
-def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_there(
+def test_resumed_run_keeps_metrics_up_to_its_checkpoint(
     s3: "S3Client", clock: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = S3Location("runs", f"research/{tmp_path.name}/")
     earlier = [{"step": step, "loss": 1 / step, "time": "2026-01-02T03:04:05.000+00:00"} for step in (4, 8, 12, 16)]
-    # An attempt that was ended after its last line is followed by one that writes that line again.
+    # An attempt that ended after its last line is followed by one that writes that line again.
     result = {"step": 8, "eval_accuracy": 0.5, "train_runtime_seconds": 7.0}
     left = [*earlier[:2], result, *earlier[2:]]
     object_store.write(s3, run / METRICS, "".join(f"{json.dumps(line)}\n" for line in left).encode())
@@ -109,7 +109,7 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
     state = TrainerState(global_step=12, max_steps=20, epoch=1.5)
     memory = {"memory_allocated (GB)": 2.5, "max_memory_allocated (GB)": 4.0, "total_memory_available (GB)": 31.5}
     watched.on_log(None, state, None, {"loss": 0.5, "grad_norm": float("nan"), "learning_rate": 1e-4, **memory})
-    watched.on_log(None, state, None, {"train_runtime": 7.0})  # the Trainer's closing summary is no measurement
+    watched.on_log(None, state, None, {"train_runtime": 7.0})  # the Trainer's final summary is not a metric
     watched.result(12, {"eval_accuracy": 0.75, "eval_samples": 37})
     watched.close()
 
@@ -153,11 +153,11 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
         (7_530, "2:06 h"),
     ],
 )
-def test_the_time_left_is_told_in_hours_and_minutes(seconds: float, text: str) -> None:
+def test_time_left_is_shown_in_hours_and_minutes(seconds: float, text: str) -> None:
     assert time_left(seconds) == text
 
 
-def test_the_memory_of_a_card_is_a_metric_where_the_trainer_logs_none(
+def test_card_memory_is_a_metric_if_the_trainer_logs_none(
     s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in {
@@ -170,7 +170,7 @@ def test_the_memory_of_a_card_is_a_metric_where_the_trainer_logs_none(
     card = Accelerator(name="cuda", devices=1, reason="a test")
     watched = metrics_of(rank_of(0, tmp_path, run), s3, memory=card.memory)
     watched.on_log(None, TrainerState(global_step=1, max_steps=2, epoch=1.0), None, {"loss": 0.5})
-    watched.logged(2, {"loss": 0.25}, total_steps=2)  # by a loop of a script's own
+    watched.logged(2, {"loss": 0.25}, total_steps=2)  # logged by a script's own loop
     watched.close()
     lines = [json.loads(line) for line in (object_store.read(s3, run / METRICS) or b"").splitlines()]
     memory = {"memory_gib": 1.5, "max_memory_gib": 3.0, "total_memory_gib": 80.0}
@@ -178,7 +178,7 @@ def test_the_memory_of_a_card_is_a_metric_where_the_trainer_logs_none(
     assert Accelerator(name="cpu", devices=0, reason="a test").memory() == {}
 
 
-def test_an_attempt_knows_what_earlier_ones_have_logged_and_evaluated(s3: "S3Client", tmp_path: Path) -> None:
+def test_attempt_reads_metrics_of_earlier_attempts(s3: "S3Client", tmp_path: Path) -> None:
     run = S3Location("runs", f"research/{tmp_path.name}/")
     lines: list[dict[str, Any]] = [
         {"step": 2, "loss": 0.5, "accuracy": 0.1, "samples_per_second": 3.0},
@@ -189,7 +189,7 @@ def test_an_attempt_knows_what_earlier_ones_have_logged_and_evaluated(s3: "S3Cli
     ]
     object_store.write(s3, run / METRICS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
     watched = metrics_of(rank_of(0, tmp_path, run), s3, resumed_from_step=4)
-    # The same evaluation, which is made up for, is no other line
+    # A repeated evaluation with the same result adds no line
     for found in (math.nan, 0.5):
         watched.evaluated(4, {"eval_loss": found, "epoch": 2.0, "eval_runtime": 3.0})
     watched.close()
@@ -201,7 +201,7 @@ def test_an_attempt_knows_what_earlier_ones_have_logged_and_evaluated(s3: "S3Cli
 
 
 class OneBadLoss(torch.nn.Module):
-    """A model whose second loss is no number, and whose gradients are numbers all the same."""
+    """A model whose second loss is NaN although its gradients are finite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class OneBadLoss(torch.nn.Module):
         return {"loss": loss + math.nan if self.steps == 2 else loss}
 
 
-def test_a_loss_that_is_no_number_is_logged_as_such_and_spoils_no_later_line(tmp_path: Path) -> None:
+def test_nan_loss_is_logged_and_does_not_spoil_later_lines(tmp_path: Path) -> None:
     recipe = PretrainMlm(data="run://tokens", log_every_steps=1, global_batch_size=2, learning_rate=1e-4)
     given = training_arguments(recipe, rank_of(0, tmp_path, S3Location("runs", "research/run/")))
     trainer = trainer_class(Trainer)(

@@ -1,4 +1,4 @@
-"""A folder kept on S3 while it is worked on: saved as it changes, and back on another machine."""
+"""A folder kept on S3: saved as it changes, and restored on another machine."""
 
 import errno
 import os
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.aws import s3 as object_store
+from jobs.container.saving.manifest import SupersededError, check_newest
 from jobs.container.saving.saved_folder import SavedFolder
-from jobs.container.saving.stored_checkpoints import SupersededError, check_newest
 from jobs.core.locations import S3Location
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def stored(s3: "S3Client", place: S3Location) -> dict[str, str]:
     }
 
 
-def test_it_follows_what_is_written_changed_moved_and_deleted(
+def test_save_follows_writes_changes_moves_and_deletions(
     s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder
 ) -> None:
     assert not saved.save()
@@ -64,7 +64,7 @@ def test_it_follows_what_is_written_changed_moved_and_deleted(
     assert stored(s3, place) == {"a": "changed", "b": "2"}
 
 
-def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
+def test_links_and_times_are_restored_and_skips_named_once(
     s3: "S3Client", folder: Path, place: S3Location, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = SavedFolder(s3, folder, place)
@@ -78,8 +78,8 @@ def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
         os.utime(folder / name, (time, time))
     assert saved.save()
     assert not saved.save()
-    said = "warning: not kept of here: outside (a link to /etc/hostname), pipe (neither a file nor a folder)"
-    assert caplog.messages == [said]
+    message = "warning: not saved from here: outside (a link to /etc/hostname), pipe (neither a file nor a folder)"
+    assert caplog.messages == [message]
 
     other = tmp_path / "there"
     other.mkdir()
@@ -91,8 +91,8 @@ def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
     assert [(other / name).stat().st_mtime for name in ("old", "new", "hub/blobs")] == [2, 1, 3]
     assert not restored.save()
     (other / "latest").unlink()
-    assert restored.save(), "a link that is gone is a change"
-    # What others wrote there makes no link that leads out
+    assert restored.save(), "a deleted link is a change"
+    # Listings written by others create no link that leads out of the folder
     listing = S3Location(place.bucket, f"{place.key}-listing.json")
     for content in (b'{"links": {"a": "../../secret", "../b": "old"}}', b"{", b'{"times": {"old": 1e300}}'):
         object_store.write(s3, listing, content)
@@ -102,7 +102,7 @@ def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
         assert not [path for path in tmp_path.rglob("*") if path.name in ("a", "b")]
 
 
-def test_names_that_s3_does_not_take_keep_no_other_file_from_being_saved(
+def test_names_refused_by_s3_do_not_block_other_files(
     s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     deep = "/".join(["x" * 250] * 5)
@@ -113,13 +113,13 @@ def test_names_that_s3_does_not_take_keep_no_other_file_from_being_saved(
     assert saved.save()
     assert not saved.save()
     assert stored(s3, place) == {"a": "1", "z": "2"}
-    [said] = caplog.messages
-    assert r"caf\xe9.txt (its name is not UTF-8), line\nfeed (its name contains a line break), xxx" in said
-    assert "more than 1024)" in said
+    [message] = caplog.messages
+    assert r"caf\xe9.txt (its name is not UTF-8), line\nfeed (its name contains a line break), xxx" in message
+    assert "more than 1024)" in message
     saved.restore()
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_being_saved(
+def test_unreadable_file_does_not_block_other_files(
     s3: "S3Client", folder: Path, place: S3Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = SavedFolder(s3, folder, place)
@@ -134,15 +134,13 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_saved(
     write(folder, a="1", bad="2", z="3")
     saved.save()
     assert stored(s3, place) == {"a": "1", "z": "3"}
-    assert caplog.messages == ["warning: not kept of here: bad (Input/output error)"]
+    assert caplog.messages == ["warning: not saved from here: bad (Input/output error)"]
     monkeypatch.setattr(object_store, "upload", upload)
     saved.save()
     assert stored(s3, place) == {"a": "1", "bad": "2", "z": "3"}
 
 
-def test_nothing_is_written_or_deleted_once_a_newer_attempt_has_begun(
-    s3: "S3Client", folder: Path, place: S3Location
-) -> None:
+def test_nothing_is_written_after_a_newer_attempt_has_begun(s3: "S3Client", folder: Path, place: S3Location) -> None:
     run = S3Location(place.bucket, place.key.removesuffix("notebook"))
     saved = SavedFolder(s3, folder, place, check_may_write=lambda: check_newest(s3, run, 1))
     write(folder, mine="1", gone="1")
@@ -151,6 +149,6 @@ def test_nothing_is_written_or_deleted_once_a_newer_attempt_has_begun(
     assert not saved.save()
     write(folder, mine="2")
     (folder / "gone").unlink()
-    with pytest.raises(SupersededError, match="attempt 2 of this run has begun, so this one, attempt 1, ends"):
+    with pytest.raises(SupersededError, match="attempt 2 of this run has begun, so attempt 1 stops"):
         saved.save()
     assert stored(s3, place) == {"mine": "1", "gone": "1"}

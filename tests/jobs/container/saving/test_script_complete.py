@@ -1,4 +1,4 @@
-"""What counts as a complete checkpoint, and what happens to those that are none, or change while they are taken."""
+"""Which checkpoints are complete, and what happens to others and to those that change during their upload."""
 
 import json
 import os
@@ -12,9 +12,9 @@ import pytest
 
 from jobs.aws import s3 as object_store
 from jobs.container.channel import RankStatus
+from jobs.container.saving.manifest import SupersededError
 from jobs.container.saving.script_checkpoints import ScriptCheckpoints, ShardedError
 from jobs.container.saving.script_complete import CompleteCheckpoints, Script
-from jobs.container.saving.stored_checkpoints import SupersededError
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Looks(CompleteCheckpoints):
-    """Looks at a folder on a clock that the test sets forward."""
+    """Watches a folder with a clock that the test sets forward."""
 
     def age(self, seconds: float) -> None:
-        """Let the seconds pass in which nothing changes."""
+        """Let this many seconds pass without a change."""
         for seen in self._seen.values():
             seen.since -= seconds
 
@@ -38,7 +38,7 @@ def looks(tmp_path: Path) -> Iterator[Looks]:
     looks.close()
 
 
-def found(looks: CompleteCheckpoints, script: Script = "lives") -> list[str]:
+def found(looks: CompleteCheckpoints, script: Script = "running") -> list[str]:
     return [path.name for path, _ in looks.find(script)]
 
 
@@ -48,15 +48,15 @@ def put(path: Path, text: str = "{}") -> Path:
     return path
 
 
-def test_a_folder_counts_once_it_is_renamed_or_marked(looks: Looks, tmp_path: Path) -> None:
+def test_folder_is_complete_once_renamed_or_marked(looks: Looks, tmp_path: Path) -> None:
     put(tmp_path / "being-written.tmp/model")
     put(tmp_path / "marked/model")
     assert found(looks) == []
     (tmp_path / "being-written.tmp").rename(tmp_path / "renamed")
     put(tmp_path / "marked/.complete")
     assert sorted(found(looks)) == ["marked", "renamed"]
-    # What comes into it later makes it another one, of which nobody has said that it is whole. And a script that
-    # renames or marks its folders has not come to the end of one that it has not.
+    # A file added later makes it another checkpoint that is not known to be complete. And if a script renames or
+    # marks its folders, one that it has not renamed or marked is unfinished.
     put(tmp_path / "renamed/more")
     put(tmp_path / "in-place-1/model")
     put(tmp_path / "in-place-2/model")
@@ -65,29 +65,29 @@ def test_a_folder_counts_once_it_is_renamed_or_marked(looks: Looks, tmp_path: Pa
     assert sorted(found(looks, "done")) == ["in-place-1", "in-place-2", "marked", "renamed"]
 
 
-def test_a_folder_written_in_place_counts_once_it_is_left_alone(looks: Looks, tmp_path: Path) -> None:
-    """As Accelerate's save_state, peft and DeepSpeed write them."""
+def test_folder_written_in_place_is_complete_once_unchanged(looks: Looks, tmp_path: Path) -> None:
+    """Accelerate's save_state, peft and DeepSpeed write in place."""
     for name in ("step_1/model", "step_1/optimizer.bin"):
         put(tmp_path / name)
         assert found(looks) == []
         looks.age(9)
-        assert found(looks) == found(looks, "ended") == [], "its writer may be in a pause"
+        assert found(looks) == found(looks, "ended") == [], "its writer may be pausing"
     looks.age(2)
     assert found(looks) == ["step_1"]
 
 
-def test_a_folder_written_in_place_counts_once_a_newer_one_has_begun(looks: Looks, tmp_path: Path) -> None:
+def test_folder_written_in_place_is_complete_once_one_follows(looks: Looks, tmp_path: Path) -> None:
     for name in ("epoch_1/model", "epoch_1/more", "epoch_2/model"):
         assert found(looks) == found(looks, "ended") == []
         put(tmp_path / name)
         time.sleep(0.02)
     assert found(looks) == found(looks, "ended") == ["epoch_1"]
-    # One of an earlier attempt says nothing about the others, whatever the clock was there
+    # A restored checkpoint says nothing about the others: its times come from another clock
     for name in ("epoch_0/model", "epoch_0/more"):
         os.utime(put(tmp_path / name), (time.time() + 3600,) * 2)
     looks.restored(tmp_path / "epoch_0")
     assert found(looks, "ended") == ["epoch_1", "epoch_0"]
-    # Nor does one of another kind
+    # Nor does one with another kind of name
     time.sleep(0.02)
     put(tmp_path / "best/model")
     assert found(looks, "ended") == ["epoch_1", "epoch_0"]
@@ -101,9 +101,7 @@ def test_a_folder_written_in_place_counts_once_a_newer_one_has_begun(looks: Look
         (["fsdp_0/__0_0.distcp", "fsdp_0/__1_0.distcp"], "fsdp_0/.metadata"),
     ],
 )
-def test_a_folder_whose_names_tell_that_files_are_missing_never_counts(
-    torn: list[str], last: str, looks: Looks, tmp_path: Path
-) -> None:
+def test_folder_with_missing_parts_is_never_complete(torn: list[str], last: str, looks: Looks, tmp_path: Path) -> None:
     for name in torn:
         put(tmp_path / "step_1" / name)
     found(looks)
@@ -113,26 +111,26 @@ def test_a_folder_whose_names_tell_that_files_are_missing_never_counts(
     assert found(looks, "done") == ["step_1"]
 
 
-def test_a_folder_named_as_a_trainers_counts_without_its_state_if_it_is_not_one(looks: Looks, tmp_path: Path) -> None:
+def test_folder_only_named_like_a_trainers_needs_no_state(looks: Looks, tmp_path: Path) -> None:
     put(tmp_path / "checkpoint-500/model.safetensors")
     found(looks)
     looks.age(11)
     assert found(looks) == ["checkpoint-500"]
 
 
-def test_a_trainers_folder_counts_with_its_state_and_that_of_each_rank(looks: Looks, tmp_path: Path) -> None:
+def test_trainers_folder_needs_its_state_and_each_ranks(looks: Looks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-5"
     put(folder / "model.safetensors")
     put(folder / "rng_state_0.pth")
     put(folder / "trainer_state.json", '{"global_step": ')
     assert found(looks) == []
     put(folder / "trainer_state.json", '{"global_step": 5}')
-    assert found(looks) == [], "of the other rank"
+    assert found(looks) == [], "the other rank's state is missing"
     put(folder / "rng_state_1.pth")
-    assert found(looks, "ended") == ["checkpoint-5"], "whatever became of the script"
+    assert found(looks, "ended") == ["checkpoint-5"], "however the script ended"
 
 
-def test_a_file_counts_once_it_is_left_alone_or_renamed(looks: Looks, tmp_path: Path) -> None:
+def test_file_is_complete_once_unchanged_or_renamed(looks: Looks, tmp_path: Path) -> None:
     put(tmp_path / "ckpt.pt")
     assert found(looks) == []
     looks.age(11)
@@ -152,7 +150,7 @@ MADE: list[ScriptCheckpoints] = []
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Give back what each one watches with: a user has few of them (fs.inotify.max_user_instances)."""
+    """Close the inotify instances: a user has few of them (fs.inotify.max_user_instances)."""
     yield
     while MADE:
         MADE.pop().close()
@@ -185,7 +183,7 @@ def save(folder: Path, text: str) -> Path:
     return folder.with_suffix(".tmp").rename(folder)
 
 
-def test_what_the_script_keeps_is_kept_and_is_there_again(
+def test_checkpoints_that_the_script_keeps_are_restored(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
 ) -> None:
     run = tmp_path.name
@@ -194,8 +192,8 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
         save(tmp_path / "checkpoints/best", "best") if step == 1 else None
         put(tmp_path / f"output/checkpoint-{step * 10}/trainer_state.json")
         shutil.rmtree(tmp_path / f"output/checkpoint-{step * 10 - 10}", ignore_errors=True)
-        assert script.take("lives")
-    assert not script.take("lives"), "nothing has changed"
+        assert script.upload("running")
+    assert not script.upload("running"), "nothing has changed"
     status = RankStatus.read(tmp_path)
     assert status.last_step >= 40
     assert (status.restored_step, status.repeats_from_step, status.saved_at is None) == (0, None, False)
@@ -209,14 +207,14 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
     assert sorted(path.name for path in (restored / "checkpoints").iterdir()) == ["best", "last"]
     assert (restored / "checkpoints/last/model").read_text() == "last 4"
     assert [path.name for path in (restored / "output").iterdir()] == ["checkpoint-40"]
-    assert not again.take("lives"), "it is on S3 already"
+    assert not again.upload("running"), "it is on S3 already"
 
     with pytest.raises(UsageError, match='code "a" -> "b"'):
         one(s3, tmp_path / "other", run, code="b").restore(allow_changes=False)
     assert one(s3, tmp_path / "meant", run, code="b").restore(allow_changes=True)
 
 
-def test_they_are_back_oldest_first_with_their_times_and_links(
+def test_checkpoints_are_restored_in_order_with_times_and_links(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
 ) -> None:
     mine = tmp_path / "checkpoints"
@@ -232,14 +230,14 @@ def test_they_are_back_oldest_first_with_their_times_and_links(
         os.utime(folder, ns=(0, step * 10**9))
         (mine / "last").unlink(missing_ok=True)
         (mine / "last").symlink_to(f"step-{step}")
-        assert script.take("lives")
+        assert script.upload("running")
     (mine / "best").symlink_to(mine / "last")
     (mine / "outside").symlink_to("/etc/hostname")
-    # What a link points to is not on S3 yet, when the attempt ends: the link is kept as it was before
+    # The attempt ends before the target of a link is on S3, so the link keeps its previous target
     put(mine / "step-4/model", "torn")
     (mine / "last").unlink()
     (mine / "last").symlink_to("step-4")
-    script.take("ended")
+    script.upload("ended")
 
     again = one(s3, tmp_path / "again", tmp_path.name)
     assert again.restore(allow_changes=False) == 3
@@ -254,8 +252,8 @@ def test_they_are_back_oldest_first_with_their_times_and_links(
     assert (folders[1] / "deep/same").readlink() == Path("../model")
     assert (folders[1] / "base").read_text() == "1"
     assert not os.path.lexists(folders[1] / "out")
-    assert not again.take("lives"), "it is on S3 already"
-    # Links that nobody saved are not made
+    assert not again.upload("running"), "it is on S3 already"
+    # Links that the script did not save are not created
     manifest = S3Location("runs", f"research/{tmp_path.name}/checkpoints/step-3/manifest.json")
     content = json.loads(object_store.read(s3, manifest) or b"")
     content["listing"]["links"] = {"checkpoints/step-3/a": "../../../x", "checkpoints/step-2/b": "model"}
@@ -265,55 +263,51 @@ def test_they_are_back_oldest_first_with_their_times_and_links(
     assert not os.path.lexists(tmp_path / "attacked/checkpoints/step-2/b")
 
 
-def test_what_was_taken_of_a_folder_that_gets_more_files_is_withdrawn(
+def test_uploaded_folder_that_grows_is_withdrawn(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tmp_path / "checkpoints/epoch_1/model")
-    assert not script.take("lives")
+    assert not script.upload("running")
     age(script, 11)
-    assert script.take("lives")
-    # WHEN its writer goes on after a pause, and is killed
+    assert script.upload("running")
+    # WHEN its writer continues after a pause and is killed
     put(tmp_path / "checkpoints/epoch_1/optimizer")
-    assert not script.take("lives")
-    assert not script.take("ended")
+    assert not script.upload("running")
+    assert not script.upload("ended")
     script.warn_of_rest()
-    # THEN the half is on S3 no more, and both are said
+    # THEN the partial upload is withdrawn, with warnings
     assert one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False) is None
-    assert "warning: epoch_1 was taken before it was whole: it is taken again once it is" in caplog.messages
-    assert caplog.messages[-1].startswith("warning: not uploaded, since it may be incomplete: epoch_1. Next: write a ")
+    assert "warning: epoch_1 was uploaded before it was complete, and will be uploaded again" in caplog.messages
+    assert caplog.messages[-1].startswith("warning: not uploaded, because it may be incomplete: epoch_1. Next: ")
     assert [line for line in caplog.messages if line.startswith("warning: epoch_1 is written in place, so only its")]
-    # AND where the script ends well, all of it is kept
-    assert script.take("done")
+    # AND if the script ends successfully, the whole folder is uploaded
+    assert script.upload("done")
     assert one(s3, tmp_path / "later", tmp_path.name).restore(allow_changes=False)
     assert sorted(path.name for path in (tmp_path / "later/checkpoints/epoch_1").iterdir()) == ["model", "optimizer"]
 
 
-def test_a_file_that_names_a_folder_is_not_on_s3_before_it(
-    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_pointer_file_is_uploaded_after_its_folder(script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path) -> None:
     put(tmp_path / "checkpoints/latest", "global_step10")
     time.sleep(0.02)
     put(tmp_path / "checkpoints/global_step10/model")
     age(script, 11)
-    assert not script.take("lives")
+    assert not script.upload("running")
     age(script, 11)
-    assert script.take("lives")
+    assert script.upload("running")
     one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False)
     assert sorted(path.name for path in (tmp_path / "again/checkpoints").iterdir()) == ["global_step10", "latest"]
 
 
 @pytest.mark.parametrize("name", ["model/__0_0.distcp", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
-def test_parts_of_ranks_on_several_nodes_are_refused_at_the_first_save(
-    name: str, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_shards_on_several_nodes_are_refused_at_the_first_save(name: str, s3: "S3Client", tmp_path: Path) -> None:
     for nnodes in (1, 2):
         script = one(s3, tmp_path / str(nnodes), tmp_path.name, nnodes=nnodes)
         put(tmp_path / str(nnodes) / "checkpoints/step_1" / name)
         if nnodes == 1:
-            script.take("lives")
+            script.upload("running")
             continue
-        with pytest.raises(ShardedError, match=rf"(?s)step_1/{name} holds the part of one rank.*Next: save the full"):
-            script.take("lives")
+        with pytest.raises(ShardedError, match=rf"(?s)step_1/{name} holds only one rank's part.*Next: save the full"):
+            script.upload("running")
 
 
 def age(script: ScriptCheckpoints, seconds: float) -> None:
@@ -323,7 +317,7 @@ def age(script: ScriptCheckpoints, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("put_back", "saved", "began"),
+    ("restored", "saved", "began"),
     [
         (["checkpoint-5", "checkpoint-10"], "checkpoint-15", None),
         (["checkpoint-5", "checkpoint-10"], "checkpoint-10", 5),
@@ -331,34 +325,34 @@ def age(script: ScriptCheckpoints, seconds: float) -> None:
         (["best-0.91"], "best-0.88", None),
     ],
 )
-def test_a_script_that_saves_again_what_was_put_back_has_begun_before_it(
+def test_script_that_saves_a_restored_step_again_started_over(
     script: ScriptCheckpoints,
     s3: "S3Client",
     tmp_path: Path,
     *,
-    put_back: list[str],
+    restored: list[str],
     saved: str,
     began: int | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name in put_back:
+    for name in restored:
         save(tmp_path / "checkpoints" / name, name)
-        assert script.take("lives")
+        assert script.upload("running")
     again = one(s3, tmp_path / "again", tmp_path.name)
     again.restore(allow_changes=False)
     save(tmp_path / "again/checkpoints" / saved, "anew")
     with caplog.at_level("WARNING", logger="trainyard"):
-        assert again.take("lives")
+        assert again.upload("running")
 
     assert RankStatus.read(tmp_path / "again").repeats_from_step == began
     assert (f"the script saves {saved} again" in caplog.text) == (began is not None)
 
 
-def test_one_that_changes_or_goes_while_it_is_taken_is_not_taken(
+def test_checkpoint_that_changes_during_its_upload_is_not_kept(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "checkpoints/before", "whole")
-    assert script.take("lives")
+    assert script.upload("running")
     changing, going = save(tmp_path / "checkpoints/changing", "one"), save(tmp_path / "checkpoints/going", "two")
     upload_all = object_store.upload_all
 
@@ -370,7 +364,7 @@ def test_one_that_changes_or_goes_while_it_is_taken_is_not_taken(
         return sent
 
     monkeypatch.setattr(object_store, "upload_all", upload)
-    script.take("lives")
+    script.upload("running")
     assert not list((tmp_path / "staging").iterdir())
     one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False)
     back = tmp_path / "again/checkpoints"
@@ -380,13 +374,13 @@ def test_one_that_changes_or_goes_while_it_is_taken_is_not_taken(
     }
 
 
-def test_an_attempt_takes_nothing_once_a_newer_one_has_begun(
+def test_nothing_is_uploaded_after_a_newer_attempt_has_begun(
     s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = one(s3, tmp_path, tmp_path.name, attempt=1)
     save(tmp_path / "checkpoints/first", "1")
-    assert older.take("lives")
+    assert older.upload("running")
     s3.put_object(Bucket="runs", Key=f"research/{tmp_path.name}/attempts/2.json", Body=b"{}")
     save(tmp_path / "checkpoints/second", "2")
     with pytest.raises(SupersededError, match="attempt 2 of this run has begun"):
-        older.take("lives")
+        older.upload("running")

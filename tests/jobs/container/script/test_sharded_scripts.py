@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from jobs.container.trainer.own_loop import refuse_sharded
+from jobs.container.trainer.script_loop import refuse_sharded
 from jobs.core.errors import TrainyardError
 from tests.jobs.container.script.test_page import blocks
 from tests.support.container.launching import NewRun
@@ -63,8 +63,8 @@ def test_what_is_sharded_is_refused() -> None:
     flat = torch.nn.Linear(2, 1)
     vars(flat.weight)["_fsdp_flattened"] = True  # as FSDP1 does
     for item in ({"a": [part]}, optimizer, flat):
-        said = r"'x' is sharded: each rank has a part of it, and trainyard\.Run keeps .*\nNext: gather it on all ranks"
-        with pytest.raises(TrainyardError, match=said):
+        error = r"'x' is sharded: each rank has a part of it, and trainyard\.Run saves only .*\nNext: gather it on all"
+        with pytest.raises(TrainyardError, match=error):
             refuse_sharded({"x": item})
 
 

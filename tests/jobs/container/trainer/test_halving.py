@@ -1,4 +1,4 @@
-"""Points of a sweep that are compared with each other: the best go on as if nobody had looked, the others stop."""
+"""Points of a sweep that are compared: the best continue as if uncompared, the others stop."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 COMPARISON = Comparison(from_step=4, factor=2, metric="eval_loss", smaller_is_better=True)
-"""The evaluations of these runs are after the steps 3, 6, 9, …: rungs are reached at 6 (that of 4), 9 (8) and 18."""
+"""These runs evaluate after the steps 3, 6, 9, …, so they reach rungs at 6 (for 4), 9 (for 8) and 18."""
 
 WITHOUT_BEST: dict[str, Any] = {"metric_for_best_model": None, "early_stopping_patience": None}
 
@@ -27,7 +27,7 @@ MakePoint = Callable[..., Attempts]
 
 
 class FailsOnce(dict[int, float]):
-    """Losses, and the evaluation after a step that fails when it is made again."""
+    """Losses; the evaluation after one step fails the second time."""
 
     def __init__(self, losses: dict[int, float], *, after_step: int) -> None:
         super().__init__(losses)
@@ -65,15 +65,13 @@ def complete_steps(point: Attempts) -> list[int]:
     return sorted(int(key.split("/")[-2].removeprefix("step-")) for key in manifests)
 
 
-def test_the_best_end_as_without_others_and_one_that_is_behind_stops_however_often_it_is_interrupted(
-    attempts: Callable[[], Attempts], make_point: MakePoint
-) -> None:
-    # GIVEN a run that is no point of a sweep, and a first point, which waits for nobody
+def test_best_point_finishes_and_a_worse_one_stops(attempts: Callable[[], Attempts], make_point: MakePoint) -> None:
+    # GIVEN a run outside a sweep, and a first point, which waits for no other
     whole = attempts()
     whole.train(**WITHOUT_BEST)
     first = make_point()
     first.train(**WITHOUT_BEST)
-    # THEN they are the same
+    # THEN they end the same
     assert [step for step, _ in first.evaluated] == [step for step, _ in whole.evaluated]
     assert first.model() == whole.model()
     assert first.curve() == whole.curve()
@@ -81,19 +79,19 @@ def test_the_best_end_as_without_others_and_one_that_is_behind_stops_however_oft
     assert told is not None
     assert (told.rung, told.step, told.rank, told.of, told.stops) == (8, 9, 1, 1, False)
 
-    # WHEN a second is worse, gets a notice in the evaluation of its rung, and fails once it is to stop
+    # WHEN a second point is worse, gets a notice during its rung's evaluation, and fails once when it should stop
     second = make_point(at_3=0.1, at_6=0.6)
     with pytest.raises(ResumeLaterError):
         second.train(interrupt_at=6, **WITHOUT_BEST)
     second.losses = FailsOnce(second.losses, after_step=6)
     with pytest.raises(TrainyardError, match="cut off"):
         second.train(**WITHOUT_BEST)
-    # AND another comes meanwhile, with which it would be the third of three
+    # AND another point arrives meanwhile, with which it would rank third of three
     place = S3Location(second.run.bucket, first.run.key) / value_name(4, 3)
     second.s3.put_object(Bucket=place.bucket, Key=place.key, Body=RungValue.of(6, 0.55).model_dump_json().encode())
     result = second.train(**WITHOUT_BEST)
 
-    # THEN it keeps to what was said first, and leaves the model and the checkpoint of that step
+    # THEN the first verdict holds, and the model and checkpoint of that step remain
     told = told_verdict(second.scratch)
     assert told is not None
     assert (told.text, told.stops) == ("ranked 2 of 2 at step 6", True)
@@ -102,14 +100,14 @@ def test_the_best_end_as_without_others_and_one_that_is_behind_stops_however_oft
     assert second.model() == dict(whole.evaluated)[6]
     assert complete_steps(second)[-1] == 6
 
-    # WHEN nobody compares any more, THEN it goes on from there, to what it would have become
+    # WHEN it is no longer compared, THEN it resumes there and ends as it would have
     second.comparison = None
     second.losses = dict(whole.losses)
     second.train(**WITHOUT_BEST)
     assert second.model() == whole.model()
 
 
-def test_a_point_that_cannot_ask_for_the_others_goes_on_and_says_so(
+def test_point_that_cannot_be_compared_continues_with_a_warning(
     first_rank: Callable[[int], Rank], s3: "S3Client", caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = first_rank(1)
@@ -118,12 +116,12 @@ def test_a_point_that_cannot_ask_for_the_others_goes_on_and_says_so(
     rungs = Rungs.of(rank, s3, Heartbeats(rank, compiles=False))
     assert rungs is not None
     with caplog.at_level("WARNING", "trainyard"):
-        assert not rungs.is_out(6, {"eval_loss": math.nan})
+        assert not rungs.is_stopped(6, {"eval_loss": math.nan})
     assert told_verdict(rank.scratch) is None
-    assert f"halving: not compared at step 6, and goes on: {rank.run}member-of.json, which names" in caplog.text
-    # AND so does one whose record is damaged
+    assert f"halving: not compared at step 6; continuing: {rank.run}member-of.json, which names" in caplog.text
+    # AND so does a point whose record is damaged
     place = rank.run / "member-of.json"
     s3.put_object(Bucket=place.bucket, Key=place.key, Body=b"{")
     with caplog.at_level("WARNING", "trainyard"):
-        assert not rungs.is_out(9, {"eval_loss": math.nan})
-    assert f"halving: not compared at step 9, and goes on: {place} cannot be read: " in caplog.text
+        assert not rungs.is_stopped(9, {"eval_loss": math.nan})
+    assert f"halving: not compared at step 9; continuing: {place} cannot be read: " in caplog.text

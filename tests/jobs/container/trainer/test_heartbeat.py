@@ -1,4 +1,4 @@
-"""Which heartbeats of a rank may be slow: those of a start, of a save, and of batches that may wait for a graph."""
+"""Which activities of a rank may be slow: the start, a save, and batches that may wait for a graph."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from tests.jobs.container.saving.test_metrics import rank_of
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_batches_may_be_slow_at_the_start_and_where_a_graph_may_be_compiled(tmp_path: Path, *, compiles: bool) -> None:
+def test_batches_may_be_slow_at_the_start_and_when_compiling(tmp_path: Path, *, compiles: bool) -> None:
     heartbeats = Heartbeats(rank_of(0, tmp_path, S3Location("runs", "team/run/")), compiles=compiles)
     slow = []
     for step, width in enumerate([64] * 12 + [96], start=1):
@@ -26,9 +26,7 @@ def test_batches_may_be_slow_at_the_start_and_where_a_graph_may_be_compiled(tmp_
     assert read_heartbeats(tmp_path)[0].slow
 
 
-def test_what_is_busy_may_take_its_time_with_a_trainer_and_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_extends_the_limit_with_and_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = rank_of(0, tmp_path, S3Location("runs", "team/run/"))
     Heartbeats(rank, compiles=False)
     busy(600)

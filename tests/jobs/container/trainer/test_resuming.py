@@ -1,4 +1,4 @@
-"""What is left of a run when its attempt is killed, and that the next one ends where an uninterrupted one would."""
+"""Runs whose attempts are killed: the next attempt ends like an uninterrupted run."""
 
 import json
 import re
@@ -16,14 +16,14 @@ MODEL = "model/model.safetensors"
 
 
 @pytest.mark.every_release
-def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
+def test_run_resumed_after_kill_9_ends_like_any_other(
     run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
     whole = uninterrupted(2)
     first = run.start(*recipe, nproc=2)
     first.wait_for_line("checkpoint: step 16,")
     assert first.kill() == -signal.SIGKILL
-    run.wait_until_gone()  # the ranks too, though nobody told them
+    run.wait_until_gone()  # the ranks end too, without a signal
     killed = run.recorded_attempt(1)
     assert killed.finished_at is None
     assert killed.exit_code is None
@@ -34,7 +34,7 @@ def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
 
     assert f"start: resumed from checkpoint step-{newest}\n" in second.lines
     assert run.read(MODEL) == whole.read(MODEL)
-    # One curve: every step once, although the killed attempt may have logged some that were done again.
+    # One curve with every step once, although the killed attempt may have logged steps that were repeated.
     assert [line["step"] for line in run.metrics()] == [line["step"] for line in whole.metrics()]
     assert [line.get("loss") for line in run.metrics()] == [line.get("loss") for line in whole.metrics()]
     shown = run.tensorboard_losses(tmp_path / "events")
@@ -51,9 +51,7 @@ def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
     assert receipt.result["train_runtime_seconds"] > 0
 
 
-def test_a_job_that_resumes_a_run_of_another_counts_on_and_keeps_what_that_one_recorded(
-    run: Run, recipe: tuple[str, ...]
-) -> None:
+def test_new_job_that_resumes_a_run_continues_its_attempts(run: Run, recipe: tuple[str, ...]) -> None:
     on_spot = run.start(*recipe, AWS_BATCH_JOB_ID="spot")
     on_spot.wait_for_line("checkpoint: step 8,")
     assert on_spot.kill(signal.SIGTERM) == 75
@@ -72,7 +70,7 @@ def test_a_job_that_resumes_a_run_of_another_counts_on_and_keeps_what_that_one_r
     assert second.resumed_from_step >= 8
 
 
-def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(run: Run, recipe: tuple[str, ...]) -> None:
+def test_sigterm_before_the_ranks_start_requests_a_retry(run: Run, recipe: tuple[str, ...]) -> None:
     launched = run.start(*recipe)
     launched.wait_for_line("accelerator:")
 
@@ -82,10 +80,8 @@ def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(run:
     assert "interrupted: SIGTERM" in launched.lines[-1]
 
 
-def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_survives(
-    run: Run, recipe: tuple[str, ...]
-) -> None:
-    """A limit on the size of files stands in for the full disk: the kernel refuses the write in the same place."""
+def test_full_disk_during_a_checkpoint_is_explained(run: Run, recipe: tuple[str, ...]) -> None:
+    """A file size limit simulates the full disk: the kernel refuses the write in the same place."""
     launched = run.start(*recipe)
     launched.wait_for_line("checkpoint: step 8,")
     [rank] = launched.ranks()
@@ -109,10 +105,10 @@ def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_
     assert f"start: resumed from checkpoint step-{survivor}\n" in second.lines
 
 
-def test_two_nodes_meet_train_and_resume_as_one(
+def test_two_nodes_train_and_resume_as_one(
     run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...]
 ) -> None:
-    """As a Batch multi-node job: the main node has no address of itself, the child is given it."""
+    """Like a Batch multi-node job: the main node has no variable with its address, but the child node has."""
     whole = uninterrupted(2)
 
     def nodes(attempt: int) -> list[Launched]:
@@ -125,7 +121,7 @@ def test_two_nodes_meet_train_and_resume_as_one(
         }
         return [run.start(*recipe, attempt=attempt, **environment, **own) for own in (main, child)]
 
-    # Only the instance of one node is taken away: its launcher alone is told, and all ranks of both save.
+    # Only one node's instance is reclaimed: only its launcher gets the notice, but the ranks of both nodes save.
     first = nodes(1)
     first[0].wait_for_line("[progress] 4/48")
     assert [node.kill(signal.SIGTERM) if node is first[1] else node.wait() for node in reversed(first)] == [75, 75]

@@ -1,4 +1,4 @@
-"""Trackers beside a run's own metrics: one run for all attempts, and none that fails ends a training."""
+"""Trackers: all attempts are one run, and a failing tracker never ends a training."""
 
 import os
 import random
@@ -20,7 +20,7 @@ GIVEN = {"WANDB_API_KEY": KEY, "MLFLOW_TRACKING_URI": "https://user:secret@mlflo
 
 @pytest.fixture(autouse=True)
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A W&B that notes how it ends, and an MLflow whose server is gone."""
+    """A fake W&B that records its end, and a fake MLflow whose server is gone."""
     (tmp_path / "wandb.py").write_text("ended = []\ndef finish(): ended.append(True)\n")
     (tmp_path / "mlflow.py").write_text("raise OSError('gone')")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -28,7 +28,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Told:
-    """A callback of transformers that notes what it is told, and draws random numbers, as a library may."""
+    """A transformers callback that records its calls and draws random numbers, as a library may."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -48,7 +48,7 @@ def random_numbers() -> tuple[Any, Any]:
     return random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
 
 
-def test_they_are_told_of_all_and_one_that_fails_is_left_out_with_a_warning(
+def test_trackers_get_all_values_and_a_failing_one_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = Told()
@@ -59,7 +59,7 @@ def test_they_are_told_of_all_and_one_that_fails_is_left_out_with_a_warning(
     states = random_numbers()
 
     trackers = Trackers(["wandb", "mlflow"], rank, s3)
-    trackers.log({"eval_loss": 1.0})  # before the training nobody asks for it
+    trackers.log({"eval_loss": 1.0})  # ignored before the training
     trackers.on_train_begin(None, None, None)
     trackers.on_log(None, None, None, logs={"loss": 0.5})
     trackers.log({"eval_loss": 0.25, "note": "text"})
@@ -75,17 +75,17 @@ def test_they_are_told_of_all_and_one_that_fails_is_left_out_with_a_warning(
     assert names == ["research", "probe-20261101-120000-00ab", "probe-20261101-120000-00ab", "allow"]
     assert caplog.messages == [
         "report to: wandb",
-        "warning: report_to: mlflow is left out from here on: OSError: gone",
-        "warning: report_to: wandb is left out from here on: ConnectionError: too late",
+        "warning: report_to: mlflow is disabled from here on: OSError: gone",
+        "warning: report_to: wandb is disabled from here on: ConnectionError: too late",
     ]
     others: Any = SimpleNamespace(is_first=False)
     Trackers(["wandb"], others, None).on_train_begin(None, None, None)
     assert len(told.told) == 3, "of all ranks the first reports"
 
 
-def test_a_script_goes_on_with_the_run_that_earlier_attempts_began(caplog: pytest.LogCaptureFixture) -> None:
+def test_script_continues_the_trackers_run(caplog: pytest.LogCaptureFixture) -> None:
     os.environ["WANDB_PROJECT"] = "our-own"
     join_run_of_script(RUN)
     assert os.environ.items() >= {**GIVEN, "WANDB_PROJECT": "our-own"}.items()
     assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("probe-20261101-120000-00ab", "allow")
-    assert caplog.messages == ["warning: report_to: mlflow is left out from here on: OSError: gone"]
+    assert caplog.messages == ["warning: report_to: mlflow is disabled from here on: OSError: gone"]

@@ -1,4 +1,4 @@
-"""What is done at which time from a notice on."""
+"""What the ranks do at which time after a notice."""
 
 import threading
 import time
@@ -11,58 +11,57 @@ import pytest
 
 from jobs.container.channel import RequestFiles
 from jobs.container.rank import Rank
-from jobs.container.saving.notice import SPARE_SECONDS, Action, Measured, action
-from jobs.container.saving.stop import Shutdown
+from jobs.container.saving.stop import SPARE_SECONDS, Action, Measured, Shutdown, next_action
 from tests.support.container.attempts import uploads_of
 
 SAVES_OF_TWO_SECONDS = Measured(save=2, step=0.5)
-"""The last save has to begin 1.25 * 2 + 2 * 0.5 + 2 seconds before the end."""
+"""The last save must begin 1.25 * 2 + 2 * 0.5 + 2 seconds before the end."""
 
 
 @pytest.mark.parametrize(
     ("left", "measured", "has_saved", "expected"),
     [
-        # At the notice it saves, and then trains on until the last save is due
+        # At the notice it saves, and then continues until the last save is due
         (110, SAVES_OF_TWO_SECONDS, False, "save"),
         (110, SAVES_OF_TWO_SECONDS, True, None),
         (5.6, SAVES_OF_TWO_SECONDS, True, None),
         (5.5, SAVES_OF_TWO_SECONDS, True, "stop"),
-        # Longer steps and slower saves have it begin earlier, also one that is slower than the last one was
+        # Longer steps and slower saves make it begin earlier, even if only the save in progress is slow
         (10.6, Measured(save=2, step=3), True, None),
         (10.5, Measured(save=2, step=3), True, "stop"),
         (15.5, Measured(save=10, step=0.5), True, "stop"),
         (27.1, Measured(save=10, under_way=24, step=0.5), True, None),
-        # It waits for one that is under way, where both come in time
+        # It waits for a save in progress if both will be in time
         (14.6, Measured(save=10, under_way=11.4, step=0.5), True, None),
         (14.6, Measured(save=10, under_way=11.5, step=0.5), True, "stop"),
-        # Else that one is the last: it has begun too late, or takes long
+        # Otherwise the save in progress is the last: it began too late or takes too long
         (15.9, Measured(save=10, under_way=9, step=0.5), True, "leave"),
         (15.6, Measured(save=10, under_way=0.1, step=0.5), True, "leave"),
         (40.0, Measured(under_way=38), True, "leave"),
-        # The notice comes late, or saves take long: there is one save only
+        # The notice is late, or saves are slow: there is only one save
         (5.5, SAVES_OF_TWO_SECONDS, False, "stop"),
         (110, Measured(save=90), False, "stop"),
         (-40, SAVES_OF_TWO_SECONDS, False, "stop"),
-        # Nothing is measured yet
+        # Nothing has been measured yet
         (110, Measured(), False, "save"),
         (SPARE_SECONDS, Measured(), False, "stop"),
     ],
 )
-def test_the_last_save_begins_as_late_as_what_is_measured_allows(
+def test_last_save_begins_as_late_as_measurements_allow(
     *, left: float, measured: Measured, has_saved: bool, expected: Action | None
 ) -> None:
-    assert action(left, measured, has_saved=has_saved) == expected
+    assert next_action(left, measured, has_saved=has_saved) == expected
 
 
-def test_an_evaluation_goes_on_until_the_last_save_is_due_where_it_is_known_how_long_that_takes() -> None:
-    assert action(110, SAVES_OF_TWO_SECONDS, has_saved=False, evaluates=True) == "save"
-    assert action(110, SAVES_OF_TWO_SECONDS, has_saved=True, evaluates=True) is None
-    assert action(5.5, SAVES_OF_TWO_SECONDS, has_saved=True, evaluates=True) == "stop"
-    assert action(110, Measured(step=0.5), has_saved=False, evaluates=True) == "stop"
+def test_evaluation_continues_until_the_last_save_is_due() -> None:
+    assert next_action(110, SAVES_OF_TWO_SECONDS, has_saved=False, evaluates=True) == "save"
+    assert next_action(110, SAVES_OF_TWO_SECONDS, has_saved=True, evaluates=True) is None
+    assert next_action(5.5, SAVES_OF_TWO_SECONDS, has_saved=True, evaluates=True) == "stop"
+    assert next_action(110, Measured(step=0.5), has_saved=False, evaluates=True) == "stop"
 
 
 class Node(threading.Thread):
-    """A node of one rank, which makes a step each hundredth of a second as long as the other one does."""
+    """A node with one rank that makes a step every hundredth of a second, together with the other node."""
 
     def __init__(self, rank: Rank, barrier: threading.Barrier, saves_take: float) -> None:
         super().__init__(daemon=True)
@@ -90,7 +89,7 @@ class Node(threading.Thread):
 
 
 @pytest.mark.parametrize("noticed", [[1], [1, 0]], ids=str)
-def test_the_notice_of_any_node_has_all_save_at_the_same_two_steps_in_time_for_the_first_to_end(
+def test_notice_on_any_node_makes_all_save_the_same_two_steps(
     noticed: list[int], first_rank: Callable[[int], Rank], tmp_path: Path
 ) -> None:
     barrier = threading.Barrier(2)
@@ -111,11 +110,11 @@ def test_the_notice_of_any_node_has_all_save_at_the_same_two_steps_in_time_for_t
     assert last > early + 10
     assert {node.shutdown.reason for node in nodes} <= {f"notice of node {index}" for index in noticed}
     assert nodes[0].shutdown.reason == nodes[1].shutdown.reason
-    # Half of what is spare is for a machine that is busy: its steps take longer than those before.
+    # Allow half of the spare time for a busy machine, whose steps become slower.
     assert max(node.ended_at for node in nodes) <= by - SPARE_SECONDS / 2 - 0.2
 
 
-def test_a_stop_without_a_time_is_at_once_also_after_a_notice(first_rank: Callable[[int], Rank]) -> None:
+def test_stop_without_a_deadline_is_immediate_after_a_notice(first_rank: Callable[[int], Rank]) -> None:
     node = Node(first_rank(1), threading.Barrier(1), saves_take=0.2)
     node.launcher.ask("stop", "notice", by=time.time() + 60)
     deadline = time.monotonic() + 20

@@ -1,11 +1,11 @@
-"""The evaluation at an epoch's end that the last attempt did not come to."""
+"""The evaluation at an epoch's end that the last attempt missed."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.container.trainer.attached import _Parts
+from jobs.container.trainer.script_trainer import _Parts
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,7 @@ from jobs.container.trainer.attached import _Parts
         ({"epoch": 1.0, "log_history": [{"step": 12, "loss": 0.5}]}, True),
     ],
 )
-def test_an_evaluation_is_made_up_for_if_one_was_due_and_none_was_made(
-    changes: dict[str, Any], *, is_made_up: bool
-) -> None:
+def test_missed_evaluation_is_made_by_the_next_attempt(changes: dict[str, Any], *, is_made_up: bool) -> None:
     given = {"max_steps": 36, "log_history": [], "eval_delay": 0, "eval_strategy": "epoch", **changes}
     made: list[dict[str, float]] = []
     trainer = SimpleNamespace(
@@ -33,5 +31,5 @@ def test_an_evaluation_is_made_up_for_if_one_was_due_and_none_was_made(
         _evaluate=lambda *_: {"eval_loss": 0.25},
     )
     parts: Any = SimpleNamespace(_trainer=trainer, _note_best=made.append)
-    _Parts._make_up(parts)
+    _Parts._evaluate_missed(parts)
     assert made == [{"eval_loss": 0.25}] * is_made_up

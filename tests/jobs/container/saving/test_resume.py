@@ -1,4 +1,4 @@
-"""Which checkpoint an attempt goes on from: the newest that is whole, or none where that cannot be told."""
+"""Which checkpoint an attempt resumes from: the newest intact one, or none if that is unknown."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import pytest
 
 from jobs.aws import s3 as object_store
 from jobs.container.rank import Rank, one_line
+from jobs.container.saving.manifest import File, Manifest, Throughput, fingerprint
 from jobs.container.saving.resume import newest_complete
-from jobs.container.saving.stored_checkpoints import File, Manifest, Throughput, fingerprint
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 
 def put_checkpoint(s3: "S3Client", run: S3Location, step: int, arguments: PretrainMlm) -> S3Location:
-    """A complete one of eight ranks; its folder."""
+    """Write a complete checkpoint of eight ranks and return its folder."""
     content = f"weights of step {step}".encode()
     manifest = Manifest(
         step=step,
@@ -42,19 +42,19 @@ def put_checkpoint(s3: "S3Client", run: S3Location, step: int, arguments: Pretra
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "said"),
+    ("name", "damage", "reason"),
     [
         (WEIGHTS, lambda _: None, "model.safetensors is missing"),
         (WEIGHTS, lambda content: content.upper(), "the checksum of model.safetensors does not match"),
         ("manifest.json", lambda content: content[: len(content) // 2], "its manifest is damaged: Invalid JSON: EOF"),
-        ("manifest.json", lambda _: None, "it has no manifest: its upload was cut off"),
+        ("manifest.json", lambda _: None, "it has no manifest: its upload was interrupted"),
     ],
 )
-def test_a_damaged_one_is_skipped_with_a_warning_and_the_one_before_is_used(
+def test_damaged_checkpoint_is_skipped_with_a_warning(
     *,
     name: str,
     damage: Callable[[bytes], bytes | None],
-    said: str,
+    reason: str,
     first_rank: Callable[[int], Rank],
     s3: "S3Client",
     caplog: pytest.LogCaptureFixture,
@@ -75,10 +75,10 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_the_one_before_is_used(
     assert found is not None
     assert (found.step, (found.folder / WEIGHTS).read_bytes()) == (8, b"weights of step 8")
     [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith(f"warning: checkpoint step-16 is skipped: {said}")
+    assert warning.startswith(f"warning: checkpoint step-16 is skipped: {reason}")
 
 
-def test_one_that_may_not_be_read_ends_the_attempt_and_none_before_it_is_taken(
+def test_denied_checkpoint_ends_the_attempt(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
 ) -> None:
     rank = first_rank(8)
@@ -90,7 +90,7 @@ def test_one_that_may_not_be_read_ends_the_attempt_and_none_before_it_is_taken(
     assert one_line(refused.value).startswith(f"cannot read {newest / WEIGHTS}: AWS denied ")
 
 
-def test_another_number_of_ranks_resumes_and_is_logged(
+def test_resume_with_another_number_of_ranks_is_logged(
     first_rank: Callable[[int], Rank], s3: "S3Client", caplog: pytest.LogCaptureFixture
 ) -> None:
     put_checkpoint(s3, first_rank(8).run, 16, ARGUMENTS)
@@ -98,4 +98,4 @@ def test_another_number_of_ranks_resumes_and_is_logged(
     found = newest_complete(first_rank(4), s3, ARGUMENTS)
     assert found is not None
     assert (found.folder / WEIGHTS).read_bytes() == b"weights of step 16"
-    assert "checkpoint step-16 was made by 8 ranks and goes on on 4" in caplog.text
+    assert "checkpoint step-16 was made by 8 ranks and continues on 4" in caplog.text

@@ -1,4 +1,4 @@
-"""What is written while a training goes on is what the Trainer would have written while it stood still."""
+"""A checkpoint written in the background equals the one that the Trainer would have written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import Trainer
 
-from jobs.container.saving import background_save
-from jobs.container.saving.background_save import BackgroundSave, Snapshot, _why_no_copy, available_bytes
+from jobs.container.saving import snapshot
+from jobs.container.saving.snapshot import BackgroundSave, Snapshot, _why_no_copy, available_bytes
 from jobs.container.trainer.trainer import Options, trainer_class
 from jobs.core.locations import S3Location
 
@@ -19,25 +19,23 @@ MEMINFO = "MemTotal:  4000000 kB\nMemFree:  1000 kB\nMemAvailable:  3000000 kB\n
 
 
 class Writes:
-    """What a save leaves to be written."""
+    """Records what a save leaves to be written."""
 
     def __init__(self) -> None:
         self.left: list[Callable[[Path], None]] = []
 
     def begin(self) -> None:
-        assert not self.left, "the copy that is to be written is lost"
+        assert not self.left, "the copy was not written"
 
     def write_first(self, write: Callable[[Path], None]) -> None:
         self.left.append(write)
 
 
-def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_save_writes_what_the_trainer_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied, short = Writes(), Writes()
     trained(tmp_path / "plain", None)
     model = trained(tmp_path / "copied", copied)
-    monkeypatch.setattr(background_save, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(snapshot, "available_bytes", lambda: 1000)
     trained(tmp_path / "short of memory", short)
 
     expected = contents(tmp_path / "plain")
@@ -54,7 +52,7 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
 
 
 def trained(folder: Path, writes: Writes | None) -> Any:
-    """A model with tied weights and a buffer after two steps, of the second of which a checkpoint was made."""
+    """Train a model with tied weights and a buffer for two steps, and save the second."""
     from transformers import BertConfig, BertForMaskedLM, TrainingArguments, set_seed
 
     set_seed(7)
@@ -75,13 +73,13 @@ def trained(folder: Path, writes: Writes | None) -> Any:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Without what names the folder itself."""
+    """Return the files without those that contain the folder name."""
     files = (folder / "checkpoint-2").iterdir()
     return {path.name: path.read_bytes() for path in files if path.name != "training_args.bin"}
 
 
 class OwnWay(Trainer):  # type: ignore[misc]  # transformers has no types
-    """Writes its model as sentence-transformers does."""
+    """Overrides how its model is saved, as sentence-transformers does."""
 
     def _save(self, *_: Any, **__: Any) -> None:
         pass
@@ -91,20 +89,18 @@ class OwnWay(Trainer):  # type: ignore[misc]  # transformers has no types
     ("base", "changes", "reason"),
     [
         (Trainer, {}, None),
-        (OwnWay, {}, "OwnWay writes them in its own way"),
-        (Trainer, {"is_deepspeed_enabled": True}, "each rank has a part of them"),
+        (OwnWay, {}, "OwnWay overrides how they are saved"),
+        (Trainer, {"is_deepspeed_enabled": True}, "each rank has only a part of them"),
         (Trainer, {"model": SimpleNamespace(peft_config={"default": {}})}, "they are adapters, which are small"),
     ],
 )
-def test_the_trainer_writes_what_no_copy_can_stand_for(
-    base: type[Any], changes: dict[str, Any], reason: str | None
-) -> None:
+def test_trainer_writes_what_cannot_be_copied(base: type[Any], changes: dict[str, Any], reason: str | None) -> None:
     trainer = object.__new__(trainer_class(base))
     vars(trainer).update({"is_deepspeed_enabled": False, "is_fsdp_enabled": False, "model": None, **changes})
     assert _why_no_copy(trainer) == reason
 
 
-def test_a_copy_keeps_what_was_there_in_memory_that_is_used_again() -> None:
+def test_snapshot_keeps_values_and_reuses_memory() -> None:
     tied = torch.arange(6.0).reshape(2, 3)
     state = {
         "model": {"a": tied, "b": tied, "c": torch.full((3,), 0.5, dtype=torch.bfloat16), "empty": torch.empty(0, 4)},
@@ -143,7 +139,7 @@ def test_a_copy_keeps_what_was_there_in_memory_that_is_used_again() -> None:
         ),
     ],
 )
-def test_memory_is_what_the_host_and_the_container_leave(
+def test_available_memory_respects_host_and_container(
     files: dict[str, str], available: int | None, tmp_path: Path
 ) -> None:
     for name, content in files.items():

@@ -1,4 +1,4 @@
-"""Weights that a model has in two places stay one on the way to a card, and a training whose are two does not begin."""
+"""Tied weights must stay tied when a model moves to a card; otherwise the training does not begin."""
 
 import types
 from pathlib import Path
@@ -7,12 +7,11 @@ import pytest
 import torch
 import transformers
 
-from jobs.container.trainer import tied_weights
-from jobs.container.trainer.trainer import Options, trainer_class
+from jobs.container.trainer.trainer import Options, check_tied_weights, trainer_class
 from jobs.core.errors import TrainyardError
 
 META = torch.device("meta")
-"""A kind of device that every machine has, and to which PyTorch makes new parameters, as it does to an HPU."""
+"""A device type that every machine has and for which PyTorch makes new parameters, as for an HPU."""
 
 
 def masked_model() -> transformers.PreTrainedModel:
@@ -23,25 +22,23 @@ def masked_model() -> transformers.PreTrainedModel:
     )
 
 
-def test_what_a_move_has_parted_is_refused() -> None:
+def test_separated_tied_weights_are_refused() -> None:
     model = masked_model()
-    tied_weights.check(model)
+    check_tied_weights(model)
     model.to(META)
-    with pytest.raises(TrainyardError, match="the model's decoder has weights of its own"):
-        tied_weights.check(types.SimpleNamespace(module=model))
+    with pytest.raises(TrainyardError, match="the model's decoder does not share the weights"):
+        check_tied_weights(types.SimpleNamespace(module=model))
 
 
-def test_a_model_without_a_decoder_or_with_one_of_its_own_is_left_alone() -> None:
-    tied_weights.check(transformers.BertModel(masked_model().config))
+def test_model_without_tied_weights_is_accepted() -> None:
+    check_tied_weights(transformers.BertModel(masked_model().config))
     config = transformers.BertConfig(**{**masked_model().config.to_dict(), "tie_word_embeddings": False})
-    tied_weights.check(transformers.BertForMaskedLM(config))
-    tied_weights.check(torch.nn.Linear(1, 1))
+    check_tied_weights(transformers.BertForMaskedLM(config))
+    check_tied_weights(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("is_script", [False, True])
-def test_a_training_whose_weights_have_come_apart_ends_before_its_first_step(
-    tmp_path: Path, *, is_script: bool
-) -> None:
+def test_training_with_separated_weights_ends_before_a_step(tmp_path: Path, *, is_script: bool) -> None:
     model = masked_model()
     decoder = model.get_output_embeddings()
     decoder.weight = torch.nn.Parameter(decoder.weight.detach().clone())
@@ -53,9 +50,9 @@ def test_a_training_whose_weights_have_come_apart_ends_before_its_first_step(
         train_dataset=[{"input_ids": torch.arange(4), "labels": torch.arange(4)}] * 4,
         options=Options(checks_ties=not is_script),
     )
-    if is_script:  # which may mean it
+    if is_script:  # a script may intend it
         assert trainer.train().global_step == 1
         return
-    with pytest.raises(TrainyardError, match="the model's decoder has weights of its own"):
+    with pytest.raises(TrainyardError, match="the model's decoder does not share the weights"):
         trainer.train()
     assert trainer.state.global_step == 0

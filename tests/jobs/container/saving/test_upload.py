@@ -1,4 +1,4 @@
-"""Which checkpoints stay, whose they are, and how often one is made if that is left to what it costs."""
+"""Which checkpoints are kept, which attempt may write them, and how often they are made with `auto`."""
 
 import contextlib
 import itertools
@@ -13,12 +13,12 @@ import pytest
 from jobs.aws import s3 as object_store
 from jobs.container.kinds.artifact_job import JobMetrics
 from jobs.container.rank import NodeFailedError, Rank
-from jobs.container.saving import checkpoint_interval
-from jobs.container.saving.checkpoint import CheckpointUploads
-from jobs.container.saving.checkpoint_interval import ChosenSaves, interval_seconds
+from jobs.container.saving import interval
+from jobs.container.saving.interval import ChosenSaves, interval_seconds
+from jobs.container.saving.manifest import Manifest, Retention, SupersededError, list_steps, prune
 from jobs.container.saving.metrics import MetricsFiles
 from jobs.container.saving.resume import newest_complete
-from jobs.container.saving.stored_checkpoints import Manifest, Retention, SupersededError, listing, prune
+from jobs.container.saving.upload import CheckpointUploads
 from jobs.container.trainer.training import _upload_model
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
@@ -43,7 +43,7 @@ HOUR = 3600.0
         pytest.param(0.5, 6, 400, 400, id="uploads are slow"),
     ],
 )
-def test_the_interval_is_youngs_within_its_bounds(
+def test_interval_follows_youngs_formula_within_bounds(
     *, stall_seconds: float, reclaim_hours: float, complete_seconds: float, seconds: float
 ) -> None:
     chosen = interval_seconds(
@@ -55,7 +55,7 @@ def test_the_interval_is_youngs_within_its_bounds(
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that advances on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -64,17 +64,17 @@ class Clock:
         return self.now
 
 
-def test_a_step_takes_the_time_from_end_to_end_without_saves(
+def test_step_time_is_measured_end_to_end_without_saves(
     first_rank: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainyard")
     clock = Clock()
-    monkeypatch.setattr(checkpoint_interval, "time", clock)
+    monkeypatch.setattr(interval, "time", clock)
     saves = ChosenSaves(first_rank(1), mean_hours_between_reclaims=6, warmup_steps=2, complete_seconds=lambda: 0.0)
     state = SimpleNamespace(global_step=0, max_steps=10_000)
     saves.on_train_begin(None, state, None)
     saved = []
-    # The card works on while its host, which only gives it work in lazy mode, is done with a step in no time
+    # In lazy mode the host only queues work, so it finishes a step at once while the card still works
     while state.global_step < 160:
         control = SimpleNamespace(should_save=False)
         saves.on_step_begin(None, state, None)
@@ -83,12 +83,12 @@ def test_a_step_takes_the_time_from_end_to_end_without_saves(
         saves.on_step_end(None, state, control)
         saved += [state.global_step] if control.should_save else []
         clock.now += 0.5 if control.should_save else 1.99
-    # A save takes half a second: every 294 s, by Young's formula, and a step takes two
+    # A save takes half a second, which gives 294 s by Young's formula; a step takes two seconds
     assert saved == [7, 7 + 147]
-    assert caplog.messages == ["checkpoints: every 147 steps (294 s): a save holds the training up for 0.50 s"]
+    assert caplog.messages == ["checkpoints: every 147 steps (294 s): a save holds up the training for 0.50 s"]
 
 
-def test_saves_as_often_as_they_are_worth_it_change_nothing_of_the_training(
+def test_automatic_saves_do_not_change_the_training(
     attempts: Callable[[], Attempts], caplog: pytest.LogCaptureFixture
 ) -> None:
     fixed, chosen = attempts(), attempts()
@@ -96,8 +96,8 @@ def test_saves_as_often_as_they_are_worth_it_change_nothing_of_the_training(
     with caplog.at_level("INFO", "trainyard"):
         chosen.train(checkpoint_every_steps="auto")
     [line] = [line for line in caplog.messages if line.startswith("checkpoints: every")]
-    said = r"checkpoints: every [\d,]+ steps? \(\d+ s\): a save holds the training up for \d+\.\d\d s"
-    assert re.fullmatch(said, line)
+    message_start = r"checkpoints: every [\d,]+ steps? \(\d+ s\): a save holds up the training for \d+\.\d\d s"
+    assert re.fullmatch(message_start, line)
     assert chosen.model() == fixed.model()
     assert chosen.curve() == fixed.curve()
 
@@ -108,16 +108,16 @@ def test_saves_as_often_as_they_are_worth_it_change_nothing_of_the_training(
         (Retention(), [30, 40]),
         (Retention(newest=9), [10, 20, 30, 40]),
         (Retention(newest=1, every_steps=20), [20, 40]),
-        # No step is a multiple of it: what was saved next stays.
+        # No step is a multiple, so the next saved step is kept.
         (Retention(newest=1, every_steps=25), [30, 40]),
     ],
 )
-def test_what_is_not_to_stay_goes(
+def test_prune_deletes_all_but_kept_checkpoints(
     retention: Retention, stay: list[int], s3: "S3Client", request: pytest.FixtureRequest
 ) -> None:
     remote = S3Location("runs", f"{request.node.name}/checkpoints")
-    # Step 20's neighbour was cut off in an upload long ago, step 50's goes on at this moment; step 60's is damaged, so
-    # the attempt began before it.
+    # Step 20's neighbour was interrupted long ago, step 50 is uploading now, and step 60 is damaged, so the attempt
+    # began before it.
     complete = [f"step-{step}/manifest.json" for step in (10, 20, 30, 40, 60)]
     names = [*complete, *(f"step-{step}/model.safetensors" for step in (10, 20, 21, 30, 40, 50, 60))]
     for name in names:
@@ -128,7 +128,7 @@ def test_what_is_not_to_stay_goes(
 
 
 def save(rank: Rank, step: int, *, newest: int = 1, **retention: int) -> CheckpointUploads:
-    """Begin to save a checkpoint, the first of an attempt of its own."""
+    """Begin the first save of a new attempt."""
     folder = rank.scratch / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     uploads = uploads_of(rank, object_store.connect(), newest=newest, **retention)
@@ -138,9 +138,7 @@ def save(rank: Rank, step: int, *, newest: int = 1, **retention: int) -> Checkpo
 
 
 @pytest.mark.usefixtures("faulty")
-def test_the_bucket_lets_all_expire_but_those_that_are_to_stay(
-    first_rank: Callable[[int], Rank], s3: "S3Client"
-) -> None:
+def test_tags_let_the_bucket_expire_all_but_kept_checkpoints(first_rank: Callable[[int], Rank], s3: "S3Client") -> None:
     rank = first_rank(1)
     for step in (8, 16, 24):
         save(rank, step, every_steps=10).finish()
@@ -158,7 +156,7 @@ def test_the_bucket_lets_all_expire_but_those_that_are_to_stay(
 
 
 def newer_checkpoints(s3: "S3Client", run: S3Location, steps: Sequence[int]) -> Callable[[], None]:
-    """Return what a newer attempt does from its first moment to its last: of all checkpoints it leaves its own."""
+    """Return a function that does what a newer attempt would: write its checkpoints and delete all others."""
 
     def act() -> None:
         remote = run / "checkpoints"
@@ -171,7 +169,7 @@ def newer_checkpoints(s3: "S3Client", run: S3Location, steps: Sequence[int]) -> 
     return act
 
 
-def test_an_attempt_that_stands_still_within_a_save_changes_nothing_of_a_newer_ones(
+def test_frozen_attempt_changes_nothing_of_a_newer_one(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
 ) -> None:
     moments, steps = 0, (16, 24)
@@ -180,7 +178,7 @@ def test_an_attempt_that_stands_still_within_a_save_changes_nothing_of_a_newer_o
         older = replace(rank, attempt=1, run=rank.run / f"{moment}/", scratch=rank.scratch / str(moment))
         object_store.write(s3, older.run / "attempts/1.json", b"{}")
         save(older, 8).finish()
-        # WHEN it stands still before one of its questions to S3, and a newer one begins and ends meanwhile
+        # WHEN it freezes before one of its requests to S3, and a newer attempt begins and ends meanwhile
         act, questions = newer_checkpoints(s3, older.run, steps), itertools.count(1)
 
         def stand_still(
@@ -195,24 +193,24 @@ def test_an_attempt_that_stands_still_within_a_save_changes_nothing_of_a_newer_o
             save(older, 16).finish()
         faulty.denies = lambda _method, _path: False
         if next(questions) <= moment:
-            break  # it has fewer
+            break  # it has fewer requests
         moments += 1
-        # THEN it ends, and what the newer one has left is left
+        # THEN it stops, and what the newer attempt wrote is unchanged
         remote = older.run / "checkpoints"
         left = {name: object_store.read(s3, remote / name) for name in object_store.sizes(s3, remote)}
         names = {f"step-{step}/{name}" for step in steps for name in ("model.safetensors", MANIFEST)}
         assert left == dict.fromkeys(names, b"the newer one's"), f"moment {moment}"
     assert moments > 5
-    # Any further save of it ends at once
+    # Any further save fails at once
     object_store.write(s3, older.run / "attempts/2.json", b"{}")
-    said = "attempt 2 of this run has begun, so this one, attempt 1, ends and saves nothing more"
-    with pytest.raises(SupersededError, match=said):
+    message_start = "attempt 2 of this run has begun, so attempt 1 stops and saves nothing more"
+    with pytest.raises(SupersededError, match=message_start):
         save(older, 32).finish()
-    assert 32 not in listing(s3, older.run / "checkpoints")
+    assert 32 not in list_steps(s3, older.run / "checkpoints")
 
 
 @pytest.mark.parametrize("answer_is_lost", [False, True])
-def test_the_newest_attempt_makes_its_checkpoint_complete_whatever_manifest_lies_there(
+def test_newest_attempt_replaces_a_late_manifest(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, *, answer_is_lost: bool
 ) -> None:
     rank = replace(first_rank(1), attempt=2)
@@ -232,7 +230,7 @@ def test_the_newest_attempt_makes_its_checkpoint_complete_whatever_manifest_lies
     assert next(tries) > 2
 
 
-def test_model_and_metrics_are_the_newer_attempts_to_write(
+def test_older_attempt_writes_neither_model_nor_metrics(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
 ) -> None:
     older = replace(first_rank(1), attempt=1)
@@ -255,19 +253,19 @@ def test_model_and_metrics_are_the_newer_attempts_to_write(
         lambda: job.step(1, {"documents": 3}),
     ]
     for write in writes:
-        with pytest.raises(SupersededError, match="attempt 2 of this run has begun, so this one, attempt 1, ends"):
+        with pytest.raises(SupersededError, match="attempt 2 of this run has begun, so attempt 1 stops"):
             write()
-    assert list(object_store.sizes(s3, older.run / "model")) == ["model.safetensors"], "none is loaded without config"
+    assert list(object_store.sizes(s3, older.run / "model")) == ["model.safetensors"], "loading needs config.json"
 
 
 @pytest.mark.parametrize("mends", [True, False])
-def test_a_checkpoint_that_arrives_damaged_on_another_node_is_fetched_again_and_ends_no_run(
+def test_download_damaged_on_another_node_is_repeated(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, *, mends: bool
 ) -> None:
     main = first_rank(2)
     save(replace(main, world_size=1, local_world_size=1), 8).finish()
     weights = main.run / "checkpoints/step-8/model.safetensors"
-    object_store.write(s3, weights, b"weighty")  # as many bytes
+    object_store.write(s3, weights, b"weighty")  # the same number of bytes
     answers = []
 
     def mend(method: str, path: str) -> bool:
@@ -279,20 +277,20 @@ def test_a_checkpoint_that_arrives_damaged_on_another_node_is_fetched_again_and_
 
     faulty.denies = mend
     other = replace(main, rank=1, local_world_size=1, node=1, nnodes=2, scratch=main.scratch / "other")
-    other.store.set("resume/step", "8")  # what the main node has found intact
+    other.store.set("resume/step", "8")  # the step that the main node has found intact
     arguments = PretrainMlm(data="run://tokens")
     if mends:
         resume = newest_complete(other, object_store.connect(), arguments)
         assert resume is not None
         assert (resume.folder / "model.safetensors").read_bytes() == b"weights"
     else:
-        said = "checkpoint step-8 did not arrive as it is, twice: the checksum of "
-        with pytest.raises(NodeFailedError, match=said):
+        message_start = "checkpoint step-8 arrived damaged twice: the checksum of "
+        with pytest.raises(NodeFailedError, match=message_start):
             newest_complete(other, object_store.connect(), arguments)
     assert len(answers) == 2
 
 
-def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_ends_the_training(
+def test_denied_prune_warns_but_a_mixed_checkpoint_fails(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = first_rank(1)
@@ -300,20 +298,20 @@ def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_en
     faulty.denies = lambda method, _path: method == "DELETE"
     for step in (8, 16):
         save(rank, step).finish()
-    assert MANIFEST in listing(s3, remote)[8]
+    assert MANIFEST in list_steps(s3, remote)[8]
     [warning] = [message for message in caplog.messages if "trying" not in message]
     assert warning == (
-        "warning: checkpoints that are no longer needed stay on S3: cannot delete objects below "
+        "warning: checkpoints that are no longer needed remain on S3: cannot delete objects below "
         f"{remote}/step-8: AWS denied DeleteObject: injected"
     )
     with pytest.raises(TrainyardError, match="checkpoint step-16 could not be uploaded: cannot delete objects below"):
         save(rank, 16).finish()
     faulty.denies = lambda _method, _path: False
     save(rank, 24).finish()
-    assert sorted(listing(s3, remote)) == [24]
+    assert sorted(list_steps(s3, remote)) == [24]
 
 
-def test_of_what_is_uploaded_the_best_stays_here_until_there_is_a_better_one(first_rank: Callable[[int], Rank]) -> None:
+def test_best_checkpoint_stays_local_until_a_better_one(first_rank: Callable[[int], Rank]) -> None:
     rank = first_rank(1)
     folders = [rank.scratch / f"checkpoint-{step}" for step in (4, 8, 12)]
     for folder in folders:
@@ -324,6 +322,6 @@ def test_of_what_is_uploaded_the_best_stays_here_until_there_is_a_better_one(fir
     assert [folder.exists() for folder in folders] == [True, False, True]
     uploads._remove(folders[2], best=12)
     assert [folder.exists() for folder in folders] == [False, False, True]
-    uploads._left_here = [folders[1]]  # of an earlier attempt, on another disk
+    uploads._kept_here = [folders[1]]  # an earlier attempt's, on another disk
     uploads._remove(folders[2], best=None)
     assert not folders[2].exists()
