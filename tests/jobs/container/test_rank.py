@@ -65,7 +65,9 @@ def test_a_result_that_is_a_document_is_refused_in_the_script(tmp_path: Path, mo
     for name, value in {**ALONE, **run}.items():
         monkeypatch.setenv(name, value)
     trainyard.result(f1=0.5, words="x" * 16_000)
-    with pytest.raises(ValueError, match=r"takes at most 16384 bytes of JSON in all; .* most of them in 'words'\. Next: write"):
+    with pytest.raises(
+        ValueError, match=r"takes at most 16384 bytes of JSON in all; .* most of them in 'words'\. Next: write"
+    ):
         trainyard.result(more="y" * 1000)
     assert told_result(tmp_path).keys() == {"f1", "words"}
 
