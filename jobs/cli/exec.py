@@ -1,32 +1,53 @@
-"""`trainyard exec RUN [COMMAND]`: a shell, or a command, in the container of a job that runs."""
+"""`trainyard exec RUN [COMMAND]`: a shell or a command in the container of a running job."""
 
-from collections.abc import Sequence
+from typing import Annotated
 
-from jobs.aws.connection import Aws
-from jobs.core.errors import ConfigurationError, TrainyardError
-from jobs.runs import batch, entering, storage
+import typer
+
+from jobs.cli.options import Run
+
+SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Click's settings of the command: options after RUN belong to COMMAND."""
 
 
-def run_in_job(aws: Aws, stage_name: str, text: str, command: Sequence[str], *, node: int) -> None:
-    """Run `trainyard exec`. Raises TrainyardError where the run waits or has ended, or lets nobody in."""
-    stage = batch.read_stage(aws, stage_name)
-    job = batch.job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+def run_in_job(
+    ctx: typer.Context,
+    run: Run,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Command to run. Default: a shell.")
+    ] = None,
+    node: Annotated[int, typer.Option(min=0, help="Number of the node, from 0.")] = 0,
+) -> None:
+    """Run a shell or a command in the container of a running job.
+
+    For example: trainyard exec RUN hl-smi, or trainyard exec RUN py-spy dump --pid 7. The run's team may do this unless
+    the stage has switched it off. AWS CloudTrail records who ran which command. Exit code 0 means that the command has
+    ended: ECS Exec does not report the command's own exit code.
+    """
+    from jobs.core.errors import ConfigurationError, TrainyardError
+    from jobs.runs import batch, entering, storage
+
+    # `--` between RUN and COMMAND keeps trainyard's global options from being taken out of COMMAND.
+    words = command[1:] if command and command[0] == "--" else command or []
+    aws = ctx.obj.aws()
+    stage = batch.read_stage(aws, ctx.obj.stage)
+    job = batch.job_of(aws, stage, storage.find_run(aws, stage, run).run_id)
     run_id = job.run_id
     if job.ended:
         raise TrainyardError(
-            f"{run_id} has ended ({job.state}): there is no container to run anything in",
-            next_step=f"trainyard logs {run_id}; what it wrote: trainyard fetch {run_id}",
+            f"{run_id} has ended ({job.state}), so it has no container to run a command in",
+            next_step=f"trainyard logs {run_id}, or trainyard fetch {run_id} for what it wrote",
         )
     if job.state != "RUNNING":
         raise TrainyardError(
-            f"{run_id} does not run yet: it is {job.state}", next_step=f"trainyard why {run_id}; again once it runs"
+            f"{run_id} is not running yet: it is {job.state}", next_step=f"trainyard why {run_id}; retry once it runs"
         )
     task = entering.task_of(aws, job, node)
     if not task.lets_commands_in:
         raise ConfigurationError(
-            f"nobody may run commands in {run_id}: stage '{stage.name}' has that switched off, or had when it was "
-            "submitted",
-            next_step="commands_in_jobs in infra/settings.py, a deployment, and a new run; or ask whoever runs the "
-            f"stage. Meanwhile: trainyard logs {run_id} --follow",
+            f"nobody may run commands in {run_id}: stage '{stage.name}' has commands_in_jobs switched off, or had when "
+            "the run was submitted",
+            next_step="set commands_in_jobs in infra/settings.py, deploy, and submit a new run, or ask the stage's "
+            f"administrator. Meanwhile: trainyard logs {run_id} --follow",
         )
-    entering.enter(aws, job, task, command or entering.SHELL)
+    entering.enter(aws, job, task, words or entering.SHELL)

@@ -1,28 +1,43 @@
-"""`trainyard fetch`: downloads what a run wrote, or the code that it ran."""
+"""`trainyard fetch RUN`: download what a run wrote, or the code that it ran."""
 
 from pathlib import Path
+from typing import Annotated
 
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.plain import print_text
-from jobs.cli.sweep import refuse_sweep
-from jobs.core.words import printable_name
-from jobs.runs import batch, storage
-from jobs.runs.code_archive import fetch_code
+import typer
+
+from jobs.cli.options import RUNS_FOLDER, Output, Run, user_path
 
 
 def fetch(
-    aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, code: bool = False, output: str
+    ctx: typer.Context,
+    *,
+    run: Run,
+    to: Annotated[
+        Path, typer.Option(metavar="FOLDER", parser=user_path, help="Download into FOLDER/RUN.")
+    ] = RUNS_FOLDER,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also download the checkpoints.")] = False,
+    code: Annotated[
+        bool, typer.Option("--code", help="Download only the code of the script, into FOLDER/RUN/code.")
+    ] = False,
+    output: Output = "table",
 ) -> None:
-    """Run `trainyard fetch`. With `code`, that comes alone."""
-    stage = batch.read_stage(aws, stage_name)
-    run = storage.find_run(aws, stage, text)
-    if not code:  # the code is the sweep's
-        refuse_sweep(aws, stage, run, what="files", command="fetch")
+    """Download a run's model, metrics, TensorBoard events, receipt."""
+    from jobs.cli import tables
+    from jobs.cli.sweep_state import refuse_sweep
+    from jobs.cli.terminal import print_text
+    from jobs.core.words import printable_name
+    from jobs.runs import batch, storage
+    from jobs.runs.code_archive import fetch_code
+
+    aws = ctx.obj.aws()
+    stage = batch.read_stage(aws, ctx.obj.stage)
+    found = storage.find_run(aws, stage, run)
+    if not code:  # a sweep has code, but no files
+        refuse_sweep(aws, stage, found, what="files", command="fetch")
     fetched = []
-    target = to / run.run_id
-    files = storage.fetch(aws, run.location, target, checkpoints=checkpoints)
-    for path in fetch_code(aws, run.location, target / "code") if code else files:
+    target = to / found.run_id
+    files = storage.fetch(aws, found.location, target, checkpoints=checkpoints)
+    for path in fetch_code(aws, found.location, target / "code") if code else files:
         fetched.append(str(path))
         if output == "table":
             print_text(printable_name(str(path)))

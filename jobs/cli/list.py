@@ -1,50 +1,46 @@
-"""`trainyard list`: the stage's runs with what they brought and what they cost, filtered and in an order of choice."""
+"""`trainyard list`: the runs of a stage with their results and costs."""
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.options import parse_since
-from jobs.cli.sweep import SweepNow, read_now
-from jobs.core.errors import UsageError
-from jobs.core.locations import S3Location
-from jobs.core.records import Receipt
-from jobs.core.run import run_prefix
-from jobs.core.stage import DeployedStage
-from jobs.core.words import FREE_HERE, duration, figure, main_result, result_label
-from jobs.money.estimate import forecast
-from jobs.runs import batch
-from jobs.runs.job import STATES, Job
-from jobs.runs.storage import StoredRun, read_receipt
-from jobs.runs.sweeps import done_text, progress_text, spent_by
-from jobs.spec.catalog import CATALOG
-from jobs.spec.recipe import SMALLER_IS_BETTER
+from jobs.cli.options import Output, parse_since
 
-By = Literal["time", "duration", "cost", "metric"]
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from jobs.aws.connection import Aws
+    from jobs.cli.sweep_state import SweepState
+    from jobs.core.records import Receipt
+    from jobs.core.stage import DeployedStage
+    from jobs.runs.job import Job
+
+Order = Literal["time", "duration", "cost", "metric"]
 
 _READERS = 16
-"""Receipts that are read at once."""
+"""Receipts read at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A run as Batch knows it, with the receipt that it has written so far."""
+    """A run as Batch knows it, with the newest receipt it has written."""
 
-    job: Job
-    receipt: Receipt | None
-    sweep: SweepNow | None = None
-    """Of a sweep: how its points stand."""
+    job: "Job"
+    receipt: "Receipt | None"
+    sweep: "SweepState | None" = None
+    """The state of its points, if the run is a sweep."""
 
     @property
     def usd(self) -> float | None:
-        """What it has cost by now; None: it has written no receipt."""
+        """Return what the run has cost so far; None without a receipt."""
+        from datetime import datetime, timezone
+
+        from jobs.money.estimate import forecast
+        from jobs.runs.sweeps import spent_by
+
         if self.sweep is not None:
             return spent_by(self.sweep.points).usd
         if self.receipt is None:
@@ -53,42 +49,75 @@ class ListedRun:
 
     @property
     def metric(self) -> tuple[str, float] | None:
+        """Return the name and value of the run's main result; None if it has none yet."""
+        from jobs.core.words import main_result
+
         if self.sweep is not None:
             return self.sweep.best_metric
         return main_result(self.receipt.result) if self.receipt else None
 
     @property
     def seconds(self) -> float | None:
-        """From the submission to the end; None: it goes on."""
+        """Return the seconds from submission to end; None if the run has not ended."""
         return (self.job.stopped_at - self.job.created_at).total_seconds() if self.job.stopped_at else None
+
+    def as_json(self) -> dict[str, Any]:
+        from jobs.cli import tables
+        from jobs.runs.sweeps import progress_text
+
+        return {
+            **tables.job_json(self.job),
+            "usd": None if self.usd is None else round(self.usd, 6),
+            "metric": None if self.metric is None else {"name": self.metric[0], "value": self.metric[1]},
+            "result": self.receipt.result if self.receipt else {},
+            "points": progress_text(self.sweep.points) if self.sweep else None,
+        }
 
 
 def list_runs(
-    aws: Aws,
-    stage_name: str,
+    ctx: typer.Context,
     *,
-    team: str | None,
-    since: str,
-    limit: int,
-    state: str | None,
-    kind: str | None,
-    by: By,
-    output: str,
+    since: Annotated[
+        str, typer.Option(help="List runs submitted since this time: 30m, 12h or 7d ago, or an ISO 8601 time.")
+    ] = "7d",
+    limit: Annotated[int, typer.Option(min=1, help="List at most this many runs.")] = 20,
+    state: Annotated[
+        str | None, typer.Option(help="List only runs in this state: RUNNING, FAILED, … Default: all states.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="KIND", help="List only runs of this kind of job. Default: all kinds.")
+    ] = None,
+    sort: Annotated[
+        Order, typer.Option(help="Sort by submission time, duration, cost or metric: newest, longest or best first.")
+    ] = "time",
+    output: Output = "table",
 ) -> None:
-    """Run `trainyard list`."""
-    _check("--state", state, STATES)
-    _check("--job", kind, CATALOG)
-    stage = batch.read_stage(aws, stage_name)
+    """List the runs of the stage with their results and costs.
+
+    Lists the runs that AWS Batch knows: unfinished ones, and ended ones for at least a week. Costs are estimates from
+    the runs' receipts. The global option --team lists only one team's runs.
+    """
+    from jobs.cli import tables
+    from jobs.core.words import FREE_HERE
+    from jobs.runs import batch
+    from jobs.runs.job import STATES
+    from jobs.spec.catalog import CATALOG
+
+    state = state and state.upper()
+    _check_known("--state", state, STATES)
+    _check_known("--job", job, CATALOG)
+    aws = ctx.obj.aws()
+    stage = batch.read_stage(aws, ctx.obj.stage)
     jobs = [
-        job
-        for job in batch.list_jobs(aws, stage, since=parse_since(since), team=team)
-        if state in (None, job.state) and kind in (None, job.kind)
+        each
+        for each in batch.list_jobs(aws, stage, since=parse_since(since), team=ctx.obj.team)
+        if state in (None, each.state) and job in (None, each.kind)
     ]
-    # Which are the first of them by what their receipts say, all receipts tell.
-    runs = _with_receipts(aws, stage, jobs[:limit] if by == "time" else jobs)
-    found = sorted(runs, key=_ORDERS[by])[:limit]
+    # Sorting by anything but the time needs the receipts of all runs.
+    runs = _with_receipts(aws, stage, jobs[:limit] if sort == "time" else jobs)
+    found = sorted(runs, key=_ORDERS[sort])[:limit]
     if output == "json":
-        tables.print_json([_json(run) for run in found])
+        tables.print_json([run.as_json() for run in found])
         return
     if found:
         show_runs(found, on=tables.stdout())
@@ -96,28 +125,37 @@ def list_runs(
     if stage.emulated and any(run.usd for run in found):
         console.print(FREE_HERE)
     if len(jobs) > limit:
-        console.print(f"{len(jobs) - limit} more; see --limit")
+        console.print(f"{len(jobs) - limit} more runs; to list them: --limit {len(jobs)}")
     if not jobs:
-        asked = "".join(f" that are {text}" for text in (state, kind) if text)
-        console.print(f"no runs{asked} since {since} in stage '{stage.name}'; submit one: trainyard submit SPEC")
+        filters = "".join(f" {text}" for text in (state, job) if text)
+        console.print(f"no{filters} runs since {since} in stage '{stage.name}'; submit one: trainyard submit SPEC")
 
 
-def _check(option: str, value: str | None, known: Collection[str]) -> None:
+def _check_known(option: str, value: str | None, known: Collection[str]) -> None:
+    from jobs.core.errors import UsageError
+
     if value is not None and value not in known:
-        raise UsageError(f"{option} {value}: there is no such", next_step=f"one of {', '.join(known)}")
+        raise UsageError(f"{option} {value}: unknown value", next_step=f"use one of {', '.join(known)}")
 
 
-def _with_receipts(aws: Aws, stage: DeployedStage, jobs: Sequence[Job]) -> list[ListedRun]:
-    _ = aws.s3  # made before threads share it
+def _with_receipts(aws: "Aws", stage: "DeployedStage", jobs: "Sequence[Job]") -> list[ListedRun]:
+    from concurrent.futures import ThreadPoolExecutor
 
-    def read(job: Job) -> ListedRun:
+    from jobs.cli.sweep_state import read_state
+    from jobs.core.locations import S3Location
+    from jobs.core.run import run_prefix
+    from jobs.runs.storage import StoredRun, read_receipt
+
+    _ = aws.s3  # create the client before the threads share it
+
+    def read(job: "Job") -> ListedRun:
         location = S3Location(stage.run_bucket, run_prefix(job.team, job.run_id))
         try:
             if job.points:
                 run = StoredRun(job.run_id[-20:], job.run_id, job.team, location)
-                return ListedRun(job=job, receipt=None, sweep=read_now(aws, run, job))
+                return ListedRun(job=job, receipt=None, sweep=read_state(aws, run, job))
             receipt = read_receipt(aws, location)
-        except Exception:  # noqa: BLE001 - another team's that may not be read, or another release's: the run is listed
+        except Exception:  # noqa: BLE001 - another team's or another release's receipt: list the run without it
             receipt = None
         return ListedRun(job=job, receipt=job.with_end(receipt) if receipt else None)
 
@@ -126,14 +164,16 @@ def _with_receipts(aws: Aws, stage: DeployedStage, jobs: Sequence[Job]) -> list[
 
 
 def _by_metric(run: ListedRun) -> tuple[str, float]:
-    """Order by what is measured, the best first; those without a result come last."""
+    """Return a sort key that puts the best metric first and runs without a result last."""
+    from jobs.spec.recipe import SMALLER_IS_BETTER
+
     if run.metric is None:
         return "~", 0.0
     key, value = run.metric
     return key, value if key in SMALLER_IS_BETTER else -value
 
 
-_ORDERS: dict[By, Callable[[ListedRun], Any]] = {
+_ORDERS: dict[Order, Callable[[ListedRun], Any]] = {
     "time": lambda run: -run.job.created_at.timestamp(),
     "duration": lambda run: -(run.seconds or 0.0),
     "cost": lambda run: -(run.usd or 0.0),
@@ -141,11 +181,12 @@ _ORDERS: dict[By, Callable[[ListedRun], Any]] = {
 }
 
 
-def show_runs(runs: Sequence[ListedRun], *, on: Console) -> None:
-    """Print a table of runs, one a row.
+def show_runs(runs: Sequence[ListedRun], *, on: "Console") -> None:
+    """Print a table of runs. If the console is too narrow, columns are left out, never a run's id or state."""
+    from jobs.cli import tables
+    from jobs.core.words import duration, figure, result_label
+    from jobs.runs.sweeps import done_text
 
-    Where the console is too narrow for all columns some are left out; a run's id and its state are never cut.
-    """
     jobs = [run.job for run in runs]
     cells: dict[str, list[str | Text]] = {
         "RUN": [job.run_id for job in jobs],
@@ -161,15 +202,6 @@ def show_runs(runs: Sequence[ListedRun], *, on: Console) -> None:
     }
     if not any(cells["POINTS"]):
         del cells["POINTS"]
-    less_needed = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC")  # an id tells when, too
-    tables.show(tables.fitted(cells, width=on.width, leave_out=less_needed, right=("USD",), wrapped=2), on=on)
-
-
-def _json(run: ListedRun) -> dict[str, Any]:
-    return {
-        **tables.job_json(run.job),
-        "usd": None if run.usd is None else round(run.usd, 6),
-        "metric": None if run.metric is None else {"name": run.metric[0], "value": run.metric[1]},
-        "result": run.receipt.result if run.receipt else {},
-        "points": progress_text(run.sweep.points) if run.sweep else None,
-    }
+    # The first one is left out first. SUBMITTED is among them because a run's id contains the time.
+    optional = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC")
+    tables.show(tables.fitted(cells, width=on.width, leave_out=optional, right=("USD",), wrapped=2), on=on)

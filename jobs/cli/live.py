@@ -1,5 +1,6 @@
-"""The live view of a job that runs: a progress bar, the log above it, and the changes of its state."""
+"""The live view of a job: a progress bar, the log above it, and changes of the job's state."""
 
+import re
 import signal
 import sys
 import time
@@ -17,8 +18,8 @@ from rich.progress import TextColumn as Column
 from rich.text import Text
 
 from jobs.cli import tables
-from jobs.cli.plain import print_text
 from jobs.cli.tables import stderr, stdout
+from jobs.cli.terminal import print_text
 from jobs.core.errors import Detached
 from jobs.core.output import Progress as ProgressLine
 from jobs.core.records import Receipt
@@ -29,23 +30,44 @@ from jobs.money.receipt import cards_text
 from jobs.runs.job import Job
 from jobs.runs.logs import LogLine
 
-SAY_SECONDS = 60.0
-"""Where there is no terminal, a line about cards and money comes as often as that."""
+REPORT_SECONDS = 60.0
+"""Without a terminal, a line about accelerators and cost is printed this often."""
 
 _TAIL_LINES = 15
+_REMEMBERED_LINES = 500
+
+
+class Repeats:
+    """Finds the log lines that the launcher repeats after a failure, the last ones of the rank that failed.
+
+    They help in CloudWatch. A person who has just read them does not need them twice.
+    """
+
+    _REPEAT = re.compile(r"rank (?P<rank>\d+) of node \d+ wrote last: (?P<line>.*)", re.DOTALL)
+
+    def __init__(self) -> None:
+        self._seen: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+
+    def repeated(self, text: str) -> str | None:
+        """Return the line that `text` repeats; None if it repeats none of the newest lines."""
+        match = self._REPEAT.fullmatch(text)
+        if match and {match["line"], f"[rank {match['rank']}] {match['line']}"} & set(self._seen):
+            return match["line"]
+        self._seen.append(text)
+        return None
 
 
 class LiveView:
-    """Shows what `jobs.runs.follow.follow` yields, until it is closed.
+    """Shows what `jobs.runs.follow.follow` reports, until it is closed.
 
-    On a terminal, lines of progress and the receipt feed a panel and the other lines pass above it. Elsewhere every
-    line is printed, and now and then one on stderr with how busy the cards are and what it costs.
+    On a terminal, progress lines and receipts update a panel, and the other lines scroll above it. Elsewhere every line
+    is printed, and once a minute a line on stderr reports how busy the accelerators are and what the run costs.
     """
 
     def __init__(
         self, *, show_log: bool, emulated: bool = False, as_json: bool = False, log_to: TextIO | None = None
     ) -> None:
-        """`log_to`: where the log's lines go; stdout by default. `emulated`: nothing is paid for here."""
+        """`log_to`: stream for the log's lines, by default stdout. `emulated`: the run costs nothing."""
         self._show_log = show_log
         self._log = log_to or sys.stdout
         self._as_json = as_json
@@ -59,9 +81,11 @@ class LiveView:
         self._first: tuple[int, datetime] | None = None
         self._pace: float | None = None
         self._receipt: Receipt | None = None
-        self._said_at = time.monotonic()
+        self._reported_at = time.monotonic()
+        self._repeats = Repeats()
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        """The last lines of the log that were no progress."""
+        """The last lines of the log without progress; after a failure, those of the rank that failed."""
+        self._tail_repeats = False
 
     def __enter__(self) -> "LiveView":
         if self._console.is_terminal:
@@ -76,7 +100,7 @@ class LiveView:
             self._live = Live(
                 get_renderable=self._panel,
                 console=self._console,
-                # Where stdout is a file or a pipe, the log belongs there and not above the panel.
+                # If stdout is a file or a pipe, the log belongs there and not above the panel.
                 redirect_stdout=sys.stdout.isatty(),
                 transient=True,
             )
@@ -90,16 +114,17 @@ class LiveView:
             self._live.stop()
 
     def show(self, event: Job | LogLine | Receipt) -> None:
+        """Show a change of the job, a line of its log, or its newest receipt."""
         if isinstance(event, LogLine):
-            self._line(event)
+            self._show_line(event)
         elif isinstance(event, Receipt):
             self._receipt = event
-            self._say_now_and_then()
+            self._report_if_due()
         else:
-            self._state(event)
+            self._console.print(Text(f"[{event.state}] {_state_text(event)}", style="bold"))
 
     def _panel(self) -> Group:
-        """Return what stands below the log: the bar, what the job says of its step, its cards, and its money."""
+        """Return the panel below the log: the bar, the newest progress note, and the figures."""
         lines = [self._progress.note] if self._progress and self._progress.note else []
         lines += self._figures()
         return Group(
@@ -107,31 +132,34 @@ class LiveView:
         )
 
     def _figures(self) -> list[str]:
-        """Return how busy the cards are, what it costs, and how long it still takes; what is known of that."""
+        """Return lines on how busy the accelerators are, what the run costs, and the time left, as far as known."""
         if self._receipt is None or self._receipt.state != "running":
             return []
         found = forecast(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
         money = f"{f'{cost_label(emulated=True)} ' if self._emulated else ''}{money_text(found)}"
-        told = self._progress is not None and self._progress.time_left  # our own kinds say it themselves
-        money = "; ".join(filter(None, (money, "" if told else time_text(found))))
+        in_progress = self._progress is not None and self._progress.time_left  # our own kinds log the time left
+        money = "; ".join(filter(None, (money, "" if in_progress else time_text(found))))
         return [text for text in (cards_text(self._receipt), money) if text]
 
-    def _say_now_and_then(self) -> None:
-        if self._live is not None or self._as_json or time.monotonic() - self._said_at < SAY_SECONDS:
+    def _report_if_due(self) -> None:
+        if self._live is not None or self._as_json or time.monotonic() - self._reported_at < REPORT_SECONDS:
             return
-        self._said_at = time.monotonic()
+        self._reported_at = time.monotonic()
         for line in self._figures():
             self._console.print(Text(line), soft_wrap=True)
 
-    def _state(self, job: Job) -> None:
-        self._console.print(Text(f"[{job.state}] {_state_words(job)}", style="bold"))
-
-    def _line(self, line: LogLine) -> None:
+    def _show_line(self, line: LogLine) -> None:
         progress = ProgressLine.parse(line.text)
         if progress is None:
-            self.tail.append(line.text)
+            repeated = self._repeats.repeated(line.text)
+            if repeated is not None and not self._tail_repeats:
+                self.tail.clear()
+            self._tail_repeats = repeated is not None
+            self.tail.append(line.text if repeated is None else repeated)
+            if repeated is not None and not self._as_json:
+                return
         else:
-            self._note(progress, line)
+            self._record_pace(progress, line)
             if self._bar is not None:
                 self._advance(self._bar, progress, line.attempt)
                 return
@@ -144,8 +172,8 @@ class LiveView:
         else:
             print_text(prefix(line) + log_text(line.text), to=self._log)
 
-    def _note(self, progress: ProgressLine, line: LogLine) -> None:
-        """Keep how far it is, and its pace since this attempt's first line of progress."""
+    def _record_pace(self, progress: ProgressLine, line: LogLine) -> None:
+        """Record the step, and the seconds a step takes since the first progress line of this attempt."""
         if self._first is None or line.attempt != self._attempt:
             self._first, self._pace = (progress.step, line.time), None
         step, at = self._first
@@ -166,13 +194,13 @@ class LiveView:
 
 @contextmanager
 def detaching(run_id: str) -> Iterator[None]:
-    """Turns Ctrl-C and SIGTERM into Detached, which says how to come back."""
+    """Turn Ctrl-C and SIGTERM into Detached, whose message says how to follow the run again."""
     before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         yield
     except KeyboardInterrupt:
         raise Detached(
-            f"detached from {run_id}; it goes on",
+            f"detached from {run_id}, which continues",
             next_step=f"trainyard logs {run_id} --follow, or trainyard cancel {run_id}",
         ) from None
     finally:
@@ -180,18 +208,19 @@ def detaching(run_id: str) -> Iterator[None]:
 
 
 def prefix(line: LogLine) -> str:
-    """Return the words that say which node, or which worker of a sweep, logged a line, where there are several."""
+    """Return the prefix that names the node, or the worker of a sweep, that logged a line; empty for one node."""
     return "" if line.node is None else f"[{'worker' if line.of_sweep else 'node'} {line.node}] "
 
 
 def line_json(line: LogLine) -> str:
-    """One line as one JSON object."""
+    """Return a log line as a JSON object on one line."""
     return json_text(
         {"time": line.time.isoformat(), "attempt": line.attempt, "node": line.node, "text": line.text},
     )
 
 
 def print_line(line: LogLine, *, as_json: bool) -> None:
+    """Print a log line on stdout, wrapped between words if stdout is a terminal."""
     if not as_json and sys.stdout.isatty():
         tables.print_line(Text(prefix(line) + log_text(line.text)), on=stdout())
     else:
@@ -199,24 +228,26 @@ def print_line(line: LogLine, *, as_json: bool) -> None:
 
 
 def print_heading(console: Console, attempt: int, *, origin: str) -> None:
+    """Print the heading above the log of an attempt. `origin`: how its job continues the run, if it does."""
     console.print(Text(f"attempt {attempt}{f', {origin}' if origin else ''}", style="bold"))
 
 
-def _state_words(job: Job) -> str:
-    of = f"attempt {job.attempt} of {job.max_attempts}"
+def _state_text(job: Job) -> str:
+    """Return what a job waits for, or in which attempt it is and how the last one ended."""
+    attempt = f"attempt {job.attempt} of {job.max_attempts}"
     if job.origin:
-        of = f"{job.origin}, {of} there"
+        attempt = f"{job.origin}, {attempt} of this job"
     if job.nodes_text:
         others = f"(what keeps the others: trainyard why {job.run_id})" if job.has_waiting_nodes else "still running"
-        of = f"{of}, {job.nodes_text} {others}"
+        attempt = f"{attempt}, {job.nodes_text} {others}"
     last = job.attempts[-1] if job.attempts else None
-    again = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""
+    ended = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""
     if job.state == "RUNNABLE":
-        return f"waits in queue {job.queue} for an instance, {of}{again} (what keeps it: trainyard why {job.run_id})"
+        return f"waits in queue {job.queue} for an instance, {attempt}{ended} (details: trainyard why {job.run_id})"
     if job.state == "PENDING" and job.depends_on:
-        return f"waits for another run to end (for which: trainyard why {job.run_id})"
+        return f"waits for another run to end (details: trainyard why {job.run_id})"
     if job.ended:
-        took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else "?"
-        tells = job.state == "FAILED" and job.reason not in ("", EXITED_REASON)
-        return f"{took} after its submission, {of}{f': {job.reason}' if tells else ''}"
-    return f"{of}{again if job.state in ('SUBMITTED', 'PENDING', 'STARTING') else ''}"
+        took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else "unknown time"
+        has_reason = job.state == "FAILED" and job.reason not in ("", EXITED_REASON)
+        return f"{took} after its submission, {attempt}{f': {job.reason}' if has_reason else ''}"
+    return f"{attempt}{ended if job.state in ('SUBMITTED', 'PENDING', 'STARTING') else ''}"

@@ -1,109 +1,135 @@
-"""Options that commands of several files have."""
+"""Options, arguments and completion that several commands share."""
 
 import os
 import re
-import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from jobs.cli.completion import complete_run
 from jobs.core.errors import UsageError
 from jobs.core.run import LATEST, is_latest
+
+RUNS_FOLDER = Path("runs")
+"""Default folder of `trainyard fetch`."""
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def user_path(text: str) -> Path:
-    """Return the path in which `~` means the user's folder, also where no shell has seen it, as in `--to=~/runs`."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111 - leaves what names nobody as it is
+    """Return a path with `~` expanded, which no shell does in `--to=~/runs`."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def folder_of(text: str) -> Path | None:
-    """Return the folder that a fetched run is named by, `runs/RUN`; None if the text is a run's id or a name."""
+    """Return the folder of a fetched run, such as `runs/RUN`; None if the text is a run id or a name."""
     return user_path(text) if os.sep in text and not is_latest(text) else None
 
 
-def ask(question: str, *, unasked: UsageError) -> None:
-    """Ask before something is spent or lost. Raises `unasked` if there is no terminal, typer.Abort on a no."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise unasked
-    typer.confirm(question, abort=True, err=True)
-
-
 def parse_since(text: str) -> datetime:
-    """Return the moment that `30m`, `12h`, `7d` or an ISO 8601 time names; it is in UTC where it names no offset.
-
-    Raises UsageError for all else.
-    """
+    """Parse `30m`, `12h`, `7d` or an ISO 8601 time, which is UTC unless it has an offset. Raises UsageError."""
     match = _AGO.fullmatch(text.strip())
     try:
         if match:
             return datetime.now(timezone.utc) - timedelta(**{_UNITS[match[2]]: int(match[1])})
         time = datetime.fromisoformat(text.strip())
     except OverflowError:
-        raise UsageError(f"--since {text}: that is before the first year there is") from None
+        raise UsageError(f"--since {text} is before the year 1", next_step="--since 7d") from None
     except ValueError:
-        raise UsageError(f"--since {text}: it should look like 30m, 12h, 7d or 2026-01-31T12:00:00") from None
+        raise UsageError(f"--since {text}: expected 30m, 12h, 7d or a time such as 2026-01-31T12:00:00") from None
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
-RUNS_FOLDER = Path("runs")
-"""Where `trainyard fetch` puts runs by default."""
+class Mode(Enum):
+    """What `submit` and `resume` do after planning."""
 
-Output = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="How to print: for eyes or scripts.")]
-BuildArguments = Annotated[
-    list[str] | None,
-    typer.Option("--build-arg", metavar="NAME=VALUE", help="An ARG of the Dockerfile that no release decides."),
+    DRY_RUN = "dry-run"
+    FOLLOW = "follow"
+    WAIT = "wait"
+    DETACH = "detach"
+
+
+def chosen_mode(*, dry_run: bool, wait: bool, detach: bool) -> Mode:
+    """Return the mode that the options select. Raises typer.BadParameter if they select several."""
+    given = {Mode.DRY_RUN: dry_run, Mode.WAIT: wait, Mode.DETACH: detach}
+    chosen = [mode for mode, is_given in given.items() if is_given] or [Mode.FOLLOW]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"--{chosen[0].value} and --{chosen[1].value} exclude each other")
+    return chosen[0]
+
+
+def latest_of_team(ctx: typer.Context, run: str) -> str:
+    """Return `TEAM/latest` for 'latest' with --team; any other run unchanged."""
+    team = ctx.obj.team if ctx.obj else None
+    return f"{team}/{run}" if team and run == LATEST else run
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield run ids of the stage for the shell's completion, newest first; none if AWS cannot be asked."""
+    from jobs.aws.connection import Aws
+    from jobs.runs.batch import read_stage
+    from jobs.runs.storage import stored_runs
+
+    options = ctx.parent.params if ctx.parent else {}
+    try:
+        aws = Aws(options.get("profile"), options.get("region"))
+        runs = stored_runs(aws, read_stage(aws, options["stage"]), prefix=incomplete)
+    except Exception:  # noqa: BLE001 - an error would be printed in the middle of the user's command line
+        return
+    if LATEST.startswith(incomplete):
+        yield LATEST, "the newest run"
+    for run in reversed(runs):
+        yield run.run_id, run.team
+
+
+Output = Annotated[
+    Literal["table", "json"], typer.Option("--output", "-o", help="Print a table for people or JSON for scripts.")
 ]
-Network = Annotated[str | None, typer.Option(metavar="MODE", help="Docker's network mode for RUN: host, …")]
-
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run id, the beginning of one, a spec's name (its newest run), or 'latest' (your team's newest run).",
+        autocompletion=complete_run,
+        callback=latest_of_team,
+    ),
+]
+RunOrFolder = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run id, the beginning of one, a spec's name (its newest run), 'latest', or the folder of a fetched "
+        "run (runs/RUN), which needs no AWS.",
+        autocompletion=complete_run,
+        callback=latest_of_team,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Replace a value of the spec: --set arguments.epochs=2; of one of several specs: --set NAME.KEY=VALUE",
+        help="Override a key of the spec, e.g. --set arguments.epochs=2. Repeatable. If the file has several specs, "
+        "--set NAME.KEY=VALUE changes only the spec NAME.",
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, print the exact SubmitJob request, submit nothing.")
-]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without its log.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
-NoCheck = Annotated[
     bool,
-    typer.Option("--no-check", help="Do not look into the inputs: whether they are there is looked at all the same."),
-]
-
-
-def latest_of_team(ctx: typer.Context, run: str) -> str:
-    """Return `TEAM/latest` where --team says whose newest run is meant."""
-    team = ctx.obj.team if ctx.obj else None
-    return f"{team}/{run}" if team and run == LATEST else run
-
-
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="A run id, the beginning of one, a spec's name (its newest run), or 'latest': the newest of your team's.",
-        autocompletion=complete_run,
-        callback=latest_of_team,
+    typer.Option(
+        "--dry-run", help="Check everything and print the plan, with -o json the SubmitJob request. Submits nothing."
     ),
 ]
-
-RunOrFolder = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="A run id, the beginning of one, a spec's name (its newest run), 'latest', or a fetched run's folder, "
-        "runs/RUN, which is read without AWS.",
-        autocompletion=complete_run,
-        callback=latest_of_team,
-    ),
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without printing its log.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+NoCheck = Annotated[
+    bool, typer.Option("--no-check", help="Check only that the inputs exist; do not read their contents.")
+]
+HtmlPage = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", parser=user_path, help="Also write an HTML page with charts to FILE."),
 ]

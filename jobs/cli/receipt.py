@@ -1,68 +1,77 @@
-"""`trainyard receipt`: what a run took over all its attempts, and what it brought."""
+"""`trainyard receipt RUN`: what a run used over all its attempts, and its result."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jobs.aws import s3 as object_store
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.options import folder_of
-from jobs.cli.sweep import refuse_sweep
-from jobs.core.errors import NotFoundError
-from jobs.core.instance_types import instance_type
-from jobs.core.words import counted
-from jobs.money.prices import stored
-from jobs.runs import batch, storage
-from jobs.runs.code_archive import read_code_record
-from jobs.runs.job import CANCELLED
-from jobs.runs.read_records import read_classes, read_fetched_run
-from jobs.runs.sweeps import STOPPED_EARLY
-from jobs.spec.code import CodeRecord
+import typer
+
+from jobs.cli.options import Output, RunOrFolder, folder_of
+
+if TYPE_CHECKING:
+    from jobs.spec.code import CodeRecord
 
 
-def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
-    """Run `trainyard receipt`."""
-    if (folder := folder_of(text)) is not None:
-        _fetched(folder, output=output)
+def receipt(ctx: typer.Context, run: RunOrFolder, output: Output = "table") -> None:
+    """Show the result of a run, and what all its attempts cost."""
+    from jobs.aws import s3 as object_store
+    from jobs.cli import tables
+    from jobs.cli.sweep_state import refuse_sweep
+    from jobs.core.errors import NotFoundError
+    from jobs.money.prices import stored
+    from jobs.runs import batch, storage
+    from jobs.runs.code_archive import read_code_record
+    from jobs.runs.job import CANCELLED
+    from jobs.runs.read_records import read_classes
+    from jobs.runs.sweeps import STOPPED_EARLY
+
+    if (folder := folder_of(run)) is not None:
+        _show_fetched(folder, output=output)
         return
-    stage = batch.read_stage(aws, stage_name)
-    run = storage.find_run(aws, stage, text)
-    found = storage.read_receipt(aws, run.location)
+    aws = ctx.obj.aws()
+    stage = batch.read_stage(aws, ctx.obj.stage)
+    found_run = storage.find_run(aws, stage, run)
+    found = storage.read_receipt(aws, found_run.location)
     if found is None:
-        refuse_sweep(aws, stage, run, what="a receipt", command="receipt")
+        refuse_sweep(aws, stage, found_run, what="receipt", command="receipt")
         raise NotFoundError(
-            f"{run.run_id} has written no receipt: it has not started training, or failed before",
-            next_step=f"trainyard status {run.run_id}",
+            f"{found_run.run_id} has no receipt: it has not started training, or failed before it did",
+            next_step=f"trainyard status {found_run.run_id}",
         )
-    jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
+    jobs = batch.find_jobs(aws, stage, found_run.run_id) if found.state != "succeeded" else []
     if jobs:
         found = jobs[-1].with_end(found)
-    kept = stored(object_store.sizes(aws.s3, run.location))
-    found = found.model_copy(update={"stored": kept})
+    found = found.model_copy(update={"stored": stored(object_store.sizes(aws.s3, found_run.location))})
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
-    else:
-        ended_by = jobs[-1].ended_by(found) if jobs else found.attempts[-1].reason
-        state = STOPPED_EARLY if found.stopped_early else found.state
-        state = "cancelled" if jobs and jobs[-1].state == CANCELLED else state
-        code = read_code_record(aws, run.location)
-        table = tables.receipt_table(
-            found,
-            state=state,
-            location=str(run.location),
-            ended_by=ended_by or "",
-            code=_code_text(code) if code else "",
-            emulated=stage.emulated,
-        )
-        tables.show_result(table, read_classes(aws, run.location), on=tables.stdout())
+        return
+    ended_by = jobs[-1].ended_by(found) if jobs else found.attempts[-1].reason
+    state = STOPPED_EARLY if found.stopped_early else found.state
+    state = "cancelled" if jobs and jobs[-1].state == CANCELLED else state
+    code = read_code_record(aws, found_run.location)
+    table = tables.receipt_table(
+        found,
+        state=state,
+        location=str(found_run.location),
+        ended_by=ended_by or "",
+        code=_code_text(code) if code else "",
+        emulated=stage.emulated,
+    )
+    tables.show_result(table, read_classes(aws, found_run.location), on=tables.stdout())
 
 
-def _fetched(folder: Path, *, output: str) -> None:
-    """Show the receipt of a fetched run, by what its own files say: how Batch ended it is not known here."""
+def _show_fetched(folder: Path, *, output: str) -> None:
+    """Show the receipt of a fetched run from its own files, which do not record how Batch ended it."""
+    from jobs.cli import tables
+    from jobs.core.errors import NotFoundError
+    from jobs.core.instance_types import instance_type
+    from jobs.runs.read_records import read_fetched_run
+    from jobs.runs.sweeps import STOPPED_EARLY
+
     recorded = read_fetched_run(folder)
     found = recorded.receipt
     if found is None:
         raise NotFoundError(
-            f"{folder} has no receipt that can be read: its run had not started training, or failed before",
+            f"{folder} has no readable receipt: its run had not started training, or failed before it did",
             next_step=f"trainyard status {recorded.run_id}",
         )
     if output == "json":
@@ -75,12 +84,14 @@ def _fetched(folder: Path, *, output: str) -> None:
         location=recorded.location,
         ended_by=last.reason or "",
         code=_code_text(recorded.code) if recorded.code else "",
-        # Only an emulator runs a job on other accelerators than its instances have.
+        # Only an emulator runs a job on other accelerators than its instance type has.
         emulated=instance_type(last.instance_type).accelerator != last.accelerator,
     )
     tables.show_result(table, recorded.classes, on=tables.stdout())
 
 
-def _code_text(record: CodeRecord) -> str:
-    commit = f"commit {record.commit}{' and changes' if record.dirty else ''}" if record.commit else "in no commit"
-    return f"{counted(record.files, 'file')} of {record.folder}, {commit}; trainyard fetch --code gives it back"
+def _code_text(record: "CodeRecord") -> str:
+    from jobs.core.words import counted
+
+    commit = f"commit {record.commit}{' with changes' if record.dirty else ''}" if record.commit else "not committed"
+    return f"{counted(record.files, 'file')} of {record.folder}, {commit}; to get them: trainyard fetch --code"

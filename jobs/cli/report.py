@@ -1,92 +1,103 @@
-"""`trainyard report RUN`: a run's records as one HTML page, written, or served while the run goes on."""
+"""`trainyard report RUN`: a run as one HTML page, written to a file or served while the run continues."""
 
-import hmac
-import secrets
-import threading
-import time
 from collections.abc import Callable
-from datetime import datetime, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING, Annotated
 
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.options import RUNS_FOLDER, folder_of
-from jobs.cli.plain import print_text
-from jobs.cli.spec_file import READY_SPECS, read_specs
-from jobs.cli.sweep import refuse_sweep
-from jobs.core.errors import Detached, TrainyardError, UsageError
-from jobs.core.words import printable_name
-from jobs.runs import batch, storage
-from jobs.runs.read_records import read_fetched_run, read_run
-from jobs.runs.recorded_run import RecordedRun
-from jobs.runs.storage import StoredRun
-from jobs.spec.spec import JobSpec
+import typer
+
+from jobs.cli.options import RUNS_FOLDER, RunOrFolder, folder_of, user_path
+
+if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
+
+    from jobs.runs.recorded_run import RecordedRun
+    from jobs.spec.spec import JobSpec
 
 REPORT = "report.html"
 """Name of the page in a run's folder."""
 
 FRESH_SECONDS = 4.0
-"""A page that is served is made anew when it is older: whoever looks at it asks every five seconds."""
+"""A served page older than this is rendered again. Browsers ask every five seconds."""
 
 
-def report(aws: Aws, stage_name: str, text: str, *, to: Path | None, follow: bool, port: int) -> None:
-    """Run `trainyard report`."""
-    if (folder := folder_of(text)) is not None:
+def report(
+    ctx: typer.Context,
+    run: RunOrFolder,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="FILE", parser=user_path, help="Write the page to FILE. Default: runs/RUN/report.html."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Serve the page on this machine and keep it current, until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --follow: port on localhost. 0 picks a free one.")
+    ] = 0,
+) -> None:
+    """Write a run's report as one HTML page.
+
+    The page has the result, curves, attempts and costs, and needs no network. With --follow, prints the page's address,
+    which contains a token, on stdout and keeps the page current. Ctrl-C writes the file; it never ends the run.
+    """
+    from jobs.cli import tables
+    from jobs.cli.sweep_state import refuse_sweep
+    from jobs.cli.terminal import print_text, write_page
+    from jobs.core.errors import Detached, UsageError
+    from jobs.core.words import printable_name
+    from jobs.runs import batch, storage
+    from jobs.runs.read_records import read_run
+
+    if (folder := folder_of(run)) is not None:
         if follow:
-            raise UsageError(f"--follow: {folder} was fetched, and does not change", next_step="leave --follow out")
+            raise UsageError(f"--follow: {folder} is a fetched run, which does not change", next_step="omit --follow")
         write_fetched(folder, to or folder / REPORT)
         return
-    stage = batch.read_stage(aws, stage_name)
-    run = storage.find_run(aws, stage, text)
-    refuse_sweep(aws, stage, run, what="a report", command="report")
-    path = to or RUNS_FOLDER / run.run_id / REPORT
+    aws = ctx.obj.aws()
+    stage = batch.read_stage(aws, ctx.obj.stage)
+    found = storage.find_run(aws, stage, run)
+    refuse_sweep(aws, stage, found, what="report", command="report")
+    path = to or RUNS_FOLDER / found.run_id / REPORT
     if not follow:
-        write(path, _page(aws, run))
+        write_page(path, _html(read_run(aws, found)))
         print_text(printable_name(str(path)))
         return
-    live = LivePage(lambda: _page(aws, run, live=True))
-    live.html()  # what cannot be read is said now, not to a browser
-    with _listening(live, port) as server:
+    live = LivePage(lambda: _html(read_run(aws, found), live=True))
+    live.html()  # reports an unreadable record here instead of in the browser
+    with serving(live, port) as server:
         print_text(f"http://127.0.0.1:{server.server_port}/?token={live.token}")
-        tables.stderr().print(f"served to this machine's browser until Ctrl-C, which leaves {path}")
+        tables.stderr().print(f"serving the page on this machine until Ctrl-C, which writes {path}")
         try:
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:
-            write(path, _page(aws, run))
-            raise Detached(f"stopped; the report as of now is {path}", next_step=f"open {path}") from None
+            write_page(path, _html(read_run(aws, found)))
+            raise Detached(f"stopped; wrote the current report to {path}", next_step=f"open {path}") from None
 
 
 def write_fetched(folder: Path, path: Path) -> None:
-    """Write the report of a fetched run, and print its path."""
-    write(path, _html(read_fetched_run(folder)))
+    """Write the report of a fetched run and print its path."""
+    from jobs.cli.terminal import print_text, write_page
+    from jobs.core.words import printable_name
+    from jobs.runs.read_records import read_fetched_run
+
+    write_page(path, _html(read_fetched_run(folder)))
     print_text(printable_name(str(path)))
 
 
-def write(path: Path, html: str) -> None:
-    """Write a page. Raises UsageError where it cannot be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", next_step="name another file with --to"
-        ) from None
+def _html(recorded: "RecordedRun", *, live: bool = False) -> str:
+    from datetime import datetime, timezone
 
-
-def _page(aws: Aws, run: StoredRun, *, live: bool = False) -> str:
-    return _html(read_run(aws, run), live=live)
-
-
-def _html(recorded: RecordedRun, *, live: bool = False) -> str:
     from jobs.report.page import run_page
 
     return run_page(recorded, now=datetime.now(timezone.utc), recipe=ready_spec(recorded), live=live)
 
 
-def ready_spec(run: RecordedRun) -> JobSpec | None:
-    """Return the ready spec of the run's name and kind, that it was submitted from; None where there is none."""
+def ready_spec(run: "RecordedRun") -> "JobSpec | None":
+    """Return the ready-made spec with the run's name and kind of job; None if there is none."""
+    from jobs.cli.spec_file import READY_SPECS, read_specs
+
     if run.spec is None:
         return None
     for path in sorted(READY_SPECS.glob("*.yaml")):
@@ -98,26 +109,36 @@ def ready_spec(run: RecordedRun) -> JobSpec | None:
 
 
 class LivePage:
-    """A page that is made anew when somebody asks for it and it has become old."""
+    """A page that is rendered again when someone requests it and it is old."""
 
-    def __init__(self, make: Callable[[], str]) -> None:
+    def __init__(self, render: Callable[[], str]) -> None:
+        import secrets
+        import threading
+
         self.token = secrets.token_urlsafe(24)
-        self._make = make
+        self._render = render
         self._lock = threading.Lock()
         self._html = ""
-        self._made_at = float("-inf")
+        self._rendered_at = float("-inf")
 
     def html(self) -> str:
-        """Return the page. Raises what making it does."""
+        """Return the page. Raises the errors of rendering it."""
+        import time
+
         with self._lock:
-            if time.monotonic() - self._made_at > FRESH_SECONDS:
-                self._html = self._make()
-                self._made_at = time.monotonic()
+            if time.monotonic() - self._rendered_at > FRESH_SECONDS:
+                self._html = self._render()
+                self._rendered_at = time.monotonic()
             return self._html
 
 
-def _listening(live: LivePage, port: int) -> ThreadingHTTPServer:
-    """Return a server on loopback that shows the page to whoever has its token, and to no page of another origin."""
+def serving(live: LivePage, port: int) -> "ThreadingHTTPServer":
+    """Return a server on localhost that serves the page only with its token, and never to pages of other origins."""
+    import hmac
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from urllib.parse import parse_qs, urlsplit
+
+    from jobs.core.errors import TrainyardError, UsageError
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -135,32 +156,30 @@ def _listening(live: LivePage, port: int) -> ThreadingHTTPServer:
             address = urlsplit(self.path)
             own = {f"{host}:{server.server_port}" for host in ("127.0.0.1", "localhost")}
             given = parse_qs(address.query).get("token", [""])[0]
-            # Another name that leads here is a page that was rebound to this machine.
+            # Any other host name belongs to a page that was rebound to this machine.
             foreign = self.headers.get("Host") not in own or self.headers.get("Sec-Fetch-Site") in _FOREIGN
             if foreign or not hmac.compare_digest(given.encode(), live.token.encode()):
-                return 403, "the address lacks its token: take the one that trainyard report --follow printed\n"
+                return 403, "the token is missing: use the address that trainyard report --follow printed\n"
             if address.path != "/":
-                return 404, "there is one page here\n"
+                return 404, "this server has only one page\n"
             try:
                 return 200, live.html()
-            except Exception as error:  # noqa: BLE001 - boto3's or ours: the next request may fare better
+            except Exception as error:  # noqa: BLE001 - the next request may succeed
                 return 503, f"{error.args[0] if isinstance(error, TrainyardError) else error}\n"
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: the address of a request has the token."""
+            """Log nothing: the address of a request contains the token."""
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
-        raise UsageError(
-            f"--port {port}: {error.strerror}", next_step="leave --port out: a free one is taken"
-        ) from None
+        raise UsageError(f"--port {port}: {error.strerror}", next_step="omit --port to use a free port") from None
     server.daemon_threads = True
     return server
 
 
 _FOREIGN = ("cross-site", "same-site")
-"""What browsers say of a request that another page made; `none` is somebody's own, who typed or clicked."""
+"""Values of Sec-Fetch-Site for requests that another page made. `none` means that a person typed or clicked."""
 
 _HEADERS = {
     "Cache-Control": "no-store",

@@ -1,126 +1,157 @@
-"""`trainyard resume RUN`: goes on with a run that has ended before it was done, as another job of the same run.
+"""`trainyard resume RUN`: continue a run that ended too early, with another job of the same run.
 
-Id, folder, metrics and receipt are those of the run, and the attempts count on. It starts from the newest checkpoint;
-a kind of job that saves none starts from its beginning.
+Run id, folder, metrics and receipt stay the same, and attempts are numbered on. Training continues from the newest
+checkpoint; a kind of job without checkpoints starts from the beginning.
 """
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime, timezone
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.plain import print_text
-from jobs.cli.requirements import check_requirements
-from jobs.cli.spec_file import read_spec_text
-from jobs.cli.submit import How, confirm, finish, send, show_code
-from jobs.cli.sweep import WITHOUT_HALVING, SweepNow, read_now, refuse_point
-from jobs.core.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError, raise_all
-from jobs.core.records import Attempt
-from jobs.core.run import SPEC
-from jobs.core.stage import DeployedStage
-from jobs.core.words import counted
-from jobs.data_checks.inputs import check_inputs
-from jobs.money.aws_prices import current_prices
-from jobs.money.budget import spent
-from jobs.runs import batch, storage
-from jobs.runs.claims import Claim
-from jobs.runs.code_archive import packed
-from jobs.runs.follow import may_go_on
-from jobs.runs.job import Job
-from jobs.runs.secrets import check_spec
-from jobs.runs.storage import StoredRun
-from jobs.runs.sweeps import DONE, STOPPED_EARLY, spent_by
-from jobs.spec.arguments import changed
-from jobs.spec.plan import Plan, ResumedRun, plan
-from jobs.spec.spec import JobSpec
+import typer
+
+from jobs.cli.options import Detach, DryRun, Mode, NoCheck, Output, Overrides, Run, Wait, Yes, chosen_mode
+
+if TYPE_CHECKING:
+    from jobs.aws.connection import Aws
+    from jobs.cli.sweep_state import SweepState
+    from jobs.core.errors import UsageError
+    from jobs.core.records import Attempt
+    from jobs.core.stage import DeployedStage
+    from jobs.runs.job import Job
+    from jobs.runs.storage import StoredRun
+    from jobs.spec.plan import Plan
+    from jobs.spec.spec import JobSpec
 
 _FIXED = ("name", "job", "team")
-"""Keys of a spec that say which run it is."""
+"""Keys of a spec that identify the run."""
 
 _FORGOTTEN = "forgotten"
-"""Stands in place of the id of a job that nobody knows any more."""
+"""Replaces the id of a job that neither Batch nor the run's records know."""
 
 
 def resume(
-    aws: Aws,
-    stage_name: str,
-    text: str,
-    overrides: Sequence[str],
+    ctx: typer.Context,
     *,
-    allow_changes: bool,
-    how: How,
-    yes: bool,
-    output: str,
-    look_inside: bool = True,
+    run: Run,
+    overrides: Overrides = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changes", help="Continue from the checkpoint even if arguments that affect the result changed."
+        ),
+    ] = False,
+    no_check: NoCheck = False,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    detach: Detach = False,
+    yes: Yes = False,
+    output: Output = "table",
 ) -> None:
-    """Run `trainyard resume`. Raises the error whose exit code tells how the job ended, or why there is none."""
-    stage = batch.read_stage(aws, stage_name)
+    """Continue a run that failed, was cancelled, or timed out.
+
+    Also continues a run that was interrupted too often. It stays the same run, with one id, folder, curve and receipt,
+    and continues from its newest checkpoint.
+    """
+    from jobs.cli.submission import confirm, finish, show_dry_run, show_plans
+    from jobs.cli.terminal import print_text
+
+    mode = chosen_mode(dry_run=dry_run, wait=wait, detach=detach)
+    aws, stage, planned, spec_before = _plan(
+        ctx, run, overrides or [], allow_changes=allow_changes, check_contents=not no_check
+    )
+    if mode is Mode.DRY_RUN:
+        show_dry_run([planned], emulated=stage.emulated, output=output)
+        return
+    show_plans([planned], emulated=stage.emulated)
+    if not yes and not stage.emulated:
+        confirm([planned], verb="Resume")
+    job_id = _send(aws, stage, planned, spec_before)
+    if output == "table":
+        print_text(planned.run_id)
+    finish(aws, stage, [planned], {planned.run_id: job_id}, mode=mode, output=output)
+
+
+def _plan(
+    ctx: typer.Context, text: str, overrides: Sequence[str], *, allow_changes: bool, check_contents: bool
+) -> "tuple[Aws, DeployedStage, Plan, str]":
+    """Return the plan of the next job, and the spec that the run has now. Raises if the run cannot be resumed."""
+    from dataclasses import replace
+    from datetime import datetime, timezone
+    from functools import partial
+
+    from jobs.cli.spec_file import read_spec_text
+    from jobs.cli.submission import check_requirements
+    from jobs.cli.sweep_state import read_state, refuse_point
+    from jobs.core.errors import NotFoundError, raise_all
+    from jobs.core.run import SPEC
+    from jobs.data_checks.inputs import check_inputs
+    from jobs.money.aws_prices import current_prices
+    from jobs.money.budget import spent
+    from jobs.runs import batch, storage
+    from jobs.runs.code_archive import packed
+    from jobs.runs.secrets import check_spec
+    from jobs.runs.sweeps import spent_by
+    from jobs.spec.arguments import changed
+    from jobs.spec.plan import ResumedRun, plan
+
+    aws = ctx.obj.aws()
+    stage = batch.read_stage(aws, ctx.obj.stage)
     run = storage.find_run(aws, stage, text)
     spec_before = storage.read_spec_text(aws, run.location)
     if spec_before is None:
         raise NotFoundError(
-            f"{run.run_id} has no {SPEC} in {run.location}, so nobody knows what to go on with",
+            f"{run.run_id} cannot be resumed: there is no {SPEC} in {run.location}",
             next_step="submit its spec as a new run: trainyard submit SPEC",
         )
     refuse_point(aws, run, "resume")
     jobs = batch.find_jobs(aws, stage, run.run_id)
-    swept = read_now(aws, run, jobs[-1] if jobs else None)
-    attempts, has_succeeded = _recorded(aws, run)
-    _check_ended(stage, run, jobs, swept, has_succeeded=has_succeeded)
+    sweep = read_state(aws, run, jobs[-1] if jobs else None)
+    attempts, has_succeeded = _recorded_attempts(aws, run)
+    _check_ended(stage, run, jobs, sweep, has_succeeded=has_succeeded)
     recorded = [attempt.job_id for attempt in attempts if attempt.job_id]
     job_ids = tuple(job.id for job in jobs) or tuple(dict.fromkeys(recorded)) or (_FORGOTTEN,)
     before, spec = read_spec_text(spec_before, overrides, origin=str(run.location / SPEC))
     _check_fixed(run, before, spec)
     if overrides:
         check_spec(spec)
-    so_far = spent_by(swept.points) if swept else spent(attempts)
-    resumed = ResumedRun(job_ids=job_ids, at=datetime.now(timezone.utc), spent=so_far, allow_changes=allow_changes)
-    points_left = _points_left(swept, before, spec) if swept else None
+    points_left = _points_left(sweep, before, spec) if sweep else None
     with_code, pack = packed(spec, stage)
     check_requirements(stage, spec, pack)
-    prices_of = partial(current_prices, aws)
     planned = plan(
         with_code,
         stage,
         run_id=run.run_id,
-        resumed=resumed,
-        prices_of=prices_of,
+        resumed=ResumedRun(
+            job_ids=job_ids,
+            at=datetime.now(timezone.utc),
+            spent=spent_by(sweep.points) if sweep else spent(attempts),
+            allow_changes=allow_changes,
+        ),
+        prices_of=partial(current_prices, aws),
         room_of=partial(batch.room_of, aws, stage),
         points_left=points_left,
     )
-    planned = replace(planned, pack=pack)
     changes = changed(
         before.entrypoint_arguments().fixed_arguments(), planned.spec.entrypoint_arguments().fixed_arguments()
     )
     if changes and not allow_changes:
         raise _changed_error(run, changes)
-    raise_all(check_inputs(aws, stage, planned.spec, look_inside=look_inside))
-    where_from = "runs the points that have not come to their end, each from its newest checkpoint"
-    where_from = where_from if swept else _where_from(aws, run, planned.spec.job)
-    planned = replace(planned, notes=(where_from, *_change_notes(changes), *planned.notes))
-    tables.show(tables.plan_table(planned, emulated=stage.emulated), on=tables.stderr())
-    if how is How.DRY_RUN:
-        show_code([planned])
-        tables.print_json(planned.request)
-        return
-    if not yes and not stage.emulated:
-        confirm([planned], verb="Resume")
-    job_id = _send(aws, stage, planned, spec_before)
-    if output == "table":
-        print_text(run.run_id)
-    finish(aws, stage, [planned], {run.run_id: job_id}, how=how, output=output)
+    raise_all(check_inputs(aws, stage, planned.spec, look_inside=check_contents))
+    begins = "runs the unfinished points, each from its newest checkpoint"
+    begins = begins if sweep else _first_step(aws, run, planned.spec.job)
+    planned = replace(planned, pack=pack, notes=(begins, *_change_notes(changes), *planned.notes))
+    return aws, stage, planned, spec_before
 
 
-def _recorded(aws: Aws, run: StoredRun) -> tuple[Sequence[Attempt], bool]:
-    """Return the run's attempts up to now and whether it has succeeded: by its receipt, else by the attempts' records.
+def _recorded_attempts(aws: "Aws", run: "StoredRun") -> "tuple[Sequence[Attempt], bool]":
+    """Return the run's attempts and whether it has succeeded, from its receipt or else from its attempts' records.
 
-    Of the records those count that can be read: what the others took is nowhere else.
+    Records that cannot be read are left out; nothing else knows what those attempts used.
     """
+    from jobs.cli import tables
+    from jobs.core.words import counted
+    from jobs.runs import storage
+
     receipt = storage.readable_receipt(aws, run.location)
     if receipt is not None:
         return receipt.attempts, receipt.state == "succeeded"
@@ -132,117 +163,147 @@ def _recorded(aws: Aws, run: StoredRun) -> tuple[Sequence[Attempt], bool]:
 
 
 def _check_ended(
-    stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], swept: SweepNow | None, *, has_succeeded: bool
+    stage: "DeployedStage",
+    run: "StoredRun",
+    jobs: "Sequence[Job]",
+    sweep: "SweepState | None",
+    *,
+    has_succeeded: bool,
 ) -> None:
+    """Raise UsageError if the run has succeeded, runs, or may continue by itself."""
+    from jobs.core.errors import UsageError
+    from jobs.runs.follow import may_go_on
+    from jobs.runs.sweeps import STOPPED_EARLY
+
     job = jobs[-1] if jobs else None
-    has_stopped_points = swept is not None and any(standing.state == STOPPED_EARLY for standing in swept.points)
+    has_stopped_points = sweep is not None and any(standing.state == STOPPED_EARLY for standing in sweep.points)
     if (job.state == "SUCCEEDED" if job else has_succeeded) and not has_stopped_points:
         raise UsageError(
-            f"{run.run_id} has succeeded: there is nothing to go on with",
+            f"{run.run_id} has succeeded: there is nothing to resume",
             next_step=f"trainyard fetch {run.run_id}, or submit its spec as a new run",
         )
     if job is None:
         return
     if may_go_on(stage, job):
         raise UsageError(
-            f"{run.run_id} is between two jobs: what ran on Spot has ended, and may go on On-Demand by itself",
-            next_step=f"trainyard status {run.run_id}; where it does not, resume it in a minute",
+            f"{run.run_id} is between two jobs: its Spot job has ended, and it may continue On-Demand by itself",
+            next_step=f"trainyard status {run.run_id}; if it does not continue, resume it in a minute",
         )
     if job.ending:
         raise UsageError(
-            f"{run.run_id} is being stopped, and is {job.state} until it has saved and ended, as job {job.id}",
-            next_step=f"resume it once 'trainyard status {run.run_id}' says that it has ended, in a minute or two",
+            f"{run.run_id} is being stopped: job {job.id} stays {job.state} until it has saved and ended",
+            next_step=f"resume it once 'trainyard status {run.run_id}' shows that it has ended, in a minute or two",
         )
     if not job.ended:
         raise UsageError(
-            f"{run.run_id} has not ended: it is {job.state}, as job {job.id} in queue {job.queue}",
-            next_step=f"trainyard logs {run.run_id} --follow, or trainyard cancel {run.run_id} and resume it then",
+            f"{run.run_id} has not ended: job {job.id} is {job.state} in queue {job.queue}",
+            next_step=f"trainyard logs {run.run_id} --follow, or trainyard cancel {run.run_id} and then resume it",
         )
 
 
-def _points_left(swept: SweepNow, before: JobSpec, spec: JobSpec) -> int:
-    """Return how many points there are to run. Raises UsageError where there are none, or others are asked for.
+def _points_left(sweep: "SweepState", before: "JobSpec", spec: "JobSpec") -> int:
+    """Return the number of points to run, including points stopped early if the spec no longer halves.
 
-    Those that halving has stopped are, where the spec no longer has it.
+    Raises UsageError if there are none, or if the points changed.
     """
+    from jobs.cli.sweep_state import WITHOUT_HALVING
+    from jobs.core.errors import UsageError
+    from jobs.runs.sweeps import DONE, STOPPED_EARLY
+
+    run_id = sweep.run.run_id
     halves = spec.sweep is not None and spec.sweep.halving is not None
-    states = [standing.state for standing in swept.points]
+    states = [standing.state for standing in sweep.points]
     left = sum(state not in (DONE if halves else ("succeeded",)) for state in states)
     if not left and STOPPED_EARLY in states:
         raise UsageError(
-            f"all points of {swept.run.run_id} have succeeded, or were stopped early since others were better",
-            next_step=f"trainyard resume {swept.run.run_id} {WITHOUT_HALVING} runs those to their end",
+            f"all points of {run_id} have succeeded, or were stopped early because others were better",
+            next_step=f"finish the stopped points: trainyard resume {run_id} {WITHOUT_HALVING}",
         )
     if not left:
         raise UsageError(
-            f"all points of {swept.run.run_id} have succeeded: there is nothing to go on with",
-            next_step=f"trainyard sweep {swept.run.run_id}",
+            f"all points of {run_id} have succeeded: there is nothing to resume",
+            next_step=f"trainyard sweep {run_id}",
         )
     if spec.arguments != before.arguments or _choice(spec) != _choice(before):
-        raise UsageError(
-            f"{swept.run.run_id} keeps its points and their arguments", next_step="submit a new sweep with others"
-        )
+        raise UsageError(f"{run_id} keeps its points and their arguments", next_step="submit a new sweep for others")
     return left
 
 
-def _choice(spec: JobSpec) -> dict[str, Any]:
+def _choice(spec: "JobSpec") -> dict[str, Any]:
+    """Return the keys of the sweep that choose its points."""
     return spec.sweep.model_dump(include={"arguments", "random", "seed"}) if spec.sweep else {}
 
 
-def _check_fixed(run: StoredRun, before: JobSpec, spec: JobSpec) -> None:
+def _check_fixed(run: "StoredRun", before: "JobSpec", spec: "JobSpec") -> None:
+    from jobs.core.errors import UsageError
+
     for key in _FIXED:
         old, new = getattr(before, key), getattr(spec, key)
         if old != new:
             raise UsageError(
-                f"--set {key}={new}: {run.run_id} is a run of {key} '{old}', which it keeps",
+                f"--set {key}={new}: {run.run_id} keeps its {key} '{old}'",
                 next_step="submit a new run",
             )
 
 
-def _changed_error(run: StoredRun, changes: dict[str, tuple[Any, Any]]) -> UsageError:
-    lines = [
-        f"arguments.{name}: {json.dumps(old)} until now, {json.dumps(new)} asked for"
-        for name, (old, new) in changes.items()
-    ]
+def _changed_error(run: "StoredRun", changes: dict[str, tuple[Any, Any]]) -> "UsageError":
+    import json
+
+    from jobs.core.errors import UsageError
+
+    lines = [f"arguments.{name}: was {json.dumps(old)}, is {json.dumps(new)}" for name, (old, new) in changes.items()]
     return UsageError(
-        "\n".join([f"{run.run_id} would no longer be one training:", *lines]),
-        next_step="leave the change out, add --allow-changes where it is meant, or submit a new run",
+        "\n".join([f"arguments that affect the result of {run.run_id} changed:", *lines]),
+        next_step="undo the change, add --allow-changes if you mean it, or submit a new run",
     )
 
 
-def _where_from(aws: Aws, run: StoredRun, job: str) -> str:
+def _first_step(aws: "Aws", run: "StoredRun", job: str) -> str:
+    """Return a note on where the next attempt begins."""
+    from jobs.runs import storage
+
     step = storage.newest_checkpoint(aws, run.location)
     if step is None:
-        return "starts from its beginning: it has no checkpoint"
+        return "starts from the beginning: there is no checkpoint"
     if job == "script":
-        return f"checkpoint step-{step} is there for the script, which has to load it"
+        return f"checkpoint step-{step} is restored; the script has to load it"
     return f"resumes from checkpoint step-{step}"
 
 
 def _change_notes(changes: dict[str, tuple[Any, Any]]) -> list[str]:
+    import json
+
     return [
-        f"{name} is {json.dumps(new)} from here on, and was {json.dumps(old)}" for name, (old, new) in changes.items()
+        f"{name} is {json.dumps(new)} from this step on; it was {json.dumps(old)}"
+        for name, (old, new) in changes.items()
     ]
 
 
-def _send(aws: Aws, stage: DeployedStage, planned: Plan, spec_before: str) -> str:
-    """Submit the job and return its id: one more than before, however many resume the run at the same time."""
-    assert planned.resumed is not None  # noqa: S101 - `resume` made it so
+def _send(aws: "Aws", stage: "DeployedStage", planned: "Plan", spec_before: str) -> str:
+    """Submit the job and return its id. If several people resume the run at once, only one job is submitted."""
+    from contextlib import suppress
+
+    from jobs.cli.submission import send
+    from jobs.core.errors import Detached, MaybeSubmittedError, UsageError
+    from jobs.runs import batch
+    from jobs.runs.claims import Claim
+
+    assert planned.resumed is not None  # noqa: S101 - `_plan` sets it
     earlier = planned.resumed.job_ids
     claim = Claim.of(aws, planned.run_id, planned.run_location, earlier[-1])
     if claim.take():
-        # Whoever held it may have submitted the job and not come to say so.
+        # The previous owner of the claim may have submitted the job without recording it.
         newest = batch.find_job(aws, stage, planned.run_id)
         if newest is not None and newest.id not in earlier:
             claim.record(newest.id)
             raise UsageError(
-                f"{planned.run_id} goes on already, as job {newest.id}",
+                f"{planned.run_id} has already been resumed, as job {newest.id}",
                 next_step=f"trainyard status {planned.run_id}",
             )
     try:
         job_id = send(aws, planned, spec_before=spec_before)
     except (MaybeSubmittedError, Detached):
-        raise  # the claim stays with what may be a job
+        raise  # the job may exist: keep the claim
     except Exception:
         with suppress(Exception):
             claim.release()

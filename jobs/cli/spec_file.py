@@ -1,6 +1,6 @@
-"""Reads a spec file, or standard input: YAML in UTF-8, with the line of a mistake, and `--set key=value` on top.
+"""Reads specs from a file or standard input, reports errors with their lines, and applies `--set KEY=VALUE`.
 
-A file may hold several specs, parted by `---`, whose runs are submitted together.
+A file may hold several specs, separated by `---`, whose runs are submitted together.
 """
 
 import difflib
@@ -18,29 +18,30 @@ from jobs.spec.sweep import set_path
 READY_SPECS = Path(__file__).parent.parent / "specs"
 
 STANDARD_INPUT = Path("-")
-"""Stands for standard input in place of a file, as it does for most commands."""
+"""Stands for standard input, as in most commands."""
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The one spec in `path`: as `read_specs`. Raises UsageError where there are several."""
+    """Read the only spec in `path`, like `read_specs`. Raises UsageError if there are several."""
     specs = read_specs(path, overrides)
     if len(specs) > 1:
-        raise UsageError(f"{path} holds {len(specs)} specs; one is expected here")
+        raise UsageError(f"{path} has {len(specs)} specs; only one is allowed here")
     return specs[0]
 
 
 def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
-    """The specs in `path`, validated, in their order; no two have one name.
+    """Read and validate the specs in `path`, in order. Their names are unique.
 
-    Raises NotFoundError where there is no such file, UsageError with all that is wrong in it or in `overrides`.
+    Raises NotFoundError if the file does not exist, UsageError with all errors of the file and of `overrides`.
     """
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
         text = _read(path).decode("utf-8")
     except FileNotFoundError:
-        raise NotFoundError(f"{path}: no such file{_closest(path)}", next_step="trainyard submit SPEC") from None
+        ready = f"ready-made specs are in {os.path.relpath(READY_SPECS)}/"
+        raise NotFoundError(f"{path}: no such file{_closest(path)}", next_step=ready) from None
     except IsADirectoryError:
-        raise UsageError(f"{path} is a folder; name one of the specs in it{_closest(path)}") from None
+        raise UsageError(f"{path} is a folder; name one of its specs{_closest(path)}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UsageError(
@@ -52,7 +53,7 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
     for override in overrides:
         _override([document.data for document in documents], override)
     specs: dict[str, JobSpec] = {}
-    mistakes: list[str] = []
+    errors: list[str] = []
     for number, document in enumerate(documents, start=1):
         origin = name if len(documents) == 1 else f"{name}: document {number}, line {document.line}"
         try:
@@ -60,30 +61,30 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
         except UsageError as error:
             if len(documents) == 1:
                 raise
-            mistakes.append(error.args[0])
+            errors.append(error.args[0])
             continue
         if spec.name in specs:
-            mistakes.append(f"{origin}: name: '{spec.name}' is that of an earlier document too; a name is given once")
+            errors.append(f"{origin}: name: an earlier document has the name '{spec.name}' too; names must be unique")
         specs[spec.name] = spec
-    if mistakes:
-        raise UsageError("\n".join(mistakes))
+    if errors:
+        raise UsageError("\n".join(errors))
     return list(specs.values())
 
 
 def _read(path: Path) -> bytes:
-    """Return the bytes of a file, of a pipe, of a device or of `-`. Raises UsageError where there are too many."""
+    """Return the content of a file, a pipe, a device or standard input. Raises UsageError if it is too large."""
     if path == STANDARD_INPUT:
         content = sys.stdin.buffer.read(MAX_SPEC_BYTES + 1)
     else:
         with path.open("rb") as file:
             content = file.read(MAX_SPEC_BYTES + 1)
     if len(content) > MAX_SPEC_BYTES:
-        raise UsageError(f"{path}: it is larger than {MAX_SPEC_BYTES // 1_000_000} MB, so it is no spec")
+        raise UsageError(f"{path}: it is larger than {MAX_SPEC_BYTES // 1_000_000} MB, so it is not a spec")
     return content
 
 
 def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple[JobSpec, JobSpec]:
-    """The one spec in `text`, which lies at `origin`, without `overrides` and with them. Raises UsageError."""
+    """Return the only spec in `text`, read from `origin`, without and with `overrides`. Raises UsageError."""
     specs = []
     for replaced in ((), overrides):
         data = [document.data for document in parse_documents(text, origin=origin)] or [None]
@@ -94,11 +95,11 @@ def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple
 
 
 def _override(documents: Sequence[Any], override: str) -> None:
-    """Replace a value of the document called NAME by `NAME.KEY=VALUE`, one of each document by `KEY=VALUE`."""
+    """Apply `KEY=VALUE` to all documents, or `NAME.KEY=VALUE` to the document NAME."""
     path, equals, text = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
-        raise UsageError(f"--set {override}: it should look like --set arguments.epochs=2")
+        raise UsageError(f"--set {override}: expected KEY=VALUE, e.g. --set arguments.epochs=2")
     if keys[0] not in JobSpec.model_fields:
         named = [data for data in documents if isinstance(data, dict) and data.get("name") == keys[0]]
         if len(keys) > 1 and named:
@@ -106,21 +107,18 @@ def _override(documents: Sequence[Any], override: str) -> None:
         elif len(documents) > 1:
             names = [str(data["name"]) for data in documents if isinstance(data, dict) and "name" in data]
             raise UsageError(
-                f"--set {override}: '{keys[0]}' is no document of the file{did_you_mean(keys[0], names)}",
-                next_step="begin it with the name of a document, or with a key that every document has",
+                f"--set {override}: the file has no document '{keys[0]}'{did_you_mean(keys[0], names)}",
+                next_step="begin with the name of a document, or with a key that all documents have",
             )
     for data in documents:
         values = parse_documents(text, origin=f"--set {path}")
         if len(values) > 1:
-            raise UsageError(f"--set {override}: it holds several values")
+            raise UsageError(f"--set {override}: expected one value, got {len(values)}")
         set_path(data, keys, values[0].data if values else None, what=f"--set {override}: '{path}'")
 
 
 def with_absolute_paths(spec: JobSpec) -> JobSpec:
-    """Make local inputs absolute: they count from the working directory, and a job does not run there.
-
-    `~` begins the folder of whoever submits, as in a shell.
-    """
+    """Make local inputs absolute, relative to the working directory, because jobs run elsewhere. Expands `~`."""
     arguments = spec.entrypoint_arguments()
     absolute = {
         name: os.path.abspath(os.path.expanduser(location))  # noqa: PTH100, PTH111 - keeps symbolic links, as Path.absolute() keeps ".."
@@ -134,12 +132,11 @@ def with_absolute_paths(spec: JobSpec) -> JobSpec:
 
 
 def _closest(path: Path) -> str:
-    folders = [path if path.is_dir() else path.parent, READY_SPECS]
-    known = [
-        os.path.relpath(file) for folder in folders if folder.is_dir() for file in sorted(folder.glob("[!.]*.y*ml"))
-    ]
+    """Return a suggestion from the specs in the same folder; empty if it has none."""
+    folder = path if path.is_dir() else path.parent
+    known = [os.path.relpath(file) for file in sorted(folder.glob("[!.]*.y*ml"))] if folder.is_dir() else []
     by_stem = {Path(file).stem: file for file in known}
     close = difflib.get_close_matches(path.stem, by_stem, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {by_stem[close[0]]}?"
-    return f"; there is {', '.join(dict.fromkeys(known[:8]))}" if known else ""
+    return f"; the folder has {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else ""

@@ -1,5 +1,6 @@
-"""Runs, jobs, receipts and plans as tables and as JSON."""
+"""Runs, jobs, receipts and plans as tables and as JSON, and the consoles that print them."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from jobs.cli.plain import print_text
+from jobs.cli.terminal import print_text
 from jobs.core.records import Receipt
 from jobs.core.words import (
     baseline_warning,
@@ -28,7 +29,7 @@ from jobs.core.words import (
 )
 from jobs.data_checks.classes import ClassReport
 from jobs.money.budget import NOTHING_SPENT
-from jobs.money.receipt import savings, stored_text, unproductive
+from jobs.money.receipt import savings, unproductive
 from jobs.runs.job import Job, JobAttempt
 from jobs.spec.code import Pack
 from jobs.spec.plan import Plan
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from jobs.runs.why import Finding
 
 _WIDTH_WITHOUT_TERMINAL = 160
-_LEAST_ROOM = 20
-"""Columns that values get beside their labels, however narrow the terminal is."""
+_MIN_VALUE_WIDTH = 20
+"""Minimum width of values next to their labels, even on a narrow terminal."""
 _VERDICT_STYLES = {"cause": "yellow", "unknown": "magenta", "fine": "green"}
 _STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta", "RUNNING": "cyan", "STARTING": "cyan"}
 
@@ -49,20 +50,17 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Return the console for whatever is said about the data."""
+    """Return the console for messages."""
     return _console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH_WITHOUT_TERMINAL)
 
 
 def _console(*, width: int | None, stderr: bool = False) -> Console:
-    """Return a console that prints texts as they are.
-
-    `:secret:` in an ARN is no emoji, and brackets in a path are no style.
-    """
+    """Return a console that prints texts unchanged: `:secret:` in an ARN is not an emoji, brackets are not a style."""
     return _PrintableConsole(stderr=stderr, width=width, highlight=False, emoji=False, markup=False)
 
 
 class _PrintableConsole(Console):
-    """Shows no control character of a text, whoever wrote it: a terminal would obey."""
+    """Escapes control characters, which a terminal would obey."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -70,7 +68,7 @@ class _PrintableConsole(Console):
 
 
 def show(table: "Table | Pairs", *, on: Console) -> None:
-    """Print a table; in a file or a pipe without the blanks that fill its last column."""
+    """Print a table, in a file or a pipe without trailing blanks."""
     if on.is_terminal:
         on.print(table, crop=False)
         return
@@ -81,7 +79,7 @@ def show(table: "Table | Pairs", *, on: Console) -> None:
 
 
 def print_line(line: Text, *, on: Console) -> None:
-    """Print a line, on a terminal wrapped between words; one longer than it is wide, an address, stays whole."""
+    """Print a line, wrapped between words on a terminal. A word that is too long, e.g. an address, stays whole."""
     for part in (_wrapped(line.plain, on.width) if on.is_terminal else []) or [line.plain]:
         on.print(Text(part, style=line.style), no_wrap=True, overflow="ignore", crop=False)
 
@@ -95,10 +93,9 @@ def print_json(value: Any) -> None:
 
 
 class Pairs:
-    """Labels on the left and values on the right; a row without a value is left out.
+    """Labels on the left and values on the right. Rows without a value are left out.
 
-    A word that is longer than the terminal is wide, an address for instance, stays whole: the terminal itself goes on
-    with it in the next line, and who copies it copies it all.
+    A word that is wider than the terminal, e.g. an address, is not broken, so that it can be copied whole.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str | Text]]) -> None:
@@ -106,7 +103,7 @@ class Pairs:
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
         labels = max((cell_len(label) for label, _ in self._rows), default=0)
-        room = max(_LEAST_ROOM, options.max_width - labels - 2)
+        room = max(_MIN_VALUE_WIDTH, options.max_width - labels - 2)
         for label, value in self._rows:
             begin = Text(f"{label}{' ' * (labels - cell_len(label))}  ", style="dim")
             text, style = (value.plain, value.style) if isinstance(value, Text) else (value, "")
@@ -116,7 +113,7 @@ class Pairs:
 
 
 def columns(*headings: str) -> Table:
-    """Return an empty table with a heading over each column, whose cells are not wrapped."""
+    """Return an empty table with these headings, whose cells do not wrap."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in headings:
         table.add_column(heading, no_wrap=True)
@@ -131,10 +128,10 @@ def fitted(
     right: Container[str] = (),
     wrapped: int = 1,
 ) -> Table:
-    """Return a table of the columns, by their headings, that fit a width.
+    """Return a table with the columns that fit a width; `cells` are columns by heading.
 
-    Those of `leave_out` go one by one, the first one first, until the others fit: better none than one that is cut.
-    Those of `right` are aligned right. The first `wrapped` wrap if not even they fit.
+    Columns are dropped in the order of `leave_out` until the others fit, so that no cell is cut. Columns in `right` are
+    right-aligned. The first `wrapped` columns wrap if even they are too wide.
     """
     shown = dict(cells)
     for heading in leave_out:
@@ -154,7 +151,7 @@ def fitted(
 
 
 def moment(time: datetime | None) -> str:
-    """Return a time as text, in local time and to the second."""
+    """Return a time as text, in local time, to the second; empty for None."""
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if time else ""
 
 
@@ -167,6 +164,7 @@ def state(job: Job) -> Text:
 
 
 def plan_table(plan: Plan, *, emulated: bool) -> Pairs:
+    """Return a plan in detail: instances, price, limits, budget, code, notes."""
     row = plan.instance_type
     ranks = counted(plan.nproc_per_node, "rank")
     nodes = f"{plan.nnodes} x {row.name}, {ranks}{' each' if plan.nnodes > 1 else ''}"
@@ -200,43 +198,49 @@ def _limits(plan: Plan) -> str:
 
 
 def _sweep(plan: Plan) -> str:
-    """Return how many points there are to run, how many at once, and what ranks them."""
+    """Return the number of points and workers of a sweep, and how it halves; empty if the plan is not a sweep."""
     if plan.sweep is None or plan.spec.sweep is None:
         return ""
     swept = ", ".join(plan.spec.sweep.arguments)
-    at_once = "one after the other" if plan.sweep.workers == 1 else f"{plan.sweep.workers} at once"
+    at_once = "one at a time" if plan.sweep.workers == 1 else f"{plan.sweep.workers} at a time"
     halving = plan.spec.sweep.halving
-    rungs = f"; from step {halving.from_step} on one in {halving.factor} goes on" if halving else ""
-    return f"{counted(plan.sweep.points, 'point')} of {swept}, {at_once}; one budget over all{rungs}"
+    rungs = f"; from step {halving.from_step} on, 1 of {halving.factor} continues" if halving else ""
+    return f"{counted(plan.sweep.points, 'point')} of {swept}, {at_once}; one budget for all{rungs}"
 
 
 def code_text(pack: Pack) -> str:
-    """Return which code is submitted, in some words."""
-    commit = f", commit {pack.commit[:12]}{' and changes' if pack.dirty else ''}" if pack.commit else ", in no commit"
+    """Return the size, folder and commit of the submitted code."""
+    commit = f", commit {pack.commit[:12]}{' with changes' if pack.dirty else ''}" if pack.commit else ", not committed"
     return f"{counted(len(pack.files), 'file')}, {size(pack.bytes)} of {pack.folder}{commit}"
 
 
 def _price(plan: Plan, *, emulated: bool) -> str:
-    """Return what an hour costs and who says so, of Spot too where that is what it runs on."""
+    """Return the price per hour with its date and source, for a Spot run both the Spot and the On-Demand price."""
     prices = plan.prices
     parts = [(f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand", prices.on_demand)]
     if plan.capacity == "spot":
         parts.append((f"{plan.spot_usd_per_hour:.2f} USD/h Spot", prices.spot))
-    first = "nothing here; in AWS " if emulated else ""
+    first = "free on the emulator; in AWS " if emulated else ""
     if len({(quote.date, quote.source) for _, quote in parts}) == 1:
         together = ", ".join(text for text, _ in parts)
-        return f"{first}{together} (as of {parts[0][1].date}, from {parts[0][1].source})"
-    return first + ", ".join(f"{text} (as of {quote.date}, from {quote.source})" for text, quote in parts)
+        return f"{first}{together} (as of {parts[0][1].date}, {_short_source(parts[0][1].source)})"
+    return first + ", ".join(f"{text} (as of {quote.date}, {_short_source(quote.source)})" for text, quote in parts)
+
+
+def _short_source(source: str) -> str:
+    """Return a price's source without details: the address in its last parentheses, or the text before a colon."""
+    match = re.search(r"\(([^()]+)\)$", source)
+    return match[1] if match else source.partition(":")[0]
 
 
 def _budget(plan: Plan) -> str:
     so_far = plan.resumed.spent if plan.resumed else NOTHING_SPENT
     text = plan.spec.budget.text(so_far)
-    return f"{text} used until now; it saves and stops before the rest is" if text else ""
+    return f"{text} used so far; the run saves and stops before it uses up the rest" if text else ""
 
 
 def plans_table(plans: Sequence[Plan], *, emulated: bool) -> Table:
-    """Return a table of runs that are submitted together, one a row."""
+    """Return a table of runs that are submitted together, one per row."""
     table = columns("RUN", "QUEUE", "INSTANCES", "USD/H" if not emulated else "USD/H IN AWS", "AT MOST")
     table.add_column("WAITS FOR", overflow="fold")
     names = {plan.run_id: plan.spec.name for plan in plans}
@@ -274,7 +278,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """Return a job as JSON, with times in ISO 8601, UTC."""
+    """Return a job as JSON, with times in ISO 8601 and UTC."""
     return {key: value for key, value in to_jsonable_python(job).items() if key != "log_streams"}
 
 
@@ -285,7 +289,7 @@ def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
         table.add_row(
             str(attempt.number),
             moment(attempt.started_at),
-            moment(attempt.stopped_at) or "runs",
+            moment(attempt.stopped_at) or "running",
             "" if attempt.exit_code is None else str(attempt.exit_code),
             printable(attempt.reason),
         )
@@ -293,19 +297,19 @@ def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
 
 
 def findings_table(findings: "Iterable[Finding]") -> Table:
-    """Return a table of what keeps a job from starting, and below it of what was looked at besides."""
-    table = columns("", "LOOKED AT")
+    """Return a table of what keeps a job from starting, followed by the other checks."""
+    table = columns("", "CHECKED")
     table.add_column("FOUND", overflow="fold")
     for finding in findings:
         text = Text(printable(finding.text))
         if finding.next_step:
-            text.append(f"\nNext: {finding.next_step}", style="dim")
+            text.append(f"\nnext: {finding.next_step}", style="dim")
         table.add_row(Text(finding.verdict, style=_VERDICT_STYLES[finding.verdict]), finding.about, text)
     return table
 
 
 def show_result(table: Pairs, classes: ClassReport | None, *, on: Console) -> None:
-    """Print a receipt, and below it how well each class was found, where the run is a classification."""
+    """Print a receipt, followed by the results per class if the run is a classification."""
     show(table, on=on)
     if classes is not None:
         on.print()
@@ -322,18 +326,18 @@ def receipt_table(
     code: str = "",
     emulated: bool = False,
 ) -> Pairs:
-    """Return a table of what a run took and brought; its cost is an estimate and says so.
+    """Return a receipt as a table: result, attempts, time, estimated cost, storage.
 
-    `state`: where the command line knows better than the container, which takes a cancellation for a reclaim.
-    `emulated`: nothing is paid for here.
+    `state` replaces the receipt's own state: the container cannot tell a cancellation from a reclaim. `emulated`: the
+    run cost nothing.
     """
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:
         cost = usd(receipt.estimated_usd)
         if receipt.on_demand_usd > receipt.estimated_usd:
-            cost += f"; the same hours On-Demand: {usd(receipt.on_demand_usd)}"
+            cost += f"; On-Demand {usd(receipt.on_demand_usd)}"
         if receipt.spot_usd < receipt.estimated_usd:
-            cost += f"; the same hours on Spot: {usd(receipt.spot_usd)}"
+            cost += f"; on Spot {usd(receipt.spot_usd)}"
     types = " and ".join(dict.fromkeys(attempt.instance_type for attempt in receipt.attempts))
     return Pairs(
         [
@@ -345,13 +349,22 @@ def receipt_table(
             ("warning", baseline_warning(receipt.result)),
             ("code", code),
             ("attempts", str(len(receipt.attempts))),
-            ("ran for", f"{duration(receipt.duration_seconds)}, without its wait for instances"),
+            ("ran for", f"{duration(receipt.duration_seconds)}, not counting the wait for instances"),
             (cost_label(emulated=emulated), f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
             ("saved", savings(receipt)),
-            ("of the cost", unproductive(receipt)),
+            ("without steps", unproductive(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
-            ("stored", stored_text(receipt.stored)),
-            ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
+            ("stored", _stored(receipt)),
+            ("price", f"as of {receipt.price_date}, {_short_source(receipt.price_source)}; {receipt.estimate_note}"),
             ("files", location),
         ]
     )
+
+
+def _stored(receipt: Receipt) -> str:
+    """Return the size of a run's files and what they cost; empty if S3 was not asked."""
+    kept = receipt.stored
+    if kept is None:
+        return ""
+    what = f"{size(kept.all_bytes)}, including {size(kept.checkpoint_bytes)} of checkpoints"
+    return f"{what}: {usd(kept.usd_per_month)} a month at {kept.price.partition(',')[0]}"

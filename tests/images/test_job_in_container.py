@@ -222,8 +222,8 @@ def test_a_child_is_built_on_the_parent_that_was_pushed_and_codebuild_does_the_s
     # WHEN its child is pushed
     done = tree.images("push", "cpu-notebook", environment=environment)
     # THEN it is built on what was there
-    assert "cpu: pull what was pushed already, to build on it" in done.stderr
-    assert "next: trainyard --stage dev local up, which has jobs run in what was pushed" in done.stderr
+    assert "cpu: pulling the pushed image, to build on it" in done.stderr
+    assert "next: trainyard --stage dev local up, so that jobs run in the pushed images" in done.stderr
     child = docker_engine.images.get(f"trainyard/cpu-notebook:{parent['tag']}")
     assert child.labels["is"] == "child"
     pulled = docker_engine.images.get(f"trainyard/cpu:{parent['tag']}")

@@ -334,7 +334,7 @@ def commands() -> Iterator[Path]:
 
 
 def pushes() -> Iterator[Path]:
-    yield ROOT / "jobs/cli/images/push.py"
+    yield ROOT / "jobs/cli/images.py"
     yield from (path for path in (ROOT / "jobs/images").rglob("*.py") if path.name != "inventory.py")
 
 

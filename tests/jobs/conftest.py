@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import send
+from jobs.cli.submission import send
 from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job

@@ -1,6 +1,6 @@
-"""`trainyard acceptance`: a stage proven on its account, step by step.
+"""`trainyard acceptance`: proves a stage on its account, step by step.
 
-command.py                        plan and price, ask once, run the steps, write the report
-runner.py, spend.py, context.py   run and undo steps, record them, count money, start programs
-deployment.py, runs.py, reclaim.py, fis.py, watched.py    the steps
+command.py                                  plan, price, confirm, run the steps, write the report
+runner.py, context.py                       run and undo steps, record them, count money; what steps share
+deployment.py, runs.py, reclaim.py, watched.py    the steps
 """

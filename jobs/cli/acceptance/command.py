@@ -1,45 +1,52 @@
-"""`trainyard acceptance`: plan and price, ask once, run the steps, take all away, and report what was seen."""
+"""`trainyard acceptance`: plan, price and confirm, run the steps, undo them, and report what was proven."""
 
-import json
-import signal
-from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from jobs.aws.connection import Aws
-from jobs.cli import tables
-from jobs.cli.acceptance import deployment, runs
-from jobs.cli.acceptance.context import Context, Facts, infra
-from jobs.cli.acceptance.reclaim import reclaim_step
-from jobs.cli.acceptance.runner import Ending, LimitReachedError, State, Step, run_steps
-from jobs.cli.acceptance.spend import Meter
-from jobs.cli.acceptance.watched import watched_step
+import typer
+
 from jobs.cli.demo import STATE_FOLDER
-from jobs.cli.emulator import INTERRUPTS
-from jobs.cli.options import ask
-from jobs.cli.plain import print_text
-from jobs.cli.report import write
-from jobs.core.acceptance import (
-    DEPLOY,
-    NOT_PROVEN,
-    PLAN,
-    PROVEN,
-    AcceptanceRecord,
-    Evidence,
-    claim_outcomes,
-    claims_of,
-)
-from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
-from jobs.core.words import usd
+from jobs.cli.options import Yes
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from jobs.cli.acceptance.context import Context
+    from jobs.cli.acceptance.runner import Ending, LimitReachedError, State, Step
+    from jobs.core.acceptance import AcceptanceRecord, Evidence
 
 FOLDER = STATE_FOLDER / "acceptance"
 
 
-def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -> None:
-    """Run `trainyard acceptance`.
+def acceptance(
+    ctx: typer.Context,
+    *,
+    max_usd: Annotated[
+        float, typer.Option(min=0, help="Limit in USD for the whole run. At the limit it stops and removes everything.")
+    ] = 40.0,
+    keep: Annotated[
+        bool, typer.Option(help="Keep the stage at the end. Required if the stage is already deployed.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Prove a stage on its AWS account, step by step.
 
-    Raises UsageError if the worst case is beyond the limit, ConfigurationError if somebody else deployed the stage, and
-    after its end the error whose exit code tells how that was.
+    Deploys the stage, runs jobs, has one of them reclaimed, destroys the stage, and writes a report. First prints the
+    maximum cost and asks for confirmation. If it was interrupted, the same command continues.
     """
+    import signal
+    from datetime import datetime, timezone
+
+    from jobs.cli import tables
+    from jobs.cli.acceptance import deployment
+    from jobs.cli.acceptance.context import Context, Facts, infra
+    from jobs.cli.acceptance.runner import LimitReachedError, State
+    from jobs.cli.emulator import INTERRUPTS
+    from jobs.core.acceptance import DEPLOY, AcceptanceRecord
+    from jobs.core.errors import ConfigurationError, UsageError
+    from jobs.core.words import usd
+
+    aws, stage = ctx.obj.aws(), ctx.obj.stage
     folder = FOLDER / f"{stage}-{aws.account}-{aws.region_name}"
     new = AcceptanceRecord(
         stage=stage,
@@ -57,7 +64,7 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -
         signal.signal(interrupt, _interrupt)
     due = any(step.needs_undo for step in record.steps)
     if record.complete and not due:
-        console.print(f"it ran before, to its end; to run it again, remove {state.path}")
+        console.print(f"this run is already complete; to run it again, remove {state.path}")
         _report(record, folder)
         return
     [facts] = infra("idle_costs", "--stage", stage, folder=folder, aws=aws)
@@ -69,10 +76,11 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -
         facts=Facts.model_validate(facts),
         say=lambda text: console.print(text, markup=False, highlight=False),
     )
-    if not keep and "ours" not in record.step(DEPLOY).ids and (there := deployment.stacks(context)):
+    if not keep and "ours" not in record.step(DEPLOY).ids and (existing := deployment.stacks(context)):
         raise ConfigurationError(
-            f"stage '{stage}' is there already ({', '.join(sorted(there)[:3])}, …), and would be destroyed at the end",
-            next_step="--keep proves what it can on it and leaves it as it is; or choose another stage",
+            f"stage '{stage}' is already deployed ({', '.join(sorted(existing)[:3])}, …) and would be destroyed at the "
+            "end",
+            next_step="use --keep to prove what can be proven on it and leave it unchanged, or use another stage",
         )
     steps = steps_of(context)
     for step in steps:
@@ -82,11 +90,11 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -
     too_expensive = None
     if worst_usd > max_usd:
         too_expensive = LimitReachedError(
-            f"it may cost {usd(worst_usd)}, and --max-usd allows {usd(max_usd)}: nothing was begun",
+            f"this may cost {usd(worst_usd)}, but --max-usd is {usd(max_usd)}: nothing was started",
             next_step=f"--max-usd {worst_usd + 1:.0f}, or a smaller instance type in the stage's row of "
             "infra/settings.py",
         )
-    if not due:  # otherwise there is something to take away, whatever the rest may cost
+    if not due:  # otherwise something has to be removed, whatever the rest may cost
         if too_expensive:
             raise UsageError(str(too_expensive.args[0]), next_step=too_expensive.next_step)
         _confirm(context, yes=yes, worst_usd=worst_usd)
@@ -97,8 +105,14 @@ def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool) -
     _raise(ending, record)
 
 
-def steps_of(context: Context) -> list[Step]:
-    """Return all steps, in their order."""
+def steps_of(context: "Context") -> "list[Step]":
+    """Return all steps in order."""
+    from jobs.cli.acceptance import deployment, runs
+    from jobs.cli.acceptance.reclaim import reclaim_step
+    from jobs.cli.acceptance.runner import Step
+    from jobs.cli.acceptance.watched import watched_step
+    from jobs.core.acceptance import PLAN
+
     preflight, deploy, destroy = deployment.steps(context)
     cpu_job, accelerator_job, fabric_check, isolation = runs.steps(context)
     jobs = [cpu_job, accelerator_job, fabric_check, reclaim_step(context), isolation]
@@ -106,7 +120,11 @@ def steps_of(context: Context) -> list[Step]:
     return [prices, preflight, deploy, *jobs, watched_step(context), destroy]
 
 
-def _prices(context: Context) -> Evidence:
+def _prices(context: "Context") -> "Evidence":
+    from datetime import datetime, timezone
+
+    from jobs.core.acceptance import NOT_PROVEN, PROVEN, Evidence
+
     rows = {row.name: context.prices_of(row) for row in (context.row, context.cpu_row)}
     quotes = {f"{name} On-Demand": prices.on_demand for name, prices in rows.items()}
     quotes |= {f"{name} Spot": prices.spot for name, prices in rows.items()}
@@ -114,45 +132,60 @@ def _prices(context: Context) -> Evidence:
     asked = not context.aws.emulated and all(quote.date == today for quote in quotes.values())
     text = "; ".join(f"{what} {quote.usd_per_hour:.4f} USD/h ({quote.date})" for what, quote in quotes.items())
     if not asked:
-        text += ": recorded, since AWS did not report all of them"
+        text += ": recorded prices, because AWS did not report all of them"
     return Evidence(claim="prices", outcome=PROVEN if asked else NOT_PROVEN, text=text)
 
 
-def _show_plan(context: Context, record: AcceptanceRecord, *, worst_usd: float) -> None:
+def _show_plan(context: "Context", record: "AcceptanceRecord", *, worst_usd: float) -> None:
+    from jobs.cli import tables
+    from jobs.core.acceptance import claims_of
+    from jobs.core.words import usd
+
     table = tables.columns("STEP", "PROVES", "AT MOST", "")
     for step in record.steps:
         claims = "\n".join(claim.text for claim in claims_of(step.name))
         table.add_row(step.name, claims, f"{step.usd:.2f}" if step.usd else "", step.outcome if step.done else "")
     tables.show(table, on=tables.stderr())
-    spent = f", {usd(record.spent_usd)} of them spent before" if record.spent_usd else ""
+    spent = f", including {usd(record.spent_usd)} already spent" if record.spent_usd else ""
     context.say(
         f"account {record.account}, {record.region}; at most {usd(worst_usd)}{spent}; limit {usd(record.max_usd)}"
     )
     if context.aws.emulated:
-        context.say("this is the emulator: nothing costs anything, and what it can't show is not called proven")
+        context.say("this is the emulator: nothing costs money, and what an emulator cannot show is not proven")
 
 
-def _confirm(context: Context, *, yes: bool, worst_usd: float) -> None:
-    """Ask once, before anything is made. Raises UsageError if nobody can be asked, typer.Abort on a no."""
+def _confirm(context: "Context", *, yes: bool, worst_usd: float) -> None:
+    """Ask before anything is created. Raises UsageError without a terminal, typer.Abort if the answer is no."""
+    from jobs.cli.terminal import ask
+    from jobs.core.errors import UsageError
+    from jobs.core.words import usd
+
     if yes or context.aws.emulated:
         return
     what = "Run jobs on" if context.keep else "Deploy, use and destroy"
     unasked = UsageError(
-        "nothing was begun: there is no terminal to ask on before money is spent", next_step="add --yes"
+        "nothing was started: there is no terminal on which to confirm the costs", next_step="add --yes"
     )
     ask(f"{what} stage '{context.stage}' for at most {usd(worst_usd)}?", unasked=unasked)
 
 
-def _run(context: Context, state: State, steps: list[Step], too_expensive: LimitReachedError | None) -> Ending:
+def _run(
+    context: "Context", state: "State", steps: "list[Step]", too_expensive: "LimitReachedError | None"
+) -> "Ending":
+    """Run the steps while counting what they cost."""
+    from jobs.cli.acceptance import deployment
+    from jobs.cli.acceptance.runner import Meter, run_steps
+    from jobs.core.acceptance import DEPLOY
+
     record = state.record
 
-    def keep(at: datetime, spent_usd: float) -> None:
+    def keep(at: "datetime", spent_usd: float) -> None:
         record.metered_at, record.spent_usd = at, spent_usd
         state.save()
 
     def idle_usd_per_hour() -> float:
-        is_there = record.step(DEPLOY).needs_undo and not context.aws.emulated
-        return context.facts.usd_a_month / 730 if is_there else 0.0
+        is_deployed = record.step(DEPLOY).needs_undo and not context.aws.emulated
+        return context.facts.usd_a_month / 730 if is_deployed else 0.0
 
     def check() -> None:
         if too_expensive:
@@ -175,8 +208,13 @@ def _run(context: Context, state: State, steps: list[Step], too_expensive: Limit
         meter.look()
 
 
-def _report(record: AcceptanceRecord, folder: Path) -> None:
-    """Write the report as a page and as JSON, and print where they are."""
+def _report(record: "AcceptanceRecord", folder: Path) -> None:
+    """Write the report as a page and as JSON, and print their paths."""
+    import json
+    from datetime import datetime, timezone
+
+    from jobs.cli.terminal import print_text, write_page
+    from jobs.core.acceptance import claim_outcomes
     from jobs.report.acceptance import acceptance_page
 
     seen = [
@@ -192,21 +230,23 @@ def _report(record: AcceptanceRecord, folder: Path) -> None:
     ]
     content = {**record.model_dump(mode="json"), "claims": seen}
     page, data = folder / "report.html", folder / "report.json"
-    write(page, acceptance_page(record, now=datetime.now(timezone.utc)))
-    write(data, json.dumps(content, indent=2) + "\n")
+    write_page(page, acceptance_page(record, now=datetime.now(timezone.utc)))
+    write_page(data, json.dumps(content, indent=2) + "\n")
     print_text(f"{page}\n{data}")
 
 
-def _raise(ending: Ending, record: AcceptanceRecord) -> None:
-    """Raise the error whose exit code tells how the run ended, if it did not end well."""
+def _raise(ending: "Ending", record: "AcceptanceRecord") -> None:
+    """Raise the error for an ending other than success."""
+    from jobs.core.errors import StoppedError, TrainyardError
+
     left = "; ".join(f"{step.name}: {step.undo_error}" for step in record.steps if step.needs_undo)
-    remains = f"; not taken away: {left}" if left else ""
-    again = "the same command continues with what is not done"
+    remains = f"; not removed: {left}" if left else ""
+    again = "the same command continues with the remaining steps"
     if ending == "interrupted":
-        raise StoppedError(f"interrupted{remains or '; what was made is taken away'}", next_step=again)
+        raise StoppedError(f"interrupted{remains or '; everything it created was removed'}", next_step=again)
     failed = "; ".join(f"{step.name}: {step.error.partition(chr(10))[0]}" for step in record.steps if step.error)
     if ending != "done":
-        raise TrainyardError(f"{failed or 'not all was taken away'}{remains}", next_step=again)
+        raise TrainyardError(f"{failed or 'not everything was removed'}{remains}", next_step=again)
 
 
 def _interrupt(_signal_number: int, _frame: object) -> None:

@@ -1,4 +1,4 @@
-"""What every step is given: the connection, the stage's facts, programs to start, and waits that end at the limit."""
+"""What all steps share: the connection, facts about the stage, running programs, and waits that end at the limit."""
 
 import json
 import os
@@ -19,43 +19,43 @@ from jobs.money.aws_prices import current_prices
 from jobs.money.prices import Prices
 
 ROOT = Path(__file__).parents[3]
-"""The folder of cdk.json."""
+"""Folder of cdk.json."""
 
 POLL_SECONDS = 10.0
 POLL_SECONDS_EMULATOR = 0.5
 
 
 class Facts(BaseModel):
-    """What the settings say of the stage before it is deployed: `python -m infra.idle_costs -o json`."""
+    """Facts about the stage from its settings, before it is deployed: `python -m infra.idle_costs -o json`."""
 
     usd_a_month: float
-    """What it costs while nothing runs."""
+    """Cost while no job runs."""
     instance_type: str
     cpu_instance_type: str
     builds_machine_image: bool
     several_nodes_on_demand: bool
-    """Whether it has a queue for nodes that start together. Otherwise two nodes start on Spot, each by itself."""
+    """Whether the stage has a queue for nodes that start together. Otherwise two nodes start on Spot, one by one."""
 
 
 @dataclass(kw_only=True)
 class Context:
-    """One acceptance run's surroundings."""
+    """The connection, stage and limits of an acceptance run."""
 
     aws: Aws
     stage: str
     keep: bool
     folder: Path
-    """For its logs and reports."""
+    """Folder of its logs and reports."""
     facts: Facts
     say: Callable[[str], None]
     check: Callable[[], None] = lambda: None
-    """Counts, and raises LimitReachedError if no more may be spent."""
+    """Counts the cost, and raises LimitReachedError at the limit."""
     look: Callable[[], None] = lambda: None
-    """Counts what is spent."""
+    """Counts the cost."""
     prices: dict[str, Prices] = field(default_factory=dict)
-    """By instance type: today's, or the recorded ones."""
+    """Prices by instance type: today's, or the recorded ones if AWS does not answer."""
     findings: list[Any] = field(default_factory=list)
-    """What the preflight found, once it was asked."""
+    """Findings of the preflight; empty until it has run."""
 
     @property
     def row(self) -> InstanceType:
@@ -79,12 +79,12 @@ class Context:
         return POLL_SECONDS_EMULATOR if self.aws.emulated else POLL_SECONDS
 
     def wait(self) -> None:
-        """Wait as long as AWS should be left alone. Raises LimitReachedError."""
+        """Wait between two requests to AWS. Raises LimitReachedError."""
         self.check()
         time.sleep(self.poll_seconds)
 
     def instances(self, **more: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """Yield the stage's EC2 instances, those that have ended left out. `more`: further filters, `tag_key=…`."""
+        """Yield the stage's EC2 instances that are not terminated. `more`: further filters, e.g. `tag_key=…`."""
         filters: list[Any] = [{"Name": "tag:trainyard:stage", "Values": [self.stage]}]
         filters += [{"Name": name.replace("_", "-"), "Values": list(values)} for name, values in more.items()]
         for page in self.aws.ec2.get_paginator("describe_instances").paginate(Filters=filters):
@@ -92,14 +92,14 @@ class Context:
                 yield from (each for each in reservation["Instances"] if each["State"]["Name"] != "terminated")
 
     def cdk(self, command: str, selected: str, *options: str) -> None:
-        """Run the CDK CLI, but at the limit only to destroy. Raises TrainyardError if it fails."""
+        """Run the CDK CLI. At the limit, only `destroy` is allowed. Raises TrainyardError if it fails."""
         self.say(f"  cdk {command} '{selected}' -c stage={self.stage}")
         output = ("--output", str(self.folder.absolute() / "cdk.out"))
         words = ["cdk", command, selected, "-c", f"stage={self.stage}", *options, *output, "--no-notices"]
         program(words, self.folder / command, aws=self.aws, check=self.look if command == "destroy" else self.check)
 
     def program(self, command: Sequence[str], *, log: str) -> None:
-        """Run a program to its end, which the limit ends. Raises TrainyardError if it fails."""
+        """Run a program, and stop it at the limit. Raises TrainyardError if it fails."""
         program(command, self.folder / log, aws=self.aws, check=self.check)
 
 
@@ -111,9 +111,9 @@ def program(
     check: Callable[[], None] = lambda: None,
     codes: Sequence[int] = (0,),
 ) -> str:
-    """Run a program to its end in the repository's folder, and return what it printed. `check` is called meanwhile.
+    """Run a program in the repository's folder and return its stdout. `check` is called while it runs.
 
-    Raises TrainyardError with the program's last words for any other exit code than `codes`.
+    Raises TrainyardError with the last lines of its stderr if the exit code is not one of `codes`.
     """
     name.parent.mkdir(parents=True, exist_ok=True)
     log, output = name.with_suffix(".log"), name.with_suffix(".out")
@@ -135,7 +135,7 @@ def program(
 
 
 def infra(module: str, *arguments: str, folder: Path, aws: Aws, codes: Sequence[int] = (0,)) -> list[Any]:
-    """Return what a program of `infra`, which this command may not import, prints as JSON."""
+    """Run a module of `infra`, which this command may not import, and return the JSON that it prints."""
     command = [sys.executable, "-P", "-W", "ignore", "-m", f"infra.{module}", *arguments, "-o", "json"]
     found: list[Any] = json.loads(program(command, folder / module, aws=aws, codes=codes))
     return found

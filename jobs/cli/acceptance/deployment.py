@@ -1,4 +1,4 @@
-"""The steps before and after all jobs: what the account allows, the deployment, and the end of the stage."""
+"""The steps around the jobs: check the account, deploy the stage, destroy it."""
 
 import shlex
 import sys
@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any
 
 from jobs.cli.acceptance.context import Context, infra
-from jobs.cli.acceptance.runner import Ids, Step
-from jobs.cli.acceptance.spend import Running
+from jobs.cli.acceptance.runner import Ids, Running, Step
 from jobs.core.acceptance import DEPLOY, DESTROY, NOT_PROVEN, PREFLIGHT, PROVEN, Evidence
 from jobs.core.errors import ConfigurationError, TrainyardError
 from jobs.runs import batch
 
 _BUILD_HOURS = 2.0
-"""What Image Builder's instance is priced for: a build takes about one hour."""
+"""Hours for which Image Builder's instance is priced. A build takes about one hour."""
 
 _STAYS = {
     ":s3:::": "bucket",
@@ -28,11 +27,12 @@ _STAYS = {
     ":snapshot/": "snapshot of a machine image",
     ":imagebuilder:": "record of a machine image's build",
 }
-"""What outlives a stage on purpose (infra/README.md, "Delete a stage without losing data"), by a part of its ARN."""
+"""Resources that stay after a stage is destroyed (infra/README.md, "Delete a stage without losing data"), by a part of
+their ARN."""
 
 _DESTROY_TRIES = 3
 _GONE_SECONDS = 600.0
-"""The tagging service may list what has gone for this long."""
+"""The tagging service may list deleted resources for this long."""
 
 
 def steps(context: Context) -> tuple[Step, Step, Step]:
@@ -49,12 +49,12 @@ def steps(context: Context) -> tuple[Step, Step, Step]:
 
 
 def _preflight(context: Context) -> Evidence:
-    """Ask the account. Raises ConfigurationError for a problem that the deployment doesn't solve by itself."""
+    """Check the account. Raises ConfigurationError for a problem that the deployment does not solve by itself."""
     found = _findings(context)
     verdicts = [each["verdict"] for each in found]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("ok", "unknown", "problem"))
     if context.aws.emulated:
-        text = f"the emulator has no offers and no quotas of its own: its answers ({counts}) say nothing of AWS"
+        text = f"the emulator has no offers and quotas: its answers ({counts}) say nothing about AWS"
         return Evidence(claim="account", outcome=NOT_PROVEN, text=text)
     problems = [each for each in found if each["verdict"] == "problem" and not _is_bootstrap(each)]
     if problems:
@@ -67,7 +67,7 @@ def _preflight(context: Context) -> Evidence:
 
 
 def _findings(context: Context) -> list[Any]:
-    """Return what the preflight found: it is asked once in a run of this command."""
+    """Return the findings of the preflight, which runs once per command."""
     arguments, with_problems = ("preflight", "--stage", context.stage), (0, ConfigurationError.exit_code)
     context.findings = context.findings or infra(
         *arguments, folder=context.folder, aws=context.aws, codes=with_problems
@@ -80,26 +80,26 @@ def _is_bootstrap(finding: dict[str, str]) -> bool:
 
 
 def stacks(context: Context, *, or_begun: bool = False) -> dict[str, str]:
-    """Return the ARNs of the stage's stacks by their names, of those that could not be deleted too.
+    """Return the ARNs of the stage's stacks by name, including stacks whose deletion failed.
 
-    `or_begun`: and of those that a deployment left which ended before it made anything. They have no description.
+    `or_begun` includes stacks of a deployment that ended before it created anything. They have no description.
     """
     pages = context.aws.client("cloudformation").get_paginator("describe_stacks").paginate()
-    there = [each for page in pages for each in page["Stacks"] if each["StackStatus"] != "DELETE_COMPLETE"]
-    # Names of stage `dev` begin those of a stage `dev-2`; descriptions don't (infra/constructs/stage_stack.py).
-    found = [each for each in there if each.get("Description", "").startswith(f"trainyard {context.stage}: ")]
+    existing = [each for page in pages for each in page["Stacks"] if each["StackStatus"] != "DELETE_COMPLETE"]
+    # The names of stage `dev-2` begin with those of `dev`; its descriptions do not (infra/constructs/stage_stack.py).
+    found = [each for each in existing if each.get("Description", "").startswith(f"trainyard {context.stage}: ")]
     begun = [
         each
-        for each in there
+        for each in existing
         if each["StackStatus"] == "REVIEW_IN_PROGRESS" and each["StackName"].startswith(f"trainyard-{context.stage}-")
     ]
     return {each["StackName"]: each["StackId"] for each in [*found, *begun * or_begun]}
 
 
 def _deploy(context: Context, ids: Ids) -> list[Evidence]:
-    """Deploy the stage and its images, unless it was there before and stays."""
+    """Deploy the stage and its images, unless --keep was given for an existing stage."""
     if context.keep and "ours" not in ids and stacks(context):
-        text = "the stage was there before, and --keep leaves it as it is"
+        text = "the stage existed before, and --keep leaves it unchanged"
         return [Evidence(claim=name, outcome=NOT_PROVEN, text=text) for name in ("templates", "images")]
     ids["ours"] = "yes"
     for finding in _findings(context):
@@ -119,35 +119,35 @@ def _deploy(context: Context, ids: Ids) -> list[Evidence]:
 
 def _images(context: Context, job_images: Mapping[str, str]) -> Evidence:
     if context.aws.emulated:
-        text = "nothing is built: jobs are processes of this machine, and Image Builder is on record only"
+        text = "nothing is built: jobs are processes of this machine, and the emulator only records Image Builder"
         return Evidence(claim="images", outcome=NOT_PROVEN, text=text)
     of_stage: list[Any] = [{"Name": "tag:trainyard:stage", "Values": [context.stage]}]
     amis = context.aws.ec2.describe_images(Owners=["self"], Filters=of_stage)["Images"]
     ids = {f"image of {kind}": uri for kind, uri in job_images.items()}
     ids |= {f"AMI {number}": ami["ImageId"] for number, ami in enumerate(amis, start=1)}
     built = bool(amis) or not context.facts.builds_machine_image
-    text = f"{len(set(job_images.values()))} job images by their digests; {len(amis)} AMIs of the stage's own"
+    text = f"{len(set(job_images.values()))} job images by digest; {len(amis)} AMIs built for the stage"
     return Evidence(claim="images", outcome=PROVEN if built else NOT_PROVEN, text=text, ids=ids)
 
 
 def _undo_deploy(context: Context, ids: Ids) -> None:
-    """Take down what the step deployed, unless it stays."""
+    """Destroy what the step deployed, unless --keep was given."""
     if "ours" in ids and not context.keep:
         _take_down(context)
         del ids["ours"]
 
 
 def _destroy(context: Context) -> Evidence:
-    """Take the stage down and list what its tag still finds. Raises TrainyardError for what should be gone."""
+    """Destroy the stage and list the resources that remain. Raises TrainyardError if any of them should be gone."""
     if context.keep:
-        return Evidence(claim="gone", outcome=NOT_PROVEN, text="--keep leaves the stage as it is")
+        return Evidence(claim="gone", outcome=NOT_PROVEN, text="--keep leaves the stage unchanged")
     before = stacks(context)
     _take_down(context)
     waited, patience = 0.0, 1.0 if context.aws.emulated else _GONE_SECONDS
     while unwanted := [arn for arn in _tagged(context) if not any(part in arn for part in _STAYS)]:
         if waited >= patience:
             raise TrainyardError(
-                f"{len(unwanted)} things of the stage are left that should be gone: {', '.join(unwanted)}",
+                f"{len(unwanted)} resources of the stage should be gone: {', '.join(unwanted)}",
                 next_step="delete them by hand: they may cost money",
             )
         context.wait()
@@ -156,21 +156,21 @@ def _destroy(context: Context) -> Evidence:
     kinds = [next(kind for part, kind in _STAYS.items() if part in arn) for arn in left]
     stays = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "nothing"
     ids = {f"left {number}": arn for number, arn in enumerate(left, start=1)}
-    text = f"{len(before)} stacks are gone; what is meant to stay: {stays}"
+    text = f"{len(before)} stacks are gone; kept on purpose: {stays}"
     return Evidence(claim="gone", outcome=PROVEN, text=text, ids=ids)
 
 
 def _take_down(context: Context) -> None:
-    """End the stage's jobs and destroy its stacks, if there are any."""
+    """Stop the stage's jobs and destroy its stacks, if there are any."""
     if not stacks(context, or_begun=True):
         return
     try:
         stage = batch.read_stage(context.aws, context.stage)
         for job in batch.list_jobs(context.aws, stage, since=datetime.fromtimestamp(0, timezone.utc)):
             if not job.ended:
-                batch.terminate(context.aws, job, reason="the acceptance takes its stage down")
+                batch.terminate(context.aws, job, reason="the acceptance destroys its stage")
     except ConfigurationError:
-        pass  # it was never whole
+        pass  # it was never completely deployed
     error: TrainyardError | None = None
     for _ in range(_DESTROY_TRIES):
         try:
@@ -183,9 +183,9 @@ def _take_down(context: Context) -> None:
 
 
 def _tagged(context: Context) -> list[str]:
-    """Return the ARNs that the stage's tag finds.
+    """Return the ARNs of the resources with the stage's tag.
 
-    Instances that have ended and gateways that are deleted stay listed for about an hour, and are left out.
+    Terminated instances and deleted gateways, which stay listed for about an hour, are left out.
     """
     of_stage: list[Any] = [{"Key": "trainyard:stage", "Values": [context.stage]}]
     tagging = context.aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
@@ -200,7 +200,7 @@ def _tagged(context: Context) -> list[str]:
 
 
 def running(context: Context) -> list[Running]:
-    """Return the stage's instances that are paid for, at what they cost an hour."""
+    """Return the stage's instances with their cost per hour."""
     rows = {row.name: row for row in (context.row, context.cpu_row)}
 
     def usd_per_hour(name: str, *, spot: bool) -> float:
@@ -217,5 +217,5 @@ def running(context: Context) -> list[Running]:
 
 
 def _build_usd_per_hour(context: Context) -> float:
-    """Return what Image Builder's instance costs: about a quarter more than the CPU instances, for its disks."""
+    """Return the cost of Image Builder's instance: about a quarter more than a CPU instance, for its disks."""
     return context.usd_per_hour(context.cpu_row, spot=False) * 1.25

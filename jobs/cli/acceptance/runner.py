@@ -1,14 +1,15 @@
-"""Run steps one after the other, and undo what they have made, last first, however they ended.
+"""Runs the steps of the acceptance in order and always undoes them afterwards, last first.
 
-The record is on disk before and after every step, so that the same command continues after any end.
+The record is saved before and after every step, so that the same command can continue after any interruption. A meter
+counts the cost while the steps run, and stops them at the limit.
 """
 
 import signal
 from collections import UserDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Literal
 
@@ -27,16 +28,17 @@ from jobs.core.acceptance import (
     outcome_of,
 )
 from jobs.core.errors import ConfigurationError, TrainyardError
+from jobs.core.words import usd
 
 Ending = Literal["done", "failed", "stopped", "interrupted"]
 
 
 class LimitReachedError(TrainyardError):
-    """The money is used up, or nobody knows how much is: what is there has to go."""
+    """The limit is reached, or the cost is unknown: everything must be removed."""
 
 
 class State:
-    """The record and its file."""
+    """The record of an acceptance run, and its file."""
 
     def __init__(self, path: Path, record: AcceptanceRecord) -> None:
         self.path = path
@@ -44,9 +46,9 @@ class State:
 
     @classmethod
     def open(cls, path: Path, new: AcceptanceRecord) -> "State":
-        """Return the run in the file, with the new one's limit, or the new one.
+        """Return the run in the file, with the limit and `keep` of the new one, or the new one if there is no file.
 
-        Raises ConfigurationError if the file is not of this release.
+        Raises ConfigurationError if this release cannot read the file.
         """
         try:
             record: AcceptanceRecord | None = AcceptanceRecord.model_validate_json(path.read_bytes())
@@ -57,13 +59,13 @@ class State:
         if record is None or [step.name for step in record.steps] != list(STEPS):
             raise ConfigurationError(
                 f"{path} is not the state of an acceptance run of this release",
-                next_step=f"see what it left: aws resourcegroupstaggingapi get-resources --tag-filters "
-                f"Key=trainyard:stage,Values={new.stage}; then remove the file",
+                next_step="list what it left with: aws resourcegroupstaggingapi get-resources --tag-filters "
+                f"Key=trainyard:stage,Values={new.stage}; then delete the file",
             )
         return cls(path, record.model_copy(update={"max_usd": new.max_usd, "keep": new.keep}))
 
     def save(self) -> None:
-        """Write the record: whole, or not at all."""
+        """Write the record atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
         part.write_text(self.record.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -71,7 +73,7 @@ class State:
 
 
 class Ids(UserDict[str, str]):
-    """The ids of what a step has made. Each is on disk before the step continues."""
+    """Ids of what a step has created. Each is saved before the step continues."""
 
     def __init__(self, state: State, step: StepRecord) -> None:
         super().__init__()
@@ -89,17 +91,17 @@ class Ids(UserDict[str, str]):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Something to do, what it may cost, and how what it made goes away again."""
+    """A step with its cost, how to run it, and how to undo it."""
 
     name: str
     usd: float = 0.0
-    """The most that it may cost."""
+    """Maximum cost."""
     run: Callable[[Ids], Sequence[Evidence]]
-    """It gets the ids that it has recorded, by which it finds what an earlier start of it made."""
+    """Gets the recorded ids, with which it finds what an earlier start created."""
     undo: Callable[[Ids], None] = lambda _ids: None
-    """It may run after any part of `run`, and again after itself."""
+    """May run after any part of `run`, and more than once."""
     sets_up: bool = False
-    """Whether later steps need what it made: once that is undone, the step repeats for those still to come."""
+    """Whether later steps need what this step creates. After an undo, the step is repeated for the remaining ones."""
 
 
 def run_steps(
@@ -109,13 +111,13 @@ def run_steps(
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> Ending:
-    """Run what is not done yet, undo all of it, and return how that ended. The record has the rest.
+    """Run the steps that are not done, undo them, and return how that ended. The record has the details.
 
-    `check`: called between steps; it raises LimitReachedError to stop.
+    `check` is called between steps, and stops the run by raising LimitReachedError.
     """
     ending: Ending = "done"
     try:
-        for step in _still_to_do(steps, state):
+        for step in _remaining(steps, state):
             check()
             if not _run(step, state, say=say):
                 ending = "failed"
@@ -125,14 +127,14 @@ def run_steps(
         say(str(error))
     except KeyboardInterrupt:
         ending = "interrupted"
-        say("interrupted: what was made is taken away; a second Ctrl-C is ignored")
+        say("interrupted: removing everything that was created; a second Ctrl-C is ignored")
     with _ignored_interrupts():
         undone = [_undo(step, state, say=say) for step in reversed(steps)]
     return ending if ending != "done" or all(undone) else "failed"
 
 
-def _still_to_do(steps: Sequence[Step], state: State) -> Iterator[Step]:
-    """Yield the steps that are not done, and before them those that they need and that were undone."""
+def _remaining(steps: Sequence[Step], state: State) -> Iterator[Step]:
+    """Yield the steps that are not done, preceded by steps that they need and that were undone."""
     missing = [step for step in steps if not state.record.step(step.name).done]
     for step in steps:
         if step in missing or (step.sets_up and missing and not state.record.step(step.name).needs_undo):
@@ -140,9 +142,9 @@ def _still_to_do(steps: Sequence[Step], state: State) -> Iterator[Step]:
 
 
 def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
-    """Run a step and record it; return whether it reached its end."""
+    """Run and record a step. Returns whether it finished."""
     record = state.record.step(step.name)
-    say(f"{step.name}{' again, for the steps that follow' if record.done else ''}")
+    say(f"{step.name}{' again, because the next steps need it' if record.done else ''}")
     record.started_at, record.ended_at, record.error = _now(), None, ""
     record.needs_undo, record.undo_error = True, ""
     record.outcome = record.outcome if record.done else NOT_REACHED
@@ -160,7 +162,7 @@ def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
     except KeyboardInterrupt:
         end(NOT_REACHED, "interrupted")
         raise
-    except Exception as error:  # noqa: BLE001 - what was made has to be undone, whatever went wrong
+    except Exception as error:  # noqa: BLE001 - what was created must be undone after any error
         end(FAILED, _text(error))
         say(f"{step.name} failed: {record.error}")
         return False
@@ -174,14 +176,14 @@ def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
 
 
 def _undo(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
-    """Undo a step that has begun, once; return whether nothing of it is left."""
+    """Undo a step that has started. Returns whether nothing of it is left."""
     record = state.record.step(step.name)
     if not record.needs_undo:
         return True
     record.undo_error = ""
     try:
         step.undo(Ids(state, record))
-    except Exception as error:  # noqa: BLE001 - the others have to be undone too
+    except Exception as error:  # noqa: BLE001 - the other steps must be undone too
         record.undo_error = _text(error)
         say(f"{step.name} could not be undone: {record.undo_error}")
     record.needs_undo = bool(record.undo_error)
@@ -199,10 +201,99 @@ def _now() -> datetime:
 
 @contextmanager
 def _ignored_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C for the block: it would only leave behind what the block takes away."""
+    """Ignore Ctrl-C during the block, which would leave resources behind."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+LOOK = timedelta(seconds=30)
+
+SILENCE = timedelta(minutes=5)
+"""If EC2 has not answered for this long, the cost is unknown, which counts as the limit."""
+
+UNDO = timedelta(minutes=15)
+"""Time that removing everything takes. The cost of the running instances for this time is reserved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """An instance that costs money."""
+
+    id: str
+    launched_at: datetime
+    usd_per_hour: float
+
+
+@dataclass(kw_only=True)
+class Meter:
+    """Counts the cost of the run when asked, at most every half minute.
+
+    Counts the instances with the stage's tag at today's prices, including Image Builder's, and the stage's idle costs.
+    Storage, requests and transfer, some cents here, are left out. It is an estimate: AWS's bill comes a day late.
+    """
+
+    limit_usd: float
+    spent_usd: float
+    """Cost up to `until`, from earlier starts of the run."""
+    until: datetime
+    instances: Callable[[], list[Running]]
+    idle_usd_per_hour: Callable[[], float]
+    keep: Callable[[datetime, float], None]
+    """Records the cost up to a time."""
+    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+    _alive: Mapping[str, Running] = field(default_factory=dict)
+    _answered_at: datetime | None = None
+    _looked_at: datetime | None = None
+
+    def look(self) -> None:
+        """Add the cost since the last look. If EC2 does not answer, the next look adds it."""
+        now = self._looked_at = self.now()
+        self._answered_at = self._answered_at or now
+        try:
+            found = {instance.id: instance for instance in self.instances()}
+        except Exception:  # noqa: BLE001 - denied, throttled or unreachable: `check` ends the run if that lasts
+            return
+        self._answered_at = now
+        spent = self.idle_usd_per_hour() * _hours(now - self.until)
+        # An instance that has gone since the last look may have gone just now.
+        for instance in {**self._alive, **found}.values():
+            since = self.until if instance.id in self._alive else max(self.until, instance.launched_at)
+            spent += instance.usd_per_hour * _hours(now - since)
+        self.spent_usd += spent
+        self._alive, self.until = found, now
+        self.keep(now, self.spent_usd)
+
+    def look_if_due(self) -> None:
+        """Look again if the last look was at least half a minute ago."""
+        if self._looked_at is None or self.now() - self._looked_at >= LOOK:
+            self.look()
+
+    @property
+    def reserve_usd(self) -> float:
+        """Return the cost of removing everything."""
+        an_hour = sum(instance.usd_per_hour for instance in self._alive.values()) + self.idle_usd_per_hour()
+        return an_hour * _hours(UNDO)
+
+    def check(self) -> None:
+        """Raise LimitReachedError if the limit is reached or the cost is unknown."""
+        self.look_if_due()
+        silent = self.now() - (self._answered_at or self.now())
+        if silent >= SILENCE:
+            raise LimitReachedError(
+                f"EC2 has not answered for {silent.total_seconds() / 60:.0f} minutes, so the cost is unknown",
+                next_step="run the same command again once AWS answers",
+            )
+        if self.spent_usd + self.reserve_usd >= self.limit_usd:
+            raise LimitReachedError(
+                f"the limit of {usd(self.limit_usd)} is reached: {usd(self.spent_usd)} spent, {usd(self.reserve_usd)} "
+                "reserved for removing everything",
+                next_step="continue with a higher --max-usd",
+            )
+
+
+def _hours(time: timedelta) -> float:
+    return time / timedelta(hours=1)

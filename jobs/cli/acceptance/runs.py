@@ -1,4 +1,4 @@
-"""The steps that submit jobs, through a spec, the plan and the Batch API as any user does, and what they share."""
+"""The steps that submit jobs, with a spec, a plan and the Batch API like any user, and what these steps share."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ from jobs.aws.errors import is_transient
 from jobs.cli import demo_data
 from jobs.cli.acceptance.context import Context
 from jobs.cli.acceptance.runner import Ids, Step
-from jobs.cli.demo import SPEC, STATE_FOLDER
+from jobs.cli.demo import STATE_FOLDER
 from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.cli.submit import plan_run, raise_failure, send
+from jobs.cli.submission import plan_run, raise_failure, send
 from jobs.core.acceptance import (
     ACCELERATOR_JOB,
     CPU_JOB,
@@ -40,21 +40,21 @@ from jobs.spec.plan import Plan
 from jobs.spec.spec import JobSpec, parse_spec
 
 START_HOURS = 0.25
-"""Each instance is priced for this long beside its job: it boots, pulls, and idles until it goes."""
+"""Hours added to the price of each job for booting, pulling the image, and idling until the instance ends."""
 
 CORPUS = "acceptance/corpus.txt"
-"""Key, below a team's prefix of the data bucket, of the text that the CPU job reads: the pages of jobs/docs."""
+"""Key below a team's prefix in the data bucket of the text that the CPU job reads: the pages of jobs/docs."""
 
 _SENTENCES = 128
 """Training examples on the emulator: enough for an end-to-end run in seconds, with short texts on one rank."""
 _SMALL = ("resources.nproc_per_node=1", "arguments.max_length=24")
 
 _JOINED_TAGS = ("trainyard:joined", "trainyard:run")
-"""Tags of an instance that has joined its cluster: infra/observability/functions/watch_instances.py."""
+"""Tags of an instance that joined its cluster, set by infra/observability/functions/watch_instances.py."""
 
-_ON_THIS_MACHINE = "jobs are processes of this machine: there is no instance"
+_ON_THIS_MACHINE = "jobs are processes of this machine, without instances"
 _DENIED = ("denied", "forbidden", "not authorized")
-"""One of these words is in the log line of an S3 refusal."""
+"""The log line of a request that S3 denies contains one of these words."""
 
 _CPU_HOURS, _ACCELERATOR_HOURS, _FABRIC_HOURS = 0.5, 0.75, 0.5
 
@@ -77,18 +77,18 @@ def steps(context: Context) -> tuple[Step, Step, Step, Step]:
 
 
 def usd(context: Context, row: InstanceType, hours: float, *, nodes: int = 1, spot: bool = True) -> float:
-    """Return the most that a job may cost."""
+    """Return the maximum cost of a job."""
     return context.usd_per_hour(row, spot=spot) * nodes * (hours + START_HOURS)
 
 
 def limits(context: Context, row: InstanceType, hours: float, *, nodes: int = 1, spot: bool = True) -> list[str]:
-    """Return the overrides with which a job ends by itself, whatever happens to the laptop."""
+    """Return the overrides that make a job end by itself, even if this machine is gone."""
     max_usd = context.usd_per_hour(row, spot=spot) * nodes * hours
     return [f"timeout_hours={hours}", f"max_usd={max_usd:.4f}"]
 
 
 def _cpu_job(context: Context, ids: Ids) -> list[Evidence]:
-    """Gather the pages of jobs/docs, which are put into the team's data, into a corpus."""
+    """Upload the pages of jobs/docs to the team's data, and prepare a corpus from them."""
     stage = batch.read_stage(context.aws, context.stage)
     _put_corpus(context, stage, stage.default_team)
     start(context, stage, _corpus_spec(context, stage, name="acceptance-corpus"), ids)
@@ -106,7 +106,7 @@ def _put_corpus(context: Context, stage: DeployedStage, team: str) -> S3Location
 
 
 def _corpus_spec(context: Context, stage: DeployedStage, *, name: str) -> JobSpec:
-    """Return a job of the default team that reads that team's text."""
+    """Return the spec of a job of the default team that reads its own text."""
     return parse_spec(
         {
             "name": name,
@@ -121,7 +121,7 @@ def _corpus_spec(context: Context, stage: DeployedStage, *, name: str) -> JobSpe
 
 
 def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
-    """Fine-tune BERT-large on MRPC, on the emulator a small model on a few film reviews."""
+    """Fine-tune BERT-large on MRPC, or on the emulator a small model on a few film reviews."""
     stage = batch.read_stage(context.aws, context.stage)
     start(context, stage, training(context, stage, limits(context, stage.instance_type, _ACCELERATOR_HOURS)), ids)
     joined: list[Any] = []
@@ -143,24 +143,24 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
         text = f"{seen['instance']}, a {joined[0]['InstanceType']}, joined its cluster from {seen['AMI']}"
         joins = Evidence(claim="joins", outcome=PROVEN, text=f"{text}, and ran {job.run_id}", ids=seen)
     else:
-        raise TrainyardError(f"{job.run_id} ended, and no {stage.instance_type.name} has the tag of one that joined")
+        raise TrainyardError(f"{job.run_id} ended, but no {stage.instance_type.name} is tagged as joined")
     trained = _proven("training", f"{job.run_id}: {brought}; {_took(receipt)}", job)
     return [joins, trained, _on_instance(context, "accelerator", receipt, job)]
 
 
 def training(context: Context, stage: DeployedStage, overrides: Sequence[str]) -> JobSpec:
-    """Return the spec of a fine-tuning, all of whose inputs are there."""
+    """Return the spec of a fine-tuning. On the emulator, uploads its inputs."""
     own = [f"team={stage.default_team}", *overrides]
     if not context.aws.emulated:
         return read_spec(READY_SPECS / "finetune-mrpc.yaml", own)
-    spec = read_spec(SPEC, [*own, *_SMALL])
+    spec = read_spec(demo_data.SPEC, [*own, *_SMALL])
     for _ in demo_data.put(context.aws, spec, stage, STATE_FOLDER / "cache", at_most=_SENTENCES):
         pass
     return spec
 
 
 def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
-    """Check what connects two nodes: of the queue for several nodes, or of Spot if the stage has no such queue."""
+    """Check the network between two nodes, in the queue for several nodes or on Spot if there is no such queue."""
     stage = batch.read_stage(context.aws, context.stage)
     spot = not context.facts.several_nodes_on_demand
     overrides = [f"team={stage.default_team}", *(["resources.capacity=spot"] if spot else [])]
@@ -177,7 +177,7 @@ def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
     providers = sorted(set(report["providers"]))
     how = f"{report['backend']}, {'provider ' + ', '.join(providers) if providers else 'no provider of libfabric'}"
     if context.aws.emulated:
-        how += f"; {_ON_THIS_MACHINE}, and both nodes are it"
+        how += f"; {_ON_THIS_MACHINE}, and both nodes run on it"
     has_efa = stage.instance_type.network_cards > 0
     fast = not context.aws.emulated and report["backend"] != "gloo" and (providers == ["efa"] or not has_efa)
     speed = f"{how}; {receipt.result.get('across_nodes_bus_gigabytes_per_second')} GB/s across nodes"
@@ -186,38 +186,40 @@ def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
 
 
 def _isolation(context: Context, ids: Ids) -> list[Evidence]:
-    """Have a job of the default team read another team's data. The CPU job has shown that it reads its own.
+    """Have a job of the default team read another team's data. The CPU job proves that it can read its own.
 
-    Raises JobFailedError if AWS let it.
+    Raises JobFailedError if AWS allows it.
     """
     stage = batch.read_stage(context.aws, context.stage)
     others = [team for team in stage.teams if team != stage.default_team]
     if not others:
-        text = "the stage has one team: there is nobody to be kept out"
+        text = "the stage has only one team, so there is no other data to protect"
         return [Evidence(claim="iam", outcome=NOT_PROVEN, text=text)]
     own, place = (_put_corpus(context, stage, team) for team in (stage.default_team, others[0]))
     ids["bucket"], ids["key"] = place.bucket, place.key
 
-    def trespass(planned: Plan) -> Plan:
-        """Change the request: a spec that names the other team's data is refused before there is a job."""
+    def read_other_team(planned: Plan) -> Plan:
+        """Change the request, because a spec that names another team's data is refused before it becomes a job."""
         return replace(planned, request=json.loads(json.dumps(planned.request).replace(str(own), str(place))))
 
-    start(context, stage, _corpus_spec(context, stage, name="acceptance-trespass"), ids, change=trespass)
+    start(context, stage, _corpus_spec(context, stage, name="acceptance-trespass"), ids, change=read_other_team)
     job = wait(context, stage, ids)
     tried = f"{job.run_id}, of team {stage.default_team}, tried to read {place}"
     if job.state == "SUCCEEDED" and context.aws.emulated:
-        text = f"{tried}, and could: the emulator enforces no IAM"
+        text = f"{tried}, and succeeded: the emulator does not enforce IAM"
         return [Evidence(claim="iam", outcome=NOT_PROVEN, text=text, ids=ids_of(job))]
     if job.state == "SUCCEEDED":
-        raise JobFailedError(f"{tried}, and could", next_step=f"trainyard logs {job.run_id}: teams are not kept apart")
+        raise JobFailedError(
+            f"{tried}, and succeeded: teams are not isolated", next_step=f"trainyard logs {job.run_id}"
+        )
     lines = [line.text for line in LogReader(context.aws, stage.log_group).read(job.log_streams)]
     refused = next((line for line in reversed(lines) if any(word in line.lower() for word in _DENIED)), None)
     if refused is None:
         raise JobFailedError(
-            f"{tried}, and failed for another reason than a refusal: {job.reason}",
+            f"{tried}, and failed, but S3 did not deny it: {job.reason}",
             next_step=f"trainyard logs {job.run_id}",
         )
-    return [_proven("iam", f"{tried}, and was refused: {refused.strip()}", job)]
+    return [_proven("iam", f"{tried}, and was denied: {refused.strip()}", job)]
 
 
 def start(
@@ -228,26 +230,26 @@ def start(
     *,
     change: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> None:
-    """Submit a job, unless an earlier start of the step has, and it has not failed since. `change` edits the plan."""
+    """Submit a job, unless the job of an earlier start runs or has succeeded. `change` edits the plan."""
     job = find(context, stage, ids)
     if job is not None and (not job.ended or job.state == "SUCCEEDED"):
-        context.say(f"  {job.run_id} was submitted before: {job.state}")
+        context.say(f"  {job.run_id} was submitted earlier: {job.state}")
         return
     planned = change(plan_run(context.aws, stage, spec))
-    ids["run"] = planned.run_id  # before it exists: a run without a record could not be stopped
+    ids["run"] = planned.run_id  # before submitting: without a record the run could not be stopped
     send(context.aws, planned)
     context.say(f"  {planned.run_id} is submitted to queue {planned.queue}")
 
 
 def find(context: Context, stage: DeployedStage, ids: Ids) -> Job | None:
-    """Return the job that the step's run is now, None if there is none."""
+    """Return the current job of the step's run; None if there is none."""
     return batch.find_job(context.aws, stage, ids["run"]) if "run" in ids else None
 
 
 def end(
     context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[Job], bool] = lambda _job: False
 ) -> tuple[Job, Receipt]:
-    """Wait for the run's end. Raises JobFailedError if it failed."""
+    """Wait until the run ends, and return its job and receipt. Raises JobFailedError if it failed."""
     job = wait(context, stage, ids, until=until)
     raise_failure(job)
     receipt = read_receipt(context.aws, place_of(stage, job))
@@ -257,7 +259,7 @@ def end(
 
 
 def wait(context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[Job], bool] = lambda _job: False) -> Job:
-    """Return the run's last job once it has ended or is as wanted. The limit ends the wait."""
+    """Wait until the run ends or `until` is true, and return its last job. The limit ends the wait."""
     while True:
         context.wait()
         try:
@@ -268,14 +270,14 @@ def wait(context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[J
                 raise
             continue
         if job is None:
-            raise JobFailedError(f"AWS Batch does not know {ids.get('run')}", next_step="the same command, again")
+            raise JobFailedError(f"AWS Batch does not know {ids.get('run')}", next_step="run the same command again")
         if is_wanted or (job.ended and not may_go_on(stage, job)):
             return job
 
 
 def cancel(context: Context, ids: Ids) -> None:
-    """Stop the step's run, and delete what was put into another team's data. Without its stage all of it is gone."""
-    with suppress(TrainyardError):  # the stage is not there
+    """Stop the step's run, and delete what was uploaded to another team's data."""
+    with suppress(TrainyardError):  # without the stage, there is nothing to stop
         stage = batch.read_stage(context.aws, context.stage)
         job = find(context, stage, ids)
         if job is not None and not job.ended:
@@ -303,7 +305,7 @@ def _took(receipt: Receipt) -> str:
 
 
 def _on_instance(context: Context, claim: str, receipt: Receipt, job: Job) -> Evidence:
-    """Return what the run's last attempt reports of the machine that it ran on."""
+    """Return the instance and accelerators of the run's last attempt as evidence."""
     last = receipt.attempts[-1]
     if context.aws.emulated:
         return Evidence(claim=claim, outcome=NOT_PROVEN, text=f"{_ON_THIS_MACHINE}; it ran on {last.accelerator}")

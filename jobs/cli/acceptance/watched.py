@@ -1,4 +1,4 @@
-"""The step that looks at what watches the stage: alarms, dashboard, metrics, budgets and the bill."""
+"""The step that checks what watches the stage: alarms, dashboard, metrics, budgets and the bill."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
@@ -7,7 +7,7 @@ from typing import Any
 from jobs.aws.errors import error_code
 from jobs.cli.acceptance.context import Context
 from jobs.cli.acceptance.runner import Step
-from jobs.cli.costs import receipts_of
+from jobs.cli.costs import read_receipts
 from jobs.core.acceptance import NOT_PROVEN, PROVEN, WATCHED, Evidence
 from jobs.core.errors import TrainyardError
 from jobs.core.records import Receipt
@@ -16,19 +16,19 @@ from jobs.money.costs import Month, costs
 from jobs.runs import batch, storage
 
 BILL_DAYS = 14
-"""Receipts this old are compared: what a stage cost before was another release's receipts."""
+"""Receipts of this many days are compared; older ones may be of another release."""
 
 BILL_LATE_DAYS = 1
 """Cost Explorer refreshes its data at least once every 24 hours (its user guide): the newest day may be incomplete."""
 
 BILL_TOLERANCE = 0.25
-"""The share of the bill that receipts may differ by: they leave out how an instance boots and idles until it goes."""
+"""Fraction of the bill by which the receipts may differ: they leave out the boot and the idle time of instances."""
 
-_ON_RECORD = "the emulator keeps these on record: nothing is measured, and nobody is told"
-_UNTAGGED = "the bill has no run with its tag yet: tags have to be activated, and the bill is a day late"
+_ON_RECORD = "the emulator only records these: nothing is measured, and nobody is notified"
+_UNTAGGED = "the bill has no tagged run yet: tags have to be activated, and the bill is a day late"
 
 Bill = Mapping[str, float] | str
-"""USD of EC2's instances by run, those without a run under an empty name; or why it is not known."""
+"""EC2 costs in USD by run, with an empty name for instances without a run; or why the bill is unknown."""
 
 
 def watched_step(context: Context) -> Step:
@@ -36,29 +36,29 @@ def watched_step(context: Context) -> Step:
 
 
 def _watched(context: Context) -> list[Evidence]:
-    """Look at each. Raises TrainyardError if the stage lacks what its templates have."""
+    """Check them all. Raises TrainyardError if the stage lacks something that its templates have."""
     stack = f"trainyard-{context.stage}-observability"
     pages = context.aws.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
-    made: dict[str, list[str]] = {}
+    created: dict[str, list[str]] = {}
     for resource in (each for page in pages for each in page["StackResourceSummaries"]):
-        made.setdefault(resource["ResourceType"], []).append(resource.get("PhysicalResourceId", ""))
+        created.setdefault(resource["ResourceType"], []).append(resource.get("PhysicalResourceId", ""))
     now = datetime.now(timezone.utc)
     days = bill_days(now)
     bill = "there is no bill" if context.aws.emulated else billed_by_run(context, days)
     receipts: list[Receipt] = []
     if not context.aws.emulated:
         stage = batch.read_stage(context.aws, context.stage)
-        receipts, _ = receipts_of(context.aws, storage.stored_runs(context.aws, stage))
-    return [_alerts(context, made), _budgets(context, made, bill), compared(receipts, bill, days)]
+        receipts, _ = read_receipts(context.aws, storage.stored_runs(context.aws, stage))
+    return [_alerts(context, created), _budgets(context, created, bill), compared(receipts, bill, days)]
 
 
-def _alerts(context: Context, made: Mapping[str, list[str]]) -> Evidence:
+def _alerts(context: Context, created: Mapping[str, list[str]]) -> Evidence:
     cloudwatch = context.aws.client("cloudwatch")
-    names, dashboards = made.get("AWS::CloudWatch::Alarm", []), made.get("AWS::CloudWatch::Dashboard", [])
+    names, dashboards = created.get("AWS::CloudWatch::Alarm", []), created.get("AWS::CloudWatch::Dashboard", [])
     alarms: list[Any] = cloudwatch.describe_alarms(AlarmNames=names)["MetricAlarms"] if names else []
     mute = [alarm["AlarmName"] for alarm in alarms if not alarm["AlarmActions"]]
     if len(alarms) < len(names) or mute or not names:
-        raise TrainyardError(f"of {len(names)} alarms {len(alarms)} are there, and {len(mute)} notify nobody")
+        raise TrainyardError(f"{len(alarms)} of {len(names)} alarms exist, and {len(mute)} of them notify nobody")
     for name in dashboards:
         cloudwatch.get_dashboard(DashboardName=name)
     pages = cloudwatch.get_paginator("list_metrics").paginate(Namespace=f"trainyard/{context.stage}")
@@ -66,20 +66,20 @@ def _alerts(context: Context, made: Mapping[str, list[str]]) -> Evidence:
     listeners = _listeners(context, {action for alarm in alarms for action in alarm["AlarmActions"]})
     text = (
         f"{counted(len(alarms), 'alarm')}, {counted(len(dashboards), 'dashboard')}, metrics: "
-        f"{', '.join(metrics) or 'none'}; addresses that have confirmed: {listeners}"
+        f"{', '.join(metrics) or 'none'}; confirmed addresses: {listeners}"
     )
     ids = {f"alarm {number}": alarm["AlarmName"] for number, alarm in enumerate(alarms, start=1)}
     ids |= {f"dashboard {number}": name for number, name in enumerate(dashboards, start=1)}
     if context.aws.emulated:
         text += f"; {_ON_RECORD}"
     elif not listeners:
-        text += ": name some in `alerts` of infra/settings.py"
+        text += "; add some to `alerts` in infra/settings.py"
     proven = not context.aws.emulated and metrics and dashboards and listeners
     return Evidence(claim="alerts", outcome=PROVEN if proven else NOT_PROVEN, text=text, ids=ids)
 
 
 def _listeners(context: Context, topics: set[str]) -> int:
-    """Return how many subscribers of the topics have confirmed."""
+    """Return the number of confirmed subscribers of the topics."""
     pages = context.aws.client("sns").get_paginator("list_subscriptions_by_topic")
     found = [
         each["SubscriptionArn"]
@@ -91,13 +91,13 @@ def _listeners(context: Context, topics: set[str]) -> int:
     return sum(arn.startswith("arn:") for arn in found)
 
 
-def _budgets(context: Context, made: Mapping[str, list[str]], bill: Bill) -> Evidence:
-    names, budgets = set(made.get("AWS::Budgets::Budget", [])), list[Any]()
+def _budgets(context: Context, created: Mapping[str, list[str]], bill: Bill) -> Evidence:
+    names, budgets = set(created.get("AWS::Budgets::Budget", [])), list[Any]()
     if names:
         pages = context.aws.client("budgets").get_paginator("describe_budgets").paginate(AccountId=context.aws.account)
         budgets = [each for page in pages for each in page.get("Budgets", []) if each["BudgetName"] in names]
     if len(budgets) < len(names):
-        raise TrainyardError(f"of {len(names)} budgets {len(budgets)} are there")
+        raise TrainyardError(f"{len(budgets)} of {len(names)} budgets exist")
     limits = ", ".join(f"{each['BudgetLimit']['Amount']} {each['BudgetLimit']['Unit']}" for each in budgets)
     what = bill if isinstance(bill, str) else f"the bill has {sum(bill.values()):.2f} USD for the stage's instances"
     text = f"budgets: {limits or 'the settings have none'}; {what}"
@@ -109,13 +109,13 @@ def _budgets(context: Context, made: Mapping[str, list[str]], bill: Bill) -> Evi
 
 
 def bill_days(now: datetime) -> Month:
-    """Return the days that are compared: those of which Cost Explorer knows all."""
+    """Return the days to compare: the ones for which Cost Explorer has all data."""
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     return Month(begin=today - timedelta(days=BILL_DAYS), end=today - timedelta(days=BILL_LATE_DAYS))
 
 
 def billed_by_run(context: Context, days: Month) -> Bill:
-    """Ask Cost Explorer what the stage's instances cost, by the tag of the run that they were for."""
+    """Return the cost of the stage's instances by run, from Cost Explorer's tags."""
     request: dict[str, Any] = {
         "TimePeriod": {"Start": f"{days.begin:%Y-%m-%d}", "End": f"{days.end:%Y-%m-%d}"},
         "Granularity": "DAILY",
@@ -138,8 +138,8 @@ def billed_by_run(context: Context, days: Month) -> Bill:
             if not answer.get("NextPageToken"):
                 return billed or _UNTAGGED
             request["NextPageToken"] = answer["NextPageToken"]
-    except Exception as error:  # noqa: BLE001 - not activated, denied: the bill is seen or not
-        return f"the bill could not be asked ({error_code(error) or error})"
+    except Exception as error:  # noqa: BLE001 - not activated or denied: the bill is optional
+        return f"Cost Explorer did not answer ({error_code(error) or error})"
 
 
 def compared(receipts: Sequence[Receipt], bill: Bill, days: Month) -> Evidence:
@@ -150,17 +150,16 @@ def compared(receipts: Sequence[Receipt], bill: Bill, days: Month) -> Evidence:
         text = bill
     elif not counted_usd:
         text = (
-            f"not known yet: no run of the {BILL_DAYS} days up to {days.end:%Y-%m-%d}, and the bill is up to a day "
-            "late; with --keep, on a stage that has run for some days, there are runs to compare"
+            f"unknown: no run in the {BILL_DAYS} days up to {days.end:%Y-%m-%d}, and the bill is up to a day late. Use "
+            "--keep on a stage that has been used for some days"
         )
     elif not known:
-        text = f"not known yet: {_UNTAGGED}"
+        text = f"unknown: {_UNTAGGED}"
     else:
         ours, theirs = sum(counted_usd[run] for run in known), sum(bill[run] for run in known)
         text = (
             f"{days.begin:%Y-%m-%d} to {days.end:%Y-%m-%d}: the receipts of {len(known)} of {len(counted_usd)} runs "
-            f"come to {ours:.2f} USD, and their instances to {theirs:.2f} USD in the bill, which has their start and "
-            "their end besides"
+            f"add up to {ours:.2f} USD, the bill to {theirs:.2f} USD, because it includes booting and idling"
         )
         if abs(theirs - ours) <= BILL_TOLERANCE * theirs:
             return Evidence(claim="costs", outcome=PROVEN, text=text)

@@ -1,4 +1,4 @@
-"""The command line as users run it, in a folder and with an environment of its own."""
+"""Fixtures that run the command line like a user, in an empty folder and a clean environment."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def clean_environment(tmp_path: Path) -> dict[str, str]:
-    """An environment without AWS settings and credentials, and with an empty home."""
+    """Return an environment without AWS settings and credentials, and with an empty home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TRAINYARD_"))}
     home = tmp_path / "home"
     home.mkdir()
@@ -26,7 +26,7 @@ def clean_environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
-    """Runs `trainyard ARGUMENTS…` to its end in an empty folder; `environment` adds to the clean one."""
+    """Return a function that runs `trainyard ARGUMENTS…` in an empty folder. `environment` extends the clean one."""
 
     def run(
         *arguments: str | Path,
@@ -43,13 +43,13 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
 def aws_environment(
     emulated: Aws, clean_environment: dict[str, str], deployed_environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole environment of a program that is pointed at the emulator."""
+    """Return the complete environment of a program that is connected to the emulator."""
     return {**clean_environment, **deployed_environment}
 
 
 @pytest.fixture
 def aws_trainyard(trainyard: Trainyard, aws_environment: dict[str, str]) -> Trainyard:
-    """`trainyard`, pointed at the emulator. With `expect`, the exit code is checked."""
+    """Return a function that runs `trainyard` connected to the emulator. `expect` checks the exit code."""
 
     def run(
         *arguments: str | Path, expect: int | None = None, environment: Mapping[str, str] | None = None, stdin: str = ""
@@ -64,7 +64,7 @@ def aws_trainyard(trainyard: Trainyard, aws_environment: dict[str, str]) -> Trai
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """A spec that passes all checks, although a row of its data is bad: its job fails within seconds."""
+    """Return a spec that passes all checks, although a row of its data is bad: its job fails within seconds."""
     path = tmp_path / "probe.yaml"
     path.write_text(yaml.safe_dump(SPEC))
     return path

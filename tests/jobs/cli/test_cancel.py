@@ -1,4 +1,4 @@
-"""`trainyard cancel`, on a job that the emulator really runs."""
+"""`trainyard cancel` of a job that runs on the emulator."""
 
 import json
 import signal
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import send
+from jobs.cli.submission import send
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
@@ -17,10 +17,10 @@ from tests.support.jobs.terminal import TRAINYARD, Terminal
 CTRL_C = "Ctrl-C"
 
 
-def test_cancel_asks_whether_latest_is_meant_and_stops_what_runs(
+def test_cancel_confirms_latest_and_stops_a_running_job(
     aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage, aws_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    time.sleep(1 - time.time() % 1)  # of two runs in one second neither is the newest
+    time.sleep(1 - time.time() % 1)  # two runs of the same second have no order
     plan = planned_to_run(emulated, stage, ["sleep", "60"], name="asked")
     job_id = send(emulated, plan)
     wait_for(emulated, stage, job_id, state="RUNNING")
@@ -32,7 +32,7 @@ def test_cancel_asks_whether_latest_is_meant_and_stops_what_runs(
         with Terminal([TRAINYARD, "cancel", "latest"], environment=aws_environment, folder=tmp_path) as terminal:
             terminal.wait_until_shown(f"Cancel {plan.run_id}, submitted ")
             if answer == CTRL_C:
-                time.sleep(0.5)  # what comes between the question and the read is taken with the next key only
+                time.sleep(0.5)  # a signal between the question and the read is handled with the next key only
                 terminal.process.send_signal(signal.SIGINT)
             else:
                 terminal.type(answer)
@@ -53,7 +53,7 @@ def test_cancel_asks_whether_latest_is_meant_and_stops_what_runs(
     bill = three_attempts(20, run_id=plan.run_id, end="running").receipt
     assert bill is not None
     emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=bill.model_dump_json().encode())
-    assert "had ended before: CANCELLED" in aws_trainyard("cancel", "latest", "--yes", expect=0).stderr
+    assert "has already ended: CANCELLED" in aws_trainyard("cancel", "latest", "--yes", expect=0).stderr
     assert "CANCELLED, attempt 1 of 3" in aws_trainyard("status", plan.run_id).stdout
     assert f"has ended: {job.reason}" in aws_trainyard("why", plan.run_id).stderr
     shown = [line.split() for line in aws_trainyard("receipt", plan.run_id).stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""`trainyard compare`: runs side by side on a terminal, as JSON and as a page."""
+"""`trainyard compare`: runs side by side in a table, as JSON and as a page."""
 
 import io
 import json
@@ -10,9 +10,9 @@ from rich.console import Console
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.app import app
-from jobs.cli.compare import compare, comparison_table
+from jobs.cli.compare import comparison_table
 from jobs.core.errors import UsageError
-from jobs.core.stage import DEFAULT_STAGE, DeployedStage
+from jobs.core.stage import DeployedStage
 from jobs.report.comparison import facts
 from jobs.runs.recorded_run import RecordedRun
 from tests.support.jobs.recorded_runs import files_of, sweep
@@ -28,11 +28,11 @@ def runs(emulated: Aws, stage: DeployedStage) -> list[RecordedRun]:
 
 
 def test_two_runs_are_columns_and_seven_are_rows(
-    emulated: Aws, runs: list[RecordedRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[RecordedRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = [run.run_id for run in runs]
     page = tmp_path / "pages" / "two.html"
-    compare(emulated, DEFAULT_STAGE, ids[2:4], html=page, output="table")
+    app(["compare", *ids[2:4], "--html", str(page)], standalone_mode=False)
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ids[2:4]
@@ -40,7 +40,7 @@ def test_two_runs_are_columns_and_seven_are_rows(
     assert ["learning_rate", "2e-05", "3e-05"] in lines
     assert str(page) in err
     assert "held against each other" in page.read_text()
-    compare(emulated, DEFAULT_STAGE, ids, html=None, output="table")
+    app(["compare", *ids], standalone_mode=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:3] == ["RUN", "STATE", "ACCURACY"]
     assert [line[:3] for line in lines[1:]] == [
@@ -51,11 +51,11 @@ def test_two_runs_are_columns_and_seven_are_rows(
     answer = json.loads(capsys.readouterr().out)
     assert [row["learning_rate"] for row in answer] == ["2e-05", "3e-05"]
     assert answer[1]["result"]["eval_accuracy"] == 0.88
-    with pytest.raises(UsageError, match=rf"^there is one run to compare, {ids[-1]}"):
-        compare(emulated, DEFAULT_STAGE, [ids[-1], "massive"], html=None, output="table")
+    with pytest.raises(UsageError, match=rf"^only one run to compare, {ids[-1]}"):
+        app(["compare", ids[-1], "massive"], standalone_mode=False)
 
 
-def test_at_80_columns_no_id_and_no_value_is_cut(runs: list[RecordedRun]) -> None:
+def test_ids_and_values_are_not_cut_at_80_columns(runs: list[RecordedRun]) -> None:
     def shown(some: list[RecordedRun]) -> str:
         console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
         tables.show(comparison_table(some, facts(some), width=console.width), on=console)
@@ -65,7 +65,7 @@ def test_at_80_columns_no_id_and_no_value_is_cut(runs: list[RecordedRun]) -> Non
     few, many = shown(runs[:4]), shown(runs)
     assert max(len(line.rstrip()) for line in [*few.splitlines(), *many.splitlines()]) <= 80
     assert "…" not in few + many
-    # An id wraps, and of many runs the columns that do not fit are left out.
+    # Ids wrap. With a row per run, the columns that do not fit are left out.
     heading = few.partition("state")[0]
     assert heading.count("massive-2026") == 4
     assert [line.split()[0] for line in many.splitlines()[1:]] == [run.run_id for run in runs]

@@ -1,4 +1,4 @@
-"""`trainyard connect`: the address of a notebook, and the way to its port through Session Manager."""
+"""`trainyard connect`: prints the address of a notebook, and forwards its port through Session Manager."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.cli.submit import plan_run, send
+from jobs.cli.submission import plan_run, send
 from jobs.core.stage import DeployedStage
 from jobs.runs.job import Job
 from tests.jobs.cli.conftest import Trainyard
@@ -29,10 +29,10 @@ from tests.support.waiting import wait_until
 
 DETACHED = 130
 PORT = 8901
-"""The notebook's, on its instance."""
+"""Port of the notebook on its instance."""
 
 FORWARDER = """
-# The AWS CLI and its plugin as far as they are used: notes what it is asked for, and answers at the local port.
+# Replaces the AWS CLI and its plugin: records its arguments, and serves the local port.
 import http.server, json, os, sys
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ Submit = Callable[..., Job]
 
 @pytest.fixture
 def submit(emulated: Aws, stage: DeployedStage, begin: Begin) -> Submit:
-    """Submits a notebook, with `command` in its container, which answers in the attempt with that number."""
+    """Return a function that submits a notebook whose container runs `command` and which answers in one attempt."""
 
     def submit_one(*command: str, attempt: int = 1, state: str | None = "RUNNING") -> Job:
         plan = plan_run(emulated, stage, read_spec(READY_SPECS / "notebook.yaml"))
@@ -69,9 +69,7 @@ def submit(emulated: Aws, stage: DeployedStage, begin: Begin) -> Submit:
     return submit_one
 
 
-def test_on_the_emulator_it_prints_the_address_once_the_notebook_answers(
-    submit: Submit, aws_trainyard: Trainyard
-) -> None:
+def test_the_address_is_printed_once_the_notebook_answers(submit: Submit, aws_trainyard: Trainyard) -> None:
     run_id = submit("sleep", "60").run_id
     shown = json.loads(aws_trainyard("connect", run_id, "-o", "json", expect=0).stdout)
     assert shown == {
@@ -81,13 +79,13 @@ def test_on_the_emulator_it_prints_the_address_once_the_notebook_answers(
         "port": PORT,
         "instance": None,
     }
-    # AND for eyes, the address alone on stdout
+    # AND without -o json, only the address is on stdout
     finished = aws_trainyard("connect", run_id)
     assert finished.stdout == shown["url"] + "\n"
     assert shown["tensorboard_url"] in finished.stderr
 
 
-def test_what_is_no_notebook_that_runs_is_refused_and_an_earlier_attempts_address_is_not_believed(
+def test_only_a_running_notebook_of_this_attempt_is_connected(
     *,
     submit: Submit,
     aws_trainyard: Trainyard,
@@ -100,26 +98,26 @@ def test_what_is_no_notebook_that_runs_is_refused_and_an_earlier_attempts_addres
     training = planned_to_run(emulated, stage, ["true"], name="no-notebook")
     wait_for(emulated, stage, send(emulated, training))
     refused = aws_trainyard("connect", training.run_id, expect=2).stderr
-    assert f"error: {training.run_id} is a 'finetune-classification', no 'notebook'" in refused
+    assert f"error: {training.run_id} is a 'finetune-classification' job, not a 'notebook'" in refused
     ended = submit("true", state=None)
     refused = aws_trainyard("connect", ended.run_id, expect=1).stderr
     assert f"error: {ended.run_id} has ended" in refused
     folder = f"s3://{stage.run_bucket}/research/{ended.run_id}/notebook/"
-    again = "a new run goes on with its files: trainyard submit SPEC"
+    again = "start a new run with its files: trainyard submit SPEC"
     assert f"next: {again} --set arguments.files={folder}\n" in refused
 
-    # GIVEN a job whose notebook.json is that of an attempt that was lost
+    # GIVEN a job whose notebook.json is of an attempt that was lost
     job = submit("sleep", "60", attempt=0)
     errors = tmp_path / "errors"
     with started(errors, aws_environment, job.run_id) as process:
-        # THEN another is waited for, until Ctrl-C
+        # THEN the command waits for a new one, until Ctrl-C
         wait_until(errors.read_text, lambda text: "JupyterLab does not answer yet" in text)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == DETACHED
 
 
 class InstanceProxy(FaultyProxy):
-    """Reports an instance that the test has started as that of a job: the emulator starts none for jobs."""
+    """Reports an instance that the test has started as the instance of a job, because the emulator starts none."""
 
     member: str = ""
     theirs: str = ""
@@ -131,7 +129,7 @@ class InstanceProxy(FaultyProxy):
 
 
 def start_instance(network: InstanceProxy, aws: Emulator, job: Job) -> str:
-    """Start an instance in a cluster, have Batch report it as that of the job, and return its id."""
+    """Start an instance in a cluster, make Batch report it as the job's instance, and return its id."""
     [detail] = aws.client("batch").describe_jobs(jobs=[job.id])["jobs"]
     ec2, ecs, cluster = aws.client("ec2"), aws.client("ecs"), f"AWSBatch-{uuid.uuid4().hex}"
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
@@ -146,10 +144,10 @@ def start_instance(network: InstanceProxy, aws: Emulator, job: Job) -> str:
     return instance
 
 
-def test_on_aws_the_instances_port_is_forwarded_until_ctrl_c(
+def test_the_port_is_forwarded_from_aws_until_ctrl_c(
     submit: Submit, deployed_aws: Emulator, clean_environment: dict[str, str], trainyard: Trainyard, tmp_path: Path
 ) -> None:
-    # GIVEN a notebook that runs on an instance, behind an address that is not the usual loopback
+    # GIVEN a notebook on an instance, behind an address that is not localhost
     job = submit("sleep", "60")
     errors, calls, programs = tmp_path / "errors", tmp_path / "calls", tmp_path / "bin"
     programs.mkdir()
@@ -164,11 +162,11 @@ def test_on_aws_the_instances_port_is_forwarded_until_ctrl_c(
             (programs / name).chmod(0o755)
         environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
         with started(errors, environment, "--region", "us-east-1", job.run_id) as process:
-            # WHEN it is connected to, THEN the address that it prints leads to it
+            # WHEN the command connects, THEN the printed address leads to the notebook
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             assert ask(url) == "JupyterLab of the job", errors.read_text()
-            # AND all that was asked of the AWS CLI is a port of that instance, and the region
+            # AND the AWS CLI was only asked for a port of that instance, and got the region
             pid, *asked = json.loads(calls.read_text())
             ports = json.loads(asked.pop(asked.index("--parameters") + 1))
             assert asked == [
@@ -177,28 +175,28 @@ def test_on_aws_the_instances_port_is_forwarded_until_ctrl_c(
             ]
             assert ports == {"portNumber": [str(PORT)], "localPortNumber": [url.split(":")[2].partition("/")[0]]}
 
-            # WHEN the connection is lost, THEN it is made again at the same address
+            # WHEN the connection is lost, THEN it is restored at the same address
             psutil.Process(pid).kill()
             assert process.stdout.readline().strip() == url
             assert ask(url) == "JupyterLab of the job"
 
-            # WHEN it is left, THEN nothing is forwarded any more, and it says how to come back
+            # WHEN the user presses Ctrl-C, THEN forwarding ends, and the message says how to reconnect
             pid = json.loads(calls.read_text().splitlines()[1])[0]
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == DETACHED
             wait_until(lambda: psutil.pid_exists(pid), lambda is_there: not is_there)
-    left = f"disconnected from {job.run_id}; it goes on, and is paid for\nnext: trainyard connect {job.run_id}; "
-    assert left in errors.read_text()
-    assert "is connected until Ctrl-C" in errors.read_text()
+    left = f"disconnected from {job.run_id}, which continues and keeps costing money\n"
+    assert f"{left}next: trainyard connect {job.run_id}; " in errors.read_text()
+    assert f"connected to {instance} until Ctrl-C" in errors.read_text()
     assert "Traceback" not in errors.read_text()
 
 
 @contextmanager
 def started(errors: Path, environment: Mapping[str, str], *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """`trainyard connect …` while it runs; its stderr is in `errors`."""
+    """Run `trainyard connect …` during the block, with its stderr in `errors`."""
     command = [str(TRAINYARD), "connect", *arguments]
-    with errors.open("wb") as said:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True)
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         yield process
     finally:

@@ -1,4 +1,4 @@
-"""`trainyard costs`: receipts on S3, added up."""
+"""`trainyard costs`: adds up receipts on S3."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from jobs.money.phases import UNPRODUCTIVE
 from tests.support.jobs.recorded_runs import files_of, sweep
 
 
-def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
+def test_costs_are_printed_as_a_table_csv_and_json(
     emulated: Aws, stage: DeployedStage, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     prefix = f"{stage.teams[0]}/"
@@ -39,7 +39,7 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
 
     try:
         out, err = printed("table")
-        assert "at the prices that each names" in err
+        assert "at the prices named there" in err
         lines = [line.split() for line in out.splitlines()]
         assert lines[0][:4] == ["RUN", "RUNS", "HOURS", "USD"]
         assert [line[0] for line in lines[1:]] == [*(run.run_id for run in runs), "all"]
@@ -53,16 +53,16 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
         page = tmp_path / "costs.html"
         arguments = ["costs", "--by", "run", "--month", "2026-11", "--team", stage.teams[0], "-o", "csv"]
         app([*arguments, "--html", str(page)], standalone_mode=False)
-        assert f"the page: {page}" in capsys.readouterr().err
+        assert f"page: {page}" in capsys.readouterr().err
         assert runs[0].run_id in page.read_text()
         app(["costs", "--by", "run", "--month", "all", "--team", "no-such-team"], standalone_mode=False)
-        assert "no run of stage 'dev' took anything ever" in capsys.readouterr().err
+        assert "no run of stage 'dev' cost anything yet" in capsys.readouterr().err
         assert printed("json", "2020-01") == ("[]\n", printed("table", "2020-01")[1])
     finally:
         emulated.s3.delete_object(Bucket=stage.run_bucket, Key=broken)
 
 
-def test_at_80_columns_what_has_no_money_is_left_out_and_nothing_is_cut() -> None:
+def test_columns_without_money_are_left_out_at_80_columns() -> None:
     receipts = [run.receipt for run in sweep() if run.receipt is not None]
     found = costs(receipts, by="job", month=month_of("all", now=datetime.now(timezone.utc)))
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)

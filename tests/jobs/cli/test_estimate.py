@@ -1,4 +1,4 @@
-"""`trainyard estimate`: from the stage's own runs, from published figures, and from nothing at all."""
+"""`trainyard estimate`: from the stage's own runs, from published figures, and without any figures."""
 
 import json
 from datetime import datetime, timezone
@@ -18,14 +18,14 @@ from tests.support.jobs.submitting import SPEC
 READY_SPECS = Path(__file__).parents[3] / "jobs/specs"
 
 
-def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
+def test_own_runs_are_preferred_to_published_figures(
     aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage, spec: Path
 ) -> None:
     unknown = yaml.safe_dump({**SPEC, "arguments": {**SPEC["arguments"], "max_length": 64}})  # type: ignore[dict-item]
     spec.with_name("unknown.yaml").write_text(unknown)
     nothing = aws_trainyard("estimate", "unknown.yaml")
     assert (nothing.returncode, nothing.stdout) == (4, "")
-    assert "nothing is known of 'model' in 'finetune-classification'" in nothing.stderr
+    assert "no figures for 'model' in 'finetune-classification'" in nothing.stderr
 
     run_id = new_run_id("past", now=datetime.now(timezone.utc))
     run = three_attempts(100, run_id=run_id)
@@ -44,7 +44,7 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     assert found["low_usd"] == pytest.approx(found["low_seconds"] / 3600 * 3.93)
     assert f"{run_id}: 907.3 samples/s (1 x dl1.24xlarge)" in found["arithmetic"]
 
-    # With another Trainer the cards are as fast as nobody knows.
+    # The speed with another Trainer is unknown.
     plain = {**SPEC, "name": "plain", "arguments": {**SPEC["arguments"], "hpu_trainer": "transformers"}}  # type: ignore[dict-item]
     of_mrpc = yaml.safe_load((READY_SPECS / "finetune-mrpc-8hpu.yaml").read_text())
     of_mrpc["arguments"]["hpu_trainer"] = "transformers"
@@ -61,14 +61,14 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     steps = [each * 540 / 907.3 for each in (1, 3, 4)]
     start_and_rest = found["seconds"] - steps[1]
     assert together["usd"] == pytest.approx(6 * found["usd"] + 2 * (sum(steps) - 3 * steps[1]) / 3600 * 3.93)
-    # The queue holds two of the four workers that were asked for: each runs a point of one, three and four epochs.
+    # The queue has room for two of the four workers: each runs a point of one, three and four epochs.
     assert together["seconds"] == pytest.approx(3 * start_and_rest + sum(steps))
     shown = aws_trainyard("estimate", "sweep.yaml")
-    assert shown.stdout.startswith("probe: 6 points, 2 at once\n")
+    assert shown.stdout.startswith("probe: 6 points, 2 at a time\n")
 
     table = aws_trainyard("estimate", READY_SPECS / "finetune-mrpc-8hpu.yaml")
     assert "steps: 3,668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
-    assert "nothing is known of p4d.24xlarge" in table.stderr
+    assert "no figures for p4d.24xlarge" in table.stderr
     heading, row = table.stdout.splitlines()[:2]
     end = heading.index("TIME") + len("TIME")
     assert row[end - 1] != " " == row[end], "figures are aligned right"
@@ -77,11 +77,11 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("finetune-massive.yaml", "next: say how many there are: --examples"),
-        ("my-script.yaml", "its spec does not say how many samples it takes"),
+        ("finetune-massive.yaml", "next: give their number: --examples"),
+        ("my-script.yaml", "cannot be estimated: only finetune-classification and pretrain-mlm specs say"),
     ],
 )
-def test_what_cannot_be_reckoned_is_refused(name: str, message: str, aws_trainyard: Trainyard) -> None:
+def test_a_spec_without_a_number_of_samples_is_refused(name: str, message: str, aws_trainyard: Trainyard) -> None:
     refused = aws_trainyard("estimate", READY_SPECS / name)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in refused.stderr

@@ -1,4 +1,4 @@
-"""`trainyard exec`: commands in the containers of jobs that run."""
+"""`trainyard exec`: commands in the containers of running jobs."""
 
 import json
 import os
@@ -29,7 +29,7 @@ SLEEP = "echo of the job > marker; exec sleep 120"
 
 @pytest.fixture
 def start(emulated: Aws, stage: DeployedStage, begin: Begin) -> Start:
-    """Starts a job of a shell script and returns it once it is in `state`."""
+    """Return a function that starts a job with a shell script and returns it once it is in `state`."""
 
     def start_one(script: str = SLEEP, *, state: str | None = "RUNNING", definition: str | None = None) -> Job:
         plan = planned_to_run(emulated, stage, ["sh", "-c", script], name="entered")
@@ -39,20 +39,20 @@ def start(emulated: Aws, stage: DeployedStage, begin: Begin) -> Start:
     return start_one
 
 
-def test_a_command_runs_with_the_environment_and_in_the_folder_of_the_job(
+def test_a_command_runs_in_the_folder_and_environment_of_the_job(
     start: Start, aws_trainyard: Trainyard, deployed_aws: Emulator
 ) -> None:
     job = start()
     asked = "cat marker; echo $AWS_BATCH_JOB_ID; echo $1; exit 3"
-    # Global options are looked for everywhere before `--`.
+    # Before `--`, global options are recognized anywhere.
     aws_trainyard("exec", job.run_id, "sh", "-c", asked, "-", "--region", expect=2)
     finished = aws_trainyard("exec", job.run_id, "--", "sh", "-c", asked, "-", "--region", expect=0)
-    # THEN its output comes as it is; its exit code is not returned, as on AWS
+    # THEN its output is unchanged; its exit code is not returned, as on AWS
     assert finished.stdout.splitlines() == ["of the job", job.id, "--region"]
     assert finished.stderr == ""
-    # AND it is on record who ran what
+    # AND the log records who ran what
     assert re.search(rf"'.+' runs \"sh -c .*exit 3.* in job {job.id}", deployed_aws.log.read_text())
-    # AND it says what next if nothing runs
+    # AND errors name the next step
     aws_trainyard("exec", "no-such-run", expect=4)
     refused = aws_trainyard("exec", "--node", "1", job.run_id, "ls", expect=2)
     assert f"{job.run_id} has no node 1: its nodes are 0 to 0" in refused.stderr
@@ -60,16 +60,16 @@ def test_a_command_runs_with_the_environment_and_in_the_folder_of_the_job(
     assert f"error: no-such-program does not run in {job.run_id}: No such file" in refused.stderr
     ended = start("true", state=None)
     refused = aws_trainyard("exec", ended.run_id, "ls", expect=1)
-    assert f"error: {ended.run_id} has ended (SUCCEEDED): there is no container" in refused.stderr
-    assert f"next: trainyard logs {ended.run_id}; " in refused.stderr
+    assert f"error: {ended.run_id} has ended (SUCCEEDED), so it has no container" in refused.stderr
+    assert f"next: trainyard logs {ended.run_id}, " in refused.stderr
 
 
-def test_a_shell_on_a_terminal_keeps_ctrl_c_to_itself_and_ends_with_the_job(
+def test_a_shell_handles_ctrl_c_itself_and_ends_with_the_job(
     start: Start, emulated: Aws, aws_environment: dict[str, str], tmp_path: Path
 ) -> None:
     job = start()
     environment = {**aws_environment, "PS1": "$ "}
-    # As a terminal's own shell starts it, of which Ctrl-C reaches what is in front.
+    # Started like from a terminal's shell, so that Ctrl-C reaches the foreground process.
     command: list[str | Path] = ["setsid", "--ctty", "--wait", TRAINYARD, "exec", job.run_id]
     with Terminal(command, environment=environment, folder=tmp_path) as terminal:
         terminal.type("sleep 100 && echo never\n")
@@ -90,10 +90,10 @@ def test_a_shell_on_a_terminal_keeps_ctrl_c_to_itself_and_ends_with_the_job(
     assert "Traceback" not in terminal.shown
 
 
-def test_where_the_stage_has_it_switched_off_nobody_gets_in(
+def test_exec_is_refused_if_the_stage_switches_it_off(
     start: Start, aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
 ) -> None:
-    # GIVEN a job of a definition as a stage with commands_in_jobs=False has it
+    # GIVEN a job with the job definition of a stage that has commands_in_jobs=False
     given = stage.job_definition("research", "finetune-classification")
     [definition] = emulated.batch.describe_job_definitions(jobDefinitions=[given])["jobDefinitions"]
     [task] = definition["ecsProperties"]["taskProperties"]
@@ -104,9 +104,12 @@ def test_where_the_stage_has_it_switched_off_nobody_gets_in(
     )["jobDefinitionArn"]
     job = start(definition=closed)
     finished = aws_trainyard("exec", job.run_id, expect=3)
-    assert f"error: nobody may run commands in {job.run_id}: stage 'dev' has that switched off" in finished.stderr
-    assert "next: commands_in_jobs in infra/settings.py" in finished.stderr
-    # AND not by asking the server itself either
+    assert (
+        f"error: nobody may run commands in {job.run_id}: stage 'dev' has commands_in_jobs switched off"
+        in finished.stderr
+    )
+    assert "next: set commands_in_jobs in infra/settings.py" in finished.stderr
+    # AND the emulator refuses it too
     assert emulated.post_to_emulator(f"/trainyard/jobs/{job.id}/enter", {}) is None
     assert emulated.post_to_emulator(f"/trainyard/jobs/{start().id}/enter", {}) is not None
 
@@ -115,7 +118,7 @@ SESSION = {"sessionId": "ecs-execute-command-0f", "streamUrl": "wss://ssmmessage
 
 
 class EcsProxy(FaultyProxy):
-    """Answers ExecuteCommand as the API reference of Amazon ECS has it, which the emulator has not."""
+    """Answers ExecuteCommand, which the emulator lacks, as in the API reference of Amazon ECS."""
 
     asked: dict[str, object]
 
@@ -131,11 +134,10 @@ PLUGIN = f"""#!{sys.executable}
 import json, os, sys
 sys.exit("Cannot perform start session: EOF") if not os.isatty(0) else print(json.dumps(sys.argv[1:]))
 """
-"""The Session Manager plugin, which shows what it was called with. Like the real one, it ends if its input has ended
-and is no terminal."""
+"""A Session Manager plugin that prints its arguments. Like the real one, it fails without a terminal."""
 
 
-def test_on_aws_the_plugin_gets_the_session_that_ecs_opens_in_the_jobs_container(
+def test_the_plugin_gets_the_session_that_ecs_opens(
     start: Start, trainyard: Trainyard, deployed_aws: Emulator, tmp_path: Path
 ) -> None:
     job = start()
@@ -143,7 +145,7 @@ def test_on_aws_the_plugin_gets_the_session_that_ecs_opens_in_the_jobs_container
     plugin.parent.mkdir()
     plugin.write_text(PLUGIN)
     plugin.chmod(0o755)
-    # An address that is not the usual loopback: as on AWS, jobs run elsewhere.
+    # An address other than localhost, because jobs run elsewhere on AWS.
     with EcsProxy(deployed_aws.endpoint, host="127.0.0.2") as on_aws:
         environment = {**environment_of(on_aws.url), "PATH": f"{plugin.parent}{os.pathsep}{os.environ['PATH']}"}
         finished = trainyard("exec", job.run_id, "echo", "two words", environment=environment)

@@ -1,4 +1,4 @@
-"""`trainyard fetch`: what a run has on S3, as files."""
+"""`trainyard fetch`: downloads the files of a run."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.submitting import RunCommand
 
 
-def test_fetch_brings_everything_but_checkpoints(
+def test_fetch_downloads_everything_except_checkpoints(
     aws_trainyard: Trainyard, emulated: Aws, run_command: RunCommand, tmp_path: Path
 ) -> None:
     run = run_command(["true"])
@@ -23,7 +23,7 @@ def test_fetch_brings_everything_but_checkpoints(
     finished = aws_trainyard("fetch", run_id, expect=0)
     folder = Path("runs") / run_id
     expected = {str(folder / name) for name in ("metrics.jsonl", "model/config.json", "spec.yaml", *kept)}
-    # Control characters of a name are shown, never obeyed.
+    # Control characters of a name are escaped.
     shown = str(folder / "output") + r"/\x1b]0;owned\x07.txt"
     assert set(finished.stdout.splitlines()) == {*expected, shown}
     files = {str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").rglob("*") if path.is_file()}

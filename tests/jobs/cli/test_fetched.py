@@ -1,4 +1,4 @@
-"""A fetched run is read from its folder: no AWS is asked, and none need be set up."""
+"""Commands that read a fetched run from its folder, without AWS."""
 
 import json
 import sys
@@ -12,12 +12,12 @@ from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.recorded_runs import files_of, three_attempts, with_samples
 from tests.support.jobs.terminal import TRAINYARD
 
-RUN_IDS = ("told-20261101-120000-00ab", "told-20261102-120000-00ab")
+RUN_IDS = ("early-20261101-120000-00ab", "early-20261102-120000-00ab")
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """The folders of two fetched runs."""
+    """Return the folders of two fetched runs."""
     folders = [tmp_path / "runs" / run_id for run_id in RUN_IDS]
     for folder, rate in zip(folders, (3e-5, 1e-4), strict=True):
         recorded = with_samples(three_attempts(100, run_id=folder.name, learning_rate=rate))
@@ -38,7 +38,7 @@ def test_report_receipt_and_compare_read_folders_without_aws(
     assert receipt.returncode == 0, receipt.stderr
     shown = dict(line.split(maxsplit=1) for line in receipt.stdout.splitlines() if len(line.split()) == 2)
     assert (shown["run"], shown["state"], shown["attempts"]) == (RUN_IDS[1], "succeeded", "3")
-    # A folder that was renamed is known by its receipt.
+    # A renamed folder is identified by its receipt.
     runs[0].rename(tmp_path / "best")
     compared = trainyard("compare", "./best", two, "-o", "json")
     answer = json.loads(compared.stdout)
@@ -50,19 +50,19 @@ def test_report_receipt_and_compare_read_folders_without_aws(
         nothing = trainyard("receipt", folder)
         assert f"error: {folder} is no folder of a fetched run" in nothing.stderr
         assert nothing.returncode == 2
-    # A folder differs from an id, a name and a team's latest.
-    assert [folder_of(text) for text in ("told", RUN_IDS[0], "latest", "research/latest")] == [None] * 4
+    # Names, ids and a team's latest are not folders.
+    assert [folder_of(text) for text in ("early", RUN_IDS[0], "latest", "research/latest")] == [None] * 4
 
 
 @pytest.mark.parametrize(("makelevel", "program"), [("1", ".venv/bin/trainyard"), (None, "trainyard")])
-def test_the_commands_that_the_demo_ends_with_work_in_its_shell(
+def test_the_demo_ends_with_commands_that_work_in_its_shell(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     makelevel: str | None,
     program: str,
 ) -> None:
-    # GIVEN the program on the PATH: that of `make demo` alone, or that of the user's shell
+    # GIVEN the program on the PATH of `make demo` only, or of the user's shell
     monkeypatch.chdir(tmp_path)
     here = tmp_path / ".venv/bin/trainyard"
     here.parent.mkdir(parents=True)
@@ -72,7 +72,7 @@ def test_the_commands_that_the_demo_ends_with_work_in_its_shell(
     monkeypatch.delenv("MAKELEVEL", raising=False)
     if makelevel:
         monkeypatch.setenv("MAKELEVEL", makelevel)
-    demo._say_next(Path("runs") / RUN_IDS[0])
+    demo._show_next(Path("runs") / RUN_IDS[0])
     steps = [line.strip().split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert steps == [
         f"{program} receipt runs/{RUN_IDS[0]}",

@@ -1,4 +1,4 @@
-"""How a run is found: by its id, the beginning of one, its name, or as the latest."""
+"""Finding a run by its id, the beginning of its id, its name, or as the latest."""
 
 import json
 import time
@@ -15,11 +15,11 @@ from tests.support.jobs.submitting import SPEC, RunCommand
 
 
 def next_second() -> None:
-    """Run ids differ by the second: of two in the same one, neither is the newer."""
+    """Wait for the next second: two run ids of the same second have no order."""
     time.sleep(1 - time.time() % 1)
 
 
-def test_a_run_is_found_by_id_by_prefix_by_name_and_as_its_teams_latest(
+def test_a_run_is_found_by_id_prefix_name_and_as_latest(
     aws_trainyard: Trainyard, run_command: RunCommand, emulated: Aws, stage: DeployedStage
 ) -> None:
     older = run_command(["true"], name="found-by").plan.run_id
@@ -44,7 +44,7 @@ def test_a_run_is_found_by_id_by_prefix_by_name_and_as_its_teams_latest(
     assert "run 'fund-by' not found in stage 'dev'; did you mean 'found-by'?" in unknown.stderr
     assert "did you mean 'product'?" in aws_trainyard("status", "latest", "--team", "produce", expect=4).stderr
 
-    # AND without a command it says how to continue with the newest run
+    # AND `trainyard` alone says what to do with the newest run
     shown = aws_trainyard(expect=0)
     assert f"The newest run of stage 'dev' is {longer_name}: " in shown.stdout
     assert f"trainyard resume {longer_name}" in shown.stdout
@@ -56,15 +56,13 @@ def test_a_run_is_found_by_id_by_prefix_by_name_and_as_its_teams_latest(
     assert (without_aws.stdout.strip(), without_aws.stderr) == ("", "")
 
 
-def test_a_run_that_batch_has_forgotten_is_still_there(
-    aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
-) -> None:
+def test_a_run_that_batch_has_forgotten_is_found(aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage) -> None:
     run_id = "forgotten-20200131-120000-beef"
     line = b'{"step": 8, "eval_accuracy": 0.75, "samples_per_second": 12.5}\n'
     for name, content in {"spec.yaml": b"name: forgotten\n", "metrics.jsonl": line}.items():
         emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/{name}", Body=content)
     status = aws_trainyard("status", "forgotten", expect=0).stdout
-    assert "unknown to AWS Batch by now" in status
+    assert "unknown to AWS Batch" in status
     assert "step 8, accuracy 0.75, samples/s 12.5" in status
     fetched = aws_trainyard("fetch", "forgotten").stdout.split()
     assert fetched == [f"runs/{run_id}/metrics.jsonl", f"runs/{run_id}/spec.yaml"]

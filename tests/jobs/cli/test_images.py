@@ -1,4 +1,4 @@
-"""`trainyard images` without a Docker engine; tests/images/test_build.py has one."""
+"""`trainyard images` without a Docker engine. tests/images/test_build.py uses one."""
 
 import gc
 import hashlib
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Close here what docker's client leaves to the garbage collector where no engine answers: its socket."""
+    """Collect the socket that docker's client leaves open if no engine answers."""
     yield
     gc.collect()
 
@@ -35,7 +35,7 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "said"),
+    ("arguments", "exit_code", "message"),
     [
         (["gaudy"], 2, "image 'gaudy' not found; did you mean 'gaudi'?"),
         (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
@@ -52,34 +52,40 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_built_is_refused(trainyard: Trainyard, arguments: list[str], exit_code: int, said: str) -> None:
+def test_an_impossible_build_is_refused(
+    trainyard: Trainyard, arguments: list[str], exit_code: int, message: str
+) -> None:
     done = trainyard("images", "build", *arguments, environment=NO_ENGINE)
     assert (done.returncode, done.stdout) == (exit_code, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "said"),
+    ("arguments", "exit_code", "message"),
     [
         (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
         (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is no longer available"),
-        (["cpu", "--tag", "latest"], 2, f"tag 'latest' is not one of release {RELEASE}, whose tags are {RELEASE}-<"),
+        (
+            ["cpu", "--tag", "latest"],
+            2,
+            f"tag 'latest' does not belong to release {RELEASE}, whose tags are {RELEASE}-<",
+        ),
         (["gaudi", "--release", "1.23.0"], 3, "release '1.23.0' supports Gaudi 2 and 3"),
         (["cpu"], 3, "no Docker engine answers at unix:///nowhere/docker.sock"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_tested_is_refused(
-    trainyard: Trainyard, arguments: list[str], exit_code: int, said: str
+def test_an_impossible_test_is_refused(
+    trainyard: Trainyard, arguments: list[str], exit_code: int, message: str
 ) -> None:
     done = trainyard("images", "test", *arguments, environment=NO_ENGINE)
     assert (done.returncode, done.stdout) == (exit_code, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_reads_or_sends_an_image_says_that_no_engine_answers(
+def test_sbom_and_push_report_that_no_engine_answers(
     trainyard: Trainyard, deployed_environment: Mapping[str, str]
 ) -> None:
     for arguments in (["sbom", "cpu"], ["push", "cpu"]):
@@ -88,7 +94,7 @@ def test_what_reads_or_sends_an_image_says_that_no_engine_answers(
         assert "error: no Docker engine answers at unix:///nowhere/docker.sock\nnext: start it" in done.stderr
 
 
-def test_with_a_stage_its_release_is_meant(
+def test_the_release_of_the_given_stage_is_used(
     trainyard: Trainyard, deployed_environment: Mapping[str, str], emulated: Aws
 ) -> None:
     name = f"{parameter_path(DEFAULT_STAGE)}release"
@@ -106,36 +112,36 @@ def test_with_a_stage_its_release_is_meant(
         assert "release '1.5.0' is no longer available" in done.stderr
     finally:
         emulated.ssm.put_parameter(Name=name, Value=RELEASE, Overwrite=True)
-    # Where a release is named, no stage is asked.
+    # With --release, the stage is not asked.
     done = trainyard("--stage", "nowhere", "images", "build", "cpu", "--release", RELEASE, environment=NO_ENGINE)
     assert "no Docker engine answers" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         ("tcp://127.0.0.1:1", "error: no Docker engine answers at tcp://127.0.0.1:1\nnext: start it"),
         ("nonsense", "error: the Docker engine at nonsense cannot be reached: Invalid bind address format"),
         ("tcp://[::1", "error: the Docker engine at tcp://[::1 cannot be reached: Invalid IPv6 URL"),
     ],
 )
-def test_an_engine_that_is_not_there(trainyard: Trainyard, host: str, said: str) -> None:
+def test_an_unreachable_engine(trainyard: Trainyard, host: str, message: str) -> None:
     done = trainyard("images", "build", "cpu", environment={"DOCKER_HOST": host})
     assert done.returncode == 3
-    assert said in done.stderr
+    assert message in done.stderr
 
 
-def test_a_list_without_an_engine_and_without_aws_says_what_it_could_not_ask(trainyard: Trainyard) -> None:
+def test_list_reports_a_missing_engine_and_missing_aws(trainyard: Trainyard) -> None:
     done = trainyard("images", "list", environment=NO_ENGINE)
     assert done.returncode == 0
-    assert "engine not asked: no Docker engine answers at unix:///nowhere/docker.sock" in done.stderr
-    assert "stage not asked: no AWS region is set" in done.stderr
+    assert "engine unknown: no Docker engine answers at unix:///nowhere/docker.sock" in done.stderr
+    assert "stage unknown: no AWS region is set" in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0][:3] == ["IMAGE", "BUILT", "HERE"]
     assert rows[1:] == [[name, "?", "?"] for name in images()]
 
 
-def test_a_list_where_no_revision_is_known_says_so(tmp_path: Path) -> None:
+def test_list_reports_an_unknown_revision(tmp_path: Path) -> None:
     tree = SourceTree(tmp_path / "tree")
     for path in tree.root.glob(".git"):
         path.rename(tmp_path / "away")
@@ -145,12 +151,12 @@ def test_a_list_where_no_revision_is_known_says_so(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert (answer["release"], answer["tag"]) == ("1.23.0", None)
     assert "not a git repository" in answer["unknown"]["sources"]
-    told = tree.images("list", "-o", "json", environment={**environment, "TRAINYARD_REVISION": "0123456789ab"})
-    assert json.loads(told.stdout)["tag"] == f"{release().name}-0123456789ab"
+    given = tree.images("list", "-o", "json", environment={**environment, "TRAINYARD_REVISION": "0123456789ab"})
+    assert json.loads(given.stdout)["tag"] == f"{release().name}-0123456789ab"
 
 
 def _put(emulated: Aws, repository: str, tag: str) -> str:
-    """Puts an image into ECR, and tells its digest."""
+    """Put an image into ECR and return its digest."""
     digest = f"sha256:{hashlib.sha256(tag.encode()).hexdigest()}"
     layer = {"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": 1, "digest": digest}
     manifest = {
@@ -163,7 +169,7 @@ def _put(emulated: Aws, repository: str, tag: str) -> str:
     return image["imageId"]["imageDigest"]
 
 
-def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
+def test_list_shows_the_stages_tags_and_the_recorded_one(
     trainyard: Trainyard, deployed_environment: Mapping[str, str], emulated: Aws
 ) -> None:
     def row(name: str) -> dict[str, Any]:
@@ -192,7 +198,7 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
     }
     assert shown() == ["gaudi ? no"]
     assert row("cuda")["in_stage"] is False  # an image that no instance type of the stage runs
-    # GIVEN what was pushed over time, of another release too, of which the oldest is the one that is recorded
+    # GIVEN images of two releases, of which the oldest is the recorded one
     oldest = f"{version}-000000000000"
     digest = _put(emulated, repository, oldest)
     tags = [oldest, *(f"{version}-{number:012d}" for number in range(1, 8))]
@@ -209,10 +215,10 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
         lines = shown()
         moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
         assert re.fullmatch(rf"gaudi \? {version}-000000000007, {moment}", lines[0])
-        assert len(lines) == 7  # five, the recorded one, and that there are more
+        assert len(lines) == 7  # five, the recorded one, and the number of others
         assert re.fullmatch(rf"{oldest}, {moment}, recorded", lines[5])
         assert lines[6] == "and 2 older (-o json)"
-        # What was recorded need not be in ECR: an emulator has a registry beside it.
+        # The recorded image may be missing in ECR: an emulator has a separate registry.
         elsewhere = f"{uri}@sha256:{'0123456789abcdef' * 4}"
         emulated.ssm.put_parameter(Name=parameter, Value=elsewhere, Overwrite=True)
         assert shown()[0] == "gaudi ? sha256:0123456789ab, recorded"
@@ -223,17 +229,19 @@ def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
         )
 
 
-def test_a_stage_that_is_not_deployed_is_told(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> None:
+def test_list_reports_a_stage_that_is_not_deployed(
+    trainyard: Trainyard, deployed_environment: Mapping[str, str]
+) -> None:
     environment = {**deployed_environment, **NO_ENGINE, "TRAINYARD_STAGE": "nowhere"}
     done = trainyard("images", "list", environment=environment)
     assert done.returncode == 0
-    assert "stage not asked: stage 'nowhere' has no repositories for images" in done.stderr
+    assert "stage unknown: stage 'nowhere' has no repositories for images" in done.stderr
 
 
-def test_the_laptops_own_environment_has_a_document_without_any_engine(
+def test_the_laptops_sbom_needs_no_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN an environment with one package: syft takes a minute for all of this one's
+    # GIVEN an environment with one package: this one would take syft a minute
     of_a_package = tmp_path / "env/lib/python3.11/site-packages/own_package-1.2.3.dist-info"
     of_a_package.mkdir(parents=True)
     (of_a_package / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.2.3\nLicense: MIT\n")

@@ -1,4 +1,4 @@
-"""`trainyard list`, on jobs that the emulator really runs, and the --since of several commands."""
+"""`trainyard list` of jobs that run on the emulator, and --since."""
 
 import json
 from datetime import datetime, timedelta, timezone
@@ -14,9 +14,7 @@ from tests.support.jobs.recorded_runs import three_attempts
 from tests.support.jobs.submitting import RunCommand
 
 
-def test_list_shows_results_and_costs_filters_by_state_and_kind_and_sorts(
-    aws_trainyard: Trainyard, run_command: RunCommand, emulated: Aws
-) -> None:
+def test_list_shows_results_filters_and_sorts(aws_trainyard: Trainyard, run_command: RunCommand, emulated: Aws) -> None:
     runs = [run_command(command).plan for command in (["true"], ["sh", "-c", "sleep 1.5"], ["false"])]
     ids = [planned.run_id for planned in runs]
     for planned, accuracy in zip(runs, (0.7, 0.9), strict=False):
@@ -32,10 +30,10 @@ def test_list_shows_results_and_costs_filters_by_state_and_kind_and_sorts(
 
     def listed(*options: str) -> list[dict[str, Any]]:
         found = json.loads(aws_trainyard("list", "--limit", "1000", "-o", "json", *options).stdout)
-        return [run for run in found if run["run_id"] in ids]  # other tests have runs there too
+        return [run for run in found if run["run_id"] in ids]  # there may be runs of other tests
 
     failed, _, first = listed("--since", "1h", "--team", "research")
-    # Batch gives every container that has ended the same reason, which is shown for a failure alone.
+    # Batch gives every ended container the same reason, which is shown only for failures.
     assert (failed["attempts"][0]["exit_code"], failed["attempts"][0]["reason"]) == (
         1,
         "Essential container in task exited",
@@ -64,12 +62,12 @@ def test_since_counts_back_from_now(text: str, ago: int) -> None:
     assert abs(parse_since(text) - expected) < timedelta(seconds=5)
 
 
-def test_since_takes_a_time_and_refuses_the_rest() -> None:
+def test_since_parses_a_time_and_refuses_other_texts() -> None:
     assert parse_since("2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=timezone.utc)
     assert parse_since("2026-01-31") == datetime(2026, 1, 31, tzinfo=timezone.utc)
     for text in ("yesterday", "9" * 5000 + "d"):
-        with pytest.raises(UsageError, match="it should look like 30m, 12h, 7d"):
+        with pytest.raises(UsageError, match="expected 30m, 12h, 7d"):
             parse_since(text)
     for days in (10**7, 10**30):
-        with pytest.raises(UsageError, match=f"--since {days}d: that is before the first year there is"):
+        with pytest.raises(UsageError, match=f"--since {days}d is before the year 1"):
             parse_since(f"{days}d")

@@ -1,4 +1,4 @@
-"""`trainyard local`: the emulator as a process of its own. Nothing is deployed here; the demo's test does that."""
+"""`trainyard local`: the emulator as a separate process, without a deployment."""
 
 import json
 import os
@@ -15,9 +15,8 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli import emulator as emulator_server
-from jobs.cli.local import commands as local
-from jobs.cli.local.app import STATE_FILE
-from jobs.cli.submit import send
+from jobs.cli.local import STATE_FILE, down
+from jobs.cli.submission import send
 from jobs.core.errors import ConfigurationError, UsageError
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
@@ -26,16 +25,16 @@ from tests.support.container.scripts import write_files
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
 from tests.support.running_emulator import Emulator
 
-# `up` leaves its server running on purpose, and here the process that it ran in goes on.
+# `up` leaves its server running, and these tests run the command in their own process.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 
 @pytest.fixture
 def up(trainyard: Trainyard, tmp_path: Path) -> Iterator[dict[str, object]]:
-    """A server brought up without a deployment, as its state file describes it.
+    """Start a server without a deployment, and return its state file's content.
 
-    In a folder that somebody else has filled: modules of our own and of Python's names, which must not be run,
-    and a link by the name of the log.
+    The folder is hostile: it has modules named like ours and Python's, which must not be imported, and a link in place
+    of the log.
     """
     hostile = "raise SystemExit('a module of the working directory was imported')"
     write_files(tmp_path, dict.fromkeys(("infra/__init__.py", "random.py"), hostile))
@@ -57,7 +56,7 @@ def is_alive(pid: object) -> bool:
     return psutil.pid_exists(int(str(pid))) and psutil.Process(int(str(pid))).status() != psutil.STATUS_ZOMBIE
 
 
-def test_what_is_up_outlives_its_command_is_shown_and_not_started_twice_until_down(
+def test_the_emulator_runs_once_until_it_is_stopped(
     trainyard: Trainyard, up: dict[str, object], clean_environment: dict[str, str], tmp_path: Path
 ) -> None:
     with urllib.request.urlopen(f"{up['endpoint']}/trainyard/health") as answer:
@@ -67,25 +66,26 @@ def test_what_is_up_outlives_its_command_is_shown_and_not_started_twice_until_do
     assert f"{tmp_path}/home/kept" in trainyard("local", "status").stdout
     again = trainyard("local", "up", "--no-deploy")
     assert again.returncode == 0
-    assert f"runs already at {up['endpoint']}" in again.stderr
+    assert f"already running at {up['endpoint']}" in again.stderr
     assert trainyard("local", "up", "--no-deploy", "--port", str(up["port"])).returncode == 0
     for option in (("--port", "1"), ("--keep", "elsewhere"), ("--executor", "docker")):
         other = trainyard("local", "up", "--no-deploy", *option)
         assert other.returncode == 3
-        assert f"--executor process --keep {tmp_path}/home/kept, not as asked" in other.stderr
+        assert "runs with other options: --port " in other.stderr
+        assert f"--executor process --keep {tmp_path}/home/kept" in other.stderr
         assert "next: trainyard local down" in other.stderr
-    # WHEN a shell evaluates its lines, THEN that talks to it
+    # WHEN a shell evaluates the lines, THEN it is connected
     lines = trainyard("local", "env", environment={"AWS_PROFILE": "mine"}).stdout
     environment = {**clean_environment, "AWS_PROFILE": "mine"}
     shell = ["sh", "-c", f"{lines}\nenv"]
     shown = subprocess.run(shell, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
     assert {f"AWS_ENDPOINT_URL={up['endpoint']}", "AWS_DEFAULT_REGION=us-east-1"} <= set(shown)
     assert "AWS_PROFILE=mine" not in shown
-    # AND without a command it says what to do next
+    # AND `trainyard` alone says what to do next
     assert 'eval "$(trainyard local env)"' in trainyard().stdout
     connected = trainyard(environment=exported(lines))
     assert "trainyard --stage dev local up" in connected.stdout
-    # AND only who can read its file gets in
+    # AND a client needs the key in its state file
     assert stat.S_IMODE((tmp_path / STATE_FILE).stat().st_mode) == 0o600
     key = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     denied = trainyard("list", environment={**key, "AWS_ENDPOINT_URL": str(up["endpoint"])})
@@ -97,7 +97,7 @@ def test_what_is_up_outlives_its_command_is_shown_and_not_started_twice_until_do
     assert "stopped the emulator" in stopped.stderr
     assert not is_alive(up["pid"])
     assert not (tmp_path / STATE_FILE).exists()
-    assert f"no emulator runs (looked for {tmp_path}/{STATE_FILE})" in trainyard("local", "down").stderr
+    assert f"no emulator is running (looked for {tmp_path}/{STATE_FILE})" in trainyard("local", "down").stderr
     assert "  trainyard demo " in trainyard().stdout
 
 
@@ -106,7 +106,7 @@ def exported(lines: str) -> Mapping[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced_and_a_killed_one_is(
+def test_a_silent_server_is_kept_and_a_killed_one_replaced(
     trainyard: Trainyard, up: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(emulator_server, "ANSWER_TIMEOUT_SECONDS", 0.5)
@@ -114,7 +114,7 @@ def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced_and_a_killed
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ConfigurationError, match=rf"\(process {pid}\) does not answer") as error:
-            local.down("dev", state_file, yes=False)
+            down("dev", state_file, yes=False)
         assert f"kill {pid}" in str(error.value.next_step)
         assert state_file.exists()
     finally:
@@ -126,7 +126,7 @@ def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced_and_a_killed
         time.sleep(0.02)
     assert trainyard("local", "status").returncode == 3
     assert trainyard("local", "up", "--no-deploy").returncode == 0
-    assert str(up["access_key_id"]) not in trainyard("local", "env").stdout, "each has a key of its own"
+    assert str(up["access_key_id"]) not in trainyard("local", "env").stdout, "each server has its own key"
 
 
 STATE = {
@@ -152,22 +152,20 @@ STATE = {
     ],
     ids=str,
 )
-def test_a_state_file_that_came_with_the_folder_is_believed_for_loopback_only(
-    trainyard: Trainyard, tmp_path: Path, changes: dict[str, object]
-) -> None:
-    # GIVEN a repository's folder, with a state file and what its endpoint would answer if it were a file
+def test_a_state_file_may_only_name_localhost(trainyard: Trainyard, tmp_path: Path, changes: dict[str, object]) -> None:
+    # GIVEN a folder with a state file, and the answer of its endpoint in case that is a file
     state_file = tmp_path / STATE_FILE
     write_files(state_file.parent, {"trainyard/health": json.dumps({"pid": STATE["pid"]})})
     state_file.write_text(json.dumps({**STATE, **changes}).replace("{folder}", str(state_file.parent)))
-    # WHEN it is asked for the lines that a shell evaluates
+    # WHEN the lines for a shell are requested
     refused = trainyard("local", "env")
-    # THEN it says what is wrong with the file
+    # THEN the error says what is wrong with the file
     assert (refused.returncode, refused.stdout) == (3, "")
     assert f"error: {STATE_FILE} " in refused.stderr
     assert "next: " in refused.stderr
 
 
-def test_down_does_not_stop_unasked_what_runs_or_was_not_fetched(
+def test_down_confirms_losing_jobs_and_unfetched_runs(
     *,
     run_command: RunCommand,
     emulated: Aws,
@@ -180,9 +178,9 @@ def test_down_does_not_stop_unasked_what_runs_or_was_not_fetched(
     plan = planned_to_run(emulated, stage, ["sleep", "60"])
     job_id = send(emulated, plan)
     monkeypatch.chdir(tmp_path)  # where no run was fetched to
-    with pytest.raises(UsageError, match="was not stopped, since all that is in it would be lost") as refused:
-        local.down("dev", deployed_aws.state_file, yes=False)
-    assert f"not ended yet: {plan.run_id}" in str(refused.value)
+    with pytest.raises(UsageError, match="was not stopped, because this would be lost") as refused:
+        down("dev", deployed_aws.state_file, yes=False)
+    assert f"unfinished job: {plan.run_id}" in str(refused.value)
     assert " not in ./runs: " in str(refused.value)
     batch.terminate_id(emulated, job_id, reason="enough")
     wait_for(emulated, stage, job_id)

@@ -1,4 +1,4 @@
-"""A run whose instance is taken away, from submission to receipt: moved to On-Demand, or several nodes on Spot."""
+"""Runs whose instances are reclaimed, from submission to receipt: moved to On-Demand, or several nodes on Spot."""
 
 import json
 import subprocess
@@ -22,10 +22,10 @@ from tests.support.jobs.terminal import TRAINYARD
 from tests.support.running_emulator import DEPLOY_SECONDS, Emulator
 
 STAGE = "prod"
-"""A stage of infra/settings.py with On-Demand capacity, which moves a job after three reclaims."""
+"""A stage of infra/settings.py that moves a job to On-Demand after three reclaims."""
 
 EVERY_STEPS = 20
-"""Steps between checkpoints, and between lines of metrics."""
+"""Steps between checkpoints and between lines of metrics."""
 
 STEPS_IN_EPOCH = 32
 
@@ -45,7 +45,7 @@ def deployed(connected: Aws, emulator: Emulator) -> DeployedStage:
 
 
 class Following:
-    """`trainyard submit` of a training with a checkpoint every few steps, in a process whose log is read here."""
+    """Reads the output of a `trainyard submit` process."""
 
     def __init__(self, process: "subprocess.Popen[str]", stderr: Path) -> None:
         assert process.stdout is not None
@@ -107,14 +107,14 @@ def follow(tmp_path: Path, aws_environment: dict[str, str]) -> Follow:
 
 
 def check_curve(aws: Aws, stage: DeployedStage, run_id: str, *, epochs: int) -> None:
-    """Check that the metrics of all attempts are those of one that nobody interrupted; the last is the evaluation."""
+    """Check that the attempts together have the metrics of an uninterrupted run; the last line is the evaluation."""
     metrics = storage.read_metrics(aws, S3Location(stage.run_bucket, f"research/{run_id}/"))
     end = epochs * STEPS_IN_EPOCH
     assert [line["step"] for line in metrics] == [*range(EVERY_STEPS, end + 1, EVERY_STEPS), end]
 
 
 @pytest.mark.timeout(600)
-def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
+def test_a_run_continues_on_demand_after_three_reclaims(
     *, follow: Follow, emulated: Aws, deployed: DeployedStage, emulator: Emulator, aws_trainyard: Trainyard
 ) -> None:
     with follow("arguments.epochs=6", stage=STAGE) as following:
@@ -128,13 +128,13 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
             emulator.reclaim(job.id)
         assert following.wait() == 0, following.stderr + "".join(following.log)
     spot, on_demand = batch.find_jobs(emulated, deployed, run_id)
-    # If an instance is there at once, a fourth attempt has begun on Spot when the job is ended.
+    # If an instance is available at once, a fourth attempt has started on Spot when the job is ended.
     assert (spot.state, spot.queue, len(spot.attempts) in (3, 4)) == ("FAILED", "spot@research", True)
     assert spot.reason.startswith("moved to On-Demand after 3 reclaims")
     moved = (on_demand.state, on_demand.queue, on_demand.moved)
     assert moved == ("SUCCEEDED", "on-demand@research", "after 3 reclaims")
     assert spot.stopped_at is not None
-    assert spot.stopped_at <= on_demand.created_at, "two jobs at one run"
+    assert spot.stopped_at <= on_demand.created_at, "two jobs of a run at the same time"
 
     def on_prod(*arguments: str) -> subprocess.CompletedProcess[str]:
         return aws_trainyard(*arguments, "--stage", STAGE, expect=0)
@@ -148,7 +148,7 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
     assert attempts[-1]["last_step"] == 6 * STEPS_IN_EPOCH
     check_curve(emulated, deployed, run_id, epochs=6)
 
-    assert "[RUNNING] moved to On-Demand after 3 reclaims, attempt 1 of 5 there" in following.stderr
+    assert "[RUNNING] moved to On-Demand after 3 reclaims, attempt 1 of 5 of this job" in following.stderr
     assert "queue on-demand@research" in on_prod("status", run_id).stdout
     logs = on_prod("logs", run_id)
     assert all(f"attempt {number} of s3://" in logs.stdout for number in (1, 2, 3, len(attempts)))
@@ -158,14 +158,14 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
 
 
 @pytest.mark.timeout(600)
-def test_two_nodes_on_spot_come_one_after_the_other_and_both_again_when_one_is_taken_away(
+def test_two_spot_nodes_restart_together_after_a_reclaim(
     *, follow: Follow, emulated: Aws, stage: DeployedStage, emulator: Emulator
 ) -> None:
-    # GIVEN one of the two instances that `dev` may have, in use
+    # GIVEN that one of the two instances of `dev` is in use
     other = batch.submit(emulated, planned_to_run(emulated, stage, ["sleep", "600"]))
     wait_for(emulated, stage, other, state="RUNNING")
     with follow("resources.nnodes=2", "resources.capacity=spot", stage=DEFAULT_STAGE) as following:
-        # WHEN there is room for both once one has waited for the other, and one is taken away after they saved
+        # WHEN the second node starts after a wait, and one node is reclaimed after a checkpoint
         following.read_until("[node 0] gang: this is node 0 of 2")
         [job] = batch.find_jobs(emulated, stage, following.run_id)
         assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot@research", {"RUNNABLE": 1, "RUNNING": 1})
@@ -174,7 +174,7 @@ def test_two_nodes_on_spot_come_one_after_the_other_and_both_again_when_one_is_t
         emulator.reclaim(f"{job.id}:1")
         assert following.wait() == 0, following.stderr + "".join(following.log)
 
-    # THEN the other one left with it, both came again, and trained to the end
+    # THEN the other node stopped too, both restarted, and the training finished
     [job] = batch.find_jobs(emulated, stage, following.run_id)
     assert (job.state, job.nodes) == ("SUCCEEDED", {"SUCCEEDED": 2})
     main, child = (emulated.batch.describe_jobs(jobs=[f"{job.id}:{node}"])["jobs"][0]["attempts"] for node in (0, 1))
@@ -183,7 +183,7 @@ def test_two_nodes_on_spot_come_one_after_the_other_and_both_again_when_one_is_t
     for meeting in (1, 2):
         assert following.log.count(f"[node 1] gang: meeting {meeting}, of the nodes 0, 1 of 2\n") == 1
     assert "1 of 2 nodes (what keeps the others: trainyard why tiny-" in following.stderr
-    # AND it is one run, whose second attempt began at a checkpoint of the first
+    # AND it is one run, whose second attempt resumed from a checkpoint of the first
     assert {(stream.attempt, stream.node) for stream in job.log_streams} == {(1, 0), (1, 1), (2, 0), (2, 1)}
     receipt = storage.read_receipt(emulated, S3Location(stage.run_bucket, f"research/{following.run_id}/"))
     assert receipt is not None

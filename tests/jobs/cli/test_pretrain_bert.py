@@ -1,4 +1,4 @@
-"""`trainyard submit jobs/specs/pretrain-bert.yaml` on small data: four runs, each on what those before it made."""
+"""`trainyard submit jobs/specs/pretrain-bert.yaml` on small data: four runs, each using earlier results."""
 
 import json
 
@@ -37,7 +37,7 @@ SMALL = {
 }
 
 _SECONDS = 450
-"""Four programs that load torch one after the other, where the machine does other things as well."""
+"""Enough for four programs that load torch one after the other on a busy machine."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def documents(emulated: Aws, stage: DeployedStage) -> None:
 
 @pytest.mark.timeout(2 * _SECONDS)
 @pytest.mark.usefixtures("documents")
-def test_four_runs_make_a_model_from_text(aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage) -> None:
+def test_four_runs_pretrain_a_model_from_text(aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage) -> None:
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     finished = aws_trainyard("submit", SPEC, "-o", "json", *overrides, expect=0)
     run_ids = [result["run_id"] for result in json.loads(finished.stdout)]
@@ -59,13 +59,13 @@ def test_four_runs_make_a_model_from_text(aws_trainyard: Trainyard, emulated: Aw
     def read(place: S3Location) -> bytes:
         return emulated.s3.get_object(Bucket=place.bucket, Key=place.key)["Body"].read()
 
-    # THEN each has run in its own queue, after those that it reads from
+    # THEN each run used its own queue, and started after the runs it reads from
     assert [job.run_id.rsplit("-", 3)[0] for job in jobs] == list(NAMES)
     assert [job.state for job in jobs] == ["SUCCEEDED"] * 4
     assert [job.queue for job in jobs] == ["cpu-spot@research"] * 3 + ["spot@research"]
     ids = [job.id for job in jobs]
     assert [set(job.depends_on) for job in jobs] == [set(), {ids[0]}, {ids[0], ids[1]}, {ids[2]}]
-    # AND what they made says what it was made from
+    # AND their results record their inputs
     places = [S3Location.parse(json.loads(read(run / "artifact.json"))["location"]) for run in runs[:3]]
     corpus, tokenizer, tokens = (json.loads(read(place / "manifest.json")) for place in places)
     assert tokenizer["inputs"]["corpus"] == corpus["fingerprint"]

@@ -1,4 +1,4 @@
-"""The specs of published trainings as they stand; one of them trains on the emulator, with little data in place."""
+"""The ready-made specs of published trainings. One trains on the emulator with little data."""
 
 import json
 from dataclasses import replace
@@ -21,11 +21,11 @@ FINETUNING = {
     "finetune-banking77": (8, 2),
     "finetune-massive": (8, 14),
 }
-"""Ranks, and tables of the hub."""
+"""Number of ranks, and number of tables from the hub."""
 
 
 @pytest.mark.parametrize("name", FINETUNING)
-def test_a_published_training_can_be_planned_as_it_stands(name: str, stage: DeployedStage) -> None:
+def test_a_published_training_can_be_planned_unchanged(name: str, stage: DeployedStage) -> None:
     spec = read_spec(READY_SPECS / f"{name}.yaml")
     on_aws = replace(stage, emulated_processes=None)
     planned = plan(spec, on_aws, run_id=new_run_id(name, now=datetime.now(timezone.utc)))
@@ -50,7 +50,7 @@ def test_a_published_training_learns_from_other_data(
         "model": "data://ready/model",
         "train_data": "data://ready/train.jsonl",
         "eval_data": "data://ready/eval.jsonl",
-        "learning_rate": 0.003,  # of random weights
+        "learning_rate": 0.003,  # for random weights
         "max_length": 32,  # the small model has no more positions
         "epochs": 16,
     }

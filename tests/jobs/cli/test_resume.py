@@ -1,4 +1,4 @@
-"""`trainyard resume`: which runs it refuses and why, and that one job comes of it, however often it is typed."""
+"""`trainyard resume`: which runs it refuses, and that it submits only one job."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import send
+from jobs.cli.submission import send
 from jobs.container.launcher.accounting import receipt
 from jobs.core.records import Attempt
 from jobs.core.stage import DeployedStage
@@ -42,7 +42,7 @@ def stop(aws: Aws, stage: DeployedStage, run_id: str) -> None:
 
 
 def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[str]:
-    """Every job that Batch knows by that name."""
+    """Return the ids of all jobs of the run that Batch knows."""
     found = aws.batch.list_jobs(
         jobQueue=stage.queues["spot@research"], filters=[{"name": "JOB_NAME", "values": [run_id]}]
     )["jobSummaryList"]
@@ -65,7 +65,7 @@ def attempt_of(job_id: str, number: int, hours: float, **values: Any) -> Attempt
     )
 
 
-def test_what_there_is_nothing_to_resume_of(
+def test_succeeded_runs_and_runs_without_a_spec_are_refused(
     resume: Resume, run_command: RunCommand, failed: Run, emulated: Aws, stage: DeployedStage
 ) -> None:
     done = run_command(["true"]).plan.run_id
@@ -75,14 +75,14 @@ def test_what_there_is_nothing_to_resume_of(
 
     run_id = failed.plan.run_id
     emulated.s3.delete_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/spec.yaml")
-    # A run is known by its files, so it needs another one.
+    # A run without files does not exist, so it needs another file.
     emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/metrics.jsonl", Body=b"")
     without_spec = resume(run_id, expect=4)
-    assert f"{run_id} has no spec.yaml" in without_spec.stderr
+    assert f"{run_id} cannot be resumed: there is no spec.yaml" in without_spec.stderr
     assert "next: submit its spec as a new run" in without_spec.stderr
     assert jobs_of(emulated, stage, run_id) == [failed.ended.id]
 
-    # What Batch has forgotten is known by its last attempt's record.
+    # If Batch has forgotten a run, the record of its last attempt counts.
     forgotten = "kept-20200131-120000-beef"
     records = {"spec.yaml": yaml.safe_dump({**SPEC, "name": "kept"})}
     records["attempts/1.json"] = attempt_of("1c", 1, 1.0, exit_code=0).model_dump_json()
@@ -91,17 +91,17 @@ def test_what_there_is_nothing_to_resume_of(
     assert f"{forgotten} has succeeded" in resume(forgotten, expect=2).stderr
 
 
-def test_a_change_that_decides_the_result_has_to_be_asked_for(
+def test_changes_that_affect_the_result_need_an_option(
     resume: Resume, failed: Run, emulated: Aws, stage: DeployedStage
 ) -> None:
     run_id = failed.plan.run_id
     change = ("--set", "arguments.learning_rate=0.5", "--dry-run")
     refused = resume(run_id, *change, expect=2)
-    assert "arguments.learning_rate: 5e-05 until now, 0.5 asked for" in refused.stderr
+    assert "arguments.learning_rate: was 5e-05, is 0.5" in refused.stderr
     assert "--allow-changes" in refused.stderr.splitlines()[-1]
 
-    allowed = resume(run_id, *change, "--allow-changes", expect=0)
-    assert "learning_rate is 0.5 from here on, and was 5e-05" in allowed.stderr
+    allowed = resume(run_id, *change, "--allow-changes", "-o", "json", expect=0)
+    assert "learning_rate is 0.5 from this step on; it was 5e-05" in allowed.stderr
     request = json.loads(allowed.stdout)
     command = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"]
     assert command.index("--allow-changes") < command.index("finetune-classification")
@@ -109,19 +109,19 @@ def test_a_change_that_decides_the_result_has_to_be_asked_for(
     assert request["tags"]["trainyard:resumed"] == failed.ended.id
     assert request["jobName"] == run_id
 
-    # What decides nothing of the result may be changed at any time.
+    # Other arguments may always be changed.
     changes = [f"--set={it}" for it in ("attempts=7", "timeout_hours=1", "arguments.log_every_steps=3")]
-    request = json.loads(resume(run_id, "--dry-run", *changes, expect=0).stdout)
+    request = json.loads(resume(run_id, "--dry-run", "-o", "json", *changes, expect=0).stdout)
     assert (request["retryStrategy"]["attempts"], request["timeout"]["attemptDurationSeconds"]) == (7, 3600)
     another = resume(run_id, "--set", "team=product", expect=2)
-    assert "is a run of team 'research', which it keeps" in another.stderr
+    assert "keeps its team 'research'" in another.stderr
     assert jobs_of(emulated, stage, run_id) == [failed.ended.id]
 
 
-def test_a_resumed_run_is_the_same_run_from_its_newest_checkpoint(
+def test_a_resumed_run_continues_from_its_newest_checkpoint(
     aws_trainyard: Trainyard, resume: Resume, failed: Run, emulated: Aws
 ) -> None:
-    # GIVEN a run that has saved; its second job ends at a bad row of its data
+    # GIVEN a run with a checkpoint, whose second job ends at a bad row of its data
     run_id, place = failed.plan.run_id, failed.plan.run_location / "checkpoints/step-20/manifest.json"
     emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=b"{}")
     resumed = resume(run_id, "-o", "json", expect=1)
@@ -134,7 +134,7 @@ def test_a_resumed_run_is_the_same_run_from_its_newest_checkpoint(
     assert "attempt 1, resumed" in aws_trainyard("logs", run_id).stderr
 
 
-def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
+def test_two_simultaneous_resumes_submit_one_job(
     *,
     failed: Run,
     resume: Resume,
@@ -172,7 +172,7 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
         aws_trainyard("cancel", run_id, expect=0)
         assert wait_for(emulated, stage, submitted["job_id"]).state == "CANCELLED"
 
-    # What was cancelled is resumed again, after the job that it was by then.
+    # A cancelled run can be resumed again, after its newest job.
     again = resume(run_id, "--detach", "-o", "json", expect=0)
     newest = batch.find_job(emulated, stage, run_id)
     assert newest is not None
@@ -180,7 +180,7 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
     stop(emulated, stage, run_id)
 
 
-def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
+def test_a_run_must_have_ended_before_it_is_resumed(
     resume: Resume, aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
 ) -> None:
     saves = "trap 'sleep 5; exit 75' TERM; sleep 600 & wait"
@@ -188,17 +188,19 @@ def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
     job_id = send(emulated, planned)
     wait_for(emulated, stage, job_id, state="RUNNING")
     running = resume(planned.run_id, expect=2)
-    assert f"{planned.run_id} has not ended: it is RUNNING" in running.stderr
-    assert f"or trainyard cancel {planned.run_id} and resume it then" in running.stderr
+    assert f"{planned.run_id} has not ended: job {job_id} is RUNNING" in running.stderr
+    assert f"or trainyard cancel {planned.run_id} and then resume it" in running.stderr
     aws_trainyard("cancel", planned.run_id, expect=0)
     ending = resume(planned.run_id, expect=2)
-    assert f"{planned.run_id} is being stopped, and is RUNNING until it has saved and ended" in ending.stderr
+    assert (
+        f"{planned.run_id} is being stopped: job {job_id} stays RUNNING until it has saved and ended" in ending.stderr
+    )
     assert "trainyard cancel" not in ending.stderr
     assert wait_for(emulated, stage, job_id).state == "CANCELLED"
     resume(planned.run_id, "--dry-run", expect=0)
 
 
-def test_where_batch_refuses_the_job_all_is_as_before(
+def test_a_refused_resume_changes_nothing(
     *, trainyard: Trainyard, resume: Resume, failed: Run, emulated: Aws, stage: DeployedStage, faulty: FaultyProxy
 ) -> None:
     run_id = failed.plan.run_id
@@ -219,7 +221,7 @@ def test_where_batch_refuses_the_job_all_is_as_before(
     stop(emulated, stage, run_id)
 
 
-def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
+def test_a_run_ended_by_its_budget_resumes_with_a_larger_one(
     resume: Resume, aws_trainyard: Trainyard, failed: Run, emulated: Aws, stage: DeployedStage
 ) -> None:
     run_id, location, row = failed.plan.run_id, failed.plan.run_location, stage.instance_type
@@ -245,13 +247,12 @@ def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
     assert f"{used} used" in aws_trainyard("receipt", run_id, expect=0).stdout
     assert f"{used} are used up" in resume(run_id, "--dry-run", expect=2).stderr
     larger = resume(run_id, "--dry-run", "--set", "max_usd=10", expect=0)
-    assert "of 10.00 USD used until now" in larger.stderr
-    assert '"--max-usd=10.0"' in larger.stdout
+    assert "of 10.00 USD used so far" in larger.stdout
+    as_json = resume(run_id, "--dry-run", "--set", "max_usd=10", "-o", "json", expect=0)
+    assert '"--max-usd=10.0"' in as_json.stdout
 
 
-def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
-    resume: Resume, failed: Run, emulated: Aws
-) -> None:
+def test_an_unreadable_receipt_does_not_prevent_resuming(resume: Resume, failed: Run, emulated: Aws) -> None:
     run_id, location = failed.plan.run_id, failed.plan.run_location
     attempts = [attempt_of(failed.ended.id, number, number) for number in (1, 2)]
     cards = {"utilization_percent": 1, "memory_percent": 2, "mean_utilization_percent": 3, "idle_seconds": 4, "warp": 9}
@@ -267,8 +268,8 @@ def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
     used_up = resume(run_id, "--dry-run", "--set", "max_hours=2.5", expect=2)
     assert "3.00 of 2.5 instance hours are used up" in used_up.stderr
     found = resume(run_id, "--dry-run", "--set", "max_hours=9", expect=0)
-    assert "3.00 of 9 instance hours used until now" in found.stderr
+    assert "3.00 of 9 instance hours used so far" in found.stdout
     assert "no receipt can be read: the budget counts the run's 2 recorded attempts" in found.stderr
-    said = used_up.stderr + found.stderr  # once in a process
+    warnings = used_up.stderr + found.stderr  # each is printed once per process
     for name in ("3.json", "junk.json"):
-        assert f"warning: {location}attempts/{name} cannot be read and is skipped" in said
+        assert f"warning: {location}attempts/{name} cannot be read and is skipped" in warnings

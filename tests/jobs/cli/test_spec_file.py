@@ -1,6 +1,7 @@
-"""Spec files: what is read of them, what is refused and in which words, and what `--set` changes."""
+"""Reading spec files: values, errors, and `--set`."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_every_ready_spec_is_valid(path: Path) -> None:
         pytest.param(b"name: caf\xe9\n", "line 1: byte 0xe9 is not UTF-8", id="Latin-1"),
     ],
 )
-def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_each_error_names_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UsageError) as error:
         read_spec(path)
@@ -60,9 +61,7 @@ def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes,
     assert str(path) in str(error.value)
 
 
-def test_local_inputs_count_from_the_working_directory_and_a_tilde_begins_the_users_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_inputs_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     path = write(tmp_path, GOOD.replace("data://models/minilm", "~/models/minilm"))
     read = read_spec(path, ["arguments.train_data=[~/a.csv, b~.csv, ~nobody-of-that-name/c.csv]"])
@@ -80,7 +79,7 @@ def test_local_inputs_count_from_the_working_directory_and_a_tilde_begins_the_us
 
 
 def _bomb(first: str, further: str) -> str:
-    """Each of 40 values holds the one before it twice."""
+    """Return a spec with 40 values, each containing the one before it twice."""
     lines = [first, *(further.format(number, number - 1) for number in range(1, 40))]
     return GOOD + "".join(f"{line}\n" for line in lines)
 
@@ -95,10 +94,10 @@ def _bomb(first: str, further: str) -> str:
         pytest.param("a: " + "[" * 200 + "]" * 200, "nested too deeply", id="depth"),
         pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' contains itself", id="recursion"),
         pytest.param(f"attempts: 0x{'f' * 100_000}\n", "cannot be read as int (more than 1000", id="hexadecimal"),
-        pytest.param("name: " + "x" * 1_000_000, "it is larger than 1 MB, so it is no spec", id="too large"),
+        pytest.param("name: " + "x" * 1_000_000, "it is larger than 1 MB, so it is not a spec", id="too large"),
     ],
 )
-def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
+def test_files_that_would_take_forever_are_refused(tmp_path: Path, text: str, message: str) -> None:
     began = time.process_time()
     with pytest.raises(UsageError) as error:
         read_specs(write(tmp_path, text))
@@ -136,12 +135,12 @@ PLAIN = st.one_of(
 
 @settings(deadline=None, max_examples=50)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
-def test_what_is_written_is_read_alike_by_every_reader(value: object) -> None:
+def test_written_yaml_is_read_equally_by_all_readers(value: object) -> None:
     text = dump_spec({"value": value})
     assert parse_documents(text, origin="here")[0].data == yaml.safe_load(text) == {"value": value}
 
 
-def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_are_refused(tmp_path: Path) -> None:
+def test_surrogate_pairs_are_read_and_single_ones_refused(tmp_path: Path) -> None:
     written = json.dumps(
         {**yaml.safe_load(GOOD), "sweep": {"arguments.text_column": ["\N{GRINNING FACE}"]}, "max_usd": 1}
     )
@@ -153,16 +152,20 @@ def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_ar
                 read_spec(write(tmp_path, written.replace(place, place[:-1] + half + place[-1])))
 
 
-def test_what_is_no_file_of_a_spec_is_refused(tmp_path: Path) -> None:
+def test_missing_files_and_devices_are_refused(tmp_path: Path) -> None:
     (tmp_path / "reviews.yaml").write_text(GOOD)
     with pytest.raises(NotFoundError, match=r"no such file; did you mean .*reviews\.yaml\?"):
         read_spec(tmp_path / "review.yaml")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFoundError, match=r"finetune-mrpc\.yml: no such file\n") as missing:
+        read_spec(tmp_path / "empty" / "finetune-mrpc.yml")
+    assert missing.value.next_step == f"ready-made specs are in {os.path.relpath(READY_SPECS)}/"
     for device in ("/dev/zero", "/proc/self/mem"):
         with pytest.raises(UsageError, match=f"^{device}: "):
             read_spec(Path(device))
 
 
-def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) -> None:
+def test_overrides_are_yaml_and_validated_like_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     spec = read_spec(path, ["arguments.epochs=2", "resources.nproc_per_node=4", "name=other"])
     assert (spec.name, spec.arguments["epochs"], spec.resources.nproc_per_node) == ("other", 2, 4)
@@ -173,14 +176,14 @@ def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("arguments.epochs", "it should look like --set arguments.epochs=2"),
+        ("arguments.epochs", "expected KEY=VALUE, e.g. --set arguments.epochs=2"),
         ("name.first=x", "leads into a value that is not a mapping"),
         ("arguments.epochs=[1", "--set arguments.epochs: line 1"),
         ("sweep.arguments.\udcff=[1]", "must not contain NUL or lone surrogates"),
         ("attempts=010", "--set attempts: line 1, column 1: '010' cannot be read as int (other YAML readers"),
     ],
 )
-def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
+def test_invalid_overrides(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         read_spec(write(tmp_path, GOOD), [override])
     assert message in str(error.value)
@@ -195,11 +198,11 @@ arguments: {{model: run://reviews/model, train_data: run://reviews/train.jsonl}}
 """
 
 
-def test_several_specs_of_one_file_keep_their_order(tmp_path: Path) -> None:
+def test_several_specs_in_a_file_keep_their_order(tmp_path: Path) -> None:
     specs = read_specs(write(tmp_path, SEVERAL))
     assert [spec.name for spec in specs] == ["reviews", "second"]
     assert specs[1].arguments["model"] == "run://reviews/model"
-    with pytest.raises(UsageError, match="holds 2 specs; one is expected here"):
+    with pytest.raises(UsageError, match="has 2 specs; only one is allowed here"):
         read_spec(write(tmp_path, SEVERAL))
 
 
@@ -208,26 +211,30 @@ def test_several_specs_of_one_file_keep_their_order(tmp_path: Path) -> None:
     [
         pytest.param(SEVERAL + "wokers: 2\n", "document 2, line 8: wokers: unknown key", id="unknown key"),
         pytest.param(
-            SEVERAL.replace("second", "reviews"), "document 2, line 8: name: 'reviews' is that of", id="names"
+            SEVERAL.replace("second", "reviews"),
+            "document 2, line 8: name: an earlier document has the name 'reviews'",
+            id="names",
         ),
         pytest.param(
             SEVERAL + "---\n", "document 3, line 12: a spec must be a mapping of keys to values, not an empty document"
         ),
     ],
 )
-def test_a_mistake_in_one_of_several_is_named_with_its_document(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_one_of_several_specs_names_the_document(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         read_specs(write(tmp_path, text))
     assert message in str(error.value)
 
 
-def test_an_override_is_of_the_document_that_it_names_or_of_each(tmp_path: Path) -> None:
+def test_an_override_changes_one_document_or_all(tmp_path: Path) -> None:
     path = write(tmp_path, SEVERAL)
     first, second = read_specs(path, ["second.arguments.epochs=2", "team=nlp-core", "arguments.seed=1"])
     assert "epochs" not in first.arguments
     assert second.arguments["epochs"] == 2
     assert [(spec.team, spec.arguments["seed"]) for spec in (first, second)] == [("nlp-core", 1)] * 2
-    with pytest.raises(UsageError, match=r"--set secnd.attempts=1: 'secnd' is no document .*; did you mean 'second'"):
+    with pytest.raises(
+        UsageError, match=r"--set secnd.attempts=1: the file has no document 'secnd'; did you mean 'second'"
+    ):
         read_specs(path, ["secnd.attempts=1"])
-    # The one document of a file may be named too.
+    # The only document of a file may be named too.
     assert read_spec(write(tmp_path, GOOD), ["reviews.attempts=1"]).attempts == 1

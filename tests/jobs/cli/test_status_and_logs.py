@@ -1,4 +1,4 @@
-"""`trainyard status` and `logs`: of runs that have ended, and of one that runs, on a terminal and elsewhere."""
+"""`trainyard status` and `logs` of ended and running runs, with and without a terminal."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli import live
 from jobs.cli.live import LiveView
-from jobs.cli.submit import send
+from jobs.cli.submission import send
 from jobs.core.records import CardUse, Receipt
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
@@ -29,12 +29,12 @@ BUSY = "HPUs 93 % busy (88 % on average), 61 % of their memory in use"
 
 
 def wait_for_file(path: Path) -> str:
-    """What a job's shell does until `path` is there."""
+    """Return a shell command that waits for a file."""
     return f"while [ ! -e {path} ]; do sleep 0.05; done"
 
 
 def running_receipt(run_id: str) -> Receipt:
-    """Of a run whose third attempt, on busy cards, has made nine tenths of its steps."""
+    """Return the receipt of a run whose third attempt, on busy cards, has done nine tenths of its steps."""
     receipt = three_attempts(100, run_id=run_id, end="running").receipt
     assert receipt is not None
     cards = CardUse(utilization_percent=93.0, memory_percent=61.0, mean_utilization_percent=88.0, idle_seconds=0.0)
@@ -68,7 +68,7 @@ def test_status_and_logs_have_each_attempt(aws_trainyard: Trainyard, run_command
     assert aws_trainyard("logs", run.plan.run_id, "--since", "1h").stdout == printed.stdout
 
 
-def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_job_alone(
+def test_the_panel_and_status_show_cards_cost_and_time_left(
     *,
     aws_trainyard: Trainyard,
     emulated: Aws,
@@ -94,12 +94,12 @@ def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_
         terminal.wait_until_shown(" USD so far; On-Demand ")
         status = aws_trainyard("status", plan.run_id).stdout
         further.touch()
-        # By the pace of the two lines it can say when it will end, and at what cost.
+        # From the two lines the view can tell when the job will end, and at what cost.
         terminal.wait_until_shown(" to the last step")
         terminal.wait_until_shown(" at the end")
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait() == 130
-    assert f"detached from {plan.run_id}; it goes on" in terminal.shown
+    assert f"detached from {plan.run_id}, which continues" in terminal.shown
     assert f"next: trainyard logs {plan.run_id} --follow" in terminal.shown
     [job] = batch.describe(emulated, stage, [job_id])
     assert job.state == "RUNNING"
@@ -110,10 +110,10 @@ def test_a_panel_and_status_show_cards_cost_and_time_left_and_ctrl_c_leaves_the_
     assert " USD at the end; On-Demand " in rows["in AWS it would cost"]
 
 
-def test_without_a_terminal_every_line_is_printed_and_now_and_then_what_a_panel_would_show(
+def test_without_a_terminal_lines_and_figures_are_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "SAY_SECONDS", 0.0)
+    monkeypatch.setattr(live, "REPORT_SECONDS", 0.0)
     log = io.StringIO()
     with LiveView(show_log=True, log_to=log) as view:
         for minute, step in enumerate((900, 950)):
@@ -127,7 +127,7 @@ def test_without_a_terminal_every_line_is_printed_and_now_and_then_what_a_panel_
     assert " USD so far, " in money
 
 
-def test_of_a_sweep_workers_are_named_and_none_is_kept_by_anything_once_it_has_ended(
+def test_log_lines_of_a_sweep_name_its_workers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sweep = job_of("probe-20260131-120000-0a1b", points=2, nodes={"RUNNING": 1, "SUCCEEDED": 1})
@@ -144,7 +144,22 @@ def test_of_a_sweep_workers_are_named_and_none_is_kept_by_anything_once_it_has_e
     ]
 
 
-def test_following_waits_out_throttling_and_loses_no_line(
+def test_last_lines_of_a_failed_rank_are_shown_once() -> None:
+    lines = [
+        "step 1",
+        "[rank 1] ValueError: no label",
+        "rank 1 of node 0 wrote last: ValueError: no label",
+        "error: rank 1",
+    ]
+    log = io.StringIO()
+    with LiveView(show_log=True, log_to=log) as view:
+        for text in [*lines, "rank 2 of node 0 wrote last: was not shown"]:
+            view.show(LogLine(time=BEGIN, attempt=1, node=None, text=text))
+    assert log.getvalue().splitlines() == [*lines[:2], lines[3], "rank 2 of node 0 wrote last: was not shown"]
+    assert list(view.tail)[:2] == ["ValueError: no label", "error: rank 1"]
+
+
+def test_following_survives_throttling_without_losing_lines(
     trainyard: Trainyard, emulated: Aws, stage: DeployedStage, faulty: FaultyProxy, tmp_path: Path
 ) -> None:
     over = tmp_path / "over"
@@ -152,7 +167,7 @@ def test_following_waits_out_throttling_and_loses_no_line(
     plan = planned_to_run(emulated, stage, ["sh", "-c", script])
     send(emulated, plan)
     throttled = Fault("answer", status=429, code="TooManyRequestsException")
-    # The first call finds the run; then more in a row fail than boto3 itself tries again.
+    # The first call finds the run; then more calls fail in a row than boto3 itself retries.
     faulty.faults["describejobs"].extend([None, *[throttled] * 6])
     faulty.faults["getlogevents"].extend([Fault("cut"), *[Fault("answer", status=500)] * 6])
     faulty.when_over = over.touch

@@ -1,4 +1,4 @@
-"""`trainyard submit` against the deployed stage: what it prints, asks, sends, and how it ends."""
+"""`trainyard submit` on the deployed stage: output, confirmation, request, exit code."""
 
 import json
 import re
@@ -24,14 +24,14 @@ from tests.support.running_emulator import Emulator, environment_of
 
 @pytest.fixture
 def network(emulated: Aws, deployed_aws: Emulator) -> Iterator[FaultyProxy]:
-    """The emulator behind an address that is not this machine's usual loopback: there, money would be spent."""
+    """Return the emulator behind an address other than localhost, where submitting costs money."""
     with FaultyProxy(deployed_aws.endpoint, host="127.0.0.2") as proxy:
         yield proxy
 
 
 @pytest.fixture
 def pushed_images(emulated: Aws) -> Iterator[None]:
-    """What a submission finds if an image was pushed and deployed."""
+    """Set the parameters as if images were pushed and deployed."""
     names = ["job-image/finetune-classification", f"image/gaudi/{release().name}"]
     parameters = [emulated.ssm.get_parameter(Name=f"/trainyard/dev/{name}")["Parameter"] for name in names]
     for parameter in parameters:
@@ -47,9 +47,7 @@ def runs_of(aws: Aws, stage: DeployedStage) -> list[str]:
     return [item["Key"] for item in objects]
 
 
-def test_nothing_is_submitted_to_an_account_whose_image_was_never_pushed(
-    trainyard: Trainyard, spec: Path, network: FaultyProxy
-) -> None:
+def test_nothing_is_submitted_before_an_image_is_pushed(trainyard: Trainyard, spec: Path, network: FaultyProxy) -> None:
     refused = trainyard("submit", spec, "--yes", environment=environment_of(network.url))
     assert refused.returncode == 3
     image = "the image of 'finetune-classification' jobs had not been pushed when stage 'dev' was deployed"
@@ -58,12 +56,12 @@ def test_nothing_is_submitted_to_an_account_whose_image_was_never_pushed(
     assert "submitjob" not in network.seen
 
 
-def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
+def test_a_dry_run_prints_the_plan_or_the_request(
     aws_trainyard: Trainyard, spec: Path, emulated: Aws, stage: DeployedStage
 ) -> None:
     before = runs_of(emulated, stage)
     asked = ("--dry-run", "--set", "arguments.epochs=2", "--set", "attempts=5")
-    finished = aws_trainyard("submit", spec, *asked, expect=0)
+    finished = aws_trainyard("submit", spec, *asked, "-o", "json", expect=0)
     request: dict[str, Any] = json.loads(finished.stdout)
     assert is_run_id(request["jobName"])
     assert request["jobQueue"] == stage.queues["spot@research"]
@@ -72,14 +70,18 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
     assert f"--model=s3://{stage.data_bucket}/{MODEL_KEY}" in container["command"]
     assert "--epochs=2.0" in container["command"]
     assert runs_of(emulated, stage) == before
-    piped = aws_trainyard("submit", "-", *asked, stdin=spec.read_text(), expect=0)
+    piped = aws_trainyard("submit", "-", *asked, "-o", "json", stdin=spec.read_text(), expect=0)
     [same] = json.loads(piped.stdout)["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
     assert same["command"] == container["command"]
+    shown = aws_trainyard("submit", spec, *asked, expect=0)
+    assert "jobQueue" not in shown.stdout
+    assert "dry run: nothing was submitted" in shown.stderr
     for word in ("spot@research", "dl1.24xlarge", "13.11 USD/h On-Demand", "as of 2022-08-24", "instead of 8"):
         assert word in finished.stderr
+        assert word in shown.stdout
 
 
-def test_what_cannot_run_is_refused_with_all_that_is_wrong_before_anything_is_sent(
+def test_all_errors_are_reported_and_nothing_is_sent(
     aws_trainyard: Trainyard, spec: Path, emulated: Aws, stage: DeployedStage
 ) -> None:
     before = runs_of(emulated, stage)
@@ -104,7 +106,7 @@ def test_what_cannot_run_is_refused_with_all_that_is_wrong_before_anything_is_se
     assert runs_of(emulated, stage) == before
 
 
-def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(
+def test_json_output_is_one_object_and_the_log_is_on_stderr(
     aws_trainyard: Trainyard, spec: Path, emulated: Aws, stage: DeployedStage
 ) -> None:
     finished = aws_trainyard("submit", spec, "-o", "json", expect=1)
@@ -122,7 +124,7 @@ def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(
 
 
 @pytest.mark.usefixtures("pushed_images")
-def test_money_is_not_spent_unasked(
+def test_spending_money_needs_confirmation(
     *,
     trainyard: Trainyard,
     spec: Path,
@@ -134,9 +136,9 @@ def test_money_is_not_spent_unasked(
     before, on_aws = runs_of(emulated, stage), environment_of(network.url)
     unasked = trainyard("submit", spec, "--detach", environment=on_aws)
     assert unasked.returncode == 2
-    assert "there is no terminal to ask on" in unasked.stderr
+    assert "there is no terminal on which to confirm the costs" in unasked.stderr
     assert "next: add --yes" in unasked.stderr
-    assert "nothing here" not in unasked.stderr
+    assert "free on the emulator" not in unasked.stderr
     for answer, exit_code in (("n\n", 1), ("y\n", 0)):
         assert runs_of(emulated, stage) == before
         with Terminal(
@@ -151,7 +153,7 @@ def test_money_is_not_spent_unasked(
     wait_for(emulated, stage, job.id)
 
 
-def test_a_training_is_followed_to_its_result_and_fetched(aws_trainyard: Trainyard, tmp_path: Path) -> None:
+def test_a_training_is_followed_and_its_files_fetched(aws_trainyard: Trainyard, tmp_path: Path) -> None:
     save_tiny_bert(tmp_path / "model")
     write_jsonl(tmp_path / "train.jsonl", reviews(64, seed=1))
     write_jsonl(tmp_path / "eval.jsonl", reviews(32, seed=2))

@@ -1,4 +1,4 @@
-"""A script of one's own, submitted as its user does: the ready spec, its folder, and what is refused beforehand."""
+"""Submitting a script: the ready-made spec, its code, and what is refused before anything is uploaded."""
 
 import csv
 import json
@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import READY_SPECS
-from jobs.cli.submit import plan_run
+from jobs.cli.submission import check_requirements, plan_run
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
@@ -24,7 +23,7 @@ from tests.support.container.reviews import reviews
 from tests.support.container.scripts import write_files
 
 
-def test_the_ready_spec_trains_and_gives_its_code_back(
+def test_the_ready_made_spec_trains_and_its_code_is_fetched(
     aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage, tmp_path: Path
 ) -> None:
     shutil.copytree(READY_SPECS / "my-script", tmp_path / "code", ignore=shutil.ignore_patterns("__pycache__"))
@@ -37,7 +36,7 @@ def test_the_ready_spec_trains_and_gives_its_code_back(
     spec["arguments"] |= {"code": "code", "inputs": {"reviews": "reviews.csv"}}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
 
-    looked = aws_trainyard("submit", "spec.yaml", "--dry-run")
+    looked = aws_trainyard("submit", "spec.yaml", "--dry-run", "-o", "json")
     assert [line.split()[-1] for line in looked.stderr.splitlines() if line.startswith("code:")] == ["train.py"]
     command = json.loads(looked.stdout)["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"]
     assert "--command=train.py {inputs.reviews}" in command
@@ -53,7 +52,7 @@ def test_the_ready_spec_trains_and_gives_its_code_back(
     assert fetched.stdout.split() == [f"runs/{run_id}/code/train.py"]
     assert (tmp_path / fetched.stdout.strip()).read_bytes() == (tmp_path / "code/train.py").read_bytes()
     assert "1 file of " in aws_trainyard("receipt", run_id).stdout
-    assert "on S3 before" in aws_trainyard("submit", "spec.yaml", "--detach", "--set", "name=again").stderr
+    assert "already on S3" in aws_trainyard("submit", "spec.yaml", "--detach", "--set", "name=again").stderr
     aws_trainyard("cancel", "again", expect=0)
 
     record = emulated.s3.get_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/code.json")["Body"].read()
@@ -113,7 +112,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, object], type[TrainyardError], st
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_no_job_should_get_is_refused_before_anything_is_uploaded(
+def test_bad_code_is_refused_before_anything_is_uploaded(
     case: str, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, arguments, kind, message = BAD[case]
@@ -142,7 +141,7 @@ def test_what_no_job_should_get_is_refused_before_anything_is_uploaded(
         ({"streamed_inputs": ["texts"]}, "unknown input 'texts'"),
     ],
 )
-def test_a_mistake_in_the_spec_is_told_in_its_place(arguments: dict[str, object], message: str) -> None:
+def test_an_error_in_the_spec_names_its_place(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_spec(
             {"name": "a", "job": "script", "arguments": {"code": ".", "command": "train.py", **arguments}}, origin="a"
@@ -150,7 +149,7 @@ def test_a_mistake_in_the_spec_is_told_in_its_place(arguments: dict[str, object]
     assert message in str(refused.value)
 
 
-def test_a_secret_in_a_spec_is_refused_before_it_is_kept(emulated: Aws, stage: DeployedStage) -> None:
+def test_a_secret_in_a_spec_is_refused(emulated: Aws, stage: DeployedStage) -> None:
     given = {"code": "elsewhere", "command": "train.py", "parameters": {"index": "https://word@wheels.example/simple"}}
     spec = parse_spec({"name": "a", "job": "script", "arguments": given}, origin="a")
     with pytest.raises(UsageError) as refused:
@@ -159,7 +158,7 @@ def test_a_secret_in_a_spec_is_refused_before_it_is_kept(emulated: Aws, stage: D
     assert "word" not in str(refused.value)
 
 
-def test_the_same_files_are_the_same_code_and_git_says_which_they_are(tmp_path: Path, stage: DeployedStage) -> None:
+def test_equal_files_are_equal_code_with_the_commit_from_git(tmp_path: Path, stage: DeployedStage) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
         subprocess.run(["git", "-C", tmp_path / "one", *identity, *arguments], check=True, capture_output=True)

@@ -1,5 +1,4 @@
-"""A sweep, from its spec to its best model: submitted once, one worker reclaimed, one point failed and run again, those
-that are behind stopped early."""
+"""A sweep from spec to best model: one worker is reclaimed, one point fails and is repeated, others stop early."""
 
 import json
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import plan_run, plan_runs
+from jobs.cli.submission import plan_run, plan_runs
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
@@ -72,7 +71,7 @@ def spec(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_alone_again(
+def test_a_sweep_survives_a_reclaim_and_repeats_failed_points(
     *,
     aws_trainyard: Trainyard,
     emulated: Aws,
@@ -84,14 +83,14 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def say(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    def run_command(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
         return aws_trainyard(*arguments, expect=expect)
 
-    # GIVEN a sweep that is planned as one, with as many workers as its queue can hold instances
+    # GIVEN a sweep with as many workers as its queue has room for
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    submitted = say("submit", "spec.yaml", "--detach")
+    submitted = run_command("submit", "spec.yaml", "--detach")
     assert (
-        "4 points of parameters.rate, parameters.seed, 2 at once; one budget over all; from step 1" in submitted.stderr
+        "4 points of parameters.rate, parameters.seed, 2 at a time; one budget for all; from step 1" in submitted.stderr
     )
     assert "2 x dl1.24xlarge" in submitted.stderr
     run_id = submitted.stdout.strip()
@@ -103,7 +102,7 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     with pytest.raises(UsageError, match=r"which still runs: 0 of 4 points done"):
         plan_run(emulated, stage, reading(spec["name"]))
 
-    # WHEN the worker of the first point is reclaimed after that has saved a step
+    # WHEN the worker of the first point is reclaimed after it has saved a step
     wait_until(lambda: storage.newest_checkpoint(emulated, points[0]), lambda step: step is not None)
     claim = Claim.model_validate_json(object_at(emulated, run.location / claim_name(job.id, 1)))
     deployed_aws.reclaim(f"{job.id}:{claim.child}")
@@ -111,8 +110,7 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     (tmp_path / "go").touch()
     ended = finished(emulated, stage, job.id)
 
-    # THEN it went on with its own point, from that step, and of the others one has failed, and one that was behind
-    # the first two has been stopped
+    # THEN its point continued from that step; of the other points one failed, and one that was behind was stopped
     assert (ended.state, ended.points, ended.attempts, sum(ended.nodes.values())) == ("FAILED", 4, (), 2)
     bills = [storage.read_receipt(emulated, point) for point in points]
     reasons = [attempt.reason for bill in bills if bill for attempt in bill.attempts]
@@ -128,27 +126,27 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     assert bills[3] is not None
     assert bills[3].stopped_early
     assert bills[3].attempts[0].last_step == storage.newest_checkpoint(emulated, points[3]) == 1
-    status = say("status", run_id).stdout
+    status = run_command("status", run_id).stdout
     assert "2 of 4 points done, 1 failed, 1 stopped early" in status
     assert " of 500.00 USD used" in status
-    listed = json.loads(say("list", "--limit", "1", "-o", "json").stdout)[0]
+    listed = json.loads(run_command("list", "--limit", "1", "-o", "json").stdout)[0]
     assert (listed["points"], listed["metric"]) == (
         "2 of 4 points done, 1 failed, 1 stopped early",
         {"name": "eval_loss", "value": 1.01},
     )
-    # AND other commands know it as a sweep, and why it ended
+    # AND other commands know that it is a sweep, and why it ended
     failure = "1 of 4 points failed: point 3: "
     assert failure in status
-    why = say("why", run_id).stderr
+    why = run_command("why", run_id).stderr
     assert failure in why
     assert f"next: trainyard sweep {run_id}, then trainyard resume {run_id}" in why
-    for command, what in {"report": "a report", "receipt": "a receipt", "fetch": "files"}.items():
-        refused = say(command, run_id, expect=2).stderr
-        assert f"is a sweep, each of whose points has {what} of its own" in refused
-        assert f"next: trainyard {command} {record.points[0].run_id}, its best point so far" in refused
-    compared = json.loads(say("compare", run_id, "-o", "json").stdout)
+    for command, what in {"report": "report", "receipt": "receipt", "fetch": "files"}.items():
+        refused = run_command(command, run_id, expect=2).stderr
+        assert f"is a sweep: it has no {what}, but each of its points has" in refused
+        assert f"next: trainyard {command} {record.points[0].run_id} for its best point so far" in refused
+    compared = json.loads(run_command("compare", run_id, "-o", "json").stdout)
     assert [each["run_id"] for each in compared] == [record.points[number].run_id for number in (0, 1, 3, 2)]
-    table = say("sweep", spec["name"])
+    table = run_command("sweep", spec["name"])
     rows = [line.split() for line in table.stdout.splitlines()]
     assert rows[0] == ["POINT", "RATE", "SEED", "LOSS", "USD", "STATE"]
     assert [[*row[:4], *row[5:]] for row in rows[1:3]] == [
@@ -159,46 +157,46 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     assert (rows[4][:3], rows[4][-1]) == (["3", "2", "1"], "failed")
     assert "point 3: " in table.stderr
     assert "this point fails" in table.stderr
-    # AND a point is a run of its own, but for its job
-    assert say("receipt", record.points[1].run_id).stdout.startswith("run ")
-    assert "train.py" in say("fetch", record.points[1].run_id, "--code").stdout
+    # AND a point is a run, but without a job
+    assert run_command("receipt", record.points[1].run_id).stdout.startswith("run ")
+    assert "train.py" in run_command("fetch", record.points[1].run_id, "--code").stdout
     for command in ("resume", "cancel", "logs", "why"):
-        said = say(command, record.points[2].run_id, expect=2).stderr
-        assert f"is a point of the sweep {run_id}" in said
-        assert f"trainyard {command} {run_id}" in said
-    # AND the best point's files are there for others to read
+        refused = run_command(command, record.points[2].run_id, expect=2).stderr
+        assert f"is a point of the sweep {run_id}" in refused
+        assert f"trainyard {command} {run_id}" in refused
+    # AND other specs can read the files of the best point
     planned = plan_run(emulated, stage, reading(spec["name"]))
     assert planned.spec.arguments["inputs"]["rate"] == f"{points[0]}output/rate.txt"
     with pytest.raises(UsageError, match=f"is a sweep, .*run://{spec['name']}@best/"):
         plan_run(emulated, stage, reading(spec["name"], best=""))
 
-    # WHEN what failed is mended, and the sweep resumed
-    assert "keeps its points" in say("resume", run_id, "--set", "sweep.seed=1", expect=2).stderr
+    # WHEN the failed point is fixed and the sweep is resumed
+    assert "keeps its points" in run_command("resume", run_id, "--set", "sweep.seed=1", expect=2).stderr
     (tmp_path / "mended").touch()
-    resumed = say("resume", run_id, "-o", "json")
-    # THEN that point alone ran again, and was stopped too
+    resumed = run_command("resume", run_id, "-o", "json")
+    # THEN only that point ran again, and was stopped early too
     answer = json.loads(resumed.stdout)
     assert (answer["sweep"]["progress"], answer["job"]["points"]) == ("2 of 4 points done, 2 stopped early", 1)
     assert [point["number"] for point in answer["sweep"]["points"]] == [1, 2, 3, 4]
     assert answer["sweep"]["points"][2]["reason"] == "ranked 3 of 4 at step 1"
     assert answer["sweep"]["best"] == record.points[0].run_id
-    assert "point 3 stopped early: ranked 3 of 4 at step 1" in say("logs", run_id).stdout
-    # AND there is nothing to resume but what was stopped, and that where it is asked for
-    refused = say("resume", run_id, expect=2).stderr
+    assert "point 3 stopped early: ranked 3 of 4 at step 1" in run_command("logs", run_id).stdout
+    # AND only the stopped points can be resumed, on request
+    refused = run_command("resume", run_id, expect=2).stderr
     assert "have succeeded, or were stopped early" in refused
     without = ("--set", "sweep.halving=null")
-    assert f"trainyard resume {run_id} {' '.join(without)} runs those to their end" in refused
-    to_the_end = json.loads(say("resume", run_id, *without, "-o", "json").stdout)
+    assert f"next: finish the stopped points: trainyard resume {run_id} {' '.join(without)}" in refused
+    to_the_end = json.loads(run_command("resume", run_id, *without, "-o", "json").stdout)
     assert (to_the_end["sweep"]["progress"], to_the_end["job"]["points"]) == ("4 of 4 points done", 2)
     bills = [storage.read_receipt(emulated, point) for point in points]
     assert [len(bill.attempts) for bill in bills if bill] == [2, 1, 3, 2]
     assert [bill.attempts[-1].resumed_from_step for bill in bills if bill][2:] == [1, 1]
     usd = sum(bill.estimated_usd or 0 for bill in bills if bill)
     assert to_the_end["sweep"]["usd"] == pytest.approx(usd, abs=1e-4)
-    assert "has succeeded" in say("resume", run_id, expect=2).stderr
+    assert "has succeeded" in run_command("resume", run_id, expect=2).stderr
 
 
-def test_a_point_that_cannot_work_is_told_with_its_number_and_nothing_is_written(
+def test_an_invalid_point_is_reported_by_number(
     emulated: Aws, stage: DeployedStage, spec: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

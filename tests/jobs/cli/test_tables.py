@@ -1,4 +1,4 @@
-"""What tables show at which width, and that no text steers the terminal."""
+"""Tables at different widths, and that no text controls the terminal."""
 
 import ast
 import io
@@ -18,9 +18,9 @@ import jobs.cli
 from jobs.cli import tables
 from jobs.cli.list import ListedRun, show_runs
 from jobs.cli.live import LiveView, print_line
-from jobs.cli.plain import PrintableFormatter
 from jobs.cli.tables import Pairs, plan_json, plan_table, print_json, show
 from jobs.cli.tables import stdout as console
+from jobs.cli.terminal import PrintableFormatter
 from jobs.core.words import printable_name
 from jobs.money.prices import Prices, Quote
 from jobs.runs.logs import LogLine
@@ -47,17 +47,23 @@ def test_instances_and_ranks_are_counted_and_priced(
     assert shown["price"].startswith(price)
 
 
-def test_prices_of_today_are_said_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prices_are_shown_with_date_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     prices = Prices(
         on_demand=Quote(usd_per_hour=13.5, date="2026-11-23", source="AWS"),
-        spot=Quote(usd_per_hour=4.25, date="2022-08-24", source="a row"),
+        spot=Quote(usd_per_hour=4.25, date="2022-08-24", source="a row (example.org/prices)"),
     )
     planned = replace(plan(spec(), LARGE, run_id=RUN_ID), prices=prices)
     show(plan_table(planned, emulated=False), on=console())
     shown = " ".join(capsys.readouterr().out.split())
-    assert "13.50 USD/h On-Demand (as of 2026-11-23, from AWS), 4.25 USD/h Spot (as of 2022-08-24, from a row)" in shown
+    assert (
+        "13.50 USD/h On-Demand (as of 2026-11-23, AWS), 4.25 USD/h Spot (as of 2022-08-24, example.org/prices)" in shown
+    )
     answer = plan_json(planned)
-    assert (answer["usd_per_hour"], answer["price_date"], answer["price_source"]) == (4.25, "2022-08-24", "a row")
+    assert (answer["usd_per_hour"], answer["price_date"], answer["price_source"]) == (
+        4.25,
+        "2022-08-24",
+        "a row (example.org/prices)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_prices_of_today_are_said_with_their_sources(capsys: pytest.CaptureFixtu
         (50, ["RUN", "STATE"]),
     ],
 )
-def test_a_narrow_list_leaves_columns_out_and_cuts_nothing(width: int, headings: list[str]) -> None:
+def test_a_narrow_list_leaves_columns_out(width: int, headings: list[str]) -> None:
     job = job_of("finetune-massive-20260131-120000-0a1b", state="SUCCEEDED")
     shown = io.StringIO()
     runs = [ListedRun(job=job, receipt=three_attempts(200).receipt)]
@@ -79,12 +85,12 @@ def test_a_narrow_list_leaves_columns_out_and_cuts_nothing(width: int, headings:
     assert ("accuracy 0.874" in row) == ("METRIC" in headings)
 
 
-def test_a_line_is_broken_between_words_and_an_address_stays_whole() -> None:
+def test_lines_wrap_between_words_and_addresses_stay_whole() -> None:
     address = "s3://a-bucket-with-a-long-name/research/tickets-20261125-214328-ce0d/"
     shown = io.StringIO()
     screen = Console(file=shown, width=37, force_terminal=True, color_system=None)
     tables.print_line(Text(f"attempt 1 of {address}: fine-tuning on the classes of all the tickets"), on=screen)
-    # The third line is as wide as the terminal, which would begin another for a blank behind it.
+    # The third line is as wide as the terminal; a blank behind it would begin another line.
     broken = ["attempt 1 of", f"{address}:", "fine-tuning on the classes of all the", "tickets"]
     assert shown.getvalue().splitlines() == broken
     shown.truncate(0)
@@ -94,12 +100,12 @@ def test_a_line_is_broken_between_words_and_an_address_stays_whole() -> None:
     assert max(len(line) for line in lines if address not in line) <= 37
 
 
-def test_no_text_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_text_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token[0]"
     show(Pairs([("secret", arn), ("reason", "\x1b]0;owned\x07it failed\x9b2J")]), on=console())
     console().print("and \x1b[2J\ud800")
     shown = capsys.readouterr().out
-    assert arn in shown, "':secret:' is no emoji, and brackets are no style"
+    assert arn in shown, "':secret:' is not an emoji, and brackets are not a style"
     assert not set(shown) & {"\x1b", "\x07", "\x9b", "\ud800"}
     assert "it failed" in shown
     text = "caf\xe9 \x1b\x7f\x9b\ud800\n"
@@ -113,7 +119,7 @@ def test_no_text_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_log_cannot_steer_the_terminal_that_it_is_shown_on_now_or_later(
+def test_a_log_cannot_control_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
@@ -128,8 +134,8 @@ def test_a_log_cannot_steer_the_terminal_that_it_is_shown_on_now_or_later(
     assert log.getvalue() == f"{shown}\n"
 
 
-def test_one_place_prints() -> None:
-    """All else goes through it, or through the consoles of tables.py, which show control characters."""
+def test_only_terminal_py_calls_print() -> None:
+    """All other output goes through it, or through the consoles of tables.py, which escape control characters."""
     command_line = Path(jobs.cli.__file__).parent
     prints = {
         str(path.relative_to(command_line))
@@ -137,4 +143,4 @@ def test_one_place_prints() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
-    assert prints == {"plain.py"}
+    assert prints == {"terminal.py"}

@@ -1,4 +1,4 @@
-"""`trainyard why`: why jobs wait, on an emulated Batch that really lets them wait."""
+"""`trainyard why`: why jobs wait, on the emulator."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import raise_failure, send
+from jobs.cli.submission import raise_failure, send
 from jobs.core.errors import TimedOutError
 from jobs.core.queues import SPOT, team_queue_name
 from jobs.core.stage import DEFAULT_TEAM, DeployedStage
@@ -25,7 +25,7 @@ QUEUE = team_queue_name(SPOT, DEFAULT_TEAM)
 
 @pytest.fixture
 def submit(emulated: Aws, stage: DeployedStage, begin: Begin) -> Submit:
-    """Submits a job that runs until the test is over, and returns it once it is in `state`."""
+    """Return a function that submits a job, and returns it once it is in `state`. It ends with the test."""
 
     def submit_one(state: str, *, name: str = "waits", depends_on: Job | None = None, nodes: int = 1) -> Job:
         plan = planned_to_run(emulated, stage, ["sleep", "300"], name=name)
@@ -42,14 +42,14 @@ def causes(found: list[Finding]) -> dict[str, str]:
     return {finding.about: finding.text for finding in found if finding.verdict == "cause"}
 
 
-def test_a_job_waits_for_room_and_for_those_before_it(emulated: Aws, stage: DeployedStage, submit: Submit) -> None:
-    # GIVEN the two instances that `dev` may have, in use
+def test_a_job_waits_for_room_and_for_earlier_jobs(emulated: Aws, stage: DeployedStage, submit: Submit) -> None:
+    # GIVEN that both instances of `dev` are in use
     for _ in range(2):
         submit("RUNNING")
-    # WHEN two more jobs come
+    # WHEN two more jobs are submitted
     third = submit("RUNNABLE", name="third")
     fourth = submit("RUNNABLE", name="fourth")
-    # THEN each is told what it waits for
+    # THEN the findings say what each waits for
     full = "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"
     assert causes(findings(emulated, stage, third)) == {"room": full}
     found = findings(emulated, stage, fourth)
@@ -60,18 +60,18 @@ def test_a_job_waits_for_room_and_for_those_before_it(emulated: Aws, stage: Depl
     )
     fifth = submit("RUNNABLE", name="fifth")
     assert causes(findings(emulated, stage, fifth))["place in the queue"] == "2 jobs wait before it"
-    # AND what is in order is said as well, after the causes
+    # AND the other checks follow after the causes
     assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)
     assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}
 
 
-def test_a_job_whose_nodes_start_one_by_one_waits_for_those_that_lack(
+def test_a_job_with_several_spot_nodes_waits_for_all_of_them(
     emulated: Aws, stage: DeployedStage, submit: Submit
 ) -> None:
-    # GIVEN one of the two instances that `dev` may have, in use
+    # GIVEN that one of the two instances of `dev` is in use
     submit("RUNNING")
     several = submit("RUNNING", nodes=2)
-    # THEN the other one runs a node of the next job, whose second one waits
+    # THEN the other instance runs a node of the next job, whose second node waits
     assert several.nodes == {"RUNNABLE": 1, "RUNNING": 1}
     assert is_waiting(several)
     found = findings(emulated, stage, several)
@@ -81,7 +81,7 @@ def test_a_job_whose_nodes_start_one_by_one_waits_for_those_that_lack(
     assert causes(findings(emulated, stage, more))["room"] == wants
 
 
-def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a_budget(
+def test_a_job_waits_if_its_instances_are_switched_off(
     *,
     emulated: Aws,
     stage: DeployedStage,
@@ -112,20 +112,20 @@ def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a
         stopped = instances(replace(stage, stage_stop=json.dumps(stop)))
         assert stopped.text == "they are switched off: the stage has used up its budget of 500 USD a month"
         assert stopped.next_step == "wait until 2026-12-01, or have monthly_budget_usd of the stage raised"
-        # AND the command says it in a table and as JSON
+        # AND the command prints a table or JSON
         shown = aws_trainyard("why", job.run_id)
         assert (shown.returncode, shown.stderr.split(" in ")[0]) == (0, f"{job.run_id} is RUNNABLE")
         assert shown.stdout.splitlines()[1].startswith("cause")
         answer = json.loads(aws_trainyard("why", job.run_id, "-o", "json").stdout)
         assert (answer["state"], answer["queue"], answer["findings"][0]["verdict"]) == ("RUNNABLE", QUEUE, "cause")
-        # AND a question that is denied is unknown, and the others go on
+        # AND a denied request is unknown, and the other checks continue
         faulty.faults["getjobqueuesnapshot"].append(Fault(kind="answer", status=403, code="AccessDeniedException"))
         found = findings(Aws(), stage, job)
         [place] = [finding for finding in found if finding.about == "place in the queue"]
         denied = "AWS would not say: GetJobQueueSnapshot was answered with AccessDeniedException"
         assert (place.verdict, place.text) == ("unknown", denied)
         assert "Spot instances" in causes(found)
-        # AND an AWS that is not the emulated one is asked for EC2's offer and the quota
+        # AND a real AWS is asked for EC2's offer and the quota
         point_at(monkeypatch, deployed_aws.endpoint)
         real = Aws()
         real.__dict__["emulated"] = False
@@ -135,7 +135,7 @@ def test_a_job_waits_where_instances_are_switched_off_by_hand_by_a_watch_or_by_a
         assert (quota.verdict, "GetServiceQuota" in quota.text) == ("unknown", True)
 
 
-def test_a_job_waits_for_the_one_it_depends_on_and_one_that_runs_does_not_wait(
+def test_a_job_waits_for_its_dependency(
     *,
     emulated: Aws,
     stage: DeployedStage,
@@ -146,12 +146,12 @@ def test_a_job_waits_for_the_one_it_depends_on_and_one_that_runs_does_not_wait(
     assert not is_waiting(first)
     shown = aws_trainyard("why", first.run_id)
     assert (shown.returncode, shown.stdout) == (0, "")
-    assert shown.stderr.startswith(f"{first.run_id} does not wait: it is RUNNING\n")
+    assert shown.stderr.startswith(f"{first.run_id} is not waiting: it is RUNNING\n")
     found = findings(emulated, stage, submit("PENDING", name="second", depends_on=first))
     assert causes(found) == {"dependency": f"it depends on {first.run_id}, which is RUNNING"}
 
 
-def test_a_job_whose_time_is_over_says_so_and_how_to_give_it_more(
+def test_a_timed_out_job_names_the_option_for_more_time(
     aws_trainyard: Trainyard, emulated: Aws, stage: DeployedStage
 ) -> None:
     plan = planned_to_run(emulated, stage, ["sleep", "300"], name="slow")

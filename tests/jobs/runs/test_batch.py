@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import send
+from jobs.cli.submission import send
 from jobs.core.errors import MaybeSubmittedError, TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import plan_run, plan_runs, send
+from jobs.cli.submission import plan_run, plan_runs, send
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage

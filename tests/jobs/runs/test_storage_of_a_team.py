@@ -10,7 +10,7 @@ import yaml
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
-from jobs.cli.submit import send
+from jobs.cli.submission import send
 from jobs.container.launcher.request import parse
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location

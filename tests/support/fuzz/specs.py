@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from jobs.aws.connection import Aws
-from jobs.cli import submit as submitting
-from jobs.cli.failures import run_reporting
-from jobs.cli.submit import How, plan_runs, submit
+from jobs.cli import submission
+from jobs.cli.options import Mode
+from jobs.cli.submission import plan_runs
+from jobs.cli.submit import submit_specs
+from jobs.cli.terminal import run_reporting
 from jobs.container.launcher.request import parse
 from jobs.core.run import MANIFEST
 from jobs.core.words import printable
@@ -147,7 +149,7 @@ def _submit(aws: Aws, stage: str, path: Path, case: Case) -> bool:
         plans.extend(plan_runs(*arguments, **options))
         return plans
 
-    with patch.object(submitting, "plan_runs", planning):
+    with patch.object(submission, "plan_runs", planning):
         code, stdout = dry_run(aws, stage, path, case.overrides)
     if code == 0:
         if case.is_malformed:
@@ -161,7 +163,7 @@ def _submit(aws: Aws, stage: str, path: Path, case: Case) -> bool:
 
 
 def dry_run(aws: Aws, stage: str, path: Path, overrides: tuple[str, ...] = ()) -> tuple[int, str]:
-    return reported(lambda _: submit(aws, stage, path, overrides, how=How.DRY_RUN, yes=False, output="table"))
+    return reported(lambda _: submit_specs(aws, stage, path, overrides, mode=Mode.DRY_RUN, yes=False, output="json"))
 
 
 def reported(command: Callable[[Any], object], arguments: tuple[str, ...] = ()) -> tuple[int, str]:

@@ -19,8 +19,7 @@ from typing import IO
 import pytest
 
 from jobs.cli.app import app
-from jobs.cli.failures import run_reporting
-from jobs.cli.plain import show_warnings
+from jobs.cli.terminal import run_reporting, show_warnings
 
 
 def run(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import plan_run
+from jobs.cli.submission import plan_run
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job

@@ -1,15 +1,15 @@
-"""A step fails at each of its moments: the run stops there, takes away what was made, and continues later."""
+"""Steps that fail at any moment: the run stops, removes what it created, and continues later."""
 
 import json
 import os
 import signal
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from jobs.cli.acceptance.runner import Ending, Ids, LimitReachedError, State, Step, run_steps
+from jobs.cli.acceptance.runner import Ending, Ids, LimitReachedError, Meter, Running, State, Step, run_steps
 from jobs.core.acceptance import DEPLOY, DESTROY, STEPS, AcceptanceRecord, Evidence, Outcome, claims_of
 from jobs.core.errors import ConfigurationError, TrainyardError
 
@@ -26,17 +26,17 @@ NEW = AcceptanceRecord(
 
 @dataclass
 class World:
-    """An account in which each step makes one thing, and its undo takes that away."""
+    """An account in which each step creates one resource, and its undo deletes it."""
 
     path: Path
     breaks: dict[str, tuple[str, BaseException]] = field(default_factory=dict)
-    """Step to the moment at which it breaks, before or after its id is kept, and how."""
+    """Steps that fail, with the moment (before or after the id is stored) and the error."""
     cannot_undo: set[str] = field(default_factory=set)
     there: set[str] = field(default_factory=set)
     begun: list[str] = field(default_factory=list)
     undone: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
-    """Steps that found, by its id, what an earlier start of theirs had made."""
+    """Steps that found, by its id, the resource of an earlier start."""
     outcome: Outcome = "proven"
 
     def steps(self) -> list[Step]:
@@ -76,13 +76,13 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "acceptance" / "dev.json")
 
 
-def test_all_is_taken_away_last_first_and_a_finished_run_does_nothing_again(world: World) -> None:
+def test_steps_are_undone_in_reverse_and_not_repeated(world: World) -> None:
     ending, outcomes, state = world.start()
     assert (ending, set(outcomes.values()), state.record.complete) == ("done", {"proven"}, True)
     assert (world.begun, world.undone, world.there) == (list(STEPS), list(reversed(STEPS)), set())
     ending, _, _ = world.start()
     assert (ending, world.begun, world.undone) == ("done", [], [])
-    # What could not be proven is not repeated either, and is never called proven.
+    # Steps that could not be proven are not repeated either, and never count as proven.
     world.path.unlink()
     world.outcome = "not proven here"
     assert set(world.start()[1].values()) == {"not proven here"}
@@ -100,14 +100,14 @@ def test_all_is_taken_away_last_first_and_a_finished_run_does_nothing_again(worl
     ids=["defect", "limit", "Ctrl-C"],
 )
 @pytest.mark.parametrize(("name", "moment"), [("plan", "before"), ("deploy", "after"), ("reclaim", "before")])
-def test_a_step_that_breaks_ends_the_run_cleanly_and_the_next_start_proves_the_rest(
+def test_a_failed_step_ends_the_run_and_the_next_start_continues(
     world: World, name: str, moment: str, *, error: BaseException, expected: Ending, outcome: Outcome
 ) -> None:
     place = STEPS.index(name)
     world.breaks = {name: (moment, error)}
     ending, seen, state = world.start()
     assert ending == expected
-    # Nothing after it began, everything that began was undone once, last first, and nothing is left.
+    # No later step started, each started step was undone once in reverse order, and nothing is left.
     assert world.begun == list(STEPS[: place + 1])
     assert world.undone == list(reversed(world.begun))
     assert world.there == set()
@@ -124,7 +124,7 @@ def test_a_step_that_breaks_ends_the_run_cleanly_and_the_next_start_proves_the_r
     assert world.there == set()
 
 
-def test_if_one_undo_fails_the_others_continue_and_the_next_start_tries_it_again(world: World) -> None:
+def test_a_failed_undo_is_retried_by_the_next_start(world: World) -> None:
     world.cannot_undo = {"reclaim"}
     ending, _, state = world.start()
     assert (ending, world.undone, world.there) == ("failed", list(reversed(STEPS)), {"reclaim"})
@@ -134,9 +134,9 @@ def test_if_one_undo_fails_the_others_continue_and_the_next_start_tries_it_again
     assert (ending, world.begun, world.undone, world.there) == ("done", [], ["reclaim"], set())
 
 
-def test_a_laptop_that_died_in_a_step_finds_what_it_had_made(world: World) -> None:
+def test_a_step_finds_its_resources_after_a_crash(world: World) -> None:
     class Died(BaseException):
-        """What no code of ours runs after: kill -9."""
+        """Stands for kill -9, after which none of our code runs."""
 
     def die(_ids: Ids) -> None:
         raise Died
@@ -147,12 +147,12 @@ def test_a_laptop_that_died_in_a_step_finds_what_it_had_made(world: World) -> No
     assert {"deploy", "reclaim"} <= world.there
     world.breaks = {}
     ending, _, _ = world.start()
-    # The stage is still there, so it isn't deployed again.
+    # The stage still exists, so it is not deployed again.
     assert (ending, world.begun) == ("done", list(STEPS[STEPS.index("reclaim") :]))
     assert (world.found, set(world.undone), world.there) == (["reclaim"], set(STEPS), set())
 
 
-def test_each_id_is_on_disk_before_the_step_continues(world: World) -> None:
+def test_each_id_is_saved_before_the_step_continues(world: World) -> None:
     seen: list[dict[str, object]] = []
 
     def look(ids: Ids) -> list[Evidence]:
@@ -166,7 +166,7 @@ def test_each_id_is_on_disk_before_the_step_continues(world: World) -> None:
     assert [path.name for path in world.path.parent.iterdir()] == [world.path.name]
 
 
-def test_a_file_that_is_no_state_is_refused(world: World) -> None:
+def test_an_invalid_state_file_is_refused(world: World) -> None:
     world.path.parent.mkdir()
     world.path.write_text('{"stage": "dev"}')
     with pytest.raises(ConfigurationError, match="is not the state of an acceptance run"):
@@ -183,3 +183,99 @@ def test_a_second_interrupt_does_not_stop_the_undo(world: World) -> None:
     assert run_steps(steps, State.open(world.path, NEW), say=lambda _: None) == "interrupted"
     assert world.there == set()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+BEGIN = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
+
+
+@dataclass
+class Account:
+    """A fake account with running instances and a clock."""
+
+    time: datetime = BEGIN
+    running: list[Running] = field(default_factory=list)
+    idle_usd_per_hour: float = 0.0
+    silent: bool = False
+    kept: list[tuple[datetime, float]] = field(default_factory=list)
+
+    def instances(self) -> list[Running]:
+        if self.silent:
+            raise TimeoutError
+        return self.running
+
+    def meter(self, *, limit_usd: float = 40.0, spent_usd: float = 0.0, until: datetime = BEGIN) -> Meter:
+        return Meter(
+            limit_usd=limit_usd,
+            spent_usd=spent_usd,
+            until=until,
+            instances=self.instances,
+            idle_usd_per_hour=lambda: self.idle_usd_per_hour,
+            keep=lambda at, usd: self.kept.append((at, usd)),
+            now=lambda: self.time,
+        )
+
+    def look_after(self, meter: Meter, minutes: float) -> float:
+        self.time += timedelta(minutes=minutes)
+        meter.look()
+        return meter.spent_usd
+
+    def launch(self, name: str, usd_per_hour: float) -> None:
+        self.running = [*self.running, Running(id=name, launched_at=self.time, usd_per_hour=usd_per_hour)]
+
+
+def test_instances_and_idle_costs_are_counted() -> None:
+    account = Account(idle_usd_per_hour=0.05)
+    meter = account.meter()
+    meter.look()
+    account.launch("i-1", 12.0)
+    assert account.look_after(meter, 30) == pytest.approx(6.0 + 0.025)
+    account.launch("i-2", 24.0)
+    assert account.look_after(meter, 30) == pytest.approx(12.0 + 12.0 + 0.05)
+    account.running = []  # they may have ended just before the look
+    assert account.look_after(meter, 1) == pytest.approx(24.05 + 36 / 60 + 0.05 / 60)
+    assert account.look_after(meter, 60) == pytest.approx(24.05 + 36 / 60 + 0.05 / 60 + 0.05)
+    assert account.kept[-1] == (account.time, meter.spent_usd)
+    # A continued run counts instances that ran in the meantime, and nothing twice.
+    account = Account()
+    account.launch("i-1", 10.0)
+    meter = account.meter(spent_usd=5.0, until=BEGIN + timedelta(minutes=30))
+    assert account.look_after(meter, 60) == pytest.approx(5.0 + 5.0)
+
+
+def test_the_run_ends_before_the_money_for_the_undo_is_spent() -> None:
+    account = Account()
+    meter = account.meter(limit_usd=20.0)
+    account.launch("i-1", 16.0)
+    account.look_after(meter, 59)
+    meter.check()
+    account.look_after(meter, 1.5)
+    with pytest.raises(LimitReachedError, match=r"20\.00 USD is reached: 16\.13 USD spent, 4\.00 USD reserved"):
+        meter.check()
+
+
+def test_five_minutes_without_an_answer_count_as_the_limit() -> None:
+    account = Account()
+    meter = account.meter()
+    account.launch("i-1", 12.0)
+    meter.look()
+    account.silent = True
+    account.look_after(meter, 4.9)
+    meter.check()
+    account.look_after(meter, 0.1)
+    with pytest.raises(LimitReachedError, match="EC2 has not answered for 5 minutes"):
+        meter.check()
+    account.silent = False
+    assert account.look_after(meter, 1) == pytest.approx(12.0 * 6 / 60)
+    meter.check()
+
+
+def test_the_meter_looks_at_most_every_half_minute() -> None:
+    account = Account()
+    account.launch("i-1", 12.0)
+    meter = account.meter()
+    meter.check()
+    for seconds, looks in ((29, 1), (1, 2), (10, 2)):
+        account.time += timedelta(seconds=seconds)
+        meter.check()
+        assert len(account.kept) == looks
+    assert meter.spent_usd == pytest.approx(12.0 / 120)

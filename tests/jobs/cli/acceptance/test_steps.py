@@ -1,4 +1,4 @@
-"""What the steps ask of FIS, IAM and Cost Explorer, held against botocore's models, and what a record comes to."""
+"""Requests of the steps to FIS, IAM and Cost Explorer, checked by botocore's models, and the report of a record."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from jobs.aws.connection import Aws
-from jobs.cli.acceptance import fis
+from jobs.cli.acceptance import reclaim
 from jobs.cli.acceptance.command import steps_of
 from jobs.cli.acceptance.context import program
 from jobs.cli.acceptance.runner import LimitReachedError
@@ -40,7 +40,7 @@ KEY = f"trainyard:run${RUN.run_id}"
 
 @pytest.fixture
 def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stubber]:
-    """Clients that answer what the test has queued, and nothing else."""
+    """Return clients that answer only what the test has queued."""
     make: Any = boto3.client
     clients = {
         name: make(name, "us-east-1", aws_access_key_id="x", aws_secret_access_key="x") for name in ("fis", "iam", "ce")
@@ -53,7 +53,7 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stubber]:
 
 
 def queue(stubs: dict[str, Stubber], *states: dict[str, str]) -> None:
-    """Queue a role, a template, and an experiment for each of the states, which is at it from its second answer on."""
+    """Queue answers for a role, a template, and an experiment per state, which it has from its second answer on."""
     stubs["iam"].add_response("create_role", {"Role": ROLE})
     policy = {
         "Version": "2012-10-17",
@@ -89,32 +89,32 @@ def queue(stubs: dict[str, Stubber], *states: dict[str, str]) -> None:
         stubs["fis"].add_response("get_experiment", ended, {"id": f"EXP{number}"})
 
 
-def test_one_instance_is_taken_back_once_the_role_is_known_and_nothing_stays(stubs: dict[str, Stubber]) -> None:
+def test_an_instance_is_interrupted_and_everything_is_deleted(stubs: dict[str, Stubber]) -> None:
     queue(stubs, {"status": "failed", "reason": "Unable to assume role"}, {"status": "completed"})
     waits: list[None] = []
     ids: dict[str, str] = {}
-    fis.interrupt(Aws(), ARN, stage="dev", ids=ids, wait=lambda: waits.append(None))
+    reclaim.interrupt(Aws(), ARN, stage="dev", ids=ids, wait=lambda: waits.append(None))
     assert (ids["experiment"], len(waits)) == ("EXP2", 3)
     assert ids.keys() == {"role", "template", "experiment"}
     stubs["fis"].add_response("delete_experiment_template", {}, {"id": "EXT1"})
     stubs["iam"].add_response("delete_role_policy", {}, {"RoleName": ids["role"], "PolicyName": "interrupt"})
     stubs["iam"].add_response("delete_role", {}, {"RoleName": ids["role"]})
-    fis.undo(Aws(), ids)
+    reclaim.delete_experiment(Aws(), ids)
     assert ids == {"experiment": "EXP2"}
-    fis.undo(Aws(), ids)  # and a second time asks for nothing
+    reclaim.delete_experiment(Aws(), ids)  # the second time sends no request
 
 
-def test_a_refusal_is_an_error_and_an_undo_deletes_what_is_left_and_may_be_deleted(stubs: dict[str, Stubber]) -> None:
+def test_a_refused_experiment_is_an_error_and_is_undone(stubs: dict[str, Stubber]) -> None:
     queue(stubs, {"status": "failed", "reason": "Target resolution returned empty set"})
     ids: dict[str, str] = {}
     with pytest.raises(TrainyardError, match="Target resolution returned empty set"):
-        fis.interrupt(Aws(), ARN, stage="dev", ids=ids, wait=lambda: None)
+        reclaim.interrupt(Aws(), ARN, stage="dev", ids=ids, wait=lambda: None)
     assert ids.keys() == {"role", "template", "experiment"}
     stubs["fis"].add_client_error("delete_experiment_template", "ResourceNotFoundException")
     stubs["iam"].add_client_error("delete_role_policy", "NoSuchEntity")
     stubs["iam"].add_client_error("delete_role", "AccessDenied")
     with pytest.raises(Exception, match="AccessDenied"):
-        fis.undo(Aws(), ids)
+        reclaim.delete_experiment(Aws(), ids)
     assert ids.keys() == {"role", "experiment"}
 
 
@@ -126,7 +126,7 @@ def day(**usd: float) -> dict[str, Any]:
     return {"Groups": groups, "Estimated": False}
 
 
-def test_cost_explorer_is_asked_for_the_stage_by_run_page_by_page(stubs: dict[str, Stubber]) -> None:
+def test_cost_explorer_is_read_by_run_and_page(stubs: dict[str, Stubber]) -> None:
     request = {
         "TimePeriod": {"Start": "2026-10-20", "End": "2026-11-02"},
         "Granularity": "DAILY",
@@ -139,7 +139,7 @@ def test_cost_explorer_is_asked_for_the_stage_by_run_page_by_page(stubs: dict[st
         },
         "GroupBy": [{"Type": "TAG", "Key": "trainyard:run"}],
     }
-    # What has no run is a NAT gateway's, or a run's whose tag came late.
+    # Costs without a run are of a NAT gateway, or of an instance that was tagged late.
     first = {"ResultsByTime": [day(**{KEY: 0.7, "trainyard:run$": 9})], "NextPageToken": "2"}
     stubs["ce"].add_response("get_cost_and_usage", first, request)
     rest = {"ResultsByTime": [day(**{KEY: 0.4})]}
@@ -148,16 +148,16 @@ def test_cost_explorer_is_asked_for_the_stage_by_run_page_by_page(stubs: dict[st
     assert billed_by_run(context_of(), days) == {RUN.run_id: pytest.approx(1.1), "": 9}
     stubs["ce"].add_response("get_cost_and_usage", {"ResultsByTime": [day()]})
     stubs["ce"].add_client_error("get_cost_and_usage", "AccessDeniedException")
-    assert str(billed_by_run(context_of(), days)).startswith("the bill has no run with its tag yet")
-    assert billed_by_run(context_of(), days) == "the bill could not be asked (AccessDeniedException)"
+    assert str(billed_by_run(context_of(), days)).startswith("the bill has no tagged run yet")
+    assert billed_by_run(context_of(), days) == "Cost Explorer did not answer (AccessDeniedException)"
 
 
 @pytest.mark.parametrize(
     ("more", "outcome", "text"),
     [
-        ({RUN.run_id: 1.1}, "proven", "receipts of 1 of 1 runs come to"),
-        ({RUN.run_id: 1.5}, "not proven here", "receipts of 1 of 1 runs come to"),
-        ({"": 9.0}, "not proven here", "not known yet: the bill has no run with its tag yet"),
+        ({RUN.run_id: 1.1}, "proven", "receipts of 1 of 1 runs add up to"),
+        ({RUN.run_id: 1.5}, "not proven here", "receipts of 1 of 1 runs add up to"),
+        ({"": 9.0}, "not proven here", "unknown: the bill has no tagged run yet"),
     ],
 )
 def test_receipts_are_compared_with_the_bill(more: dict[str, float], outcome: str, text: str) -> None:
@@ -166,10 +166,10 @@ def test_receipts_are_compared_with_the_bill(more: dict[str, float], outcome: st
     found = compared([RUN.receipt], bill, bill_days(BEGIN.replace(day=3)))
     assert (found.outcome, text in found.text) == (outcome, True)
     nothing = compared([], bill, bill_days(BEGIN.replace(day=3)))
-    assert nothing.text.startswith("not known yet: no run of the 14 days up to 2026-11-02")
+    assert nothing.text.startswith("unknown: no run in the 14 days up to 2026-11-02")
 
 
-def test_evidence_of_a_step_that_failed_later_counts_for_nothing() -> None:
+def test_evidence_of_a_failed_step_does_not_count() -> None:
     found = NEW.model_copy(update={"steps": [StepRecord(name=name) for name in STEPS]})
     deploy = found.step("deploy")
     deploy.evidence = [Evidence(claim="templates", outcome="proven", text="8 stacks")]
@@ -182,7 +182,7 @@ def test_evidence_of_a_step_that_failed_later_counts_for_nothing() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt; no such role" in page
 
 
-def test_each_step_is_there_in_its_order_and_the_worst_case_is_within_the_default_limit() -> None:
+def test_the_steps_are_complete_and_within_the_default_limit() -> None:
     steps = steps_of(context_of())
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     assert [step.name for step in steps] == list(STEPS)
@@ -191,7 +191,7 @@ def test_each_step_is_there_in_its_order_and_the_worst_case_is_within_the_defaul
     assert next(step for step in steps if step.name == "reclaim").usd == spot * hours
 
 
-def test_a_program_that_fails_is_an_error_with_its_last_words_and_the_limit_ends_it(tmp_path: Path) -> None:
+def test_a_program_fails_with_its_last_lines_or_at_the_limit(tmp_path: Path) -> None:
     fails = [sys.executable, "-c", "import sys; print('[]'); print('no such role', file=sys.stderr); sys.exit(3)"]
     aws = Aws(region="us-east-1")
     assert program(fails, tmp_path / "it", aws=aws, codes=(0, 3)) == "[]\n"

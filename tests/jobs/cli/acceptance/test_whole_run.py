@@ -1,4 +1,4 @@
-"""The command, whole, on an emulator of its own: deployed, used, reclaimed, destroyed, and reported as it was."""
+"""A complete `trainyard acceptance` on its own emulator: deploy, use, reclaim, destroy, report."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.cli.acceptance import command, deployment
+from jobs.cli.acceptance import context, deployment
 from jobs.cli.acceptance.runs import CORPUS
 from jobs.core.acceptance import CLAIMS, STEPS
 from tests.jobs.cli.conftest import Trainyard
@@ -28,7 +28,7 @@ def stacks(aws: Emulator) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_it_proves_what_the_emulator_can_show_and_nothing_else(
+def test_the_acceptance_proves_only_what_the_emulator_can_show(
     trainyard: Trainyard, fresh_aws: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -36,13 +36,13 @@ def test_it_proves_what_the_emulator_can_show_and_nothing_else(
     (tmp_path / ".trainyard/cache").symlink_to(CACHE)
     environment = environment_of(fresh_aws.endpoint)
     with monkeypatch.context() as patch:
-        patch.setattr(command, "infra", lambda *_, **__: [context_of().facts.model_dump()])
+        patch.setattr(context, "infra", lambda *_, **__: [context_of().facts.model_dump()])
         too_expensive = trainyard("acceptance", "--max-usd", "3", environment=environment)
         patch.setattr(deployment, "stacks", lambda _context: {"trainyard-dev-network": "arn"})
         of_others = trainyard("acceptance", environment=environment)
     assert (too_expensive.returncode, of_others.returncode) == (2, 3)
-    assert re.search(r"it may cost [\d.]+ USD, and --max-usd allows 3.00 USD: nothing was begun", too_expensive.stderr)
-    assert "stage 'dev' is there already" in of_others.stderr
+    assert re.search(r"this may cost [\d.]+ USD, but --max-usd is 3.00 USD: nothing was started", too_expensive.stderr)
+    assert "stage 'dev' is already deployed" in of_others.stderr
     assert stacks(fresh_aws) == []
 
     finished = trainyard("acceptance", environment=environment)
@@ -61,10 +61,10 @@ def test_it_proves_what_the_emulator_can_show_and_nothing_else(
         r"\d+ s passed between attempts 1 and 2, and \d+ s more until a step began$",
         evidence["resumes"],
     )
-    assert "could: the emulator enforces no IAM" in evidence["iam"]
+    assert "succeeded: the emulator does not enforce IAM" in evidence["iam"]
     assert report["spent_usd"] == 0
 
-    # Nothing is left but what is meant to stay, and that is named.
+    # Only resources that are kept on purpose are left, and the report names them.
     assert stacks(fresh_aws) == []
     named = next(claim["ids"] for claim in report["claims"] if claim["claim"] == "gone")
     assert named
@@ -76,7 +76,7 @@ def test_it_proves_what_the_emulator_can_show_and_nothing_else(
     html = page.read_text()
     assert all(claim.text.replace("'", "&#39;") in html for claim in CLAIMS)
 
-    # The same command does nothing again, and prints the same.
+    # The same command repeats nothing, and prints the same.
     again = trainyard("acceptance", environment=environment)
     assert (again.returncode, again.stdout, json.loads(data.read_text())) == (0, finished.stdout, report)
-    assert "it ran before, to its end" in again.stderr
+    assert "this run is already complete" in again.stderr

@@ -1,4 +1,4 @@
-"""Each mistake of a user: what is said, what to do next, the exit code, and never a traceback."""
+"""Users' errors: message, next step, exit code, and never a traceback."""
 
 import errno
 import json
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.failures import run_reporting
-from jobs.cli.local.app import STATE_FILE
+from jobs.cli.local import STATE_FILE
 from jobs.cli.spec_file import READY_SPECS
+from jobs.cli.terminal import run_reporting
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.terminal import TRAINYARD
 
@@ -45,14 +45,14 @@ def check(
         (["submit"], "Missing argument", "trainyard submit --help"),
         (["list", "--limit", "0"], "Invalid value for '--limit'", "trainyard list --help"),
         (["submit", REVIEWS, "--wait", "--detach"], "Invalid value: --wait and --detach exclude each other", None),
-        (["submit", REVIEWS, "--set", "epochs"], "--set epochs: it should look like", None),
+        (["submit", REVIEWS, "--set", "epochs"], "--set epochs: expected KEY=VALUE", None),
     ],
 )
-def test_usage(trainyard: Trainyard, arguments: list[str | Path], error: str, next_step: str | None) -> None:
+def test_wrong_usage(trainyard: Trainyard, arguments: list[str | Path], error: str, next_step: str | None) -> None:
     check(trainyard(*arguments), exit_code=2, error=error, next_step=next_step)
 
 
-def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard, tmp_path: Path) -> None:
+def test_each_error_of_a_spec_is_on_its_own_line(trainyard: Trainyard, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: Bad Name\njob: finetune-classification\nattempts: 99\nteem: x\n")
     finished = trainyard("submit", "bad.yaml")
     check(finished, exit_code=2, error="bad.yaml: name: ")
@@ -79,7 +79,7 @@ def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard
         ),
     ],
 )
-def test_credentials_and_settings(
+def test_wrong_credentials_and_settings(
     trainyard: Trainyard, tmp_path: Path, environment: Mapping[str, str], error: str, next_step: str
 ) -> None:
     (tmp_path / "config").write_text("[default]\nendpoint_url = localhost:1\n")
@@ -90,22 +90,22 @@ def test_credentials_and_settings(
     ("stdout", "error"),
     [(">&-", "standard output is closed"), (">/dev/full", "cannot write to standard output: No space")],
 )
-def test_an_output_that_takes_nothing(clean_environment: Mapping[str, str], stdout: str, error: str) -> None:
+def test_an_output_that_cannot_be_written(clean_environment: Mapping[str, str], stdout: str, error: str) -> None:
     shell = ["sh", "-c", f'"{TRAINYARD}" schema {stdout}']
     finished = subprocess.run(shell, env=dict(clean_environment), capture_output=True, text=True, check=False)
     check(finished, exit_code=1, error=error, next_step="redirect it to a file ")
 
 
-def test_a_file_that_the_disk_has_no_room_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_with_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     def write(_arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/x/model/weights")
 
     assert run_reporting(write, []) == 1
-    full = "error: runs/x/model/weights: No space left on device\nnext: free some space, then again\n"
+    full = "error: runs/x/model/weights: No space left on device\nnext: free some disk space and retry\n"
     assert capsys.readouterr().err == full
 
 
-def test_a_profile_may_be_named_before_or_after_the_command(trainyard: Trainyard) -> None:
+def test_global_options_may_follow_the_command(trainyard: Trainyard) -> None:
     for arguments in (["--profile", "nobody", "list"], ["list", "--profile=nobody"]):
         check(trainyard(*arguments, environment=REGION), exit_code=3, error="The config profile (nobody)")
 
@@ -115,13 +115,13 @@ def test_an_emulator_that_is_not_running(trainyard: Trainyard) -> None:
     environment = {**KEYS, **REGION, "AWS_ENDPOINT_URL": endpoint}
     silent = f"the emulator at {endpoint} does not respond"
     check(trainyard("list", environment=environment), exit_code=3, error=silent, next_step="trainyard local up")
-    # Without a command it says so too, and what to do next.
+    # `trainyard` alone reports that too, with the next step.
     shown = trainyard(environment=environment)
-    assert (shown.returncode, f"AWS cannot be asked for runs: {silent}" in shown.stdout) == (0, True)
-    check(trainyard("local", "env"), exit_code=3, error="no emulator runs", next_step="trainyard local up")
+    assert (shown.returncode, f"The runs cannot be listed: {silent}" in shown.stdout) == (0, True)
+    check(trainyard("local", "env"), exit_code=3, error="no emulator is running", next_step="trainyard local up")
 
 
-def test_errors_are_json_where_the_output_is(trainyard: Trainyard) -> None:
+def test_errors_are_json_with_json_output(trainyard: Trainyard) -> None:
     finished = trainyard("list", "-o", "json", environment=REGION)
     error = json.loads(finished.stderr)
     assert finished.returncode == error["exit_code"] == 3
@@ -148,7 +148,7 @@ def test_control_characters_do_not_reach_the_terminal(trainyard: Trainyard, tmp_
         assert not set(finished.stdout + finished.stderr) & {"\x1b", "\x07", "\x9b"}
 
 
-def test_a_state_file_that_is_none(trainyard: Trainyard, tmp_path: Path) -> None:
+def test_an_invalid_state_file(trainyard: Trainyard, tmp_path: Path) -> None:
     state_file = tmp_path / STATE_FILE
     state_file.parent.mkdir()
     (tmp_path / "list.json").write_text("[]")

@@ -1,1 +1,0 @@
-"""`trainyard data`: look into tables, and keep a team's files in the stage's data bucket."""

@@ -1,0 +1,499 @@
+"""`trainyard images`: build, test and push the images that jobs run in, list them, and write their SBOMs."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from jobs.cli.options import Output, user_path
+from jobs.cli.terminal import print_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jobs.aws.connection import Aws
+    from jobs.core.images import Release
+    from jobs.images.inventory import LocalImage, RemoteImage
+    from jobs.images.push import Pushed
+    from jobs.images.stage_images import StageImages
+
+images = typer.Typer(help="Build, test and push the images that jobs run in.")
+
+Images = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMAGE…", help="gaudi, cpu, cuda, or an image that is built on one of them: cpu-notebook, …"
+    ),
+]
+ReleaseName = Annotated[
+    str | None,
+    typer.Option(
+        "--release",
+        help="A row of images/releases.toml. Default: the release of the stage if --stage is given, otherwise the "
+        "default of the file.",
+    ),
+]
+BuildArguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--build-arg",
+        metavar="NAME=VALUE",
+        help="Set an ARG of the Dockerfile that the release does not set. Repeatable.",
+    ),
+]
+Network = Annotated[
+    str | None,
+    typer.Option(metavar="MODE", help="Docker network mode of RUN steps: host, … Default: the engine's default."),
+]
+
+_MAX_TAGS = 5
+"""The table shows at most this many tags of an image in a stage."""
+
+_STATE_STYLES = {"current": "green", "outdated": "yellow"}
+
+AnswerT = TypeVar("AnswerT")
+
+
+@images.command("build")
+def images_build(
+    ctx: typer.Context,
+    *,
+    names: Images,
+    release: ReleaseName = None,
+    all_descendants: Annotated[
+        bool, typer.Option("--all-descendants", help="Also build the images that are built on each IMAGE.")
+    ] = False,
+    build_arguments: BuildArguments = None,
+    network: Network = None,
+    output: Output = "table",
+) -> None:
+    """Build images with the Docker engine.
+
+    Parents are built first. The images are named trainyard/IMAGE:<release>-<revision>. The revision is a hash of
+    images/, jobs/ and trainyard/ in the last commit; uncommitted changes become part of the tag. An image is tagged
+    only after all its steps have passed.
+    """
+    from jobs.cli import tables
+    from jobs.core.git import source_revision
+    from jobs.images import engine
+    from jobs.images.build import Build, parse_build_arguments
+
+    row = _release(ctx, names, release)
+    arguments = parse_build_arguments(build_arguments or ())
+    job = Build(
+        client=engine.connect(),
+        release=row,
+        revision=source_revision(),
+        build_arguments=arguments,
+        network=network,
+    )
+    engine.build_command()
+    planned = job.plan(names, all_descendants=all_descendants)
+    _say(f"release {row.name}, revision {job.revision}: {', '.join(one.name for one in planned)}")
+    built = job.run(planned, _say)
+    if output == "json":
+        fields = ("release", "revision", "tag", "name", "id", "size_bytes")
+        tables.print_json(
+            [
+                {
+                    "image": one.image.name,
+                    **{field: getattr(one, field) for field in fields},
+                    "seconds": round(one.seconds, 1),
+                }
+                for one in built
+            ]
+        )
+        return
+    table = tables.columns("IMAGE", "TAG", "SIZE", "TOOK")
+    for one in built:
+        table.add_row(one.image.name, one.tag, tables.megabytes(one.size_bytes), f"{one.seconds:.1f} s")
+    tables.show(table, on=tables.stdout())
+
+
+@images.command("test")
+def images_test(
+    ctx: typer.Context,
+    *,
+    names: Images,
+    release: ReleaseName = None,
+    descendants: Annotated[
+        bool,
+        typer.Option("--descendants/--no-descendants", help="Also test the images that are built on each IMAGE."),
+    ] = True,
+    tag: Annotated[
+        str | None, typer.Option(help="Test the images with this tag and build nothing. Default: the sources' tag.")
+    ] = None,
+    build_arguments: BuildArguments = None,
+    network: Network = None,
+) -> None:
+    """Test images in containers with pytest.
+
+    The tests check versions, user, labels, files, signals, and a training on two ranks. Builds the images of the
+    sources' revision that this machine lacks. Tests that need an accelerator are skipped if there is none. Exit code 1
+    means that a test failed.
+    """
+    from jobs.core.errors import StoppedError, TrainyardError, UsageError
+    from jobs.core.git import image_tag, source_revision
+    from jobs.core.images import image, with_descendants
+    from jobs.images import engine
+    from jobs.images.build import Build, parse_build_arguments
+    from jobs.images.check import check
+
+    row = _release(ctx, names, release)
+    arguments = parse_build_arguments(build_arguments or ())
+    chosen = {one.name: one for name in names for one in (with_descendants(name) if descendants else (image(name),))}
+    prefix = image_tag(row.name, "")
+    if tag and (not tag.startswith(prefix) or tag == prefix):
+        raise UsageError(
+            f"tag '{tag}' does not belong to release {row.name}, whose tags are {prefix}<revision>",
+            next_step="give the tag's release with --release; list the tags with: trainyard images list",
+        )
+    revision = tag.removeprefix(prefix) if tag else source_revision()
+    client = engine.connect(engine.TRANSFER_SECONDS)  # a training may print nothing for minutes
+    _say(f"release {row.name}, revision {revision}: {', '.join(chosen)}")
+    if not tag:
+        job = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
+        if missing := [name for name in chosen if not job.is_there(name)]:
+            job.run(job.plan(missing), _say)
+    failed = []
+    for one in chosen.values():
+        print_text(f"{one.name}:")
+        try:
+            if not check(one, release=row, revision=revision, client=client, say=print_text):
+                failed.append(one.name)
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped while testing '{one.name}'; its container was removed") from None
+    if failed:
+        raise TrainyardError(f"tests of {', '.join(failed)} failed", next_step="fix what they found, and test again")
+
+
+@images.command("push")
+def images_push(
+    ctx: typer.Context,
+    *,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE…", help="As for build. Default: the images that the stage's jobs run in."),
+    ] = None,
+    release_name: Annotated[
+        str | None, typer.Option("--release", help="A row of images/releases.toml. Default: the stage's release.")
+    ] = None,
+    allow_dirty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-dirty",
+            help="Push even if images/ or jobs/ differ from the last commit, or the base image is a custom one.",
+        ),
+    ] = False,
+    build_arguments: BuildArguments = None,
+    network: Network = None,
+    output: Output = "table",
+) -> None:
+    """Push images to the stage's repositories.
+
+    The next deployment uses the pushed images. Builds the images of the sources' revision that neither this machine nor
+    the stage has. A tag that the stage already has is never replaced: its image is used.
+    """
+    from jobs.cli import tables
+    from jobs.core.images import release
+    from jobs.core.stage import deploy_command
+    from jobs.images.stage_images import StageImages
+
+    if release_name:
+        release(release_name)
+    aws, stage = ctx.obj.aws(), ctx.obj.stage
+    target = StageImages.read(aws, stage, release_name)
+    pushed, recorded = push_images(
+        aws, target, names or (), allow_dirty=allow_dirty, build_arguments=build_arguments or (), network=network
+    )
+    if output == "json":
+        tables.print_json(
+            [
+                {
+                    "image": one.image.name,
+                    "release": target.release,
+                    "tag": one.tag,
+                    "uri": one.uri,
+                    "was_there": one.was_there,
+                    "recorded": sorted(name for name, uri in recorded.items() if uri == one.uri),
+                }
+                for one in pushed
+            ]
+        )
+    else:
+        print_text("\n".join(one.uri for one in pushed))
+    _say(f"next: {deploy_command(stage, 'jobs', emulated=aws.emulated)}, so that jobs run in the pushed images")
+
+
+def push_images(
+    aws: "Aws",
+    target: "StageImages",
+    names: Sequence[str],
+    *,
+    allow_dirty: bool = False,
+    build_arguments: Sequence[str] = (),
+    network: str | None = None,
+) -> "tuple[list[Pushed], dict[str, str]]":
+    """Build the missing images, push them and record their digests.
+
+    Returns the pushed images, and the URI of each image whose parameter in the stage changed. Raises UsageError for
+    sources and bases that may not be pushed, and the errors of `Build` and `Push`.
+    """
+    from jobs.core.errors import UsageError
+    from jobs.core.git import image_tag, source_revision
+    from jobs.core.images import release
+    from jobs.images import engine
+    from jobs.images.bases import BASE_ARGUMENT
+    from jobs.images.build import Build, parse_build_arguments
+    from jobs.images.push import Push, Registry, check_clean
+
+    arguments = parse_build_arguments(build_arguments)
+    row = release(target.release)
+    chosen = target.chosen(names, emulated=aws.emulated)
+    revision = source_revision()
+    check_clean(revision, emulated=aws.emulated, allow_dirty=allow_dirty)
+    client = engine.connect(engine.TRANSFER_SECONDS)
+    job = Push(client=client, aws=aws, stage=target, registry=Registry.sign_in(aws), tag=image_tag(row.name, revision))
+    _say(f"stage '{target.stage}', release {row.name}, revision {revision}: {', '.join(one.name for one in chosen)}")
+    official_only = not (aws.emulated or allow_dirty)
+    if official_only and BASE_ARGUMENT in arguments:
+        raise UsageError(
+            f"{BASE_ARGUMENT} sets a custom base, but the tag does not show it: stage '{target.stage}' would take the "
+            "image for an official one",
+            next_step=f"omit {BASE_ARGUMENT}, or push anyway with --allow-dirty",
+        )
+    build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
+    if missing := job.missing(one for one in chosen if not build.is_there(one.name)):
+        for parent in job.parents_there(missing):
+            _say(f"{parent.name}: pulling the pushed image, to build on it")
+            job.fetch(parent)
+        engine.build_command()
+        build.run(build.plan(missing), _say)
+    if official_only:
+        job.check_bases(chosen)
+    pushed = job.run(chosen, _say)
+    recorded = job.record(pushed)
+    for one in pushed:
+        if one.leaves_own:
+            _say(f"note: {one.image.name}:{one.tag} was pushed before and is used; the image built here is not sent")
+        if stand_ins := [name for name in target.stand_ins(one.image) if aws.emulated]:
+            _say(f"the emulator has no accelerator: {one.image.name} also serves as {', '.join(stand_ins)}")
+    return pushed, recorded
+
+
+@images.command("list")
+def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output = "table") -> None:
+    """List the images of a release, here and in the stage.
+
+    The next deployment of the stage uses the images marked `recorded`.
+    """
+    from jobs.cli import tables
+    from jobs.core import images as core_images
+    from jobs.core.git import image_tag, source_revision
+    from jobs.images import engine
+    from jobs.images.inventory import local_images, recorded_images, remote_images
+    from jobs.images.stage_images import StageImages
+
+    aws, stage = ctx.obj.aws(), ctx.obj.stage
+    row = core_images.release(release)
+    unknown: dict[str, str] = {}
+    revision = _ask("sources", source_revision, unknown)
+    target = _ask("stage", lambda: StageImages.read(aws, stage, release), unknown)
+    recorded: Mapping[str, str | None] = recorded_images(target) if target else {}
+    pushed = (target and _ask("stage", lambda: remote_images(aws, target), unknown)) or {}
+    row = core_images.release(target.release) if target else row
+    local = _ask("engine", lambda: local_images(engine.connect(), row.name, revision=revision), unknown) or {}
+    rows = [
+        _row(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
+        for name in core_images.images()
+    ]
+    if output == "json":
+        tag = image_tag(row.name, revision) if revision else None
+        tables.print_json({"release": row.name, "tag": tag, "stage": stage, "unknown": unknown, "images": rows})
+        return
+    console = tables.stderr()
+    console.print(f"release {row.name}, revision of the sources: {revision or 'unknown'}")
+    for about, reason in unknown.items():
+        console.print(f"{about} unknown: {reason}")
+    tables.show(_table(rows, unknown), on=tables.stdout())
+
+
+def _ask(about: str, question: Callable[[], AnswerT], unknown: dict[str, str]) -> AnswerT | None:
+    """Return the answer to a question; if it fails, None, and record the reason in `unknown`."""
+    from jobs.aws.errors import explain
+    from jobs.core.errors import TrainyardError
+
+    try:
+        return question()
+    except TrainyardError as error:
+        unknown[about] = str(error.args[0])
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        unknown[about] = str(explained.args[0])
+    return None
+
+
+def _row(
+    name: str,
+    local: "LocalImage | None",
+    recorded: Mapping[str, str | None],
+    pushed: "Sequence[RemoteImage]",
+    *,
+    revision: str | None,
+    unknown: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return an image as JSON. None means that there is none, or that it is unknown."""
+    uri = recorded.get(name)
+    return {
+        "image": name,
+        "tag": local and local.tag,
+        "revision": local and local.revision,
+        "id": local and local.id,
+        "size_bytes": local and local.size_bytes,
+        "created_at": local and local.created_at.isoformat(),
+        "is_built": None if "engine" in unknown else local is not None,
+        "is_current": local.revision == revision if local and revision else None,
+        "in_stage": None if "stage" in unknown else name in recorded,
+        "recorded": uri,
+        "pushed": [
+            {
+                "tag": one.tag,
+                "digest": one.digest,
+                "pushed_at": one.pushed_at.isoformat(),
+                "is_recorded": bool(uri) and str(uri).endswith(f"@{one.digest}"),
+            }
+            for one in pushed
+        ],
+    }
+
+
+def _table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -> "Table":
+    from datetime import datetime, timezone
+
+    from rich.text import Text
+
+    from jobs.cli import tables
+    from jobs.core.words import duration
+
+    table = tables.columns("IMAGE", "BUILT HERE", "TAG", "SIZE", "AGE", "PUSHED")
+    now = datetime.now(timezone.utc)
+    for row in rows:
+        state = {True: "current", False: "outdated", None: "yes"}[row["is_current"]] if row["is_built"] else "no"
+        state = "?" if "engine" in unknown else state
+        age = row["created_at"] and duration((now - datetime.fromisoformat(row["created_at"])).total_seconds())
+        table.add_row(
+            row["image"],
+            Text(state, style=_STATE_STYLES.get(state, "")),
+            row["tag"] or "",
+            tables.megabytes(row["size_bytes"]) if row["size_bytes"] else "",
+            age or "",
+            _pushed_text(row, unknown),
+        )
+    return table
+
+
+def _pushed_text(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
+    """Return a line per tag in the stage, newest first. If there are many, only the newest and the recorded one."""
+    from datetime import datetime
+
+    from jobs.cli import tables
+
+    if "stage" in unknown:
+        return "?"
+    if not row["in_stage"]:
+        return "not in this stage"
+    lines = []
+    if row["recorded"] and not any(one["is_recorded"] for one in row["pushed"]):
+        # On an emulator, ECR does not list the images in the registry next to it.
+        repository, _, digest = str(row["recorded"]).partition("@")
+        lines = [f"{digest[:19] or repository.rpartition(':')[2]}, recorded"]
+    shown = [one for place, one in enumerate(row["pushed"]) if place < _MAX_TAGS or one["is_recorded"]]
+    for one in shown:
+        recorded = ", recorded" if one["is_recorded"] else ""
+        lines.append(f"{one['tag']}, {tables.moment(datetime.fromisoformat(one['pushed_at']))}{recorded}")
+    if hidden := len(row["pushed"]) - len(shown):
+        lines.append(f"and {hidden} older (-o json)")
+    return "\n".join(lines) or "no"
+
+
+@images.command("sbom")
+def images_sbom(
+    ctx: typer.Context,
+    *,
+    names: Images,
+    release: ReleaseName = None,
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", parser=user_path, help="Write the documents into FOLDER.")
+    ] = Path(".trainyard/sbom"),
+) -> None:
+    """Write an SPDX document (SBOM) per image.
+
+    It lists every package with version and licence. Prints the paths of the documents. The images must be built at the
+    sources' revision. `laptop` stands for this machine's Python environment.
+    """
+    from importlib.metadata import version
+
+    from jobs.core import images as core_images
+    from jobs.core.errors import NotFoundError
+    from jobs.core.git import image_tag, local_name, source_revision
+    from jobs.core.images import image
+    from jobs.images import engine
+    from jobs.images.sbom import LAPTOP, syft, write
+
+    row = core_images.release(_release_name(ctx, release))
+    chosen = [image(name).name for name in dict.fromkeys(names) if name != LAPTOP]
+    syft()
+    if LAPTOP in names:
+        print_text(str(write(f"dir:{sys.prefix}", name=LAPTOP, tag=version("trainyard"), folder=folder)))
+    if not chosen:
+        return
+    client = engine.connect()
+    tag = image_tag(row.name, source_revision())
+    for name in chosen:
+        if not client.images.list(name=local_name(name, tag)):
+            raise NotFoundError(
+                f"the Docker engine has no image {local_name(name, tag)}",
+                next_step=f"trainyard images build {name} --release {row.name}",
+            )
+    for name in chosen:
+        print_text(str(write(f"docker:{local_name(name, tag)}", name=name, tag=tag, folder=folder)))
+
+
+def _release(ctx: typer.Context, names: Sequence[str], given: str | None) -> "Release":
+    """Return the release for these images.
+
+    Raises UsageError for an unknown image or release, ConfigurationError if the release does not support the
+    accelerator of an image.
+    """
+    from jobs.core.images import check_image, image, release
+
+    chosen = [image(name) for name in names]
+    row = release(_release_name(ctx, given))
+    for one in chosen:
+        check_image(one.root, row)
+    return row
+
+
+def _release_name(ctx: typer.Context, given: str | None) -> str | None:
+    """Return the given release, or the stage's if --stage is given, or None for the default release."""
+    source = ctx.find_root().get_parameter_source("stage")
+    if given or source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
+        return given
+    from jobs.core.errors import TrainyardError
+    from jobs.images.stage_images import StageImages
+
+    try:
+        return StageImages.release_of(ctx.obj.aws(), ctx.obj.stage)
+    except TrainyardError as error:
+        own = "give --release, which needs no stage"
+        error.next_step = f"{error.next_step}; or {own}" if error.next_step else own
+        raise
+
+
+def _say(line: str) -> None:
+    """Print a progress line on stderr."""
+    print_text(line, to=sys.stderr)

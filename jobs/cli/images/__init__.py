@@ -1,1 +1,0 @@
-"""The commands `trainyard images`, a file each."""

@@ -1,0 +1,217 @@
+"""`trainyard local`: the emulator of the current folder, as a service on this machine."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from jobs.cli.options import RUNS_FOLDER, Output, Yes, user_path
+
+if TYPE_CHECKING:
+    from jobs.cli.emulator import Server
+
+local = typer.Typer(help="Start and stop the emulator of the current folder. Needs no AWS account and no Docker.")
+
+STATE_FILE = Path(".trainyard/emulator.json")
+
+_MAX_NAMED = 3
+"""At most this many runs are named in a question."""
+
+_STALE = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN")
+"""Variables that would override the emulator's credentials, or be sent with them."""
+
+_OTHER_FOLDER = "change to the folder in which you started it"
+
+
+@local.command("up")
+def local_up(
+    ctx: typer.Context,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on localhost. 0 picks a free one.")] = 0,
+    executor: Annotated[
+        Literal["process", "docker"] | None,
+        typer.Option(help="Run jobs as processes of this machine or in Docker containers. Default: process."),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            parser=user_path,
+            help="Keep runs and data in DIR for the next start. Default: they are deleted when the emulator stops.",
+        ),
+    ] = None,
+    deploy: Annotated[bool, typer.Option(help="Deploy the stacks of the stage with the CDK CLI.")] = True,
+) -> None:
+    """Start the emulator and deploy the stage to it.
+
+    If the emulator is already running, deploys what has changed.
+    """
+    from jobs.cli import emulator, tables
+
+    console, stage = tables.stderr(), ctx.obj.stage
+    server = _running_or_started(port=port, executor=executor, keep=keep)
+    if deploy:
+        emulator.deploy(server, stage)
+        console.print(f"stage '{stage}' is deployed")
+    console.print('in this shell, run: eval "$(trainyard local env)", which sets')
+    _print_exports(server)
+
+
+def _running_or_started(*, port: int, executor: str | None, keep: Path | None) -> "Server":
+    """Return the running server, or start one. Raises ConfigurationError if one runs with other options."""
+    from jobs.cli import emulator, tables
+    from jobs.core.errors import ConfigurationError
+
+    console = tables.stderr()
+    server = emulator.running(STATE_FILE)
+    if server:
+        console.print(f"the emulator is already running at {server.endpoint} (process {server.pid})")
+        differs = (port and port != server.port) or executor not in (None, server.executor)
+        if differs or (keep and str(keep.absolute()) != server.keep):
+            kept = f" --keep {server.keep}" if server.keep else ""
+            raise ConfigurationError(
+                f"the emulator runs with other options: --port {server.port} --executor {server.executor}{kept}",
+                next_step="trainyard local down, then start it again",
+            )
+        return server
+    log_file = STATE_FILE.with_suffix(".log")
+    server = emulator.start(STATE_FILE, log_file, port=port, executor=executor or "process", keep=keep)
+    console.print(f"the emulator is running at {server.endpoint} (process {server.pid}, log {log_file})")
+    if server.keep:
+        console.print(f"runs and data are kept in {server.keep}; trainyard local down deletes jobs and logs")
+    else:
+        console.print("trainyard local down deletes everything in it; --keep DIR keeps runs and data")
+    return server
+
+
+@local.command("down")
+def local_down(ctx: typer.Context, yes: Yes = False) -> None:
+    """Stop the emulator and all its jobs.
+
+    Deletes everything in it that --keep does not keep. Asks for confirmation if jobs are running or finished runs have
+    not been fetched.
+    """
+    down(ctx.obj.stage, STATE_FILE, yes=yes)
+
+
+def down(stage_name: str, state_file: Path, *, yes: bool) -> None:
+    """Stop the emulator that a state file describes.
+
+    Raises ConfigurationError if it does not answer, UsageError if something would be lost and there is no terminal.
+    """
+    from jobs.cli import emulator, tables
+    from jobs.cli.terminal import ask
+    from jobs.core.errors import UsageError
+
+    server = emulator.running(state_file)
+    if server is None:
+        tables.stderr().print(_not_running(state_file), soft_wrap=True)
+        tables.stderr().print(f"next: {_OTHER_FOLDER}", soft_wrap=True)
+        return
+    if not yes and (lost := _would_be_lost(server, stage_name)):
+        unasked = UsageError(
+            f"the emulator was not stopped, because this would be lost: {'; '.join(lost)}",
+            next_step="trainyard fetch RUN, or add --yes",
+        )
+        ask("\n".join([*lost, "Stop the emulator and lose this?"]), unasked=unasked)
+    emulator.stop(server)
+    tables.stderr().print(f"stopped the emulator at {server.endpoint} and all its jobs")
+
+
+def _would_be_lost(server: "Server", stage_name: str) -> list[str]:
+    """Return sentences about unfinished jobs and runs that were not fetched; empty if no stage is deployed."""
+    from datetime import datetime, timezone
+
+    from jobs.aws.connection import Aws
+    from jobs.core.errors import TrainyardError
+    from jobs.core.words import counted
+    from jobs.runs import batch
+
+    for name in _STALE:
+        os.environ.pop(name, None)
+    os.environ.update(server.environment)
+    aws = Aws()
+    try:
+        stage = batch.read_stage(aws, stage_name)
+    except TrainyardError:
+        return []
+    jobs = batch.list_jobs(aws, stage, since=datetime.fromtimestamp(0, timezone.utc))
+    active = [job.run_id for job in jobs if not job.ended]
+    succeeded = [job.run_id for job in jobs if job.state == "SUCCEEDED"]
+    unfetched = [run_id for run_id in succeeded if not server.keep and not (RUNS_FOLDER / run_id).exists()]
+    return [
+        *([f"{counted(len(active), 'unfinished job')}: {_names(active)}"] if active else []),
+        *([f"{counted(len(unfetched), 'run')} not in ./{RUNS_FOLDER}: {_names(unfetched)}"] if unfetched else []),
+    ]
+
+
+def _names(runs: Sequence[str]) -> str:
+    more = len(runs) - _MAX_NAMED
+    return ", ".join(runs[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+@local.command("status")
+def local_status(output: Output = "table") -> None:
+    """Show the emulator, its jobs, and what it does not prove."""
+    from jobs.cli import emulator, tables
+
+    server = _running_server()
+    health = emulator.health(server) or {}
+    if output == "json":
+        tables.print_json({"endpoint": server.endpoint, "port": server.port, **health})
+        return
+    jobs = ", ".join(f"{count} {state}" for state, count in health.get("jobs", {}).items() if count)
+    tables.show(
+        tables.Pairs(
+            [
+                ("endpoint", server.endpoint),
+                ("process", str(server.pid)),
+                ("executor", server.executor),
+                ("kept in", server.keep or "memory: runs and data end with the emulator"),
+                ("registry", server.registry or "none: images stay in the Docker engine"),
+                ("started", str(health.get("started_at", ""))),
+                ("jobs", jobs or "none"),
+                ("server errors", "\n".join(map(str, health.get("server_errors", []))) or "none"),
+                ("not proven", ", ".join(map(str, health.get("unproven", [])))),
+            ]
+        ),
+        on=tables.stdout(),
+    )
+
+
+@local.command("env")
+def local_env() -> None:
+    """Print shell lines that connect AWS tools to the emulator.
+
+    Use them with: eval "$(trainyard local env)"
+    """
+    _print_exports(_running_server())
+
+
+def _running_server() -> "Server":
+    """Return the running server. Raises ConfigurationError if there is none."""
+    from jobs.cli import emulator
+    from jobs.core.errors import ConfigurationError
+
+    server = emulator.running(STATE_FILE)
+    if server is None:
+        raise ConfigurationError(_not_running(STATE_FILE), next_step=f"trainyard local up, or {_OTHER_FOLDER}")
+    return server
+
+
+def _not_running(state_file: Path) -> str:
+    return f"no emulator is running (looked for {state_file.absolute()})"
+
+
+def _print_exports(server: "Server") -> None:
+    import shlex
+
+    from jobs.cli.terminal import print_text
+
+    for name, value in server.environment.items():
+        print_text(f"export {name}={shlex.quote(value)}")
+    stale = [name for name in _STALE if name in os.environ]
+    if stale:
+        print_text(f"unset {' '.join(stale)}")

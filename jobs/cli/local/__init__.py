@@ -1,1 +1,0 @@
-"""`trainyard local`: the emulator of the current folder."""
