@@ -53,7 +53,7 @@ def test_list_shows_results_filters_and_sorts(aws_trainyard: Trainyard, run_comm
     nothing = aws_trainyard("list", "--team", "product", expect=0)
     assert nothing.stdout == ""
     assert "no runs since 7d" in nothing.stderr
-    assert "next: one of SUBMITTED, " in aws_trainyard("list", "--state", "DONE", expect=2).stderr
+    assert "next: use one of SUBMITTED, " in aws_trainyard("list", "--state", "DONE", expect=2).stderr
 
 
 @pytest.mark.parametrize(("text", "ago"), [("90s", 90), ("30m", 1800), ("1 h", 3600), ("7d", 604800)])

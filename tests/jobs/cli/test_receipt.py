@@ -60,7 +60,7 @@ def test_a_receipt_shows_result_cost_and_storage(emulated: Aws, place: S3Locatio
     assert (rows["accuracy"], rows["majority class"], rows["samples/s"]) == ("0.874", "0.070", "907.3")
     assert rows["in AWS it would cost"].startswith("0.25 USD; On-Demand 0.83 USD (0.06")
     assert rows["price"].startswith(f"as of {RECEIPT.price_date}, philschmid.de/pre-training-bert-habana; ")
-    assert rows["stored"].endswith(" a month at 0.023 USD a GB-month")
+    assert rows["stored"].endswith(" a month at 0.023 USD per GB-month")
     before = Receipt.model_validate_json(command("receipt", run_of(place), "-o", "json")[1])
     assert before.model_copy(update={"stored": None}) == RECEIPT
     key = (place / "checkpoints/step-3/optimizer.pt").key

@@ -87,7 +87,11 @@ def test_all_errors_are_reported_and_nothing_is_sent(
     before = runs_of(emulated, stage)
     for override, exit_code, error in (
         ("arguments.model=data://tests/none", 4, "arguments.model: a pretrained model's folder was expected at s3://"),
-        ("arguments.model=s3://BAD BUCKET/x", 2, "arguments.model: s3://BAD BUCKET/x: 'BAD BUCKET' cannot be"),
+        (
+            "arguments.model=s3://BAD BUCKET/x",
+            2,
+            "arguments.model: s3://BAD BUCKET/x: 'BAD BUCKET' is not a valid bucket name",
+        ),
         ("team=nobody", 2, "team 'nobody' not found in stage 'dev'"),
     ):
         finished = aws_trainyard("submit", spec, "--set", override, "--detach", expect=exit_code)

@@ -137,7 +137,7 @@ def test_bad_code_is_refused_before_anything_is_uploaded(
         ({"command": "bash run.sh"}, "starts with 'bash', which is not a Python script"),
         ({"command": "train.py {inputs.texts}"}, "unknown placeholder {inputs.texts}"),
         ({"command": "../train.py"}, "'../train.py' is not a file below the code's folder"),
-        ({"inputs": {"texts": "ftp://a"}}, "arguments.inputs.texts: ftp://a: only hf://"),
+        ({"inputs": {"texts": "ftp://a"}}, "arguments.inputs.texts: ftp://a: use hf://"),
         ({"streamed_inputs": ["texts"]}, "unknown input 'texts'"),
     ],
 )
