@@ -103,7 +103,7 @@ def _work(
     arguments = spec.entrypoint_arguments()
     if isinstance(arguments, PretrainMlm):
         samples = arguments.max_steps * arguments.global_batch_size
-        because = f"{arguments.max_steps:,} steps x {arguments.global_batch_size} sequences"
+        samples_text = f"{arguments.max_steps:,} steps x {arguments.global_batch_size} sequences"
         hours = arguments.mean_hours_between_reclaims
     else:
         assert isinstance(arguments, FinetuneClassification)  # noqa: S101 - `estimate` skips all other kinds
@@ -114,12 +114,12 @@ def _work(
                 counts[tables_of_it] = _count_examples(aws, stage, spec, arguments)
             count, source = counts[tables_of_it]
         samples = max(1, round(count * arguments.epochs))
-        because = f"{counted(count, 'example')} ({source}) x {arguments.epochs:g} epochs"
+        samples_text = f"{counted(count, 'example')} ({source}) x {arguments.epochs:g} epochs"
         hours = arguments.mean_hours_between_reclaims
     resources = spec.resources
     return Work(
         samples=samples,
-        because=because,
+        samples_text=samples_text,
         nnodes=resources.nnodes,
         capacity=resources.capacity or ("spot" if resources.nnodes == 1 else "on-demand"),
         mean_hours_between_reclaims=hours,

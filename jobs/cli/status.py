@@ -144,12 +144,12 @@ def _forecast_rows(
 
 
 def _progress_text(progress: "Progress | None") -> str:
-    from jobs.core.output import LEFT
+    from jobs.core.output import TIME_LEFT_SUFFIX
 
     if progress is None:
         return ""
     percent = round(100 * progress.step / max(1, progress.total_steps))  # rounded as in the bar of `logs --follow`
-    note = progress.note.removesuffix(f", {progress.time_left}{LEFT}")  # the time left has its own row
+    note = progress.note.removesuffix(f", {progress.time_left}{TIME_LEFT_SUFFIX}")  # the time left has its own row
     return f"{progress.step} of {progress.total_steps} ({percent} %){f': {note}' if note else ''}"
 
 

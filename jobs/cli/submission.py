@@ -148,19 +148,19 @@ def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -
                 f"arguments.requirements: {line}: it seems to hold {what}, and the whole team can read the code",
                 next_step=f"write ${{NAME}}, which pip replaces from the environment, and {ENVIRONMENT_NEXT}",
             )
-        if not line.asked:
+        if not line.requirement:
             continue
         try:
-            asked = Requirement(line.asked)
+            requested = Requirement(line.requirement)
         except InvalidRequirement as error:
             raise UsageError(
                 f"arguments.requirements: {line}: not a requirement: {str(error).splitlines()[0]}",
                 next_step="write it as for pip: peft==0.15.2",
             ) from None
-        found = pinned.get(canonicalize_name(asked.name))
-        if found is not None and not asked.specifier.contains(found, prereleases=True):
+        found = pinned.get(canonicalize_name(requested.name))
+        if found is not None and not requested.specifier.contains(found, prereleases=True):
             raise UsageError(
-                f"arguments.requirements: {line}: '{line.asked}' would replace {asked.name} {found} of the "
+                f"arguments.requirements: {line}: '{line.requirement}' would replace {requested.name} {found} of the "
                 f"image {image}; the release was built and tested with {found}",
                 next_step=f"remove the requirement, or require a version that {found} satisfies",
             )

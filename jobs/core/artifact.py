@@ -58,7 +58,7 @@ class Manifest(_Record):
 
     @field_validator("files")
     @classmethod
-    def _below_its_folder(cls, files: dict[str, ArtifactFile]) -> dict[str, ArtifactFile]:
+    def _check_names(cls, files: dict[str, ArtifactFile]) -> dict[str, ArtifactFile]:
         for name in files:
             if not stays_below(name):
                 raise ValueError(f"'{name}' is not a file below the artifact's folder")

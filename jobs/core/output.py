@@ -69,11 +69,11 @@ UTILIZATION_KEY = "accelerator_utilization_percent"
 MEMORY_KEY = "accelerator_memory_percent"
 """Key in the same line: the share of accelerator memory in use."""
 
-LEFT = " left"
+TIME_LEFT_SUFFIX = " left"
 """End of a progress note that contains the remaining time."""
 
 
-def is_utilization(line: str) -> bool:
+def is_utilization_line(line: str) -> bool:
     """Return whether a log line feeds CloudWatch's metric and is not meant for people."""
     return line.startswith(f'{{"{UTILIZATION_KEY}"')
 
@@ -92,7 +92,7 @@ class Progress:
     def time_left(self) -> str:
         """Return the remaining time as logged by the job, estimated from its last steps; empty if the line has none."""
         last = self.note.rpartition(", ")[2]
-        return last.removesuffix(LEFT) if last.endswith(LEFT) else ""
+        return last.removesuffix(TIME_LEFT_SUFFIX) if last.endswith(TIME_LEFT_SUFFIX) else ""
 
     def __str__(self) -> str:
         return f"[progress] {self.step}/{self.total_steps} {self.note}".rstrip()

@@ -57,7 +57,7 @@ class Work:
 
     samples: int
     """Number of samples over all epochs."""
-    because: str
+    samples_text: str
     """How the number was computed: `3,668 examples x 3 epochs`."""
     nnodes: int
     capacity: Capacity
@@ -89,7 +89,8 @@ def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None,
     rest = _middle([each.rest_seconds for each in found])
     speeds = sorted(each.samples_per_second for each in found)
     speed = median(speeds)
-    seconds = start + work.samples / speed + rest
+    steps = work.samples / speed
+    seconds = start + steps + rest
     fast = start + work.samples / speeds[-1] + rest
     slow = start + work.samples / speeds[0] + rest
     reclaims = slow / 3600 / work.mean_hours_between_reclaims * work.nnodes if row and start else 0.0
@@ -103,8 +104,8 @@ def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None,
             f"{each.name}: {each.samples_per_second:,.1f} samples/s{f' ({each.note})' if each.note else ''}"
             for each in found
         ),
-        f"steps: {work.because} = {work.samples:,} samples / {speed:,.1f} a second = {work.samples / speed:,.0f} s",
-        f"start {start:,.0f} s + steps {work.samples / speed:,.0f} s + rest {rest:,.0f} s = {seconds:,.0f} s",
+        f"steps: {work.samples_text} = {work.samples:,} samples / {speed:,.1f} per second = {steps:,.0f} s",
+        f"start {start:,.0f} s + steps {steps:,.0f} s + rest {rest:,.0f} s = {seconds:,.0f} s",
     ]
     if prices:
         quote = prices.of(work.capacity)

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
-from jobs.core.output import Progress, is_utilization
+from jobs.core.output import Progress, is_utilization_line
 from jobs.runs.job import LogStream
 
 _LAST_EVENTS = 100
@@ -94,7 +94,7 @@ class LogReader:
                     of_sweep=stream.of_sweep,
                 )
                 for event in page["events"]
-                if not is_utilization(event["message"])
+                if not is_utilization_line(event["message"])
             )
             self._tokens[stream.name] = page["nextForwardToken"]
             # CloudWatch says that a stream is read to its end by giving the same token back, not by an empty page.

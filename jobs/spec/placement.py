@@ -66,14 +66,14 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
 
 def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tuple[Queue, str]:
     """Return the first row of `QUEUES` that provides what the spec needs, and the reason."""
-    asked = spec.resources
-    capacity = asked.capacity or "spot"
-    if asked.nnodes > 1 and spec.kind.one_process:
+    requested = spec.resources
+    capacity = requested.capacity or "spot"
+    if requested.nnodes > 1 and spec.kind.one_process:
         raise UsageError(
-            f"resources.nnodes: '{spec.job}' runs on one node, not on {asked.nnodes}",
+            f"resources.nnodes: '{spec.job}' runs on one node, not on {requested.nnodes}",
             next_step="remove resources.nnodes",
         )
-    several_nodes = asked.nnodes > 1 and not asked.is_gang
+    several_nodes = requested.nnodes > 1 and not requested.is_gang
     for queue in QUEUES.values():
         if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):
             continue
@@ -81,7 +81,7 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
             return queue, _queue_reason(spec, queue, row)
     if several_nodes:
         raise UsageError(
-            f"resources.nnodes: stage '{stage.name}' has no queue for {asked.nnodes} On-Demand nodes",
+            f"resources.nnodes: stage '{stage.name}' has no queue for {requested.nnodes} On-Demand nodes",
             next_step="set resources.capacity to 'spot' or resources.nnodes to 1, or ask for a higher "
             "max_multinode_nodes of the stage in infra/settings.py",
         )
@@ -114,22 +114,22 @@ def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
 
 
 def _ranks(spec: JobSpec, row: InstanceType) -> int:
-    asked = spec.resources.nproc_per_node
+    requested = spec.resources.nproc_per_node
     if spec.arguments.get("processes") == 1:  # a script that starts its own ranks
         return 1
     if spec.kind.one_process:
-        if asked not in (None, 1):
+        if requested not in (None, 1):
             raise UsageError(
                 f"resources.nproc_per_node: '{spec.job}' is one process that uses all {row.card}s of the node",
                 next_step="remove resources.nproc_per_node",
             )
         return 1
-    if asked is None:
+    if requested is None:
         return row.processes
-    if asked > row.processes:
+    if requested > row.processes:
         raise UsageError(
-            f"resources.nproc_per_node: {asked} ranks do not fit a {row.name}, which has "
+            f"resources.nproc_per_node: {requested} ranks do not fit a {row.name}, which has "
             f"{row.accelerators or row.vcpus} {row.card}s",
             next_step=f"set it to at most {row.processes}, or increase resources.nnodes",
         )
-    return asked
+    return requested

@@ -117,7 +117,7 @@ class Recipe(Arguments):
     private; the team's HF_TOKEN is used."""
 
     @model_validator(mode="after")
-    def _of_optimum_habana(self) -> Self:
+    def _check_gaudi_config(self) -> Self:
         if self.gaudi_config is not None and self.hpu_trainer != "optimum-habana":
             raise ValueError(
                 "'gaudi_config' is for optimum-habana's Trainer; remove it, or remove 'hpu_trainer: transformers'"
@@ -125,7 +125,7 @@ class Recipe(Arguments):
         return self
 
     @model_validator(mode="after")
-    def _best_of_evaluations(self) -> Self:
+    def _check_best_model(self) -> Self:
         metric = self.metric_for_best_model
         if metric is None:
             if self.early_stopping_patience is not None:

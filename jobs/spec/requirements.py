@@ -34,7 +34,7 @@ class Line:
     number: int
     text: str
     """The requirement without comments and without `-e`: a job installs packages normally, not in editable mode."""
-    asked: str = ""
+    requirement: str = ""
     """The named package with versions and marker. Empty if the line has only options, a URL or a path."""
 
     def __str__(self) -> str:
@@ -115,8 +115,8 @@ class _Reader:
         if options.editable:
             [text] = options.editable
         path = _path(text)
-        asked = "" if path or _ADDRESS.match(text) else text
-        line = replace(line, text=_EDITABLE.sub("", line.text), asked=asked)
+        requirement = "" if path or _ADDRESS.match(text) else text
+        line = replace(line, text=_EDITABLE.sub("", line.text), requirement=requirement)
         for found in ([path] if path else []) + [source for source in options.find_links if not _ADDRESS.match(source)]:
             # The working directory is the folder of the requirements file that the spec names.
             name = self._below(line, Path(self._name).parent, found)

@@ -71,7 +71,7 @@ class Resources(Strict):
         return self.min_nnodes or self.nnodes
 
     @model_validator(mode="after")
-    def _gangs_have_limits(self) -> Self:
+    def _check_nodes(self) -> Self:
         if self.is_gang and self.nnodes > MAX_GANG_NODES:
             raise ValueError(f"nnodes: a job on Spot can have at most {MAX_GANG_NODES} nodes")
         if self.min_nnodes is None:
@@ -110,13 +110,13 @@ class JobSpec(Limits, _Submission):  # the fields of the last base come first
 
     @field_validator("name")
     @classmethod
-    def _is_not_reserved(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if name == LATEST:
             raise ValueError(f"'{LATEST}' stands for the newest run; choose another name")
         return name
 
     @model_validator(mode="after")
-    def _sweeps_have_limits(self) -> Self:
+    def _check_sweep(self) -> Self:
         if self.sweep is not None:
             check_name(self.name)
             if self.resources.nnodes > 1:

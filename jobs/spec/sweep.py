@@ -146,7 +146,7 @@ class Range(Strict):
     """Minimum and maximum; each whole number is equally likely."""
 
     @model_validator(mode="after")
-    def _is_one_range(self) -> Self:
+    def _check_range(self) -> Self:
         given = [ends for ends in (self.log, self.uniform, self.integers) if ends is not None]
         if len(given) != 1:
             raise ValueError("a range must be one of {log: [1e-6, 1e-3]}, {uniform: [0, 0.5]} or {integers: [1, 8]}")
@@ -214,7 +214,7 @@ class Sweep(Strict):
 
     @field_validator("arguments", mode="before")
     @classmethod
-    def _values_or_range(cls, arguments: Any) -> Any:
+    def _check_arguments(cls, arguments: Any) -> Any:
         if not isinstance(arguments, Mapping):
             return arguments
         for name, values in arguments.items():
@@ -227,7 +227,7 @@ class Sweep(Strict):
         return arguments
 
     @model_validator(mode="after")
-    def _has_points(self) -> Self:
+    def _check_points(self) -> Self:
         if not self.arguments:
             raise ValueError("sweeps no argument; it should look like {arguments.learning_rate: [1e-5, 3e-5]}")
         names = list(self.arguments)

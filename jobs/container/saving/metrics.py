@@ -20,7 +20,7 @@ from jobs.container.rank import one_line
 from jobs.container.saving.manifest import SupersededError, Throughput, check_newest
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
-from jobs.core.output import LEFT, Progress
+from jobs.core.output import TIME_LEFT_SUFFIX, Progress
 from jobs.core.records import line_with_step, read_json_lines
 from jobs.core.run import METRICS, TENSORBOARD
 from jobs.core.words import result_label, time_left
@@ -143,7 +143,7 @@ class RunMetrics(Callback):
         speed = self.throughput.samples_per_second
         self._files.write(state.global_step, {"epoch": self._epoch(state), **values, "samples_per_second": speed})
         self._status()
-        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {self._time_left(state)}{LEFT}"
+        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {self._time_left(state)}{TIME_LEFT_SUFFIX}"
         self._show(state, note)
 
     def logged(self, step: int, values: Mapping[str, float], *, total_steps: float) -> None:

@@ -47,7 +47,7 @@ class Evaluate(Arguments):
     """Maximum number of rows, over all tables, that `on_bad_rows: skip` may leave out."""
 
     @model_validator(mode="after")
-    def _columns_are_free(self) -> Self:
+    def _check_columns(self) -> Self:
         for name in (self.text_column, self.text_pair_column, self.label_column):
             if name in ADDED_COLUMNS:
                 raise ValueError(f"'{name}' is a column of the predictions; rename that column of the table")

@@ -24,7 +24,7 @@ class FabricCheck(Arguments):
     """Minimum bus bandwidth of the same all-reduce between one card of each node, in GB/s. Default: no minimum."""
 
     @model_validator(mode="after")
-    def _sizes_in_order(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.smallest_message_bytes > self.largest_message_bytes:
             raise ValueError("'smallest_message_bytes' is larger than 'largest_message_bytes'")
         return self

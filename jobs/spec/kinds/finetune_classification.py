@@ -95,7 +95,7 @@ class FinetuneClassification(Recipe):
     """Maximum number of rows, over all tables, that `on_bad_rows: skip` may leave out."""
 
     @model_validator(mode="after")
-    def _one_data_set(self) -> Self:
+    def _check_data(self) -> Self:
         if self.train_data is None:
             if self.glue_task is None:
                 raise ValueError("set 'train_data' or 'glue_task'")

@@ -20,7 +20,7 @@ class Notebook(Arguments):
 
     @field_validator("tensorboard_logdir")
     @classmethod
-    def _below_the_notebooks(cls, logdir: str) -> str:
+    def _check_logdir(cls, logdir: str) -> str:
         if not logdir.startswith("s3://") and (re.match(r"/|\w+://", logdir) or ".." in logdir.split("/")):
             raise ValueError(f"'{logdir}' is neither a folder below the notebook's folder nor s3://…")
         return logdir

@@ -44,7 +44,7 @@ class PrepareCorpus(Arguments):
         return self.push_to_hub
 
     @model_validator(mode="after")
-    def _columns_fit(self) -> Self:
+    def _check_columns(self) -> Self:
         if len(self.text_columns) not in (1, len(self.data)):
             raise ValueError(
                 f"'text_columns' has {len(self.text_columns)} columns for {len(self.data)} inputs; set one for all, or "

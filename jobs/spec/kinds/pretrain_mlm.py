@@ -60,7 +60,7 @@ class PretrainMlm(Recipe):
         return ("eval_loss", "eval_perplexity")
 
     @model_validator(mode="after")
-    def _one_shape(self) -> Self:
+    def _check_shape(self) -> Self:
         fields = type(self).model_fields
         if self.config is not None and any(getattr(self, name) != fields[name].default for name in _SHAPE):
             raise ValueError(f"'config' sets the model's shape; remove {', '.join(_SHAPE)}")

@@ -25,20 +25,20 @@ PLACEHOLDERS = ("output", "checkpoints", "node", "nnodes", "main_address", "card
 """Placeholders of a command, in addition to its inputs and parameters."""
 
 
-def _file_below(name: str) -> str:
+def _check_file(name: str) -> str:
     if name.startswith("/") or not stays_below(name):
         raise ValueError(f"'{name}' is not a file below the code's folder")
     return name
 
 
-def _is_folder(code: str) -> str:
+def _check_code(code: str) -> str:
     """Return `code` unchanged. Raises ValueError if it is a URL."""
     if not is_packed(code) and ("://" in code or "::" in code):
         raise ValueError(f"'{code}' is not a folder; clone the repository and set the path of the clone")
     return code
 
 
-def _has_a_word(command: str) -> str:
+def _check_command(command: str) -> str:
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -53,10 +53,10 @@ class Script(Arguments):
 
     CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"silence_timeout_seconds", "wheelhouse"})
 
-    code: Annotated[str, Field(min_length=1), AfterValidator(_is_folder)]
+    code: Annotated[str, Field(min_length=1), AfterValidator(_check_code)]
     """Folder of the script, relative to the working directory; it is packed and uploaded when the spec is submitted.
     The package contains the files that git tracks or would track, except those that .trainyardignore names."""
-    command: Annotated[str, AfterValidator(_has_a_word)]
+    command: Annotated[str, AfterValidator(_check_command)]
     """The script in that folder and its arguments: train.py --data {inputs.reviews}, or -m package.module.
     Placeholders: inputs.NAME, parameters.NAME, output, checkpoints, node, nnodes, main_address, cards. The command is
     not run by a shell."""
@@ -68,7 +68,7 @@ class Script(Arguments):
     before its ranks start."""
     streamed_inputs: list[str] = Field(default_factory=list)
     """Names of inputs that are not downloaded; the script gets their s3:// locations."""
-    requirements: Annotated[str, AfterValidator(_file_below)] | None = None
+    requirements: Annotated[str, AfterValidator(_check_file)] | None = None
     """Requirements file in that folder, installed on top of the image's packages, which it must not replace. Default:
     no further packages."""
     wheelhouse: Folder | None = None
@@ -111,7 +111,9 @@ class Script(Arguments):
 
     @field_validator("parameters")
     @classmethod
-    def _parameter_names(cls, parameters: dict[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+    def _check_parameter_names(
+        cls, parameters: dict[str, str | int | float | bool]
+    ) -> dict[str, str | int | float | bool]:
         for name in parameters:
             if not _PARAMETER.fullmatch(name):
                 raise ValueError(f"'{name}' is not a valid parameter name: use letters, digits and '_', a letter first")
@@ -119,7 +121,7 @@ class Script(Arguments):
 
     @field_validator("inputs")
     @classmethod
-    def _names(cls, inputs: dict[str, str]) -> dict[str, str]:
+    def _check_input_names(cls, inputs: dict[str, str]) -> dict[str, str]:
         for name in inputs:
             if not _INPUT.fullmatch(name):
                 raise ValueError(
@@ -128,7 +130,7 @@ class Script(Arguments):
         return inputs
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> Self:
+    def _check_names(self) -> Self:
         known = [*(f"inputs.{name}" for name in self.inputs), *(f"parameters.{name}" for name in self.parameters)]
         known += PLACEHOLDERS
         for name in _PLACEHOLDER.findall(" ".join(self.words)):
@@ -145,7 +147,7 @@ class Script(Arguments):
                 "package.module …, or set processes: 1 for a program that starts its own ranks"
             )
         if self.script is not None:
-            _file_below(self.script)
+            _check_file(self.script)
         if self.wheelhouse is not None and self.requirements is None:
             raise ValueError("'wheelhouse' needs 'requirements', which are installed from it")
         return self

@@ -67,7 +67,7 @@ def test_own_runs_are_preferred_to_published_figures(
     assert shown.stdout.startswith("probe: 6 points, 2 at a time\n")
 
     table = aws_trainyard("estimate", READY_SPECS / "finetune-mrpc-8hpu.yaml")
-    assert "steps: 3,668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
+    assert "steps: 3,668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 per second = 13 s" in table.stdout
     assert "no figures for p4d.24xlarge" in table.stderr
     heading, row = table.stdout.splitlines()[:2]
     end = heading.index("TIME") + len("TIME")

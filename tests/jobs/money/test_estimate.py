@@ -29,7 +29,7 @@ from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 
 ROW = INSTANCE_TYPES["dl1.24xlarge"]
-WORK = Work(samples=7_200_000, because="hands", nnodes=1, capacity="spot", mean_hours_between_reclaims=6.0)
+WORK = Work(samples=7_200_000, samples_text="hands", nnodes=1, capacity="spot", mean_hours_between_reclaims=6.0)
 RUNS = (
     Measurement(name="a", samples_per_second=400.0, start_seconds=100.0, rest_seconds=50.0),
     Measurement(name="b", samples_per_second=500.0, start_seconds=300.0, rest_seconds=70.0),
@@ -45,12 +45,12 @@ def test_estimate_is_start_plus_steps_plus_rest_with_a_range() -> None:
     assert found.high_seconds == pytest.approx(slow + slow / 3600 / 6 * 200)
     assert found.usd == pytest.approx(14_660 / 3600 * ROW.spot_usd_per_hour)
     assert found.on_demand_usd == pytest.approx(14_660 / 3600 * ROW.on_demand_usd_per_hour)
-    assert "steps: hands = 7,200,000 samples / 500.0 a second = 14,400 s" in found.arithmetic
+    assert "steps: hands = 7,200,000 samples / 500.0 per second = 14,400 s" in found.arithmetic
     assert "start 200 s + steps 14,400 s + rest 60 s = 14,660 s" in found.arithmetic
 
 
 def test_estimate_of_several_on_demand_nodes_and_of_a_laptop() -> None:
-    work = Work(samples=100, because="hands", nnodes=4, capacity="on-demand", mean_hours_between_reclaims=6.0)
+    work = Work(samples=100, samples_text="hands", nnodes=4, capacity="on-demand", mean_hours_between_reclaims=6.0)
     published = Measurement(name="published", samples_per_second=10.0)
     found = estimate(work, [published], ROW, recorded(ROW))
     assert found.high_seconds == found.seconds == found.low_seconds == 10

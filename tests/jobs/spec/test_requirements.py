@@ -44,7 +44,7 @@ def test_lines_are_read_like_pip_reads_them(tmp_path: Path) -> None:
         ("r.txt", 11, "other @ https://example.com/other.whl"),
         ("r.txt", 12, "-f wheels"),
     ]
-    assert [line.asked for line in found.lines if line.asked] == [
+    assert [line.requirement for line in found.lines if line.requirement] == [
         "peft==0.15.2",
         "trl [quantization]>=0.9 ; sys_platform == 'linux'",
         "other @ https://example.com/other.whl",
@@ -57,7 +57,7 @@ def test_lines_are_read_like_pip_reads_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_windows_encodings_are_read(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "r.txt").write_text("peft\r\n", encoding=encoding)
-    assert [line.asked for line in read_requirements(tmp_path, "r.txt").lines] == ["peft"]
+    assert [line.requirement for line in read_requirements(tmp_path, "r.txt").lines] == ["peft"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from jobs.container.launcher import utilization
 from jobs.container.launcher.utilization import Cpus, NodeUse, Utilization
-from jobs.core.output import is_utilization
+from jobs.core.output import is_utilization_line
 from tests.support.waiting import wait_until
 
 SOON_SECONDS = 0.01
@@ -56,7 +56,7 @@ def test_the_tool_of_the_accelerator_is_asked_again_and_again(
         "accelerators": 2,
         "node": 1,
     }
-    assert is_utilization(first)
+    assert is_utilization_line(first)
     assert asked.read_text().startswith(wanted_query)
 
 
