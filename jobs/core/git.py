@@ -29,7 +29,7 @@ from jobs.core.errors import ConfigurationError, TrainyardError
 SECONDS = 60.0
 
 _SETTINGS = {
-    "safe.bareRepository": "explicit",  # git 2.38; older versions read bare repositories, whose commands are off below
+    "safe.bareRepository": "explicit",  # git 2.38; older versions ignore it; their commands are disabled below
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
     "submodule.recurse": "false",
