@@ -171,7 +171,7 @@ def _warn_of_delimiter(files: Iterable[Path], console: "Console") -> None:
 
     from jobs.core.locations import DELIMITERS, table_suffix
     from jobs.core.words import printable
-    from jobs.data_checks.table_rows import delimiter_fault
+    from jobs.data_checks.table_rows import delimiter_error
 
     for path in files:
         delimiter = DELIMITERS.get(table_suffix(path.name))
@@ -179,7 +179,7 @@ def _warn_of_delimiter(files: Iterable[Path], console: "Console") -> None:
             continue
         with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace", newline="") as table:
             header = next(csv.reader([table.readline(_HEADER_CHARACTERS)], delimiter=delimiter), [])
-            if fault := delimiter_fault(str(path), header):
+            if fault := delimiter_error(str(path), header):
                 console.print(Text(f"warning: {printable(str(fault.args[0]))}", style="yellow"), soft_wrap=True)
                 console.print(Text(f"next: {fault.next_step}"), soft_wrap=True)
                 return

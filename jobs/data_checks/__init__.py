@@ -1,1 +1,1 @@
-"""What is checked in tables and models before anything is paid for, on the laptop and in the container."""
+"""Check tables and models before anything is paid for, on the laptop and in the container."""

@@ -1,4 +1,4 @@
-"""The classes of a classifier's held-out examples: how well each is found, and what is taken for what."""
+"""Record how well a classifier recognizes each class of the held-out examples, and which classes it confuses."""
 
 from collections.abc import Iterator
 
@@ -7,16 +7,16 @@ from pydantic import BaseModel, ConfigDict
 from jobs.core.labels import shown_name
 
 MAX_CONFUSION_CLASSES = 50
-"""Where there are more classes no confusion is recorded: its counts grow with their square."""
+"""Number of classes above which no confusion matrix is recorded, because it grows with their square."""
 
 MAX_MISTAKES = 20
-"""So many of the most confident mistakes are recorded with their texts."""
+"""Number of most confident mistakes that are recorded with their texts."""
 
 MAX_CONFUSED = 10
-"""So many pairs of classes are recorded, those with the most examples of the one taken for the other."""
+"""Number of most confused pairs of classes that are recorded."""
 
 MAX_TEXT_CHARACTERS = 500
-"""A longer text that was mistaken is recorded up to here."""
+"""Length to which the text of a mistake is cut."""
 
 _MAX_SHOWN = 20
 _MAX_SHOWN_CONFUSED = 5
@@ -27,32 +27,32 @@ class _Record(BaseModel):
 
 
 class ClassScore(_Record):
-    """How well one class is found."""
+    """Scores of one class."""
 
     name: str
     examples: int
     predicted: int
-    """Examples, of whichever class, that were taken for it."""
+    """Examples of any class that were predicted as this class."""
     precision: float
-    """Share of `predicted` that is right; 0 where there is none."""
+    """Share of `predicted` that is correct; 0 if there are none."""
     recall: float
-    """Share of `examples` that was found; 0 where there is none."""
+    """Share of `examples` that was recognized; 0 if there are none."""
     f1: float
 
 
 class Mistake(_Record):
-    """A held-out example that was taken for another class than its own."""
+    """A held-out example with a wrong prediction."""
 
     text: str
     pair: str | None = None
     label: str
     predicted: str
     confidence: float
-    """The model's probability of the class that it predicted."""
+    """The model's probability of the predicted class."""
 
 
 class Confused(_Record):
-    """How many examples of one class were taken for another one."""
+    """Number of examples of one class that were predicted as another."""
 
     label: str
     predicted: str
@@ -60,20 +60,20 @@ class Confused(_Record):
 
 
 class ClassReport(_Record):
-    """What `classes.json` holds."""
+    """The content of `classes.json`."""
 
     classes: list[ClassScore]
     confusion: list[list[int]] | None = None
-    """Examples by their class (rows) and the predicted one (columns); None where there are too many classes."""
+    """Examples by class (rows) and predicted class (columns). None if there are too many classes."""
     confused: list[Confused] = []
-    """The pairs with the most mistakes, the worst first; recorded however many classes there are."""
+    """The pairs with the most mistakes, the worst first. Recorded for any number of classes."""
     mistakes: list[Mistake] = []
-    """The most confident ones, the surest first."""
+    """The most confident mistakes, most confident first."""
 
     def lines(self) -> Iterator[str]:
-        """Yield the scores of each class and the worst pairs, for a terminal.
+        """Yield the scores of the classes and the worst pairs as text for a terminal.
 
-        Of many classes those with the lowest F1 are shown. Lines have at most 80 characters but for long names.
+        If there are many classes, those with the lowest F1. Lines have at most 80 characters, except for long names.
         """
         shown = self.classes
         if len(shown) > _MAX_SHOWN:
@@ -89,6 +89,6 @@ class ClassReport(_Record):
         of_class = {score.name: score.examples for score in self.classes}
         for pair in self.confused[:_MAX_SHOWN_CONFUSED]:
             yield (
-                f"  {shown_name(pair.label)} taken for {shown_name(pair.predicted)}: "
+                f"  {shown_name(pair.label)} predicted as {shown_name(pair.predicted)}: "
                 f"{pair.examples:,} of {of_class[pair.label]:,}"
             )

@@ -1,4 +1,4 @@
-"""What a job trains on, in a few lines: its examples, their classes, their lengths, and what looks like a mistake."""
+"""Summarize training data in a few lines: examples, classes, lengths, and likely mistakes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,19 +9,19 @@ from jobs.core.labels import shown_name, similar_names
 from jobs.core.words import counted
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
-"""The shortest such shares of the examples whose longest one is told."""
+"""Shares of the examples, the shortest first, for which the longest length is reported."""
 
 MAX_CLASSES = 20
-"""So many classes are listed, those with the most examples; every one is counted."""
+"""Number of classes that are listed, those with the most examples. All classes are counted."""
 
 _MAX_NAMED = 5
 
 _FEW = {1: "one example", 2: "two examples"}
-"""So few that what is learnt of a class cannot be told from chance, and that none or half of them is held out."""
+"""Numbers of examples that are too few to learn a class reliably, with none or half of them held out."""
 
 
 class ClassCount(BaseModel):
-    """One class, and how often it is there."""
+    """One class and its number of examples."""
 
     name: str
     training: int
@@ -29,14 +29,14 @@ class ClassCount(BaseModel):
 
 
 class Lengths(BaseModel):
-    """Lengths of all examples of a table, the shortest first: at `SHARES` of them."""
+    """Lengths of a table's examples at the `SHARES`: half are no longer than `at[0]`, and so on."""
 
     unit: str
     at: list[int]
 
 
 class Cut(BaseModel):
-    """What is cut off at `max_length`."""
+    """What truncation at `max_length` removes."""
 
     max_length: int
     texts: int
@@ -44,11 +44,11 @@ class Cut(BaseModel):
     tokens: int
     of_tokens: int
     estimated: bool = False
-    """True where the tokens are reckoned from a sample of the texts that are cut."""
+    """Whether the tokens were estimated from a sample of the truncated texts."""
 
 
 class DataSummary(BaseModel):
-    """What is known of the training data and of what is held out."""
+    """What is known about the training and held-out data."""
 
     training: int
     held_out: int = 0
@@ -56,24 +56,24 @@ class DataSummary(BaseModel):
     lengths: list[Lengths] = []
     cut: Cut | None = None
     length_buckets: int | None = None
-    """The number of widths that texts are padded to, which later attempts keep; None where none were made."""
+    """Number of padding widths, which later attempts reuse. None if no buckets were made."""
     repeated: int = 0
-    """Training examples whose text an earlier one has too."""
+    """Training examples that repeat the text of an earlier one."""
     shared: int = 0
-    """Held-out examples whose text a training example has too."""
+    """Held-out examples whose text is also a training example's."""
     empty: int = 0
-    """Examples, of both parts, whose text (or one of a pair) is empty or nothing but blanks."""
+    """Training and held-out examples whose text, or one text of a pair, is empty or only whitespace."""
     bad_rows: dict[str, int] = {}
-    """Rows that are left out, by the table that has them."""
+    """Number of skipped rows by table."""
     named_bad_rows: list[str] = []
-    """What is wrong with the first of them."""
+    """Messages about the first bad rows."""
     table_warnings: list[str] = []
-    """What looks like a mistake in a table's rows."""
+    """Warnings of likely mistakes in a table's rows."""
     fingerprints: dict[str, str] = {}
-    """What tells the content of each table from any other, by its location."""
+    """Fingerprint of each table's content, by its location."""
 
     def lines(self) -> Iterator[str]:
-        """Yield the summary for a terminal or a log, in lines of at most 80 characters but for long names."""
+        """Yield the summary for a terminal or a log, in lines of at most 80 characters, except for long names."""
         held_out = f" and {_number(self.held_out)} held-out" if self.held_out else ""
         yield f"{_number(self.training)} training{held_out} examples, {counted(len(self.classes), 'class', 'classes')}"
         shown = sorted(self.classes, key=lambda item: -item.training)[:MAX_CLASSES]
@@ -97,26 +97,26 @@ class DataSummary(BaseModel):
             yield f"  {line}"
 
     def warnings(self) -> Iterator[str]:
-        """Yield what is likely to be a mistake."""
+        """Yield warnings of likely mistakes."""
         yield from self.table_warnings
         for group in similar_names(item.name for item in self.classes):
-            yield f"{' and '.join(map(repr, group))} differ by blanks or case only, and are {len(group)} classes"
+            yield f"{' and '.join(map(repr, group))} differ only in spaces or case, but are {len(group)} classes"
         for count, words in _FEW.items():
             if few := [item.name for item in self.classes if item.training + item.held_out == count]:
-                yield f"{_classes(few)} {words} only"
+                yield f"{_classes(few)} only {words}"
         unheld = [item.name for item in self.classes if self.held_out and item.training > 1 and not item.held_out]
         if unheld:
             yield f"{_classes(unheld)} no held-out example"
         if untrained := [item.name for item in self.classes if item.held_out and not item.training]:
             yield f"{_classes(untrained)} no training example"
         if self.shared:
-            yield f"{_number(self.shared)} of {counted(self.held_out, 'held-out example')} in the training data too"
+            yield f"{_number(self.shared)} of {counted(self.held_out, 'held-out example')} also in the training data"
         if self.empty:
-            yield f"{counted(self.empty, 'example')} with an empty text, which count like any other"
+            yield f"{counted(self.empty, 'example')} with an empty text, used like any other"
         if self.repeated:
-            yield f"{counted(self.repeated, 'training example')} with the text of an earlier one"
+            yield f"{counted(self.repeated, 'training example')} repeating an earlier text"
         for table, count in self.bad_rows.items():
-            yield f"{counted(count, 'bad row')} of {table} left out"
+            yield f"{counted(count, 'bad row')} of {table} skipped"
 
 
 def summary(
@@ -124,13 +124,13 @@ def summary(
     training: tuple[Iterable[tuple[str, ...]], Sequence[int]],
     held_out: tuple[Iterable[tuple[str, ...]], Sequence[int]] = ((), ()),
 ) -> DataSummary:
-    """Count texts (each with its pair, where it has one) and the numbers of their classes, of both parts."""
+    """Count the texts, or pairs of texts, and the class numbers of the training and the held-out data."""
     (texts, labels), (held_out_texts, held_out_labels) = training, held_out
     of_training, of_held_out = Counter(labels), Counter(held_out_labels)
     empty = 0
 
     def hashes(part: Iterable[tuple[str, ...]]) -> Iterator[int]:
-        """Yield their hashes, as the texts of millions of examples are in memory once already."""
+        """Yield hashes, to save memory: the texts of millions of examples are already loaded once."""
         nonlocal empty
         for text in part:
             empty += not all(map(str.strip, text))
@@ -159,7 +159,7 @@ def lengths_at_shares(unit: str, lengths: Iterable[int]) -> Lengths:
 
 def _cut_line(cut: Cut) -> str:
     if not cut.texts:
-        return f"none of them is cut at max_length {cut.max_length}"
+        return f"no text is cut at max_length {cut.max_length}"
     about = "about " if cut.estimated else ""
     return (
         f"cut at max_length {cut.max_length}: {counted(cut.texts, 'text')} ({100 * cut.texts / cut.of_texts:.0f} %), "

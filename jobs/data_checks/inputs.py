@@ -1,9 +1,21 @@
-"""Inputs of a job are looked at before it is submitted, and before anything is paid for."""
+"""Check a job's inputs before it is submitted, so that mistakes show before anything is paid for.
 
+Of a repository on the Hugging Face hub, only the metadata and two small files of a model are requested, with a short
+timeout. If the hub does not answer, the plan says so; the job's container, which has the team's token, will find out.
+"""
+
+import http
+import http.client
+import io
 import json
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
@@ -11,10 +23,13 @@ from jobs.aws.errors import error_code
 from jobs.core.artifact import POINTER
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.images import pytorch_of
-from jobs.core.locations import HUB, S3, S3Location, hub_suggestion
+from jobs.core.locations import HUB, S3, S3Location, hub_parts, hub_suggestion, table_suffix
 from jobs.core.run import MANIFEST
 from jobs.core.stage import DeployedStage
-from jobs.data_checks import hub, model_files, table_samples
+from jobs.core.urls import check_endpoint
+from jobs.data_checks import model_files
+from jobs.data_checks.model_files import CHECKED_FILES, model_errors
+from jobs.data_checks.table_rows import BadRows, TableRows, labelled_rows
 from jobs.spec.arguments import (
     ARTIFACT_FOLDER,
     CONFIGURATION_FOLDER,
@@ -25,16 +40,27 @@ from jobs.spec.arguments import (
     TABLE,
     TOKENIZER_FOLDER,
     Arguments,
+    Columns,
 )
 from jobs.spec.plan import with_s3_locations
 from jobs.spec.spec import JobSpec
 from jobs.spec.submit_job import Dependency
 
+HEAD_BYTES = 256 << 10
+"""Bytes read of a table. A longer table is checked up to the last complete line within them."""
+
 _FOLDERS = (MODEL_FOLDER, CONFIGURATION_FOLDER, FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER)
+
 _FILES = (TABLE, DOCUMENTS)
 
 _CONFIGURATION_BYTES = 16 << 20
-"""A tokenizer's configuration that lists all its added tokens has some MB; whatever is larger is none."""
+"""Maximum size of a model's configuration file. A tokenizer's with all its added tokens has a few MB."""
+
+_HUB_TIMEOUT_SECONDS = 5.0
+
+_HUB_MAX_BYTES = 4 << 20
+
+_HUB_UNREADABLE = "the hub's answer cannot be read"
 
 
 def check_inputs(
@@ -46,20 +72,21 @@ def check_inputs(
     look_inside: bool = True,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[TrainyardError]:
-    """Return all that is wrong with what a job of the spec will read; `note` is told what could not be looked at."""
-    return faults_of_inputs(
+    """Return all errors in the inputs of a spec's job. `note` gets what could not be checked, and why."""
+    arguments = with_s3_locations(spec, stage)
+    return input_errors(
         aws,
-        with_s3_locations(spec, stage),
+        arguments,
         pending={argument for run in dependencies for argument in run.arguments},
         emulated=stage.emulated,
-        # The emulator runs jobs in this very environment, or in the image for CPUs.
+        # The emulator runs jobs in the current environment, or in the CPU image.
         pytorch=None if stage.emulated else pytorch_of(stage.row_of(accelerated=spec.kind.accelerated), stage.release),
         look_inside=look_inside,
         note=note,
     )
 
 
-def faults_of_inputs(
+def input_errors(
     aws: Aws,
     arguments: Arguments,
     *,
@@ -69,12 +96,12 @@ def faults_of_inputs(
     look_inside: bool = True,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[TrainyardError]:
-    """Return all that is wrong with what a job will read, whose locations are resolved.
+    """Return all errors in a job's inputs, whose locations are resolved.
 
-    What a run writes that has not ended (`pending`, the names of such arguments) is not looked for. A file is told by
-    its first rows, a model by its files' names and its configuration, what is on the hub by what the hub answers.
-    `pytorch`: the version that the job runs with; None: nobody knows. `look_inside`: False looks only whether it is
-    there. `note` is told what could not be looked at, and why.
+    Checks the first rows of tables, the file names and configuration of models, and the hub's metadata. Skips
+    `pending`, the arguments that unfinished runs will write. `pytorch` is the version that the job runs with, or
+    None if it is unknown. Without `look_inside`, only checks that inputs exist. `note` gets what could not be checked,
+    and why.
     """
     found: list[TrainyardError] = []
     for argument, location, what in arguments.sources():
@@ -86,19 +113,19 @@ def faults_of_inputs(
         except TrainyardError as error:
             found.append(error)
             continue
-        faults: list[TrainyardError] = []
+        errors: list[TrainyardError] = []
         try:
             if look_inside:
-                faults.extend(_inside(aws, arguments, argument, location, what, pytorch=pytorch, note=note))
+                errors.extend(_content_errors(aws, arguments, argument, location, what, pytorch=pytorch, note=note))
         except TrainyardError as error:
-            faults.append(error)
-        for fault in faults:
-            fault.args = (f"arguments.{argument}: {fault.args[0]}",)
-        found += faults
+            errors.append(error)
+        for each in errors:
+            each.args = (f"arguments.{argument}: {each.args[0]}",)
+        found += errors
     return found
 
 
-def _inside(
+def _content_errors(
     aws: Aws,
     arguments: Arguments,
     argument: str,
@@ -108,28 +135,28 @@ def _inside(
     pytorch: str | None,
     note: Callable[[str], None],
 ) -> Iterator[TrainyardError]:
-    """Yield what is wrong with an input that is there."""
+    """Yield the errors in the content of an input."""
     columns = arguments.columns(argument)
     max_length, classifies = arguments.longest_sequence, arguments.classifies
     if location.startswith(HUB):
         if what == MODEL_FOLDER:
-            yield from hub.model_faults(
+            yield from _hub_model_errors(
                 location, max_length=max_length, pytorch=pytorch, classifies=classifies, note=note
             )
         else:
             in_models = what in (CONFIGURATION_FOLDER, TOKENIZER_FOLDER, FILE_OR_FOLDER)
-            yield from hub.repository_faults(location, "model" if in_models else "dataset", note=note)
+            yield from _repository_errors(location, "model" if in_models else "dataset", note=note)
     elif what == MODEL_FOLDER:
         names, contents = _model(aws, location)
-        yield from model_files.faults(
+        yield from model_files.model_errors(
             location, names, contents, max_length=max_length, pytorch=pytorch, classifies=classifies
         )
     elif columns is not None:
-        yield from table_samples.faults(aws, location, columns, note)
+        yield from table_errors(aws, location, columns, note)
 
 
 def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, emulated: bool) -> None:
-    """Raise NotFoundError where an input is missing, UsageError where the job's container could not reach it."""
+    """Raise NotFoundError if an input does not exist, UsageError if the job's container could not reach it."""
     if location.startswith(S3):
         if what == TOKENIZER_FOLDER and object_store.exists(aws.s3, S3Location.parse(location) / model_files.TOKENIZER):
             return
@@ -140,24 +167,24 @@ def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, w
         return
     path = Path(location)
     if not path.exists():
-        # Specs are read with their paths made absolute; what was written is what is left of the working directory.
+        # Paths in specs were made absolute; undo that to suggest a name on the hub.
         suggestion = hub_suggestion(os.path.relpath(location)) if what == MODEL_FOLDER else ""
         raise NotFoundError(
-            f"arguments.{argument}: {what} was expected at {location}, where there is nothing{suggestion}",
-            next_step="correct the path, which counts from the working directory, "
-            "or begin it with hf://, s3:// or data:// where it lies elsewhere",
+            f"arguments.{argument}: {what} was expected at {location}, but nothing is there{suggestion}",
+            next_step="correct the path, which is relative to the working directory, or begin it with hf://, s3:// or "
+            "data:// if it is elsewhere",
         )
     if not emulated:
         raise UsageError(
-            f"arguments.{argument}: {location} lies on this machine, where the job's container cannot read it",
-            next_step=f"trainyard data put {location} data://TEAM/{path.name}, and name that in the spec",
+            f"arguments.{argument}: {location} is on this machine, where the job's container cannot read it",
+            next_step=f"trainyard data put {location} data://TEAM/{path.name}, and use that location in the spec",
         )
     if what in (_FILES if path.is_dir() else _FOLDERS):
         raise _other_form(argument, location, what, is_folder=path.is_dir())
     if not (path.is_dir() or path.is_file()):
         raise UsageError(
-            f"arguments.{argument}: {what} was expected at {location}, which is neither a file nor a folder but a pipe "
-            "or a device",
+            f"arguments.{argument}: {what} was expected at {location}, which is a pipe or a device, not a file or a "
+            "folder",
             next_step="name a file",
         )
 
@@ -165,7 +192,7 @@ def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, w
 def _other_form(argument: str, location: str, what: str, *, is_folder: bool) -> TrainyardError:
     return UsageError(
         f"arguments.{argument}: {what} was expected at {location}, which is a {'folder' if is_folder else 'file'}",
-        next_step="name one file in it" if is_folder else "name the folder that it lies in",
+        next_step="name one file in it" if is_folder else "name the folder that contains it",
     )
 
 
@@ -181,47 +208,16 @@ def _check_object(aws: Aws, argument: str, location: str, what: str) -> None:
         raise _other_form(argument, location, what, is_folder=True)
     if has_configuration and below:
         raise NotFoundError(
-            f"arguments.{argument}: {location} holds files but no config.json, so it is no {what.removeprefix('a ')}",
+            f"arguments.{argument}: {location} has files but no config.json, so it is not {what}",
             next_step="upload what save_pretrained() wrote, or correct the location",
         )
     if not below and what in _FOLDERS and object_store.exists(aws.s3, place):
         raise _other_form(argument, location, what, is_folder=False)
     if not below:
         raise NotFoundError(
-            f"arguments.{argument}: {what} was expected at {location}, where there is nothing",
+            f"arguments.{argument}: {what} was expected at {location}, but nothing is there",
             next_step="trainyard data put SOURCE data://TEAM/NAME, or correct the location",
         )
-
-
-def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes]]:
-    """Return the names of a model's files, and what is in those that its rules read."""
-    if location.startswith(S3):
-        place = S3Location.parse(location.rstrip("/"))
-        sizes = object_store.sizes(aws.s3, place)
-    else:
-        sizes = {}
-        for path in Path(location).iterdir():
-            if path.is_file():
-                sizes[path.name] = path.stat().st_size
-            elif path.exists() and not path.is_dir():  # would be read for ever
-                raise UsageError(f"{location}: its {path.name} is no file but a pipe or a device")
-    contents: dict[str, bytes] = {}
-    for name in sizes.keys() & model_files.READ_BEFORE:
-        if sizes[name] > _CONFIGURATION_BYTES:
-            raise UsageError(
-                f"{location}: its {name} has {sizes[name]:,} bytes, and no more than {_CONFIGURATION_BYTES:,} are read",
-                next_step="stage the model's folder again",
-            )
-        if location.startswith(S3):
-            content = object_store.read_once(aws.s3, place / name)
-        else:
-            try:
-                content = (Path(location) / name).read_bytes()
-            except OSError as error:
-                raise table_samples.unreadable(str(Path(location) / name), error) from None
-        if content is not None:
-            contents[name] = content
-    return list(sizes), contents
 
 
 def _check_artifact(aws: Aws, argument: str, location: str, what: str, wanted: str | None) -> None:
@@ -230,14 +226,14 @@ def _check_artifact(aws: Aws, argument: str, location: str, what: str, wanted: s
     if text is None:
         others = f", nor {model_files.TOKENIZER}" if what == TOKENIZER_FOLDER else ""
         raise NotFoundError(
-            f"arguments.{argument}: {what} was expected at {location}, where there is neither {POINTER} nor "
+            f"arguments.{argument}: {what} was expected at {location}, but it has neither {POINTER} nor "
             f"{MANIFEST}{others}",
-            next_step="name a run that makes one, or where one lies",
+            next_step="name a run that makes one, or the location of one",
         )
     try:
         kind = json.loads(text)["kind"]
     except (ValueError, LookupError, TypeError):
-        return  # what it is instead, the job says
+        return  # the job will report what it is instead
     if wanted not in (None, kind):
         raise UsageError(f"arguments.{argument}: {location} is a '{kind}', not a '{wanted}'")
 
@@ -252,10 +248,236 @@ def _holds_files(aws: Aws, bucket: str, folder: str) -> bool:
 
 
 def _record(aws: Aws, place: S3Location) -> bytes | None:
-    """Return the manifest of the artifact at `place`, or what points to it; None where there is neither."""
+    """Return the manifest of the artifact at `place`, or the pointer to it, or None if there is neither."""
     try:
         return object_store.read_once(aws.s3, place / MANIFEST) or object_store.read_once(aws.s3, place / POINTER)
     except Exception as error:
         if error_code(error) == "NoSuchBucket":
             return None
         raise
+
+
+def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes]]:
+    """Return the names of a model's files, and the content of those that are checked."""
+    if location.startswith(S3):
+        place = S3Location.parse(location.rstrip("/"))
+        sizes = object_store.sizes(aws.s3, place)
+    else:
+        sizes = {}
+        for path in Path(location).iterdir():
+            if path.is_file():
+                sizes[path.name] = path.stat().st_size
+            elif path.exists() and not path.is_dir():  # reading it would never end
+                raise UsageError(f"{location}: its {path.name} is not a file but a pipe or a device")
+    contents: dict[str, bytes] = {}
+    for name in sizes.keys() & model_files.CHECKED_FILES:
+        if sizes[name] > _CONFIGURATION_BYTES:
+            raise UsageError(
+                f"{location}: its {name} has {sizes[name]:,} bytes; the limit is {_CONFIGURATION_BYTES:,}",
+                next_step="stage the model's folder again",
+            )
+        if location.startswith(S3):
+            content = object_store.read_once(aws.s3, place / name)
+        else:
+            try:
+                content = (Path(location) / name).read_bytes()
+            except OSError as error:
+                raise unreadable(str(Path(location) / name), error) from None
+        if content is not None:
+            contents[name] = content
+    return list(sizes), contents
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some bytes from the start or end of a file."""
+
+    content: bytes
+    size: int
+    """Size of the whole file, in bytes."""
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.content) == self.size
+
+
+def head(aws: Aws, location: str) -> Part:
+    """Read the first HEAD_BYTES of a local file or S3 object. Raises UsageError if a local file cannot be read."""
+    if not location.startswith(S3):
+        try:
+            with Path(location).open("rb") as file:
+                content = file.read(HEAD_BYTES)
+            return Part(content, Path(location).stat().st_size)
+        except OSError as error:
+            raise unreadable(location, error) from None
+    size = object_store.size(aws.s3, S3Location.parse(location))
+    return Part(object_store.read_range(aws.s3, S3Location.parse(location), 0, min(size, HEAD_BYTES)), size)
+
+
+def unreadable(location: str, error: OSError) -> UsageError:
+    return UsageError(f"{location} cannot be read: {error.strerror}", next_step="check its type and permissions")
+
+
+def table_errors(
+    aws: Aws, location: str, columns: Columns, note: Callable[[str], None] = lambda _: None
+) -> Iterator[TrainyardError]:
+    """Yield all errors in the first rows of a table. `note` gets warnings of likely mistakes.
+
+    In Parquet files, whose rows are compressed, only the columns and the number of rows are checked.
+    """
+    first = head(aws, location)
+    empty = UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
+    if table_suffix(location) == ".parquet":
+        yield from _parquet_errors(aws, location, first, columns, empty)
+        return
+    content = first.content if first.is_whole else first.content[: first.content.rfind(b"\n") + 1]
+    if not content and not first.is_whole:
+        return  # the first row is longer than HEAD_BYTES
+    bad = BadRows(skip=columns.skips, at_most=len(content))
+    names = list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])]))
+    table = TableRows(location=location, columns=names, columns_are_named_by=columns.missing_next, bad=bad)
+    rows = ((values, line) for values, _, line in table.rows_of_text(io.BytesIO(content)))
+    try:
+        if columns.label is None:  # a corpus treats values that are not text as empty texts, and reports them
+            count = sum(1 for _ in rows)
+            table.refuse_joined()
+        else:
+            count = len(labelled_rows(table, rows, columns.texts, columns.label))
+        for warning in bad.warnings:
+            note(f"warning: {warning}")
+        if not first.is_whole:
+            # The last row's quoted field may continue after HEAD_BYTES.
+            bad.forget(location, "unexpected end of data")
+        bad.refuse()
+    except TrainyardError as error:
+        yield error
+        return
+    if not count and not bad.counts:
+        yield empty
+
+
+def _parquet_errors(
+    aws: Aws, location: str, first: Part, columns: Columns, empty: TrainyardError
+) -> Iterator[TrainyardError]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # A file ends with its metadata and, in the last eight bytes, their length; the rows need not be read.
+        end = _tail(aws, location, first.size, 8)
+        if end.endswith(b"PAR1"):
+            end = _tail(aws, location, first.size, int.from_bytes(end[:4], "little") + 8)
+        found = pq.read_metadata(io.BytesIO(first.content[:4] + end))
+        present, rows = found.schema.to_arrow_schema().names, found.num_rows
+    except (pa.ArrowException, OSError, ValueError) as error:
+        yield UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}")
+        return
+    table = TableRows(location=location, columns=columns.texts, columns_are_named_by=columns.missing_next)
+    for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
+        if column not in present:
+            yield table.no_column(column, present, location)
+    if not rows:
+        yield empty
+
+
+def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:
+    start = max(0, size - length)
+    if location.startswith(S3):
+        return object_store.read_range(aws.s3, S3Location.parse(location), start, size)
+    with Path(location).open("rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+def _hub_model_errors(
+    location: str,
+    *,
+    max_length: int | None,
+    pytorch: str | None,
+    classifies: bool = False,
+    note: Callable[[str], None],
+) -> Iterator[TrainyardError]:
+    """Yield all errors that a hub model's metadata and configuration show. `note` is called if the hub is silent."""
+    name, options = hub_parts(location)
+    revision = options.get("revision", "main")
+    try:
+        names = [
+            item["rfilename"]
+            for item in _hub_json(f"api/models/{name}/revision/{quote(revision, safe='')}")["siblings"]
+        ]
+        contents = {}
+        for file in CHECKED_FILES:
+            if file in names and (content := _hub_get(f"{name}/resolve/{quote(revision, safe='')}/{file}")) is not None:
+                contents[file] = content
+    except _NotOnHubError:
+        yield _not_on_hub(location, "model")
+        return
+    except _HubSilentError as reason:
+        note(f"{location} was not checked: {reason}")
+        return
+    yield from model_errors(location, names, contents, max_length=max_length, pytorch=pytorch, classifies=classifies)
+
+
+def _repository_errors(
+    location: str, sort: Literal["model", "dataset"], *, note: Callable[[str], None]
+) -> Iterator[TrainyardError]:
+    """Yield an error if the hub has no such repository. `note` gets the reason if the hub does not answer."""
+    name, options = hub_parts(location)
+    try:
+        _hub_json(f"api/{sort}s/{name}/revision/{quote(options.get('revision', 'main'), safe='')}")
+    except _NotOnHubError:
+        yield _not_on_hub(location, "data set" if sort == "dataset" else sort)
+    except _HubSilentError as reason:
+        note(f"{location} was not checked: {reason}")
+
+
+class _NotOnHubError(Exception):
+    """The hub has no such repository or revision."""
+
+
+class _HubSilentError(Exception):
+    """The hub does not answer, or refuses to. The message says why."""
+
+
+def _not_on_hub(location: str, what: str) -> TrainyardError:
+    return NotFoundError(
+        f"{location}: the hub has no such {what}",
+        next_step="check the name, and the revision if there is one",
+    )
+
+
+def _hub_json(path: str) -> Any:
+    content = _hub_get(path)
+    try:
+        answer = json.loads(content or b"")
+    except ValueError:
+        raise _HubSilentError(_HUB_UNREADABLE) from None
+    if not isinstance(answer, dict):
+        raise _HubSilentError(_HUB_UNREADABLE)
+    return answer
+
+
+def _hub_get(path: str) -> bytes | None:
+    """Return the content at a path of the hub.
+
+    Raises _NotOnHubError if the hub has no such repository or revision. Without a token, the hub answers 401 for
+    missing names as for private ones, which counts as no answer.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        raise _HubSilentError("HF_HUB_OFFLINE is set")
+    token = os.environ.get("HF_TOKEN")
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    check_endpoint(endpoint, source="HF_ENDPOINT")
+    request = urllib.request.Request(  # noqa: S310 - the address is the hub's
+        f"{endpoint}/{path}", headers={"Authorization": f"Bearer {token}"} if token else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_SECONDS) as answer:  # noqa: S310
+            content: bytes = answer.read(_HUB_MAX_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.NOT_FOUND:
+            raise _NotOnHubError(error.headers.get("X-Error-Message") or error.reason) from None
+        raise _HubSilentError(f"the hub answered {error.code} {error.reason}") from None
+    except (OSError, http.client.HTTPException):
+        raise _HubSilentError("the hub did not answer") from None
+    return content if len(content) <= _HUB_MAX_BYTES else None

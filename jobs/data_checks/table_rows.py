@@ -1,12 +1,12 @@
-"""The rows of a table of text, JSON lines, CSV or TSV: one parser for the command line and the container.
+"""Read the rows of a CSV, TSV or JSON-lines table, for the command line and the container similar_names.
 
-Each way in which a table can be bad has an error that names the place in it; nothing is guessed, and nothing is left
-out silently. What lies in other forms, and where it lies, is for jobs.data_checks.table_samples and
-jobs.container.data.tables.
+Each kind of bad row has an error that names its place. Nothing is guessed, and nothing is skipped silently. Other
+formats and the download of tables belong to jobs.data_checks.inputs and jobs.container.data.tables.
 """
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,85 +15,157 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from jobs.core.errors import TrainyardError, UsageError, did_you_mean
+from jobs.core.labels import label_errors, text_error
 from jobs.core.locations import DELIMITERS, HUB, table_suffix
-from jobs.data_checks.bad_rows import BadRows
+
+MAX_NAMED = 10
+"""Bad rows of a table that are listed; the others are only counted."""
+
+
+class BadRows:
+    """Collects the bad rows of all tables of a job."""
+
+    def __init__(self, *, skip: bool = False, at_most: int = 0) -> None:
+        """Skip bad rows if `skip` is set, but fail at more than `at_most` of them."""
+        self.skip = skip
+        self._at_most = at_most
+        self._errors: dict[str, list[TrainyardError]] = {}
+        self.counts: Counter[str] = Counter()
+        """Number of bad rows by the location of their table."""
+        self.warnings: list[str] = []
+        """Warnings of likely mistakes in usable rows."""
+
+    def add(self, location: str, error: TrainyardError, *, rows: int = 1) -> None:
+        """Add bad rows, described by `error`. Raises UsageError if there are now more than may be skipped.
+
+        `rows` is above 1 for a quoted field that never ends: the number of lines it spans.
+        """
+        self.counts[location] += rows
+        errors = self._errors.setdefault(location, [])
+        if len(errors) < MAX_NAMED:
+            errors.append(error)
+        if self.skip and self.counts.total() > self._at_most:
+            raise UsageError(
+                f"more bad rows than max_bad_rows allows to skip ({self._at_most}); among them:\n"
+                + "\n".join(self.named(location)),
+                next_step="correct the table, or set max_bad_rows higher",
+            )
+
+    def forget(self, location: str, ending: str) -> None:
+        """Remove a table's bad rows whose message contains `ending`."""
+        kept = [error for error in self._errors.get(location, []) if ending not in str(error.args[0])]
+        if len(kept) < len(self._errors.get(location, [])):
+            self._errors[location], self.counts[location] = kept, len(kept)
+            if not kept:
+                del self._errors[location], self.counts[location]
+
+    def named(self, location: str) -> list[str]:
+        """Return one line for each of the table's first bad rows, and one with the number of the others."""
+        errors = self._errors.get(location, [])
+        lines = [str(error.args[0]) for error in errors]
+        more = self.counts[location] - len(errors)
+        return [*lines, f"and {more} more"] if more > 0 else lines
+
+    def next_step(self, location: str) -> str | None:
+        """Return what to do about the bad rows of a table, or None if there is no advice."""
+        return "; or ".join(_steps(self._errors.get(location, []))[:2]) or None
+
+    def refuse(self) -> None:
+        """Raise UsageError for all bad rows, unless they are skipped."""
+        if self.skip or not self.counts:
+            return
+        errors = [error for of_table in self._errors.values() for error in of_table]
+        steps = _steps(errors)
+        if len(errors) == 1:
+            errors[0].next_step = "; or ".join([*steps, "skip such rows with on_bad_rows: skip"])
+            raise errors[0]
+        raise UsageError(
+            f"{self.counts.total()} bad rows:\n"
+            + "\n".join(line for location in self._errors for line in self.named(location)),
+            next_step="; or ".join([*steps[:2], "skip them with on_bad_rows: skip"]),
+        )
+
+
+def _steps(errors: Iterable[TrainyardError]) -> list[str]:
+    return list(dict.fromkeys(error.next_step for error in errors if error.next_step))
+
 
 ROW_TO_DOCUMENT = 4
-"""How many times the longest document a row may be long: its escapes and other columns need room."""
+"""Maximum size of a row as a multiple of the longest document: escapes and other columns take space too."""
 
 _OTHER_DELIMITERS = (";", "\t", "|", ",")
 
-csv.field_size_limit(1 << 30)  # the module's own limit of 128 KiB a field refuses long documents
+csv.field_size_limit(1 << 30)  # the default of 128 KiB is too small for long documents
 
 
 class At(NamedTuple):
-    """A place in an input, between two rows or documents."""
+    """A position in an input, between two rows or documents."""
 
     offset: int = 0
-    """Bytes of a file that is read line by line; rows of a Parquet file or a hub data set."""
+    """Bytes for a file that is read line by line; rows for a Parquet file or a hub data set."""
     line: int = 0
-    """Lines, or rows, before it."""
+    """Number of lines, or rows, before the position."""
 
 
 BEGINNING = At()
 
 
 class Broken(NamedTuple):
-    """What stands where text should be that is not UTF-8: its place, and why."""
+    """Takes the place of text that is not UTF-8; gives the position and the reason."""
 
     reason: str
 
 
 class JoinedLines(NamedTuple):
-    """Lines that quotes make one row, although each would be a row by itself: the quotes may belong to the text."""
+    """Lines that quotes join into one row although each could be a row. The quotes may be part of the text."""
 
     first: int
     last: int
     rows: Sequence[Sequence[str]]
-    """For each line, the values of the table's columns if quotes are text."""
+    """For each line, the values of the table's columns if quotes are read as text."""
 
 
-QUOTES_NEXT = 'put each text that has quotes into quotes and double its own (""), or save the table as JSON lines'
+QUOTES_NEXT = 'quote each text that contains quotes and double the quotes in it (""), or save the table as JSON lines'
 
 Row = tuple[Sequence[Any] | Broken, int, int]
-"""The values of a row, in the order in which its columns were asked for, and the offset and line of its end (see At).
+"""The values of a row, in the order of the requested columns, and the offset and line of its end (see At).
 
-There are millions of them: a class of its own for each would take a tenth of the time that reading takes.
+A plain tuple, because tables have millions of rows and a class would add a tenth to the reading time.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRows:
-    """Some columns of one table, and how its rows are read."""
+    """Reads some columns of one table."""
 
     location: str
     columns: Sequence[str]
     columns_are_named_by: str
-    """The arguments that a user corrects where a column is missing."""
+    """Names the arguments to correct if a column is missing."""
     streamed: bool = False
-    """The table may be larger than memory and disk. A data set of the hub is then read without downloading it first,
-    and text that is not UTF-8 is handed out as Broken; otherwise it is refused."""
+    """The table may be larger than memory and disk. Hub data sets are then read without downloading them first, and
+    text that is not UTF-8 is returned as Broken instead of raising an error."""
     max_document_bytes: int | None = None
-    """Rows may be ROW_TO_DOCUMENT times as long; None: they may be of any length."""
+    """Rows may be up to ROW_TO_DOCUMENT times as long. None: no limit."""
     bad: BadRows | None = None
-    """Takes note of rows that cannot be read, which are then not handed out; None: the first is an error."""
+    """Collects bad rows, which are then not returned. None: the first bad row is an error."""
     joined: list[JoinedLines] = field(default_factory=list)
-    """Those of a CSV or TSV file that were read by now; of a streamed table the first only."""
+    """Joined lines of a CSV or TSV file found so far; for a streamed table only the first."""
 
     def rows_of_text(self, stream: BufferedIOBase, start: At = BEGINNING) -> Iterator[Row]:
-        """Read the rows of a CSV, TSV or JSON-lines file, as its name says, from `start` on.
+        """Read the rows of a CSV, TSV or JSON-lines file, depending on its name, beginning at `start`.
 
-        Raises UsageError where it is not what its name says, or has a row that is too long.
+        Raises UsageError if the file has another format or a row that is too long.
         """
         return (_delimited_rows if table_suffix(self.location) in DELIMITERS else _json_rows)(self, stream, start)
 
     @cached_property
     def unit(self) -> str:
-        """What `At.line` counts: `line` or `row`."""
+        """The unit of `At.line`: `line` or `row`."""
         return unit(self.location)
 
     def place(self, line: int) -> str:
-        """Name the row that ends in this line, for an error."""
+        """Return the name of the row that ends on this line, for an error."""
         return f"{self.location}, {self.unit} {line}"
 
     @cached_property
@@ -101,7 +173,7 @@ class TableRows:
         return None if self.max_document_bytes is None else ROW_TO_DOCUMENT * self.max_document_bytes
 
     def check_columns(self, present: Collection[str], place: str) -> None:
-        """Raise UsageError where one of the columns is missing."""
+        """Raise UsageError if a column is missing."""
         for column in self.columns:
             if column not in present:
                 raise self.no_column(column, present, place)
@@ -112,47 +184,48 @@ class TableRows:
         )
 
     def refuse(self, error: TrainyardError, *, rows: int = 1) -> None:
-        """Note a bad row. Raises `error` where nobody takes note of them."""
+        """Add a bad row, or raise `error` if bad rows are not collected."""
         if self.bad is None:
             raise error from None
         self.bad.add(self.location, error, rows=rows)
 
     def refuse_joined(self, labels: Sequence[Any] = (), lines: Sequence[int] = ()) -> set[int]:
-        """Note rows that have swallowed others, and warn of those that may have.
+        """Reject rows that certainly contain other rows, and warn of those that may.
 
-        It is certain if every line has a label of the table: then one row's class is in another's text.
-        `labels`: those of all rows that were read, in the table's last column, and the `lines` in which the rows end.
-        Returns the numbers of the rows that cannot be used. Raises UsageError if nobody takes note of them.
+        A row certainly contains others if each of its lines has one of the table's labels: then the text of one row
+        includes the label of another.
+        `labels` are the values of the last column in all rows read, `lines` the lines on which those rows end.
+        Returns the indices of unusable rows. Raises UsageError if bad rows are not collected.
         """
         if not self.joined:
             return set()
         known = set(labels)
-        swallowed = {one.last: one for one in self.joined if known.issuperset(row[-1] for row in one.rows)}
-        for one in swallowed.values():
-            own = f"'{self.columns[-1]}' of its own ('{one.rows[0][-1]}', '{one.rows[-1][-1]}')"
-            reason = f"quotes join it with line {one.first} into one row, although each has a {own}"
+        merged = {one.last: one for one in self.joined if known.issuperset(row[-1] for row in one.rows)}
+        for one in merged.values():
+            values = f"'{self.columns[-1]}' ('{one.rows[0][-1]}', '{one.rows[-1][-1]}')"
+            reason = f"quotes join it with line {one.first} into one row, although each line has a {values}"
             self.refuse(UsageError(f"{self.place(one.last)}: {reason}", next_step=QUOTES_NEXT))
-        unsure = [one for one in self.joined if one.last not in swallowed]
+        unsure = [one for one in self.joined if one.last not in merged]
         if unsure and self.bad is not None:
             self.bad.warnings.append(self.joined_warning(unsure))
-        return {row for row, line in enumerate(lines) if line in swallowed}
+        return {row for row, line in enumerate(lines) if line in merged}
 
     def joined_warning(self, joined: Sequence[JoinedLines]) -> str:
-        """Return the warning of some rows that may have swallowed others."""
+        """Return a warning about rows that may contain other rows."""
         first, more = joined[0], len(joined) - 1
-        and_more = f", and so for {more} more" if more else ""
+        and_more = f" (and {more} more such rows)" if more else ""
         return (
-            f"{self.location}: quotes make lines {first.first} to {first.last} one row, and each would be one by "
-            f"itself{and_more}; if the quotes belong to the text, {QUOTES_NEXT}"
+            f"{self.location}: quotes join lines {first.first} to {first.last} into one row, although each could be a "
+            f"row{and_more}; if the quotes belong to the text, {QUOTES_NEXT}"
         )
 
     def broken(self, error: UnicodeDecodeError, line: int) -> Broken | None:
-        """Return what is handed out for a line that is not UTF-8; None where it is noted as bad."""
+        """Return the value for a line that is not UTF-8, or None if the line was added to the bad rows."""
         reason = not_utf8(f"{self.location}, line {line}", error)
         if self.streamed:
             return Broken(reason)
         name = PurePosixPath(self.location).name
-        # Excel's "Unicode text" begins with a mark of which neither byte can be UTF-8.
+        # Excel's "Unicode text" begins with a byte order mark, neither byte of which is valid UTF-8.
         wide = line == 1 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
         step = f"iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8 {name}, if that is its encoding"
         if wide:
@@ -168,12 +241,12 @@ class TableRows:
 
 
 def unit(location: str) -> str:
-    """Return what the rows of a table are counted in: `line` or `row`."""
+    """Return the unit in which a table's rows are counted: `line` or `row`."""
     return "row" if location.startswith(HUB) or table_suffix(location) == ".parquet" else "line"
 
 
 def decoded(content: bytes, location: str, line: int) -> str | Broken:
-    """Return what a line says, or several from that one on."""
+    """Decode one line, or several lines that begin with it."""
     try:
         return content.decode(_encoding(line))
     except UnicodeDecodeError as error:
@@ -189,7 +262,7 @@ def _encoding(line: int) -> str:
 
 
 def _lines(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[tuple[bytes, int, int]]:
-    """Read whole lines, each with its end in the file and its number. Raises UsageError where one is too long."""
+    """Read whole lines, each with its end offset and its number. Raises UsageError if one is too long."""
     stream.seek(start.offset)
     offset, number = start
     limit = table.max_row_bytes
@@ -218,7 +291,7 @@ def _json_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[
             if text.strip():
                 reason = _json_error(text, table, line, error)
                 if is_first and isinstance(error, KeyError) and not (table.bad and table.bad.skip):
-                    raise reason from None  # a column that the first row lacks is that of no row
+                    raise reason from None  # no row has a column that the first row lacks
                 table.refuse(reason)
             continue
         is_first = False
@@ -226,7 +299,7 @@ def _json_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[
 
 
 def _json_error(text: str, table: TableRows, line: int, error: Exception) -> TrainyardError:
-    """Return the error that says why the columns cannot be taken from a line."""
+    """Return an error that explains why the columns could not be read from a line."""
     place = table.place(line)
     if isinstance(error, json.JSONDecodeError):
         return UsageError(f"{place}: not JSON: {error.msg.removesuffix(' at')} at position {error.colno}")
@@ -234,31 +307,31 @@ def _json_error(text: str, table: TableRows, line: int, error: Exception) -> Tra
         return table.no_column(error.args[0], json.loads(text), place)
     if isinstance(error, TypeError):  # a list, a number
         return UsageError(f"{place}: not a JSON object but {text.strip()[:40]!r}")
-    # A number of thousands of digits, brackets without end.
+    # A number with thousands of digits, or unclosed brackets without end.
     return UsageError(f"{place}: JSON that Python cannot read: {error}")
 
 
 class _DelimitedLines:
-    """The lines of a CSV or TSV file as its parser reads them, which takes several for a row that spans lines."""
+    """The lines of a CSV or TSV file as the parser reads them: one row may span several lines."""
 
     def __init__(self, table: TableRows, stream: BufferedIOBase) -> None:
         self._table = table
         self._stream = stream
         self.row_start = BEGINNING
-        """Where the row begins that is being parsed."""
+        """Start of the row that is being parsed."""
         self.at = BEGINNING
-        """Behind the newest line."""
+        """End of the newest line."""
         self.is_bad = False
-        """True: a line of the row was noted as bad."""
+        """Whether a line of the row was added to the bad rows."""
         self._row: list[str] = []
-        """Its lines."""
+        """The lines of the row."""
 
     def reader(self, start: At) -> "Iterator[list[str]]":
         delimiter = DELIMITERS[table_suffix(self._table.location)]
         return csv.reader(self._text_lines(start), delimiter=delimiter, strict=True)
 
     def rows(self, start: At) -> "Iterator[list[str]]":
-        """Read rows; those that are noted as bad are left out. Raises UsageError where they are not noted."""
+        """Read rows without the bad ones. Raises UsageError if bad rows are not collected."""
         reader = self.reader(start)
         while True:
             self.row_start, self.is_bad = max(start, self.at), False
@@ -269,10 +342,10 @@ class _DelimitedLines:
                 return
             except csv.Error as error:
                 reason = UsageError(f"{self._table.place(self.at.line)}: {error}")
-                taken = self.at.line - self.row_start.line
-                if taken > 1:
+                lines = self.at.line - self.row_start.line
+                if lines > 1:
                     reason.args = (f"{reason.args[0]} (the row begins in line {self.row_start.line + 1})",)
-                self._table.refuse(reason, rows=taken)
+                self._table.refuse(reason, rows=lines)
                 continue
             if not self.is_bad:
                 yield fields
@@ -287,15 +360,15 @@ class _DelimitedLines:
                 text = content.decode(_encoding(line))
             except UnicodeDecodeError as error:
                 self.is_bad |= self._table.broken(error, line) is None
-                # What is no UTF-8 becomes lone surrogates, which are told when a document has them.
+                # Invalid bytes become lone surrogates, which are reported when a document contains them.
                 text = content.decode(_encoding(line), "surrogateescape")
             self._row.append(text)
             yield text
 
     def note_joined(self, positions: Sequence[int], fields: int) -> None:
-        """Note the lines of the newest row if each has as many fields as a row when quotes are text.
+        """Record the newest row's lines if each has as many fields as a row when quotes are read as text.
 
-        What follows a comma in prose begins with a blank, which the fields of a table do not.
+        In prose a comma is followed by a space; fields of a table do not begin with one.
         """
         if len(self._row) == 1 or fields == 1 or (self._table.streamed and self._table.joined):
             return
@@ -313,7 +386,7 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
         stream.seek(0)
         _check_delimiter(table, [stream.readline().decode(errors="replace").strip()])
         raise UsageError(f"{table.place(lines.at.line)}: {error}") from None
-    # A table of examples that has no rows is empty, whatever its header says.
+    # A table of examples without rows is reported as empty, whatever its header.
     wanted = _positions(table, header, 1) if table.streamed else None
     for fields in lines.rows(max(start, lines.at)):
         offset, line = lines.at
@@ -331,14 +404,14 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
 
 
 def _check_delimiter(table: TableRows, header: list[str]) -> None:
-    """Raise UsageError where a header of one field is none of the columns, but several with another character."""
-    fault = None if header and header[0] in table.columns else delimiter_fault(table.location, header)
-    if fault is not None:
-        raise fault
+    """Raise UsageError if a single-field header is not a column but would be several with another delimiter."""
+    error = None if header and header[0] in table.columns else delimiter_error(table.location, header)
+    if error is not None:
+        raise error
 
 
-def delimiter_fault(location: str, header: list[str]) -> UsageError | None:
-    """Return what is wrong with a header of one field that would be several with another character between them."""
+def delimiter_error(location: str, header: list[str]) -> UsageError | None:
+    """Return an error if a single-field header would have several fields with another delimiter."""
     expected = DELIMITERS[table_suffix(location)]
     if len(header) != 1:
         return None
@@ -348,18 +421,56 @@ def delimiter_fault(location: str, header: list[str]) -> UsageError | None:
     rename = "; or name it .tsv" if other == "\t" else ""
     rewrite = f"csv.writer(sys.stdout, delimiter={expected!r}).writerows(csv.reader(sys.stdin, delimiter={other!r}))"
     return UsageError(
-        f"{location}, line 1: its columns are parted by {other!r}, not by {expected!r} as its name says",
+        f"{location}, line 1: its columns are separated by {other!r}, although the name ends in "
+        f"{table_suffix(location)}",
         next_step=f"save it with {expected!r} between the columns: "
         f'python3 -c "import csv, sys; {rewrite}" < FILE > NEW_FILE{rename}',
     )
 
 
 def _positions(table: TableRows, header: list[str], line: int) -> list[int]:
-    """Return where the columns are. Raises UsageError where one is missing, or there are two of that name."""
+    """Return the positions of the columns. Raises UsageError if one is missing or occurs twice."""
     table.check_columns(header, table.place(line))
     for column in table.columns:
         if header.count(column) > 1:
             raise UsageError(
-                f"{table.location}, line 1: two columns are called '{column}'", next_step="rename one of them"
+                f"{table.location}, line 1: two columns are named '{column}'", next_step="rename one of them"
             )
     return [header.index(column) for column in table.columns]
+
+
+def labelled_rows(
+    table: TableRows, rows: Iterable[tuple[Sequence[Any] | Broken, int]], texts: Sequence[str], label: str
+) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the texts and the label of each usable row, and add the others to the table's bad rows.
+
+    `rows` have the values of the table's columns and the line. Raises UsageError if bad rows are not collected.
+    """
+    found, lines = list[tuple[tuple[Any, ...], Any]](), list[int]()
+    for values, line in rows:
+        if not isinstance(values, Broken):
+            of_row = dict(zip(table.columns, values, strict=True))
+            found.append((tuple(of_row[column] for column in texts), of_row[label]))
+            lines.append(line)
+    labels = [value for _, value in found]
+    merged = table.refuse_joined(labels, lines)
+    of_labels = label_errors(label, labels, lambda number: f"{table.unit} {lines[number]}")
+    faults = {number: (reason, next_step) for number, reason, next_step in of_labels}
+    usable = []
+    for number, row in enumerate(found):
+        if number in merged:
+            continue
+        reason = _text_fault(texts, row[0])
+        fault = (reason, None) if reason else faults.get(number)
+        if fault is None:
+            usable.append(row)
+        else:
+            table.refuse(UsageError(f"{table.place(lines[number])}: {fault[0]}", next_step=fault[1]))
+    return usable
+
+
+def _text_fault(columns: Sequence[str], texts: Sequence[Any]) -> str | None:
+    faults = (
+        f"'{column}' {reason}" for column, text in zip(columns, texts, strict=True) if (reason := text_error(text))
+    )
+    return next(faults, None)

@@ -1,4 +1,4 @@
-"""What is in tables of labelled examples, as `trainyard data show` tells it: read whole, on this machine."""
+"""Summarize whole tables of labelled examples on this machine, for `trainyard data show`."""
 
 import sys
 import tempfile
@@ -12,20 +12,18 @@ from jobs.aws.connection import Aws
 from jobs.core.errors import ConfigurationError, NotFoundError, UsageError
 from jobs.core.labels import class_name, names_in_parquet, sorted_classes
 from jobs.core.locations import S3, S3Location, table_suffix
-from jobs.data_checks.bad_rows import BadRows
 from jobs.data_checks.data_summary import Cut, DataSummary, lengths_at_shares, summary
-from jobs.data_checks.labelled_rows import labelled_rows
 from jobs.data_checks.model_files import TOKENIZER
-from jobs.data_checks.table_rows import Broken, TableRows
+from jobs.data_checks.table_rows import BadRows, Broken, TableRows, labelled_rows
 from jobs.spec.arguments import Columns
 
 _BATCH = 10_000
-"""Texts that are tokenized at once: their tokens are in memory together."""
+"""Texts that are tokenized together; their tokens are in memory at the same time."""
 
 
 @dataclass
 class _Part:
-    """What was read of one part of the data, training or held-out."""
+    """The examples of one part of the data, training or held-out."""
 
     texts: list[tuple[str, ...]] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -33,12 +31,12 @@ class _Part:
 
 @dataclass(frozen=True)
 class Model:
-    """The model whose tokenizer counts."""
+    """The model whose tokenizer counts tokens."""
 
     location: str
-    """Its folder, here or on S3."""
+    """The model's folder, local or on S3."""
     max_length: int
-    """The tokens at which a fine-tuning would cut."""
+    """Number of tokens to which fine-tuning would cut a text."""
 
 
 def summarize(
@@ -48,17 +46,17 @@ def summarize(
     columns: Columns,
     model: Model | None = None,
 ) -> DataSummary:
-    """Read all rows of the tables, here or on S3; those that no job could use are counted and named, not counted in.
+    """Read all rows of the tables, local or on S3, and summarize the usable ones. Bad rows are counted and listed.
 
-    With a `model` it tells tokens too, and what would be cut off. Raises NotFoundError where a file is not there,
-    UsageError where it is not what it should be.
+    With a `model`, the summary also has the lengths in tokens and the truncation. Raises NotFoundError if a file does
+    not exist, UsageError if it is not a valid table or tokenizer.
     """
     bad = BadRows(skip=True, at_most=sys.maxsize)
     parts = [_Part(), _Part()]
     for part, locations in zip(parts, (training, held_out), strict=True):
         for location in locations:
             with tempfile.TemporaryDirectory() as folder:
-                _read(part, location, _here(aws, location, Path(folder)), columns, bad)
+                _read(part, location, _local_file(aws, location, Path(folder)), columns, bad)
     if not parts[0].labels:
         raise UsageError(
             "\n".join([f"{training[0]} holds no examples", *bad.named(training[0])]),
@@ -90,20 +88,20 @@ def summarize(
 
 
 def _tokens(aws: Callable[[], Aws], model: str, texts: Sequence[tuple[str, ...]], folder: Path) -> list[int]:
-    """Return how many tokens each text has, or each pair of texts, special ones included."""
+    """Return the number of tokens of each text or pair of texts, special tokens included."""
     location = f"{model.rstrip('/')}/{TOKENIZER}"
-    path = _here(aws, location, folder)
+    path = _local_file(aws, location, folder)
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise ConfigurationError(
-            f"{location}: tokens are counted with tokenizers, which is not installed",
+            f"{location}: counting tokens needs the tokenizers package, which is not installed",
             next_step="pip install tokenizers",
         ) from None
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - what its Rust code raises has no class of its own
-        raise UsageError(f"{location} is no tokenizer: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # noqa: BLE001 - its Rust code raises plain Exception
+        raise UsageError(f"{location} is not a tokenizer: {str(error).splitlines()[0]}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     inputs = [text if len(text) > 1 else text[0] for text in texts]
@@ -111,8 +109,8 @@ def _tokens(aws: Callable[[], Aws], model: str, texts: Sequence[tuple[str, ...]]
     return [len(encoded.ids) for batch in batches for encoded in tokenizer.encode_batch(batch)]
 
 
-def _here(aws: Callable[[], Aws], location: str, folder: Path) -> Path:
-    """Return where the file at `location` lies on this machine, fetched where it does not."""
+def _local_file(aws: Callable[[], Aws], location: str, folder: Path) -> Path:
+    """Return the path of the file at `location` on this machine, downloaded if it is on S3."""
     if not location.startswith(S3):
         path = Path(location)
         if not path.is_file():

@@ -1,6 +1,6 @@
-"""Files of a team in the stage's data bucket: put there, listed, removed.
+"""Upload, list and delete a team's files in the stage's data bucket.
 
-Each upload carries the SHA-256 of its bytes, which S3 checks on arrival.
+Each upload carries the SHA-256 of its bytes, which S3 verifies.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from jobs.core.locations import DATA, S3Location, stays_below
 from jobs.core.stage import SHARED_PREFIX, DeployedStage
 
 HASH = "trainyard-sha256"
-"""The key of the metadata in which an object has the hash of its content."""
+"""The metadata key of an object's content hash."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or a folder of a team's data."""
+    """A file or folder in a team's data."""
 
     location: str
     files: int
@@ -32,10 +32,10 @@ class Entry:
 
 
 def place_of(stage: DeployedStage, location: str) -> S3Location:
-    """Return where `data://team/name` lies. Raises UsageError where it names no place of a team."""
+    """Return the S3 location of `data://team/name`. Raises UsageError if it is not a valid location of a team."""
     team, _, name = location.removeprefix(DATA).partition("/")
     if not location.startswith(DATA) or not team or (name and not stays_below(name.rstrip("/"))):
-        raise UsageError(f"'{location}' is no place for data", next_step=f"name it {DATA}TEAM/NAME")
+        raise UsageError(f"'{location}' is not a data location", next_step=f"use {DATA}TEAM/NAME")
     known = (*stage.teams, SHARED_PREFIX)
     if team not in known:
         raise NotFoundError(f"{location}: team '{team}' not found in stage '{stage.name}'{did_you_mean(team, known)}")
@@ -43,18 +43,18 @@ def place_of(stage: DeployedStage, location: str) -> S3Location:
 
 
 def files_of(source: Path, place: S3Location) -> dict[Path, S3Location]:
-    """Return each file of `source`, a file or a folder, and where it goes. Raises NotFoundError where there is none."""
+    """Return the target of each file of `source`, a file or a folder. Raises NotFoundError if there are no files."""
     if source.is_file():
         return {source: place / source.name if place.key.endswith("/") else place}
     names = object_store.files_below(source) if source.is_dir() else []
     if not names:
-        what = "holds no files" if source.is_dir() else "does not exist"
+        what = "has no files" if source.is_dir() else "does not exist"
         raise NotFoundError(f"{source} {what}", next_step="check the path")
     return {source / name: place / name for name in names}
 
 
 def put(aws: Aws, source: Path, place: S3Location, *, sent: Callable[[int], None]) -> bool:
-    """Upload one file; False where it is there already. `sent` gets the bytes of each part that is there now."""
+    """Upload one file, or return False if S3 already has it. `sent` gets the size of each part once it is stored."""
     hashed, size = sha256(source), source.stat().st_size
     if _is_there(aws, place, size, hashed):
         sent(size)
@@ -75,7 +75,7 @@ def _is_there(aws: Aws, place: S3Location, size: int, hashed: str) -> bool:
 
 
 def entry(aws: Aws, stage: DeployedStage, place: S3Location) -> Entry:
-    """Return what lies at a place. Raises NotFoundError where nothing does."""
+    """Return the file or folder at a location. Raises NotFoundError if there is none."""
     found = object_store.identity(aws.s3, S3Location(place.bucket, place.key.rstrip("/")))
     files = [found] if "etag" in found and not isinstance(found["etag"], dict) else list(found.values())
     location = DATA + str(place).removeprefix(f"s3://{stage.data_bucket}/")
@@ -83,7 +83,7 @@ def entry(aws: Aws, stage: DeployedStage, place: S3Location) -> Entry:
 
 
 def entries(aws: Aws, stage: DeployedStage, place: S3Location) -> Iterator[Entry]:
-    """Yield what a folder holds, its files and its folders; a file is itself. Raises NotFoundError for nothing."""
+    """Yield the files and folders in a folder, or the file itself. Raises NotFoundError if there is nothing."""
     folder = place.key.rstrip("/") + "/"
     with contextlib.suppress(NotFoundError):
         if not place.key.endswith("/") and object_store.size(aws.s3, place) >= 0:
@@ -99,13 +99,13 @@ def entries(aws: Aws, stage: DeployedStage, place: S3Location) -> Iterator[Entry
         ]
     ]
     if not keys:
-        raise NotFoundError(f"{DATA}{folder} holds nothing", next_step=f"trainyard data put SOURCE {DATA}{folder}NAME")
+        raise NotFoundError(f"{DATA}{folder} is empty", next_step=f"trainyard data put SOURCE {DATA}{folder}NAME")
     for key in sorted(keys):
         yield entry(aws, stage, S3Location(place.bucket, key))
 
 
 def remove(aws: Aws, place: S3Location) -> None:
-    """Delete a file, or all files below a folder."""
+    """Delete a file, or all files in a folder."""
     folder = S3Location(place.bucket, place.key.rstrip("/"))
     names = list(object_store.sizes(aws.s3, folder))
     object_store.delete_all(aws.s3, folder, names)

@@ -12,7 +12,7 @@ from jobs.container.data.tables import TableReader
 from jobs.core.errors import UsageError, did_you_mean
 from jobs.core.labels import class_name, label_errors, label_kind, sorted_classes, text_error
 from jobs.core.words import counted
-from jobs.data_checks.bad_rows import BadRows
+from jobs.data_checks.table_rows import BadRows
 from jobs.spec.kinds.evaluate import Evaluate
 from jobs.spec.kinds.finetune_classification import COLUMNS_NEXT, FinetuneClassification, Inputs
 

@@ -48,8 +48,8 @@ def model_folder(
             raise NotFoundError(f"model folder {location} does not exist", next_step="check the path")
         names = [path.name for path in folder.iterdir()]
     _check_model(names, location)
-    contents = {name: (folder / name).read_bytes() for name in model_files.READ_BEFORE if name in names}
-    raise_all([*model_files.faults(location, names, contents, max_length=max_length, is_known=_is_known)])
+    contents = {name: (folder / name).read_bytes() for name in model_files.CHECKED_FILES if name in names}
+    raise_all([*model_files.model_errors(location, names, contents, max_length=max_length, is_known=_is_known)])
     return folder
 
 

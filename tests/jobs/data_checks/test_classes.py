@@ -1,4 +1,4 @@
-"""How well each class was found, as a terminal shows it."""
+"""Scores of classes, as shown in a terminal."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def score(name: str, *, f1: float = 0.5, examples: int = 4) -> ClassScore:
     return ClassScore(name=name, examples=examples, predicted=3, precision=2 / 3, recall=0.5, f1=f1)
 
 
-def test_classes_and_the_worst_pairs_are_shown() -> None:
+def test_classes_and_most_confused_pairs_are_shown() -> None:
     pairs = [
         Confused(label="games ", predicted="sport", examples=1200),
         Confused(label="sport", predicted="x", examples=1),
@@ -21,12 +21,12 @@ def test_classes_and_the_worst_pairs_are_shown() -> None:
         "'games '     3,000      0.667   0.500  0.500",
         "sport            4      0.667   0.500  0.571",
         "most often confused:",
-        "  'games ' taken for sport: 1,200 of 3,000",
-        "  sport taken for x: 1 of 4",
+        "  'games ' predicted as sport: 1,200 of 3,000",
+        "  sport predicted as x: 1 of 4",
     ]
 
 
-def test_of_many_classes_those_are_shown_that_are_found_worst() -> None:
+def test_only_the_worst_of_many_classes_are_shown() -> None:
     report = ClassReport(classes=[score(f"class {number}", f1=number / 100) for number in range(77, 0, -1)])
     heading, _, *rows = report.lines()
     assert heading == "the 20 of 77 classes with the lowest F1:"
@@ -42,7 +42,7 @@ def test_of_many_classes_those_are_shown_that_are_found_worst() -> None:
         ({"eval_loss": 0.4}, False),
     ],
 )
-def test_a_model_no_better_than_its_largest_class_is_warned_of(result: dict[str, float], warns: bool) -> None:
+def test_warning_if_the_largest_class_is_as_accurate(result: dict[str, float], warns: bool) -> None:
     text = baseline_warning(result)
     assert bool(text) == warns
     if warns:

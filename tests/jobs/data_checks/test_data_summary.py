@@ -1,4 +1,4 @@
-"""What is trained on, as it is shown: counts, lengths, and what is likely to be a mistake."""
+"""The summary of training data: counts, lengths and likely mistakes."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def found() -> DataSummary:
     return summary(NAMES, (TRAINING, [0, 0, 0, 1, 2, 4, 4]), (HELD_OUT, [0, 1, 3]))
 
 
-def test_examples_are_counted_by_class_and_what_looks_like_a_mistake_is_told(found: DataSummary) -> None:
+def test_summary_counts_classes_and_warns_of_likely_mistakes(found: DataSummary) -> None:
     found.lengths = [lengths_at_shares("tokens", [4] * 89 + [12] * 10 + [40])]
     found.cut = Cut(max_length=32, texts=1, of_texts=10, tokens=8, of_tokens=516)
     found.bad_rows = {"t.csv": 3}
@@ -31,26 +31,26 @@ def test_examples_are_counted_by_class_and_what_looks_like_a_mistake_is_told(fou
         "tokens: half have at most 4, 90 % 12, 99 % 12, the longest 40",
         "cut at max_length 32: 1 text (10 %), 8 tokens (2 %)",
         "read: t.csv (fingerprint 00ab)",
-        "warning: 'games' and 'games ' differ by blanks or case only, and are 2 classes",
-        "warning: 2 classes ('Rare', 'new') have one example only",
-        "warning: 2 classes ('games ', 'other') have two examples only",
+        "warning: 'games' and 'games ' differ only in spaces or case, but are 2 classes",
+        "warning: 2 classes ('Rare', 'new') have only one example",
+        "warning: 2 classes ('games ', 'other') have only two examples",
         "warning: class 'other' has no held-out example",
         "warning: class 'new' has no training example",
-        "warning: 1 of 3 held-out examples in the training data too",
-        "warning: 1 training example with the text of an earlier one",
-        "warning: 3 bad rows of t.csv left out",
+        "warning: 1 of 3 held-out examples also in the training data",
+        "warning: 1 training example repeating an earlier text",
+        "warning: 3 bad rows of t.csv skipped",
         "  t.csv, line 4: 'label' is None, which is not a class",
         "  and 2 more",
     ]
 
 
-def test_an_empty_cell_of_a_table_is_an_example_that_one_is_warned_of() -> None:
+def test_empty_texts_are_warned_of() -> None:
     found = summary(["no", "yes"], ([("a", "b"), ("c", " "), ("", "d")], [0, 1, 0]), ([("e", "")], [1]))
-    assert "warning: 3 examples with an empty text, which count like any other" in list(found.lines())
+    assert "warning: 3 examples with an empty text, used like any other" in list(found.lines())
     assert "empty" not in "".join(summary(["no"], ([("a",)], [0])).lines())
 
 
-def test_of_many_classes_the_largest_are_listed_and_all_are_counted() -> None:
+def test_only_the_largest_of_many_classes_are_listed() -> None:
     labels = [number for number in range(150) for _ in range(number + 3)]
     texts = [(str(number),) for number in range(len(labels))]
     first, _, largest, *rest = summary([f"class {number:03}" for number in range(150)], (texts, labels)).lines()
@@ -62,5 +62,5 @@ def test_of_many_classes_the_largest_are_listed_and_all_are_counted() -> None:
 @pytest.mark.parametrize(
     ("lengths", "at"), [([7], [7, 7, 7, 7]), ([1, 9], [1, 9, 9, 9]), (range(1, 1001), [500, 900, 990, 1000])]
 )
-def test_a_share_of_the_examples_is_no_longer_than_what_is_told(lengths: list[int], at: list[int]) -> None:
+def test_lengths_at_shares_of_the_examples(lengths: list[int], at: list[int]) -> None:
     assert lengths_at_shares("words", lengths) == Lengths(unit="words", at=at)

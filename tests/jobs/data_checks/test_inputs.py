@@ -1,4 +1,4 @@
-"""What is wrong with a spec's inputs is told before it is submitted, all of it at once."""
+"""All errors in a spec's inputs are reported together, before it is submitted."""
 
 import io
 import json
@@ -17,8 +17,7 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.core.instance_types import instance_type
-from jobs.data_checks import table_samples
-from jobs.data_checks.inputs import check_inputs, faults_of_inputs
+from jobs.data_checks.inputs import HEAD_BYTES, check_inputs, input_errors
 from jobs.spec.arguments import Arguments
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.prepare_corpus import PrepareCorpus
@@ -43,7 +42,7 @@ def aws(emulator: Emulator) -> Iterator[Aws]:
 
 @pytest.fixture
 def put(request: pytest.FixtureRequest, aws: Aws, tmp_path: Path) -> "Put":
-    """Puts a file, here or on S3 (see ANYWHERE), and returns its location."""
+    """Return a function that puts a file, locally or on S3 (see ANYWHERE), and returns its location."""
 
     def local(name: str, content: bytes) -> str:
         path = tmp_path / name
@@ -72,8 +71,8 @@ def put_model(put: Put, configuration: object = BERT, **files: object) -> str:
     return put("model/README.md", b"").removesuffix("/README.md")
 
 
-def told(aws: Aws, arguments: Arguments, **options: Any) -> list[str]:
-    return [str(fault) for fault in faults_of_inputs(aws, arguments, emulated=True, **options)]
+def errors_of(aws: Aws, arguments: Arguments, **options: Any) -> list[str]:
+    return [str(error) for error in input_errors(aws, arguments, emulated=True, **options)]
 
 
 def finetuning(put: Put, table: str, **arguments: Any) -> FinetuneClassification:
@@ -81,7 +80,7 @@ def finetuning(put: Put, table: str, **arguments: Any) -> FinetuneClassification
 
 
 @ANYWHERE
-def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
+def test_valid_inputs_pass(aws: Aws, put: Put) -> None:
     parquet = io.BytesIO()
     pq.write_table(pa.table({"text": ["a", "b"], "more": [{"x": 1}, {"x": 2}], "label": [0, 1]}), parquet)
     tables = [
@@ -90,8 +89,8 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
         put("t.jsonl", b'\xef\xbb\xbf{"text": "good", "label": "no"}\n\n'),
         put("t.parquet", parquet.getvalue()),
     ]
-    assert told(aws, finetuning(put, tables[0], eval_data=tables)) == []
-    assert told(aws, PrepareCorpus(data=[*tables, put("t.txt", b"\xff")])) == []
+    assert errors_of(aws, finetuning(put, tables[0], eval_data=tables)) == []
+    assert errors_of(aws, PrepareCorpus(data=[*tables, put("t.txt", b"\xff")])) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
             b"text,lable\ngood,1\n",
             "{0}, line 2: no column 'label'; did you mean 'lable'?\nNext: name the columns",
         ),
-        ("t.csv", b"text;label\ngood, so;1\n", "{0}, line 1: its columns are parted by ';', not by ','"),
+        ("t.csv", b"text;label\ngood, so;1\n", "{0}, line 1: its columns are separated by ';', although"),
         ("t.csv", b"text,label\n", "{0} holds no examples"),
         ("t.csv", "text,label\nf\u00fcnf,1\n".encode("latin-1"), "{0}, line 2: not UTF-8 (byte 0xfc at position 2)"),
         (
@@ -119,7 +118,7 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
         (
             "t.csv",
             b'text,label\n"so,1\nbad",2\nbad,1\n',
-            "{0}, line 3: quotes join it with line 2 into one row, although each has a 'label' of its own ('1', '2')",
+            "{0}, line 3: quotes join it with line 2 into one row, although each line has a 'label' ('1', '2')",
         ),
         ("t.jsonl", b'{"text": 5, "label": 1}\n', "{0}, line 1: 'text' is not text but 5"),
         ("t.jsonl", b'[{"text": "a"}]\n', "{0}, line 1: not a JSON object but"),
@@ -127,78 +126,78 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
         ("t.parquet", b"PAR1\x29\x15\2\0\4\0\0\0PAR1", "{0} cannot be read as Parquet: Couldn't deserialize thrift"),
     ],
 )
-def test_the_first_rows_of_a_table_are_looked_at(aws: Aws, put: Put, name: str, content: bytes, message: str) -> None:
+def test_first_rows_of_a_table_are_checked(aws: Aws, put: Put, name: str, content: bytes, message: str) -> None:
     table = put(name, content)
-    [fault] = told(aws, finetuning(put, table))
-    assert fault.startswith(f"arguments.train_data: {message.format(table)}")
-    assert told(aws, finetuning(put, table), look_inside=False) == []
+    [error] = errors_of(aws, finetuning(put, table))
+    assert error.startswith(f"arguments.train_data: {message.format(table)}")
+    assert errors_of(aws, finetuning(put, table), look_inside=False) == []
 
 
-def test_rows_of_a_corpus_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:
+def test_corpus_rows_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:
     table = put("t.csv", b'text,source\n"so,web\nbad",books\n')
     notes: list[str] = []
     arguments = PrepareCorpus(data=[table])
-    assert faults_of_inputs(aws, arguments, emulated=True, note=notes.append) == []
+    assert input_errors(aws, arguments, emulated=True, note=notes.append) == []
     assert [note.partition("; ")[0] for note in notes] == [
-        f"warning: {table}: quotes make lines 2 to 3 one row, and each would be one by itself"
+        f"warning: {table}: quotes join lines 2 to 3 into one row, although each could be a row"
     ]
 
 
-def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, put: Put, tmp_path: Path) -> None:
+def test_pipes_devices_and_unreadable_files_are_refused(aws: Aws, put: Put, tmp_path: Path) -> None:
     model = put_model(put)
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "endless.csv").symlink_to("/dev/zero")
     for name in ("pipe.csv", "endless.csv"):
-        [fault] = told(aws, FinetuneClassification(model=model, train_data=str(tmp_path / name)))
-        assert "which is neither a file nor a folder but a pipe or a device" in fault
+        [error] = errors_of(aws, FinetuneClassification(model=model, train_data=str(tmp_path / name)))
+        assert "which is a pipe or a device, not a file or a folder" in error
     (tmp_path / "memory.csv").symlink_to("/proc/self/mem")
-    [fault] = told(aws, FinetuneClassification(model=model, train_data=str(tmp_path / "memory.csv")))
-    assert fault.startswith(f"arguments.train_data: {tmp_path / 'memory.csv'} cannot be read: Input/output error")
+    [error] = errors_of(aws, FinetuneClassification(model=model, train_data=str(tmp_path / "memory.csv")))
+    assert error.startswith(f"arguments.train_data: {tmp_path / 'memory.csv'} cannot be read: Input/output error")
 
-    sound = put("t.csv", TABLE)
+    table = put("t.csv", TABLE)
     (tmp_path / "model/config.json").unlink()
     os.mkfifo(tmp_path / "model/config.json")
-    [fault] = told(aws, FinetuneClassification(model=model, train_data=sound))
-    assert fault.startswith(f"arguments.model: {model}: its config.json is no file but a pipe or a device")
+    [error] = errors_of(aws, FinetuneClassification(model=model, train_data=table))
+    assert error.startswith(f"arguments.model: {model}: its config.json is not a file but a pipe or a device")
     (tmp_path / "model/config.json").unlink()
     put("model/config.json", b" " * (17 << 20))
-    [fault] = told(aws, FinetuneClassification(model=model, train_data=sound))
-    assert fault.startswith(f"arguments.model: {model}: its config.json has 17,825,792 bytes")
+    [error] = errors_of(aws, FinetuneClassification(model=model, train_data=table))
+    assert error.startswith(f"arguments.model: {model}: its config.json has 17,825,792 bytes")
 
 
 @pytest.mark.parametrize("put", ["s3"], indirect=True)
-def test_a_parquet_table_is_told_by_its_footer(aws: Aws, put: Put) -> None:
+def test_parquet_table_is_checked_by_its_footer(aws: Aws, put: Put) -> None:
     many = io.BytesIO()
     pq.write_table(pa.table({f"column {number}": [1] for number in range(2000)}), many)
     table = put("many.parquet", many.getvalue())
-    assert told(aws, PrepareCorpus(data=[table], text_columns=["column 1999"])) == []
-    [fault] = told(aws, PrepareCorpus(data=[table], text_columns=["text"]))
-    assert fault.startswith(f"arguments.data.0: {table}: no column 'text'")
+    assert errors_of(aws, PrepareCorpus(data=[table], text_columns=["column 1999"])) == []
+    [error] = errors_of(aws, PrepareCorpus(data=[table], text_columns=["text"]))
+    assert error.startswith(f"arguments.data.0: {table}: no column 'text'")
     empty = io.BytesIO()
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), empty)
-    [fault] = told(aws, PrepareCorpus(data=[put("empty.parquet", empty.getvalue())]))
-    assert "holds no examples" in fault
+    [error] = errors_of(aws, PrepareCorpus(data=[put("empty.parquet", empty.getvalue())]))
+    assert "holds no examples" in error
 
 
 @pytest.mark.parametrize("put", ["s3"], indirect=True)
-def test_no_more_than_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put) -> None:
+def test_only_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put) -> None:
     row = b'"' + b"good\n" * 100 + b'",1\n'
-    rows = table_samples.HEAD_BYTES // len(row)
+    rows = HEAD_BYTES // len(row)
     table = put("t.csv", b"text,label\n" + row * (rows + 5) + b"late,\n")
-    assert told(aws, finetuning(put, table)) == [], "the last row that was read is cut, not bad"
+    assert errors_of(aws, finetuning(put, table)) == [], "the last row is cut off, not bad"
     early = put("early.csv", b"text,label\nbad,\n" + row * (rows + 5))
-    [fault] = told(aws, finetuning(put, early))
-    assert "line 2: 'label' is '', which is not a class" in fault
-    assert told(aws, finetuning(put, early, on_bad_rows="skip")) == []
+    [error] = errors_of(aws, finetuning(put, early))
+    assert "line 2: 'label' is '', which is not a class" in error
+    assert errors_of(aws, finetuning(put, early, on_bad_rows="skip")) == []
 
 
 @pytest.mark.parametrize(
     ("configuration", "files", "max_length", "message"),
     [
-        ([], {}, 128, "is no model: its config.json has no model_type"),
-        (BERT, {"model.safetensors": None}, 128, "is no model: it has no weights"),
-        (BERT, {"tokenizer.json": None}, 128, "is no model: it has no tokenizer"),
-        (BERT, {}, 513, "max_length 513 is more than the 512 tokens that {0} has positions for, special ones included"),
+        ([], {}, 128, "is not a model: its config.json has no model_type"),
+        (BERT, {"model.safetensors": None}, 128, "is not a model: it has no weights"),
+        (BERT, {"tokenizer.json": None}, 128, "is not a model: it has no tokenizer"),
+        (BERT, {}, 513, "max_length 513 is more than the 512 tokens that {0} has positions for, special tokens"),
         (
             {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1},
             {},
@@ -215,32 +214,32 @@ def test_no_more_than_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put)
             {"model_type": "new", "auto_map": {"AutoConfig": "own.Own"}},
             {},
             128,
-            "{0} needs code of its own (own.Own), which no job runs: trust_remote_code is off",
+            "{0} needs custom code (own.Own), which jobs do not run: trust_remote_code is off",
         ),
         ({"model_type": "gpt2"}, {}, 128, "{0}: the model's tokenizer has no padding token"),
         (BERT, {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}, 128, "no padding token"),
     ],
 )
-def test_the_files_and_the_configuration_of_a_model_are_looked_at(
+def test_files_and_configuration_of_a_model_are_checked(
     *, aws: Aws, put: Put, configuration: object, files: dict[str, object], max_length: int, message: str
 ) -> None:
     model = put_model(put, configuration, **files)
-    [fault] = told(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=max_length))
-    assert fault.startswith("arguments.model: ")
-    assert message.format(model) in fault
+    [error] = errors_of(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=max_length))
+    assert error.startswith("arguments.model: ")
+    assert message.format(model) in error
 
 
-def test_a_submission_knows_what_its_job_reads_pickles_with(aws: Aws) -> None:
+def test_pickles_are_refused_for_images_with_an_old_pytorch(aws: Aws) -> None:
     for name, content in {"config.json": json.dumps(BERT), "tokenizer.json": "{}", "pytorch_model.bin": ""}.items():
         aws.s3.put_object(Bucket=BUCKET, Key=f"pickled/{name}", Body=content.encode())
     aws.s3.put_object(Bucket=BUCKET, Key="t.csv", Body=TABLE)
     arguments = {"model": f"s3://{BUCKET}/pickled", "train_data": f"s3://{BUCKET}/t.csv"}
     spec = JobSpec(name="reviews", job="finetune-classification", arguments=arguments)
     stage = replace(STAGE, release="1.21.0")
-    [fault] = check_inputs(aws, stage, spec)
-    assert "its weights in pytorch_model.bin only, a pickle, and PyTorch 2.6.0 may run code" in str(fault)
-    assert "\nNext: save the model once more" in str(fault)
-    # The other images bring PyTorch 2.13, and so does the environment in which the emulator runs jobs
+    [error] = check_inputs(aws, stage, spec)
+    assert "its weights only in pytorch_model.bin, a pickle, and PyTorch 2.6.0 may run code" in str(error)
+    assert "\nNext: save the model again" in str(error)
+    # The other images have PyTorch 2.13, and so does the environment in which the emulator runs jobs
     assert check_inputs(aws, replace(stage, instance_type=instance_type("g5.4xlarge")), spec) == []
     assert check_inputs(aws, replace(EMULATED, release="1.21.0"), spec) == []
     aws.s3.put_object(Bucket=BUCKET, Key="pickled/model.safetensors", Body=b"")
@@ -260,25 +259,25 @@ def test_a_submission_knows_what_its_job_reads_pickles_with(aws: Aws) -> None:
         ({"model_type": "gpt2"}, {"special_tokens_map.json": {"pad_token": "<pad>"}}),
     ],
 )
-def test_a_model_that_can_be_trained_on_512_tokens_passes(
+def test_model_that_can_be_trained_on_512_tokens_passes(
     aws: Aws, put: Put, configuration: object, files: dict[str, object]
 ) -> None:
     model = put_model(put, configuration, **files)
-    assert told(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=512)) == []
+    assert errors_of(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=512)) == []
 
 
 @ANYWHERE
-def test_a_file_in_place_of_a_folder_is_told_apart_from_nothing_and_so_is_the_reverse(aws: Aws, put: Put) -> None:
+def test_file_for_a_folder_and_folder_for_a_file_are_refused(aws: Aws, put: Put) -> None:
     weights = put("model.safetensors", b"")
     folder = put("table.csv/part.csv", TABLE).removesuffix("/part.csv")
-    faults = told(aws, FinetuneClassification(model=weights, train_data=folder))
-    assert [fault.partition("\n")[0] for fault in faults] == [
+    errors = errors_of(aws, FinetuneClassification(model=weights, train_data=folder))
+    assert [error.partition("\n")[0] for error in errors] == [
         f"arguments.model: a pretrained model's folder was expected at {weights}, which is a file",
         f"arguments.train_data: a table of examples was expected at {folder}, which is a folder",
     ]
 
 
-def test_all_faults_are_told_at_once(aws: Aws, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_are_reported_together(aws: Aws, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     arguments = FinetuneClassification(
         model=put_model(put, {**BERT, "auto_map": {"AutoConfig": "own.Own"}}, **{"model.safetensors": None}),
@@ -286,24 +285,24 @@ def test_all_faults_are_told_at_once(aws: Aws, put: Put, monkeypatch: pytest.Mon
         eval_data=put("gone.csv", TABLE).replace("gone", "nowhere"),
         max_length=1000,
     )
-    faults = told(aws, arguments)
+    errors = errors_of(aws, arguments)
     for number, start in enumerate(
         [
-            "arguments.model: .* is no model: it has no weights",
-            "arguments.model: .* needs code of its own",
+            "arguments.model: .* is not a model: it has no weights",
+            "arguments.model: .* needs custom code",
             "arguments.model: max_length 1000 is more than the 512 tokens",
             "arguments.train_data.0: .*no column 'label'",
             "arguments.train_data.1: 2 bad rows:\n.*line 2: 'label' is ''.*\n.*line 3: 'label' is '0.5'",
-            "arguments.eval_data: .* where there is nothing",
+            "arguments.eval_data: .* but nothing is there",
         ]
     ):
-        assert re.match(start, faults[number])
-    assert len(faults) == 6
+        assert re.match(start, errors[number])
+    assert len(errors) == 6
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, bytes]]]:
-    """A hub that answers as https://huggingface.co/docs/hub/api describes: by path; 401 where there is nothing."""
+    """A hub that answers as https://huggingface.co/docs/hub/api describes, by path; 401 for unknown names."""
     answers: dict[str, tuple[int, bytes]] = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -326,22 +325,24 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, bytes]
         server.shutdown()
 
 
-def test_the_hub_is_asked_where_it_answers(hub: dict[str, tuple[int, bytes]], aws: Aws) -> None:
+def test_inputs_on_the_hub_are_checked_if_it_answers(hub: dict[str, tuple[int, bytes]], aws: Aws) -> None:
     arguments = FinetuneClassification(
         model="hf://acme/long?revision=v1", train_data="hf://acme/films?split=train", max_length=600
     )
     notes: list[str] = []
-    assert told(aws, arguments, note=notes.append) == [], "401 may be a private one, which the team's token reads"
+    assert errors_of(aws, arguments, note=notes.append) == [], (
+        "401 may mean a private repository, which the team's token can read"
+    )
     assert notes == [
-        f"{location} was not looked at: the hub answered 401 Unauthorized"
+        f"{location} was not checked: the hub answered 401 Unauthorized"
         for location in (arguments.model, arguments.train_data)
     ]
     siblings = [{"rfilename": name} for name in ("config.json", "model.safetensors", "vocab.txt")]
     hub["/api/models/acme/long/revision/v1"] = (200, json.dumps({"siblings": siblings}).encode())
     hub["/acme/long/resolve/v1/config.json"] = (200, json.dumps(BERT).encode())
     hub["/api/datasets/acme/films/revision/main"] = (404, b"{}")
-    model, table = told(aws, arguments)
+    model, table = errors_of(aws, arguments)
     assert model.startswith(
         "arguments.model: max_length 600 is more than the 512 tokens that hf://acme/long?revision=v1"
     )
-    assert table.startswith("arguments.train_data: hf://acme/films?split=train: the hub knows no such data set")
+    assert table.startswith("arguments.train_data: hf://acme/films?split=train: the hub has no such data set")

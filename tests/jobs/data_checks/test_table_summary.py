@@ -1,4 +1,4 @@
-"""Tables as `trainyard data show` reads them: whole, with what no job could use left out and named."""
+"""Summaries of whole tables for `trainyard data show`, with unusable rows skipped and listed."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def no_aws() -> Any:
-    pytest.fail("nothing here lies on S3")
+    pytest.fail("nothing here is on S3")
 
 
 def shown(*tables: Path, held_out: list[Path] | None = None) -> DataSummary:
@@ -46,7 +46,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_all_forms_of_a_table_are_told_alike(table: Path, tmp_path: Path) -> None:
+def test_all_formats_have_the_same_summary(table: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({key: [row[key] for row in ROWS] for key in ("label", "text")}), tmp_path / "t.parquet")
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     by_csv = shown(table)
@@ -63,7 +63,7 @@ def test_all_forms_of_a_table_are_told_alike(table: Path, tmp_path: Path) -> Non
         assert found == by_csv.model_copy(update={"bad_rows": {}, "named_bad_rows": []})
 
 
-def test_codes_whole_fractions_and_names_in_parquet_are_the_classes_of_a_job(tmp_path: Path) -> None:
+def test_codes_whole_fractions_and_parquet_names_are_classes(tmp_path: Path) -> None:
     def classes(path: Path) -> list[str]:
         return [item.name for item in shown(path).classes]
 
@@ -78,7 +78,7 @@ def test_codes_whole_fractions_and_names_in_parquet_are_the_classes_of_a_job(tmp
     assert shown(tmp_path / "t.parquet").bad_rows == {str(tmp_path / "t.parquet"): 1}, "-1 has no name"
 
 
-def test_rows_that_an_open_quote_swallows_are_named_and_those_that_it_may_swallow_are_warned_of(tmp_path: Path) -> None:
+def test_rows_joined_by_quotes_are_listed_or_warned_of(tmp_path: Path) -> None:
     for name, delimiter in (("t.csv", ","), ("t.tsv", "\t")):
         path = tmp_path / name
         rows = '"It is cold.,awful\nI left.",tasty\nbread,tasty\nrice,awful\n"Get it,one\nnow",tasty\n'
@@ -86,38 +86,38 @@ def test_rows_that_an_open_quote_swallows_are_named_and_those_that_it_may_swallo
         found = shown(path)
         assert found.training == 3
         assert found.named_bad_rows[0] == (
-            f"{path}, line 3: quotes join it with line 2 into one row, although each has a 'label' of its own "
+            f"{path}, line 3: quotes join it with line 2 into one row, although each line has a 'label' "
             "('awful', 'tasty')"
         )
-        assert found.named_bad_rows[-1].startswith("next: put each text that has quotes into quotes")
+        assert found.named_bad_rows[-1].startswith("next: quote each text that contains quotes")
         [warning, *_] = found.warnings()
-        assert warning.startswith(f"{path}: quotes make lines 6 to 7 one row, and each would be one by itself; if the")
+        assert warning.startswith(f"{path}: quotes join lines 6 to 7 into one row, although each could be a row; if")
 
 
-def test_with_a_model_it_tells_what_would_be_cut(table: Path, tmp_path: Path) -> None:
-    # GIVEN a tokenizer that takes each word for a token, and puts one more at the end
+def test_summary_with_a_model_shows_truncation(table: Path, tmp_path: Path) -> None:
+    # GIVEN a tokenizer with a token per word and one more at the end
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "[SEP]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(single="$A [SEP]", pair="$A $B [SEP]", special_tokens=[("[SEP]", 1)])
     tokenizer.enable_truncation(2)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     command = ["data", "show", str(table), "--model", str(tmp_path), "--max-length", "3"]
-    said = CliRunner().invoke(app, command)
-    assert said.stdout.startswith("3 training examples, 3 classes\n"), said.output
-    assert f"  {table}, line 5: 'label' is '', which is not a class" in said.stdout.splitlines()
-    assert "tokens: half have at most 4, 90 % 4, 99 % 4, the longest 4" in said.stdout.splitlines()
+    result = CliRunner().invoke(app, command)
+    assert result.stdout.startswith("3 training examples, 3 classes\n"), result.output
+    assert f"  {table}, line 5: 'label' is '', which is not a class" in result.stdout.splitlines()
+    assert "tokens: half have at most 4, 90 % 4, 99 % 4, the longest 4" in result.stdout.splitlines()
     cut = json.loads(CliRunner().invoke(app, [*command, "-o", "json"]).stdout)["cut"]
     assert (cut["texts"], cut["of_texts"], cut["tokens"], cut["of_tokens"]) == (2, 3, 2, 10)
     pairs = Columns(texts=("text", "label"), label="label", missing_next="")
     assert summarize(no_aws, [str(table)], [], pairs, Model(str(tmp_path), 5)).lengths[-1].at == [5, 5, 5, 5]
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"tokenizer\.json is no tokenizer: "):
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not a tokenizer: "):
         summarize(no_aws, [str(table)], [], COLUMNS, Model(str(tmp_path), 3))
     with pytest.raises(NotFoundError, match=r"none/tokenizer\.json does not exist"):
         summarize(no_aws, [str(table)], [], COLUMNS, Model(str(tmp_path / "none"), 3))
 
 
-def test_what_cannot_be_shown_is_refused(table: Path, tmp_path: Path) -> None:
+def test_unreadable_tables_are_refused(table: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"none\.csv does not exist"):
         shown(tmp_path / "none.csv")
     (tmp_path / "t.parquet").write_bytes(table.read_bytes())

@@ -1,4 +1,4 @@
-"""A team's files in the data bucket: sent, listed with a fingerprint, removed."""
+"""A team's files in the data bucket: uploaded, listed with a fingerprint, deleted."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,13 +43,13 @@ def put(aws: Aws, stage: DeployedStage, source: Path, location: str) -> list[boo
     return found
 
 
-def test_a_folder_is_put_listed_and_removed(aws: Aws, stage: DeployedStage, tmp_path: Path) -> None:
+def test_folder_is_uploaded_listed_and_deleted(aws: Aws, stage: DeployedStage, tmp_path: Path) -> None:
     source = tmp_path / "model"
     (source / "deep").mkdir(parents=True)
     (source / "config.json").write_text("{}")
     (source / "deep" / "a.txt").write_text("abc")
     assert put(aws, stage, source, "data://research/model") == [True, True]
-    assert put(aws, stage, source, "data://research/model") == [False, False], "it is there already"
+    assert put(aws, stage, source, "data://research/model") == [False, False], "S3 already has it"
     [listed] = team_data.entries(aws, stage, team_data.place_of(stage, "data://research"))
     assert (listed.location, listed.files, listed.size) == ("data://research/model/", 2, 5)
     files = [*team_data.entries(aws, stage, team_data.place_of(stage, "data://research/model"))]
@@ -60,7 +60,7 @@ def test_a_folder_is_put_listed_and_removed(aws: Aws, stage: DeployedStage, tmp_
     changed = team_data.entry(aws, stage, team_data.place_of(stage, "data://research/model"))
     assert changed.fingerprint != listed.fingerprint
     identity = identity_of(f"s3://{BUCKET}/research/model", s3=lambda: aws.s3)
-    assert content_fingerprint(identity) == changed.fingerprint, "what a run writes down"
+    assert content_fingerprint(identity) == changed.fingerprint, "the fingerprint that a run records"
 
     (tmp_path / "models.txt").write_bytes(bytes(9 << 20))  # in several parts
     assert put(aws, stage, tmp_path / "models.txt", "data://research/") == [True]
@@ -69,28 +69,28 @@ def test_a_folder_is_put_listed_and_removed(aws: Aws, stage: DeployedStage, tmp_
     assert [left.location for left in team_data.entries(aws, stage, team_data.place_of(stage, "data://research/"))] == [
         "data://research/models.txt"
     ]
-    with pytest.raises(NotFoundError, match=r"data://research/model/ holds nothing"):
+    with pytest.raises(NotFoundError, match=r"data://research/model/ is empty"):
         list(team_data.entries(aws, stage, team_data.place_of(stage, "data://research/model")))
 
 
 @pytest.mark.parametrize(
     ("location", "error", "message"),
     [
-        ("s3://bucket/x", UsageError, "'s3://bucket/x' is no place for data\nNext: name it data://TEAM/NAME"),
-        ("data://", UsageError, "is no place for data"),
-        ("data://research/../product/x", UsageError, "is no place for data"),
+        ("s3://bucket/x", UsageError, "'s3://bucket/x' is not a data location\nNext: use data://TEAM/NAME"),
+        ("data://", UsageError, "is not a data location"),
+        ("data://research/../product/x", UsageError, "is not a data location"),
         ("data://reserch/x", NotFoundError, "team 'reserch' not found in stage 'dev'; did you mean 'research'?"),
     ],
 )
-def test_what_is_no_place_of_a_team_is_refused(location: str, error: type[Exception], message: str) -> None:
+def test_invalid_data_locations_are_refused(location: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         team_data.place_of(STAGE, location)
     assert message in str(caught.value)
 
 
-def test_what_is_not_there_cannot_be_put(tmp_path: Path) -> None:
+def test_missing_files_cannot_be_uploaded(tmp_path: Path) -> None:
     place = team_data.place_of(STAGE, "data://research/x")
     with pytest.raises(NotFoundError, match="does not exist"):
         team_data.files_of(tmp_path / "none", place)
-    with pytest.raises(NotFoundError, match="holds no files"):
+    with pytest.raises(NotFoundError, match="has no files"):
         team_data.files_of(tmp_path, place)

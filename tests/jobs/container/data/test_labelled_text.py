@@ -10,7 +10,7 @@ import pytest
 from jobs.container.data import labelled_text
 from jobs.container.data.labelled_text import Examples
 from jobs.core.errors import UsageError
-from jobs.data_checks.bad_rows import BadRows
+from jobs.data_checks.table_rows import BadRows
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from tests.support.container.hub import Splits, save_data_set
 from tests.support.container.reviews import write_jsonl
@@ -257,7 +257,7 @@ def test_up_to_ten_bad_rows_are_reported_together(load: Load, tmp_path: Path) ->
         lines[-2]
         == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; available: 'bad', 'good'"
     )
-    assert lines[-1].endswith("; or leave them out with on_bad_rows: skip")
+    assert lines[-1].endswith("; or skip them with on_bad_rows: skip")
 
 
 def test_bad_rows_are_skipped_and_counted_on_request(load: Load, tmp_path: Path) -> None:
@@ -275,6 +275,6 @@ def test_bad_rows_are_skipped_and_counted_on_request(load: Load, tmp_path: Path)
     assert bad.counts == {f"{tmp_path}/train.jsonl": 4, f"{tmp_path}/eval.jsonl": 1}
 
     more = {"on_bad_rows": "skip", "max_bad_rows": 4}
-    with pytest.raises(UsageError, match=r"(?s)more than 4 bad rows, .* lets be left out; among them:\n.*'ugly'"):
+    with pytest.raises(UsageError, match=r"(?s)more bad rows than max_bad_rows .* \(4\); among them:\n.*'ugly'"):
         load(train, labelled("good", "ugly"), **more)
     assert load(train, labelled("good"), **more)[1] == examples

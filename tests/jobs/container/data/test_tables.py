@@ -14,7 +14,7 @@ import pytest
 from jobs.container.data.labelled_text import read_table
 from jobs.container.data.tables import _rows_at_once
 from jobs.core.errors import NotFoundError, UsageError
-from jobs.data_checks.bad_rows import BadRows
+from jobs.data_checks.table_rows import BadRows
 from tests.support.container.places import Place
 
 ROWS = [

@@ -17,8 +17,8 @@ from jobs.container.data import labelled_text
 from jobs.container.data.labelled_text import Table, read_to_evaluate
 from jobs.container.kinds.evaluate import class_names
 from jobs.core.errors import UsageError
-from jobs.data_checks.bad_rows import BadRows
 from jobs.data_checks.classes import ClassReport
+from jobs.data_checks.table_rows import BadRows
 from jobs.spec.kinds.evaluate import Evaluate
 from tests.support.container.launching import Run
 from tests.support.container.reviews import reviews
@@ -167,7 +167,7 @@ def test_what_is_no_classifier_is_refused(tiny_bert: Path, classifier: Path, tmp
     config = json.loads((classifier / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
     with pytest.raises(
-        UsageError, match=r"m is no classifier: its config\.json names BertForMaskedLM\nNext: fine-tune it"
+        UsageError, match=r"m is not a classifier: its config\.json names BertForMaskedLM\nNext: fine-tune it"
     ):
         class_names(tmp_path, "m")
 

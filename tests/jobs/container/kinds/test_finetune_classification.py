@@ -154,7 +154,7 @@ def test_pairs_with_codes_as_labels_from_csv_with_a_share_held_out(run: Run, tin
     assert longest > 12
     assert f"data: sequences of 12 tokens (the longest has {longest}, " in launched.output
     assert json.loads(run.read("data.json"))["classes"][0]["name"] == "00"
-    assert f"warning: {table}: quotes make lines 2 to 3 one row, and each would be one by itself; " in launched.output
+    assert f"warning: {table}: quotes join lines 2 to 3 into one row, although each could be a row; " in launched.output
     assert "warning: texts contain special tokens, which the tokenizer reads as such: 1 [SEP]\n" in launched.output
     assert run.metrics()[-1]["step"] == 8
     from transformers import AutoConfig

@@ -199,17 +199,17 @@ def test_evaluation_refuses_models_without_a_single_class(settings: dict[str, An
     of_configuration(**settings)(tmp_path)
     contents = {"config.json": (tmp_path / "config.json").read_bytes()}
     names = ["config.json", "model.safetensors", "tokenizer.json"]
-    (fault,) = model_files.faults("s3://m", names, contents, classifies=True)
-    assert f"s3://m gives an example {gives}" in str(fault)
-    assert not [*model_files.faults("s3://m", names, contents)]
+    (fault,) = model_files.model_errors("s3://m", names, contents, classifies=True)
+    assert f"s3://m predicts {gives}" in str(fault)
+    assert not [*model_files.model_errors("s3://m", names, contents)]
 
 
 def test_adapters_and_quantized_models_are_refused() -> None:
     names = ["config.json", "model.safetensors", "tokenizer.json"]
-    (fault,) = model_files.faults("s3://m", [*names, "adapter_config.json"], {})
-    assert str(fault).startswith("s3://m is an adapter: it has adapter_config.json")
+    (fault,) = model_files.model_errors("s3://m", [*names, "adapter_config.json"], {})
+    assert str(fault).startswith("s3://m is an adapter: its adapter_config.json")
     quantized = {"config.json": b'{"model_type": "bert", "quantization_config": {"load_in_4bit": true}}'}
-    (fault,) = model_files.faults("s3://m", names, quantized)
+    (fault,) = model_files.model_errors("s3://m", names, quantized)
     assert str(fault).startswith("s3://m is quantized: its config.json has 'quantization_config'")
 
 

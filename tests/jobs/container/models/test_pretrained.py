@@ -96,10 +96,10 @@ def test_pickled_weights_are_refused_if_pytorch_may_run_them(
     with pytest.raises(UsageError) as refused:
         local.model(both)
     assert one_line(refused.value) == (
-        f"{both} has its weights in pytorch_model.bin only, a pickle, and PyTorch {version} may run code that is "
-        "hidden in one (CVE-2025-32434, CVE-2026-24747). Next: save the model once more with save_pretrained(…, "
-        "safe_serialization=True), which makes model.safetensors; PyTorch 2.10 and later, which no Gaudi release has, "
-        "read pickles too"
+        f"{both} has its weights only in pytorch_model.bin, a pickle, and PyTorch {version} may run code that is "
+        "hidden in a pickle (CVE-2025-32434, CVE-2026-24747). Next: save the model again with save_pretrained(…, "
+        "safe_serialization=True), which writes model.safetensors; PyTorch 2.10 and later can read pickles too, "
+        "but no Gaudi release has it"
     )
 
 
@@ -107,7 +107,7 @@ def test_folder_without_a_model_is_refused_with_what_it_lacks(place: Place, tiny
     missing = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     location = put_model(place, tiny_bert, *missing)
     there = ", ".join(sorted(file.name for file in tiny_bert.iterdir() if file.name not in missing))
-    message = f"{location} is no model: it has no tokenizer (tokenizer.json or a vocabulary); there is {there}"
+    message = f"{location} is not a model: it has no tokenizer (tokenizer.json or a vocabulary), only {there}"
     with pytest.raises(UsageError, match=re.escape(message)):
         place.model(location)
 
@@ -135,7 +135,7 @@ def test_configuration_that_runs_code_is_refused_unread(
 ) -> None:
     location = put_model(local, tiny_bert, "config.json")
     local.put("model/config.json", json.dumps(content).encode())
-    with pytest.raises(UsageError, match=r"its config.json has '\w+: .*', which makes transformers fetch code"):
+    with pytest.raises(UsageError, match=r"its config.json has '\w+: .*', which makes transformers download and"):
         local.model(location)
 
 
