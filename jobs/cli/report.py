@@ -48,7 +48,7 @@ def report(
     from jobs.core.errors import Detached, UsageError
     from jobs.core.words import printable_name
     from jobs.runs import batch, storage
-    from jobs.runs.read_records import read_run
+    from jobs.runs.run_records import read_run
 
     if (folder := folder_of(run)) is not None:
         if follow:
@@ -80,7 +80,7 @@ def write_fetched(folder: Path, path: Path) -> None:
     """Write the report of a fetched run and print its path."""
     from jobs.cli.terminal import print_text, write_page
     from jobs.core.words import printable_name
-    from jobs.runs.read_records import read_fetched_run
+    from jobs.runs.run_records import read_fetched_run
 
     write_page(path, _html(read_fetched_run(folder)))
     print_text(printable_name(str(path)))
@@ -89,7 +89,7 @@ def write_fetched(folder: Path, path: Path) -> None:
 def _html(recorded: "RecordedRun", *, live: bool = False) -> str:
     from datetime import datetime, timezone
 
-    from jobs.report.page import run_page
+    from jobs.report.run_page import run_page
 
     return run_page(recorded, now=datetime.now(timezone.utc), recipe=ready_spec(recorded), live=live)
 

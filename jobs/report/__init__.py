@@ -1,6 +1,7 @@
-"""Pages that a browser opens: runs as their records show them, as HTML that needs no network.
+"""HTML pages about runs, rendered from their records and readable without a network.
 
-charts.py                                   templates/*.json, filled: charts as Vega-Lite describes them
-page.py, curves.py, comparison.py, costs.py records -> what a page shows
-rendering.py                                that, templates/*.html, style.css, page.js and Vega itself -> one file
+charts.py                                          templates/*.json, filled in: charts in Vega-Lite
+run_page.py, curves.py, comparison.py, costs.py    records -> the content of a page
+acceptance.py                                      the page of an acceptance run
+rendering.py                                       content, templates/*.html, style.css, page.js and Vega -> one file
 """

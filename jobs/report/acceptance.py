@@ -1,18 +1,17 @@
-"""The page of an acceptance run: each claim with what was seen of it, and the steps with what they took."""
+"""Render the page of an acceptance run: each claim with its evidence, and the steps with time and cost."""
 
 from datetime import datetime
 
 from jobs.core.acceptance import OUTCOMES, AcceptanceRecord, StepRecord, claim_outcomes
 from jobs.core.words import duration, usd
-from jobs.report.page import Tile
-from jobs.report.rendering import render
+from jobs.report.rendering import Tile, render
 
 
 def acceptance_page(record: AcceptanceRecord, *, now: datetime) -> str:
-    """Return the page, in one file."""
+    """Return the page as one HTML file."""
     seen = claim_outcomes(record)
     counts = [Tile(outcome.capitalize(), str(sum(found == outcome for _, found, _ in seen))) for outcome in OUTCOMES]
-    where = "the emulator of one machine" if record.emulated else f"account {record.account}, {record.region}"
+    where = "the emulator on one machine" if record.emulated else f"account {record.account}, {record.region}"
     return render(
         "acceptance.html",
         charts={},
@@ -37,8 +36,8 @@ def acceptance_page(record: AcceptanceRecord, *, now: datetime) -> str:
 
 
 def _row(step: StepRecord) -> tuple[str, ...]:
-    took = ""
+    lasted = ""
     if step.started_at and step.ended_at:
-        took = duration((step.ended_at - step.started_at).total_seconds())
-    begun = f"{step.started_at:%Y-%m-%d %H:%M:%S}" if step.started_at else ""
-    return step.name, step.outcome, begun, took, f"{step.usd:.2f}", "yes" if step.needs_undo else ""
+        lasted = duration((step.ended_at - step.started_at).total_seconds())
+    started = f"{step.started_at:%Y-%m-%d %H:%M:%S}" if step.started_at else ""
+    return step.name, step.outcome, started, lasted, f"{step.usd:.2f}", "yes" if step.needs_undo else ""

@@ -1,6 +1,6 @@
-"""Charts as Vega-Lite describes them: templates/*.json, filled. Their colours are those of style.css, in either scheme.
+"""Build Vega-Lite charts from templates/*.json. Their colours come from style.css, in the light and the dark scheme.
 
-Vega writes a colour into the SVG as it is given, so `var(--line-1)` follows the page: dark, light and printed.
+Vega copies colours into the SVG unchanged, so `var(--line-1)` follows the page's scheme: dark, light or printed.
 """
 
 import functools
@@ -18,21 +18,21 @@ from jobs.money.phases import PHASES
 _TEMPLATES = Path(__file__).parent / "templates"
 
 CURVE_HEIGHT = 256
-"""The height of a whole chart, with axes and legend, in pixels: a page reserves it, so that nothing moves."""
+"""Height of a whole chart with axes and legend, in pixels. The page reserves it, so that nothing moves."""
 ROW_HEIGHT = 32
 
 FEW_POINTS = 40
-"""A series of no more points has a dot at each."""
+"""A series with at most this many points gets a dot at each."""
 
 PHASE_COLORS = [(name, f"var(--phase-{name})") for name in PHASES]
-"""For the legend on the page: Vega's own does not wrap on a phone."""
+"""For a legend in the page, because Vega's own does not wrap on a phone."""
 
 _MOST_TICKS = 8
-"""Times below a chart, each with its step."""
+"""Maximum number of ticks on the time axis, each with its step."""
 
 
 def chart(name: str, *, height: int = CURVE_HEIGHT, **values: Any) -> dict[str, Any]:
-    """Return the chart of templates/NAME.json with the value of that name in place of each `"$name"`."""
+    """Return the chart of templates/NAME.json, with each `"$name"` replaced by the value of that name."""
     phases, phase_colors = zip(*PHASE_COLORS, strict=True)
     known = {"height": height, "phases": phases, "phase_colors": phase_colors, **values}
 
@@ -54,18 +54,18 @@ def template(name: str) -> dict[str, Any]:
 
 
 def short(value: float) -> float:
-    """Return the value with as many digits as a chart can show: the page gets smaller."""
+    """Round a value to the precision that a chart can show, which makes the page smaller."""
     return float(f"{value:.5g}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeAxis:
-    """The time since a run began, in the unit that suits its length."""
+    """The time since a run began, in a unit that suits its length."""
 
     begin: datetime
     end: datetime
     steps: Sequence[tuple[datetime, int]] = ()
-    """When the run was at which step, in the order of time."""
+    """When the run reached which step, ordered by time."""
 
     @property
     def seconds(self) -> float:
@@ -73,7 +73,7 @@ class TimeAxis:
 
     @property
     def unit(self) -> tuple[str, float]:
-        """Return the unit's name and its seconds."""
+        """Return the unit's name and its length in seconds."""
         limits = (("seconds", 1.0, 180.0), ("minutes", 60.0, 180 * 60.0), ("hours", 3600.0, 72 * 3600.0))
         return next(((name, size) for name, size, limit in limits if self.seconds <= limit), ("days", 86400.0))
 
@@ -84,7 +84,7 @@ class TimeAxis:
         return f"{self.value(at):.1f} {self.unit[0]}"
 
     def encoding(self, field: str) -> dict[str, Any]:
-        """Return the encoding of a time."""
+        """Return the Vega-Lite encoding of a time field."""
         return {
             "field": field,
             "type": "quantitative",
@@ -94,8 +94,9 @@ class TimeAxis:
         }
 
     def encoding_with_steps(self, field: str) -> dict[str, Any]:
-        """Return the same with the step that the run was at below each time. Steps have no axis of their own: between
-        two attempts the time continues and they do not, and after a loss they are repeated.
+        """Return the encoding of a time field, with the step reached by then below each time.
+
+        Steps have no axis of their own: between attempts time continues and steps do not, and lost steps are repeated.
         """
         plain = self.encoding(field)
         if not self.steps:
@@ -103,7 +104,7 @@ class TimeAxis:
         step_at = {f"{tick:g}": f"step {self._step(tick):,}" for tick in self._ticks()}
         labels = f"[datum.label, {json.dumps(step_at)}[datum.value]]"
         axis = {"grid": False, "values": [float(tick) for tick in step_at], "labelExpr": labels}
-        return {**plain, "title": f"{plain['title']}, and the step by then", "axis": axis}
+        return {**plain, "title": f"{plain['title']}, with the step reached by then", "axis": axis}
 
     @property
     def _length(self) -> float:

@@ -1,4 +1,4 @@
-"""Several runs compared: what differs between them, what it brought, how long it took and what it cost."""
+"""Compare several runs: their results, time and cost, and the arguments in which they differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from jobs.report.curves import (
     curve_title,
     figure_of,
     points,
+    sections,
     series_title,
-    stretches,
 )
 from jobs.report.rendering import render
 from jobs.runs.recorded_run import RecordedRun
@@ -41,14 +41,14 @@ class Fact:
 
     label: str
     cells: Sequence[str]
-    """One for each run, in their order."""
+    """One cell for each run, in order."""
     best: int | None = None
-    """The run with the best of them; None: they have no order."""
+    """Index of the best run, or None if the values have no order."""
     is_argument: bool = False
 
 
 def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
-    """Return what the runs brought and took, and the arguments in which they differ."""
+    """Return the results, time and cost of the runs, and the arguments in which they differ."""
     found = [Fact(label="state", cells=[run.state for run in runs])]
     for key in _COMPARED:
         values = [run.result.get(key) for run in runs]
@@ -72,9 +72,9 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
 
 
 def _usd_per_percent(runs: Sequence[RecordedRun]) -> Fact:
-    """Return what a hundredth of the main metric has cost in each run.
+    """Return the cost per hundredth of the main metric, for each run.
 
-    Without cells where it is a loss, or not the same in all runs that have one.
+    Without cells if the main metric is a loss, or if the runs have different ones.
     """
     main = [main_result(run.result) for run in runs]
     keys = {found[0] for found in main if found}
@@ -85,28 +85,28 @@ def _usd_per_percent(runs: Sequence[RecordedRun]) -> Fact:
         for run, found in zip(runs, main, strict=True)
         for cost in (usd_of(run),)
     ]
-    there = [(price, number) for number, price in enumerate(prices) if price is not None]
+    known = [(price, number) for number, price in enumerate(prices) if price is not None]
     cells = ["" if price is None else f"{price:.4f}" for price in prices]
-    best = min(there)[1] if len({price for price, _ in there}) > 1 else None
+    best = min(known)[1] if len({price for price, _ in known}) > 1 else None
     return Fact(label=f"USD per % of {result_label(*keys)}", cells=cells, best=best)
 
 
 def short_names(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return what the runs are called in charts, where their ids have no place."""
+    """Return short names of the runs for charts, which have no space for ids."""
     return [f"run {number}" for number in range(1, len(runs) + 1)]
 
 
 def differing_arguments(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
-    """Return the arguments that are not the same in all runs, with the value of each run.
+    """Return the arguments that differ between runs, with each run's value.
 
-    Of runs of several kinds those that each kind has. A mapping's values have rows of their own: `parameters.rate`.
+    For runs of several kinds, only arguments that all kinds have. Mappings get a row for each key: `parameters.rate`.
     """
     given: list[Mapping[str, Any]] = [
         {"kind": run.spec.job, **run.spec.entrypoint_arguments().model_dump(mode="json")} if run.spec else {}
         for run in runs
     ]
-    there = [arguments for arguments in given if arguments]
-    names = [name for name in (there[0] if there else {}) if all(name in arguments for arguments in there)]
+    specified = [arguments for arguments in given if arguments]
+    names = [name for name in (specified[0] if specified else {}) if all(name in each for each in specified)]
     by_name: dict[str, list[Any]] = {}
     for name in names:
         values = [arguments.get(name) for arguments in given]
@@ -123,28 +123,28 @@ def usd_of(run: RecordedRun) -> float | None:
 
 
 def comparison_page(runs: Sequence[RecordedRun], *, now: datetime) -> str:
-    """Return the page that holds the runs against each other."""
+    """Return the page that compares the runs, as one HTML file."""
     found = facts(runs)
-    drawn = curves_of_all(runs)
-    picture = _picture(runs)
-    further = {} if picture is None else {"scatter": picture[2]}
+    drawn = shared_curves(runs)
+    cost_chart = _cost_chart(runs)
+    further = {} if cost_chart is None else {"scatter": cost_chart[2]}
     return render(
         "comparison.html",
         charts={**{curve.id: curve.spec for curve in drawn}, **further},
         now=now,
-        title=f"{counted(len(runs), 'run')}, held against each other",
+        title=f"Comparison of {counted(len(runs), 'run')}",
         names=list(zip(short_names(runs), (run.run_id for run in runs), strict=True)),
-        looks=[look_of(number) for number in range(len(runs))],
+        line_styles=[line_style(number) for number in range(len(runs))],
         facts=[fact for fact in found if not fact.is_argument],
         arguments=[fact for fact in found if fact.is_argument],
         curves=drawn,
         curve_height=CURVE_HEIGHT,
-        picture=picture,
+        cost_chart=cost_chart,
     )
 
 
-def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
-    """Return the curves that the runs share, over each other, by step."""
+def shared_curves(runs: Sequence[RecordedRun]) -> list[Curve]:
+    """Return the curves of all runs by step, one chart for each metric."""
     by_name: dict[str, dict[str, list[Point]]] = {}
     for name, run in zip(short_names(runs), runs, strict=True):
         for point in points(run):
@@ -152,9 +152,9 @@ def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
     found = []
     for name in (each for each in _CURVES if each in by_name):
         by_run = by_name[name]
-        words = "At the end: " + ", ".join(f"{run} {figure_of(of[-1].value)}" for run, of in by_run.items()) + "."
+        words = "Final values: " + ", ".join(f"{run} {figure_of(of[-1].value)}" for run, of in by_run.items()) + "."
         drawn = [
-            (run, stretch.step, stretch.value) for run, values in by_run.items() for stretch in stretches(values, ())
+            (run, section.step, section.value) for run, values in by_run.items() for section in sections(values, ())
         ]
         title = curve_title(name) if name == "loss" else capitalized(series_title(name))
         spec = chart(
@@ -162,14 +162,14 @@ def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
             description=f"{title}. {words}",
             values=[{"r": run, "n": step, "v": short(value)} for run, step, value in drawn],
             dots=len(drawn) <= FEW_POINTS,
-            **_looks(short_names(runs)),
+            **_line_styles(short_names(runs)),
         )
         found.append(Curve(id=f"curve-{name}", title=title, summary=words, spec=spec))
     return found
 
 
-def _picture(runs: Sequence[RecordedRun]) -> tuple[str, str, dict[str, Any]] | None:
-    """Return title, content in words and chart of what the money brought, if two runs have the same metric."""
+def _cost_chart(runs: Sequence[RecordedRun]) -> tuple[str, str, dict[str, Any]] | None:
+    """Return title, description and chart of cost against result, if two runs have the same metric."""
     metric = next((key for key in _COMPARED if sum(key in run.result for run in runs) > 1), None)
     names = short_names(runs)
     priced = [
@@ -187,7 +187,7 @@ def _picture(runs: Sequence[RecordedRun]) -> tuple[str, str, dict[str, Any]] | N
 def scatter(
     runs: Sequence[str], points: Sequence[tuple[str, float, float]], *, x: str, y: str, description: str
 ) -> dict[str, Any]:
-    """Return a point for each run that has both. `points`: run, x and y."""
+    """Return a chart with a point for each run. `points` are (run, x, y)."""
     return chart(
         "scatter",
         description=description,
@@ -196,34 +196,34 @@ def scatter(
         y_title=y,
         x_domain=_around([cost for _, cost, _ in points]),
         y_domain=_around([height for _, _, height in points]),
-        **_looks(runs),
+        **_line_styles(runs),
     )
 
 
-def look_of(number: int) -> tuple[str, list[int]]:
-    """Return the colour of a run's lines, and their dashes, which distinguish runs of the same colour."""
+def line_style(number: int) -> tuple[str, list[int]]:
+    """Return the colour of a run's lines, and the dashes that distinguish runs of the same colour."""
     colors = template("config")["range"]["category"]
     return colors[number % len(colors)], _DASHES[number // len(colors) % len(_DASHES)]
 
 
-def _looks(runs: Sequence[str]) -> dict[str, Any]:
-    """Return what distinguishes runs in a chart. The page has their legend, above the charts."""
-    colors, dashes = zip(*(look_of(number) for number in range(len(runs))), strict=True)
+def _line_styles(runs: Sequence[str]) -> dict[str, Any]:
+    """Return colours and dashes of the runs in a chart. Their legend is above the charts, in the page."""
+    colors, dashes = zip(*(line_style(number) for number in range(len(runs))), strict=True)
     return {"runs": list(runs), "colors": colors, "dashes": dashes}
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
-    """Return a range with some room around all values, even if they are one and the same."""
+    """Return a range with some margin around the values, even if all values are equal."""
     low, high = min(values), max(values)
     room = (high - low) * 0.1 or abs(high) * 0.1 or 1.0
     return low - room, high + room
 
 
 def _best(key: str, values: Sequence[Any]) -> int | None:
-    there = [(value, number) for number, value in enumerate(values) if isinstance(value, (int, float))]
-    if len(there) < 2 or len({value for value, _ in there}) == 1:
+    known = [(value, number) for number, value in enumerate(values) if isinstance(value, (int, float))]
+    if len(known) < 2 or len({value for value, _ in known}) == 1:
         return None
-    return (min(there) if key in SMALLER_IS_BETTER else max(there))[1]
+    return (min(known) if key in SMALLER_IS_BETTER else max(known))[1]
 
 
 def _saved(receipt: Receipt | None) -> str:
@@ -231,7 +231,7 @@ def _saved(receipt: Receipt | None) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as a spec has it; empty where it is not given."""
+    """Return a value as written in a spec, or an empty string if it is not set."""
     if value in (None, [], {}):
         return ""
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The page of `trainyard costs`: who spent what on which phases, and when."""
+"""Render the page of `trainyard costs`: who spent how much on which phases, and when."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,11 +8,10 @@ from jobs.core.words import counted, usd
 from jobs.money.costs import By, Cost, total
 from jobs.money.phases import PHASES, UNPRODUCTIVE
 from jobs.report.charts import PHASE_COLORS, ROW_HEIGHT, chart
-from jobs.report.page import Tile
-from jobs.report.rendering import render
+from jobs.report.rendering import Tile, render
 
 MOST_ROWS = 20
-"""So many are drawn, the dearest; the others as one."""
+"""Maximum number of bars, for the most expensive rows. The other rows share one bar."""
 
 _MOST_COLORS = 6
 
@@ -27,7 +26,7 @@ def costs_page(
     note: str,
     now: datetime,
 ) -> str:
-    """Return the page. `spans`: the rows of each day or month, by its name, in their order."""
+    """Return the page as one HTML file. `spans` has the rows of each day or month, in order."""
     everything = total(found)
     names = [row.name for row in found]
     shown = names if len(names) <= _MOST_COLORS else [*names[: _MOST_COLORS - 1], "others"]
@@ -55,13 +54,13 @@ def costs_page(
 
 def _tiles(everything: Cost) -> list[Tile]:
     lost = sum(everything.usd_by_phase[name] for name in UNPRODUCTIVE)
-    share = f"{100 * lost / everything.usd:.0f} % of it" if everything.usd else ""
+    share = f"{100 * lost / everything.usd:.0f} % of the cost" if everything.usd else ""
     hours = f"{everything.instance_hours:.1f} instance hours of {counted(everything.runs, 'run')}"
     return [
-        Tile("Runs cost", usd(everything.usd), hours),
+        Tile("Cost of runs", usd(everything.usd), hours),
         Tile("On-Demand", usd(everything.on_demand_usd), "the same hours"),
         Tile("Saved", usd(everything.saved_usd), f"{everything.saved_percent:.0f} % of the On-Demand price"),
-        Tile("Brought no step", usd(lost), share),
+        Tile("Overhead", usd(lost), share),
     ]
 
 
@@ -86,7 +85,7 @@ def _at_most(rows: Sequence[Cost], count: int) -> list[Cost]:
 
 
 def _shares(rows: Sequence[Cost]) -> dict[str, Any]:
-    """Return a bar for each row, made of its phases, and a mark for the price of On-Demand instances."""
+    """Return a chart with a bar for each row, divided by phase, and a mark for the On-Demand price."""
     return chart(
         "shares",
         height=ROW_HEIGHT * len(rows) + 55,
@@ -101,7 +100,7 @@ def _shares(rows: Sequence[Cost]) -> dict[str, Any]:
 
 
 def _spans(shown: Sequence[str], spans: Sequence[tuple[str, Sequence[Cost]]]) -> dict[str, Any]:
-    """Return a bar for each day or month, in the colours of the most expensive rows."""
+    """Return a chart with a bar for each day or month, in the colours of the most expensive rows."""
     usd_of: dict[tuple[str, str], float] = {(span, name): 0.0 for span, _ in spans for name in shown}
     for span, rows in spans:
         for row in rows:
@@ -112,7 +111,7 @@ def _spans(shown: Sequence[str], spans: Sequence[tuple[str, Sequence[Cost]]]) ->
 
 def _shares_text(everything: Cost) -> str:
     parts = [f"{name} {usd(cost)}" for name, cost in everything.usd_by_phase.items() if cost]
-    return f"In all: {', '.join(parts)}. The upright mark is what On-Demand instances would have cost."
+    return f"Total: {', '.join(parts)}. The vertical mark is what On-Demand instances would have cost."
 
 
 def _spans_text(spans: Sequence[tuple[str, Sequence[Cost]]]) -> str:

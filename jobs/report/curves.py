@@ -1,4 +1,4 @@
-"""The curves of a run: what metrics.jsonl holds, over the time since the run began, with what happened meanwhile."""
+"""Draw the curves of a run: the values in metrics.jsonl over the time since the run began, with its events."""
 
 from bisect import bisect_right
 from collections import Counter, deque
@@ -17,8 +17,8 @@ from jobs.report.charts import FEW_POINTS, TimeAxis, chart, short
 from jobs.runs.recorded_run import RecordedRun
 
 DRAWN_POINTS = 300
-"""A longer curve is drawn as the means of about so many stretches, each before the range of its values, so that none
-of its peaks is lost."""
+"""Maximum number of points of a curve. A longer curve is drawn as the means of sections, on top of the range of each
+section, so that no peak is lost."""
 
 MAX_FURTHER_CURVES = 12
 
@@ -40,17 +40,17 @@ _TITLES = {
     "learning_rate": "Learning rate",
     "samples_per_second": "Samples per second",
     "grad_norm": "Gradient norm",
-    "memory_gib": "Memory of rank 0's card in use, GiB",
-    "max_memory_gib": "Most memory of rank 0's card in use so far, GiB",
-    UTILIZATION_KEY: "Utilisation of the cards, %",
-    MEMORY_KEY: "Memory of the cards in use, %",
+    "memory_gib": "Accelerator memory of rank 0 (GiB)",
+    "max_memory_gib": "Peak accelerator memory of rank 0 (GiB)",
+    UTILIZATION_KEY: "Accelerator utilization (%)",
+    MEMORY_KEY: "Accelerator memory in use (%)",
 }
 _FIRST = ("loss", "evaluation", "learning_rate", "samples_per_second", UTILIZATION_KEY, MEMORY_KEY)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A value of a curve."""
+    """One value of a curve."""
 
     at: datetime
     step: int
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A stretch of a series, or one point of it."""
+    """A section of a series that is drawn as one point."""
 
     at: datetime
     step: int
@@ -73,7 +73,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened at a moment of the run."""
+    """Something that happened during the run."""
 
     at: datetime
     kind: str
@@ -82,12 +82,12 @@ class Event:
 
 
 EVENTS = {
-    "attempt": "an attempt starts",
-    "resume": "it resumes, or got a checkpoint back",
-    "reclaim": "EC2 takes the instance back",
-    "end": "an attempt ends early",
-    "checkpoint": "a checkpoint that is kept",
-    "evaluation": "an evaluation",
+    "attempt": "attempt starts",
+    "resume": "attempt resumes, or restores a checkpoint",
+    "reclaim": "EC2 reclaims the instance",
+    "end": "attempt ends early",
+    "checkpoint": "checkpoint that is kept",
+    "evaluation": "evaluation",
 }
 
 
@@ -102,7 +102,7 @@ class Curve:
 
 
 def curves(run: RecordedRun, marks: Sequence[Event]) -> list[Curve]:
-    """Return the charts of all that the run measured while it went on, with what happened meanwhile marked in them."""
+    """Return charts of everything that the run measured, with its events marked."""
     by_title: dict[str, list[Point]] = {}
     for point in points(run):
         by_title.setdefault(_chart_of(point), []).append(point)
@@ -112,7 +112,7 @@ def curves(run: RecordedRun, marks: Sequence[Event]) -> list[Curve]:
 
 
 def points(run: RecordedRun) -> Iterator[Point]:
-    """Yield every value that was measured, in the order of the file."""
+    """Yield every measured value, in the order of the file."""
     for line in run.metrics:
         for name, value in line.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in _NO_CURVE:
@@ -127,16 +127,16 @@ def points(run: RecordedRun) -> Iterator[Point]:
 
 
 def began(attempt: Attempt) -> str:
-    """Return how an attempt began, after an earlier one had saved, and never more than is known."""
+    """Return how an attempt continued from an earlier one, as far as that is known."""
     if attempt.repeats_from_step is not None:
-        return f"started over: it saved steps again that it had got back up to step {attempt.restored_step}"
+        return f"started over: it saved steps again although step {attempt.restored_step} had been restored"
     if attempt.restored_step:
-        return f"got checkpoint step-{attempt.restored_step} back; whether the script read it is unknown"
+        return f"restored checkpoint step-{attempt.restored_step}; whether the script read it is unknown"
     return f"resumed from step {attempt.resumed_from_step}"
 
 
 def events(run: RecordedRun) -> list[Event]:
-    """Return what happened in the run, in its order."""
+    """Return the events of the run, in order."""
     found = []
     for number, attempt in enumerate(run.attempts):
         found.append(Event(at=attempt.started_at, kind="attempt", text=f"attempt {attempt.number} starts"))
@@ -145,7 +145,7 @@ def events(run: RecordedRun) -> list[Event]:
             text = f"attempt {attempt.number} {began(attempt)}"
             found.append(Event(at=at, kind="resume", text=text))
         if (attempt.finished_at is None and number + 1 < len(run.attempts)) or attempt.exit_code:
-            reason = attempt.reason or "it was lost without a word"
+            reason = attempt.reason or "it was lost without a message"
             reclaimed = "Spot" in reason or is_reclaim(reason, None)
             text = f"attempt {attempt.number} ends at step {attempt.last_step}: {reason}"
             found.append(Event(at=ended_at(attempt), kind="reclaim" if reclaimed else "end", text=text))
@@ -162,7 +162,7 @@ def events(run: RecordedRun) -> list[Event]:
 
 
 def time_axis(run: RecordedRun) -> TimeAxis:
-    """Return the axis that all charts of a run share: from its first start to the last thing known of it."""
+    """Return the time axis of all charts of a run: from its first start to its last known event."""
     begins = [attempt.started_at for attempt in run.attempts] + [line["time"] for line in run.metrics[:1]]
     begin = min(begins, default=run.submitted_at)
     ends = [ended_at(attempt) for attempt in run.attempts] + [line["time"] for line in run.metrics[-1:]]
@@ -170,10 +170,10 @@ def time_axis(run: RecordedRun) -> TimeAxis:
     return TimeAxis(begin=begin, end=max(ends, default=begin + timedelta(seconds=1)), steps=steps)
 
 
-def stretches(values: Sequence[Point], starts: Sequence[datetime], *, at_most: int = DRAWN_POINTS) -> list[Drawn]:
-    """Return what a series is drawn with: all points of a short one, means and ranges of a long one.
+def sections(values: Sequence[Point], starts: Sequence[datetime], *, at_most: int = DRAWN_POINTS) -> list[Drawn]:
+    """Return the points to draw for a series: all of a short series, means and ranges of a long one.
 
-    `starts`: those of the attempts, in their order; no stretch reaches from one attempt into another.
+    `starts` are the start times of the attempts, in order. No section spans two attempts.
     """
     size = max(1, -(-len(values) // at_most))
     found: list[Drawn] = []
@@ -209,7 +209,7 @@ def _curve(name: str, values: Sequence[Point], axis: TimeAxis, marks: Sequence[E
     for point in values:
         by_series.setdefault(point.series, []).append(point)
     starts = sorted(attempt.started_at for attempt in run.attempts)
-    drawn = [stretch for series in by_series.values() for stretch in stretches(series, starts)]
+    drawn = [section for series in by_series.values() for section in sections(series, starts)]
     summary = " ".join(in_words(capitalized(series_title(series)), found) for series, found in by_series.items())
     return Curve(
         id=f"curve-{name}",
@@ -224,7 +224,7 @@ def _chart(
 ) -> dict[str, Any]:
     counts = Counter(point.series for point in points)
     few = {name for name, count in counts.items() if count <= FEW_POINTS}
-    # Values at a single moment have no course that an axis could show: an axis from 0 shows how far apart they are.
+    # Values at a single moment show no trend. An axis from 0 shows how far apart they are.
     is_one_value = len({height for point in points for height in (point.low, point.high)}) == 1
     from_zero = not logarithmic and (is_one_value or max(counts.values()) == 1)
     tiny = {"format": "~e"} if max(abs(point.high) for point in points) < 0.001 else {}
@@ -261,7 +261,7 @@ def _chart(
             "scale": {"domain": list(counts)},
             "legend": {"symbolType": "stroke"} if len(counts) > 1 else None,
         },
-        # At most 200 points react to the pointer: each has a cell of its own.
+        # At most 200 points react to the pointer, because each gets an area of its own.
         pointed=f"datum.f || (datum.row % {max(1, -(-len(points) // 200))} == 0)",
         unit=axis.unit[0],
     )
@@ -272,15 +272,15 @@ def curve_title(name: str) -> str:
 
 
 def series_title(name: str) -> str:
-    """Return what a series is called in legends and sentences: the title of its chart if it has one to itself."""
+    """Return the name of a series for legends and sentences."""
     if not name.startswith(_EVALUATION):
         title = curve_title(name)
         return title[:1].lower() + title[1:]
-    return result_label(name) + (" of the held-out part" if name == "eval_loss" else "")
+    return result_label(name) + (" on held-out data" if name == "eval_loss" else "")
 
 
 def capitalized(text: str) -> str:
-    """Return a text with a capital first letter, and the others as they are: `Macro F1`."""
+    """Return a text with a capital first letter and the rest unchanged: `Macro F1`."""
     return text[:1].upper() + text[1:]
 
 
@@ -302,5 +302,5 @@ def in_words(series: str, values: Sequence[Point]) -> str:
 
 
 def figure_of(value: float) -> str:
-    """Return a measured value as text, small ones with their first digits: a learning rate is no 0.000."""
+    """Return a value as text. Small values keep their first digits, so that a learning rate is not shown as 0.000."""
     return f"{value:.3g}" if abs(value) < 0.01 else figure(value)

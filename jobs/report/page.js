@@ -1,10 +1,10 @@
-// Draws the page's charts, copies its commands, and on a page that is served while its run goes on keeps it up to date.
+// Draws the page's charts and copies its commands. A live page, served while its run continues, is kept up to date.
 "use strict";
 (() => {
   const UPDATE_MILLISECONDS = 5000;
   const drawn = {};
 
-  // A tooltip without styles of its own: the page's policy takes none but its own.
+  // No default tooltip styles: the page's security policy only allows styles of the page.
   const options = (config) => ({
     config, renderer: "svg", actions: false, mode: "vega-lite",
     tooltip: { disableDefaultStyle: true },
@@ -35,9 +35,9 @@
     }
   });
 
-  // Sections that changed are replaced, but for the charts in them, which are drawn anew where their data changed.
+  // Replace sections that changed. Charts are redrawn only if their data changed.
   async function update() {
-    const said = document.querySelector("#live");
+    const status = document.querySelector("#live");
     try {
       const answer = await fetch(location.href, { cache: "no-store" });
       if (!answer.ok) throw new Error(answer.statusText);
@@ -53,9 +53,9 @@
         }
       }
       await draw(next);
-      said.textContent = `Live: as of ${new Date().toLocaleTimeString()}.`;
+      status.textContent = `Live: as of ${new Date().toLocaleTimeString()}.`;
     } catch {
-      said.textContent = "No longer live: trainyard report --follow has ended.";
+      status.textContent = "No longer live: trainyard report --follow has ended.";
     }
     setTimeout(update, UPDATE_MILLISECONDS);
   }

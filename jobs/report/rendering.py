@@ -1,23 +1,57 @@
-"""Puts a page together: template, styles, script, charts, and Vega, which draws them, in one file."""
+"""Render a page as one HTML file: template, styles, script, charts, and Vega, which draws them."""
 
+import contextlib
 import functools
+import os
 import secrets
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from jobs.core.words import printable
-from jobs.report import vega
 from jobs.report.charts import template as chart_template
 
 _FOLDER = Path(__file__).parent
 
 
-def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: bool = False, **context: Any) -> str:
-    """Return the page that a template makes of the context. `charts`: those it has a place for, by the place's id.
+@dataclass(frozen=True)
+class Tile:
+    """One of the key figures at the top of a page."""
 
-    `live`: the page asks where it came from for newer content now and then.
+    label: str
+    value: str
+    beside: str = ""
+
+
+def vega_script() -> str:
+    """Return Vega as one script. It takes 1.5 s to build, so it is cached until vl-convert-python changes version."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
+    cached = folder / f"vega-{version('vl-convert-python')}.js"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return cached.read_text(encoding="utf-8")
+    import vl_convert
+
+    script: str = (
+        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed")
+        .replace("</script", r"<\/script")
+        .replace("<!--", r"<\!--")
+    )
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as part:
+            part.write(script)
+        Path(part.name).replace(cached)
+    return script
+
+
+def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: bool = False, **context: Any) -> str:
+    """Return the page of a template. `charts` maps the ids of elements in the page to charts.
+
+    A `live` page asks its server for newer content every few seconds.
     """
     from markupsafe import Markup
 
@@ -30,16 +64,16 @@ def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: boo
             live=live,
             made_at=f"{now:%Y-%m-%d %H:%M} UTC",
             nonce=secrets.token_urlsafe(16),
-            style=Markup(_own("style.css")),  # noqa: S704 - ours
-            script=Markup(_own("page.js")),  # noqa: S704 - ours
-            vega=Markup(vega.script()),  # noqa: S704 - the library's
+            style=Markup(_own_file("style.css")),  # noqa: S704 - ours
+            script=Markup(_own_file("page.js")),  # noqa: S704 - ours
+            vega=Markup(vega_script()),  # noqa: S704 - the library's
         )
     )
     return page
 
 
 def _printable(value: Any) -> Any:
-    """Return what a chart is made of with `printable` texts: finalize below does not see into it."""
+    """Make all strings of a chart `printable`, because `finalize` below does not reach into it."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -56,7 +90,7 @@ def _environment() -> Any:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        # No character that turns the direction of writing, or steers something, whoever wrote the text.
+        # Remove characters that change the writing direction or control anything, whoever wrote the text.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": True}
@@ -64,5 +98,5 @@ def _environment() -> Any:
 
 
 @functools.cache
-def _own(name: str) -> str:
+def _own_file(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")

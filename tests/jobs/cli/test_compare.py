@@ -39,7 +39,7 @@ def test_two_runs_are_columns_and_seven_are_rows(
     assert ["accuracy", "0.850", "0.880"] in lines
     assert ["learning_rate", "2e-05", "3e-05"] in lines
     assert str(page) in err
-    assert "held against each other" in page.read_text()
+    assert "Comparison of 2 runs" in page.read_text()
     app(["compare", *ids], standalone_mode=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:3] == ["RUN", "STATE", "ACCURACY"]

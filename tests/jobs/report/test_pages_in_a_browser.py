@@ -1,4 +1,4 @@
-"""The pages in a real browser: nothing to complain of, every chart drawn, on a phone as on a desk, dark and light."""
+"""The pages in a real browser: no complaints and every chart drawn, on a phone and a desktop, dark and light."""
 
 from datetime import datetime, timezone
 from pathlib import Path
@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from jobs.money.costs import costs, month_of, spans
 from jobs.report.comparison import comparison_page
 from jobs.report.costs import costs_page
-from jobs.report.page import run_page
+from jobs.report.run_page import run_page
 from tests.support.jobs.pages import OpenedPage
 from tests.support.jobs.recorded_runs import sweep, three_attempts, with_samples
 
@@ -26,7 +26,7 @@ CHARTS = {
     },
     "costs": {"shares", "spans"},
 }
-"""Those of each page."""
+"""The charts of each page."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("of", "width", "dark"),
     [("report", 1400, True), ("report", 380, False), ("comparison", 380, True), ("costs", 380, False)],
 )
-def test_a_page_is_shown_whole(*, opened: OpenedPage, pages: dict[str, Path], of: str, width: int, dark: bool) -> None:
+def test_page_shows_all_charts_without_complaints(
+    *, opened: OpenedPage, pages: dict[str, Path], of: str, width: int, dark: bool
+) -> None:
     page = opened.open(pages[of], width=width, dark=dark)
     marks = opened.marks(page)
     assert marks.keys() == CHARTS[of]
@@ -63,22 +65,22 @@ def test_a_page_is_shown_whole(*, opened: OpenedPage, pages: dict[str, Path], of
     if of != "costs":
         line = page.locator("#curve-loss .mark-line path").first
         stroke = line.evaluate("mark => getComputedStyle(mark).stroke")
-        assert stroke == ("rgb(111, 177, 247)" if dark else "rgb(22, 99, 181)"), "its colours are those of the scheme"
+        assert stroke == ("rgb(111, 177, 247)" if dark else "rgb(22, 99, 181)"), "its colours follow the scheme"
     assert opened.complaints == []
-    assert opened.requests == [pages[of].as_uri()], "it asked for something"
+    assert opened.requests == [pages[of].as_uri()], "it requested something"
 
 
-def test_it_is_used_by_keyboard_read_aloud_copied_and_printed(opened: OpenedPage, pages: dict[str, Path]) -> None:
+def test_page_works_by_keyboard_screen_reader_and_in_print(opened: OpenedPage, pages: dict[str, Path]) -> None:
     page = opened.open(pages["report"], dark=True)
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
-    # Each chart has its content in words.
+    # Each chart is described in words.
     figures = page.locator("figure")
     for number in range(figures.count()):
         assert figures.nth(number).get_attribute("aria-labelledby")
         assert len(figures.nth(number).locator("figcaption").inner_text()) > 40
     assert str(page.locator("#curve-loss").get_attribute("aria-label")).startswith("Loss. Loss: from 4.")
-    # What scrolls sideways can be reached without a mouse.
+    # Areas that scroll sideways can be reached without a mouse.
     assert page.locator(".scroll:not([tabindex='0'])").count() == 0
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy: Fetch model, metrics and events").click()

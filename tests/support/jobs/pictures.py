@@ -22,9 +22,9 @@ from jobs.cli import tables
 from jobs.cli.report import ready_spec
 from jobs.core.run import CLASSES, DATA, METRICS, RECEIPT, SPEC
 from jobs.data_checks.classes import ClassReport
-from jobs.report.page import run_page
-from jobs.runs.read_records import read_fetched_run
+from jobs.report.run_page import run_page
 from jobs.runs.recorded_run import RecordedRun
+from jobs.runs.run_records import read_fetched_run
 from tests.support.jobs.pages import OpenedPage
 
 PICTURES = Path("jobs/docs/pictures")

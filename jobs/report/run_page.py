@@ -1,7 +1,6 @@
-"""The report of one run: its result, curves, attempts and money, classes, what it was made of, and what next."""
+"""Render the report of one run: result, curves, attempts and costs, classes, inputs and settings, next steps."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,29 +12,21 @@ from jobs.money.phases import PHASES, Phase, lost_steps, phases
 from jobs.money.receipt import cards_name, savings, stored_text
 from jobs.report import charts
 from jobs.report.curves import EVENTS, curves, events, time_axis
-from jobs.report.rendering import render
+from jobs.report.rendering import Tile, render
 from jobs.runs.recorded_run import RecordedRun
 from jobs.spec.spec import JobSpec
 
 _MIXED_UP = 10
 _SHOWN_GENERATIONS = 20
 _LABELLED_CLASSES = 15
-"""A confusion of no more classes has its counts in its cells."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A figure that is read first."""
-
-    label: str
-    value: str
-    beside: str = ""
+"""Maximum number of classes for which the cells of a confusion matrix show their counts."""
 
 
 def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, live: bool = False) -> str:
-    """Return the page. `recipe`: the ready spec that the run's arguments are held against; None: the kind's defaults.
+    """Return the report as one HTML file.
 
-    `live`: the page asks where it came from for newer content now and then.
+    `recipe` is the ready-made spec to compare the run's arguments with; None compares them with the kind's defaults.
+    A `live` page asks its server for newer content every few seconds.
     """
     axis, found = time_axis(run), phases(run.attempts)
     happened = events(run)
@@ -48,10 +39,10 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
     if classes["confusion"]:
         drawn["confusion"] = classes["confusion"]
     sections = [("result", "Result")]
-    sections += [("curves", "Curves")] * bool(measured) + [("attempts", "Attempts and money")] * bool(run.attempts)
+    sections += [("curves", "Curves")] * bool(measured) + [("attempts", "Attempts and costs")] * bool(run.attempts)
     sections += [("classes", "Classes")] * bool(run.classes)
     sections += [("samples", "Samples")] * bool(run.generations)
-    sections += [("made-of", "What it was made of"), ("next", "Go on from here")]
+    sections += [("inputs", "Inputs and settings"), ("next", "Next steps")]
     return render(
         "run.html",
         charts=drawn,
@@ -64,7 +55,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         tiles=_tiles(run),
         result=result_rows(run.result),
         curves=measured,
-        curves_note=f"{counted(len(run.metrics), 'line')} of metrics, over one axis of time.",
+        curves_note=f"From {counted(len(run.metrics), 'line')} of metrics, all on the same time axis.",
         curve_height=charts.CURVE_HEIGHT,
         events=[(kind, text) for kind, text in EVENTS.items() if kind in kinds],
         happened=[(axis.text(event.at), event.text) for event in happened],
@@ -75,15 +66,15 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         **_money(run),
         **classes,
         **_samples(run),
-        made_of=_made_of(run),
+        inputs=_inputs(run),
         data="\n".join(_data(run)),
         differences=differences(run.spec, recipe) if run.spec else [],
-        recipe=f"those of the ready spec {recipe.name}" if recipe else "the defaults of the kind",
+        recipe=f"the ready-made spec {recipe.name}" if recipe else "the kind's defaults",
     )
 
 
 def _timeline(found: Sequence[Phase], axis: charts.TimeAxis, description: str) -> dict[str, Any]:
-    """Return a bar for each phase, an attempt a row."""
+    """Return a chart with a row for each attempt and a bar for each phase."""
     return charts.chart(
         "timeline",
         height=charts.ROW_HEIGHT * len({phase.attempt for phase in found}) + 55,
@@ -104,7 +95,7 @@ def _timeline(found: Sequence[Phase], axis: charts.TimeAxis, description: str) -
 
 
 def _confusion(names: Sequence[str], counts: Sequence[Sequence[int]], description: str) -> dict[str, Any]:
-    """Return the examples by their class and the predicted one, the darker the larger their share of the class."""
+    """Return a confusion matrix: rows are classes, columns predictions; darker means a larger share of the class."""
     labelled = len(names) <= _LABELLED_CLASSES
     return charts.chart(
         "confusion",
@@ -135,22 +126,22 @@ def _tiles(run: RecordedRun) -> list[Tile]:
     result, receipt = run.result, run.receipt
     if "eval_accuracy" in result:
         baseline = result.get("eval_majority_accuracy")
-        beside = f"the largest class alone: {figure(baseline)}" if baseline is not None else ""
+        beside = f"largest class alone: {figure(baseline)}" if baseline is not None else ""
         found.append(Tile("Accuracy", figure(result["eval_accuracy"]), beside))
     if "eval_f1" in result:
-        found.append(Tile("F1", figure(result["eval_f1"]), f"of {result.get('eval_samples', '?')} held-out examples"))
+        found.append(Tile("F1", figure(result["eval_f1"]), f"on {result.get('eval_samples', '?')} held-out examples"))
     if "eval_perplexity" in result:
-        found.append(Tile("Perplexity", figure(result["eval_perplexity"]), "of the held-out part"))
+        found.append(Tile("Perplexity", figure(result["eval_perplexity"]), "on held-out data"))
     if not result and run.metrics:
         last = run.metrics[-1]
         loss = (
-            [Tile("Loss now", figure(last["loss"]), f"at step {last['step']:,}")]
+            [Tile("Current loss", figure(last["loss"]), f"at step {last['step']:,}")]
             if last.get("loss") is not None
             else []
         )
         found += loss or [Tile("Step", f"{last['step']:,}")]
     if receipt is None:
-        return [*found, Tile("State", "no attempt has begun")]
+        return [*found, Tile("State", "no attempt has started")]
     if receipt.stopped_early and (halving := receipt.halving) is not None:
         found.append(Tile("Stopped early", f"{halving.rank} of {halving.of}", f"points at step {halving.step:,}"))
     found.append(Tile("Time", duration(receipt.duration_seconds), f"in {counted(len(run.attempts), 'attempt')}"))
@@ -164,7 +155,7 @@ def _tiles(run: RecordedRun) -> list[Tile]:
 
 
 def _cards(run: RecordedRun) -> list[Tile]:
-    """Return how busy the newest attempt's cards are or, once it has ended, were."""
+    """Return the utilization of the newest attempt's accelerators: current while it runs, else the average."""
     last = run.attempts[-1]
     if last.cards is None:
         return []
@@ -193,8 +184,8 @@ def _attempts(run: RecordedRun) -> list[tuple[str, ...]]:
 
 def _ended_by(attempt: Attempt, later: Attempt | None) -> str:
     if attempt.finished_at is None:
-        return "it runs" if later is None else "it was lost without a word; the last that was heard of it counts"
-    return "itself" if attempt.exit_code == 0 else f"exit code {attempt.exit_code}"
+        return "still running" if later is None else "lost without a message; counted up to its last record"
+    return "finished" if attempt.exit_code == 0 else f"exit code {attempt.exit_code}"
 
 
 def _timeline_text(run: RecordedRun) -> str:
@@ -206,8 +197,8 @@ def _timeline_text(run: RecordedRun) -> str:
     ran = sum(duration_seconds(attempt) for attempt in run.attempts)
     between = duration(max(0.0, axis.seconds - ran))
     return (
-        f"Time of instances over {counted(len(run.attempts), 'attempt')}: {', '.join(parts) or 'none yet'}. It waited "
-        f"for an instance {before} before the first attempt and {between} between attempts, which costs nothing."
+        f"Instance time over {counted(len(run.attempts), 'attempt')}: {', '.join(parts) or 'none yet'}. The run waited "
+        f"{before} before the first attempt and {between} between attempts, at no cost."
     )
 
 
@@ -270,30 +261,28 @@ def _classes(run: RecordedRun) -> dict[str, Any]:
         if count and row != column
     ]
     found["mixed_up"] = [(label, guess, str(count)) for count, label, guess in sorted(pairs, reverse=True)[:_MIXED_UP]]
-    text = (
-        f"Confusion of {counted(len(names), 'class', 'classes')}; what is most often mixed up stands in a table below."
-    )
+    text = f"Confusion matrix of {counted(len(names), 'class', 'classes')}. A table below lists the most confused ones."
     found["confusion"] = _confusion(names, counts, text)
     found["confusion_size"] = (64 * len(names) + 180, found["confusion"]["height"])
     return found
 
 
 def _samples(run: RecordedRun) -> dict[str, Any]:
-    said = run.generations[:_SHOWN_GENERATIONS]
-    names = list(dict.fromkeys(name for line in said for name in line))
+    shown = run.generations[:_SHOWN_GENERATIONS]
+    names = list(dict.fromkeys(name for line in shown for name in line))
     return {
         "generation_names": names,
-        "generations": [[line.get(name, "") for name in names] for line in said],
+        "generations": [[line.get(name, "") for name in names] for line in shown],
     }
 
 
-def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
+def _inputs(run: RecordedRun) -> list[tuple[str, str]]:
     last, code = run.attempts[-1] if run.attempts else None, run.code
     rows = [("files", run.location)]
     if code:
-        commit = f"commit {code.commit}{' and changes' if code.dirty else ''}" if code.commit else "in no commit"
+        commit = f"commit {code.commit}{' with changes' if code.dirty else ''}" if code.commit else "in no commit"
         rows.append(
-            ("own code", f"{counted(code.files, 'file')} of {code.folder}, {commit}, fingerprint {code.fingerprint}")
+            ("code", f"{counted(code.files, 'file')} from {code.folder}, {commit}, fingerprint {code.fingerprint}")
         )
     if run.spec:
         rows.append(("kind", f"{run.spec.job}: {run.spec.kind.summary}"))
@@ -306,7 +295,7 @@ def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
         of_image = ("image", IMAGE_DIGEST)
         rows += [(name, last.ran_with.get(name, "")) for name in of_image]
         versions = [f"{name} {version}" for name, version in last.ran_with.items() if name not in of_image]
-        rows.append(("with", ", ".join(versions)))
+        rows.append(("versions", ", ".join(versions)))
     return rows
 
 
@@ -318,7 +307,7 @@ def _data(run: RecordedRun) -> Iterator[str]:
 
 
 def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, str]]:
-    """Return the arguments whose values are not the recipe's, with both; of the kind's defaults where there is none."""
+    """Return the arguments that differ from the recipe's, or from the kind's defaults, with both values."""
     here = spec.entrypoint_arguments().model_dump(mode="json")
     if recipe is not None and recipe.job == spec.job:
         there = recipe.entrypoint_arguments().model_dump(mode="json")
