@@ -1,4 +1,4 @@
-"""What the checks of an image share. `trainyard images test` copies them into a container and runs pytest there."""
+"""Fixtures for the checks of an image, which `trainyard images test` copies into a container to run pytest there."""
 
 import json
 import os
@@ -19,12 +19,12 @@ BUILD_TOOLS = (
 )
 
 TRAINING_SECONDS = 500
-"""For what takes 20 to 60 s on two idle cores."""
+"""Timeout of a training that takes 20 to 60 s on two idle cores."""
 
 
 @pytest.fixture(scope="session")
 def facts() -> dict[str, Any]:
-    """What the image should be, and what the engine says of it (`_facts` in jobs/images/check.py)."""
+    """What the image should be, and what the engine reports about it (`_facts` in jobs/images/check.py)."""
     facts: dict[str, Any] = json.loads((HERE / "facts.json").read_text())
     return facts
 
@@ -36,12 +36,12 @@ def build_tools() -> set[str]:
 
 @pytest.fixture
 def train() -> Callable[[str], str]:
-    """Train on two ranks with an accelerator: cpu, cuda or hpu. Returns what the first rank reports."""
+    """Train on two ranks with an accelerator (cpu, cuda or hpu), and return the first rank's report."""
 
-    def train(asked: str) -> str:
+    def train(requested: str) -> str:
         from jobs.container import accelerator
 
-        chosen = accelerator.choose(asked, nproc_per_node=2)
+        chosen = accelerator.choose(requested, nproc_per_node=2)
         ranks = ["--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", *ranks, "--local-addr=localhost", HERE / "two_ranks.py"],
@@ -61,5 +61,5 @@ def train() -> Callable[[str], str]:
 @pytest.fixture
 def train_on_cards(facts: dict[str, Any], train: Callable[[str], str]) -> Callable[[str], str]:
     if not facts["has_card"]:
-        pytest.skip("the Docker engine has no runtime that hands in an accelerator")
+        pytest.skip("the Docker engine has no runtime for the accelerator")
     return train

@@ -1,4 +1,4 @@
-"""The files of an image, as a user sees them who may read them all: what must not be there."""
+"""Files that an image must not have, checked by a user who may read every file."""
 
 import os
 import re
@@ -12,10 +12,10 @@ import pytest
 HERE = Path(__file__).parent
 
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/scratch")
-"""With the sticky bit: everybody may write there, and nobody may touch what is another user's."""
+"""Folders with the sticky bit: everyone may write there, but not change other users' files."""
 
 CACHES = (".cache/pip", ".cache/uv", ".npm", ".cargo")
-"""In a home."""
+"""Caches in a home folder."""
 
 SECRET_NAMES = re.compile(
     r"\.netrc|\.pypirc|\.npmrc|\.git-credentials|\.pgpass|\.env|\.dockercfg|id_(rsa|dsa|ecdsa|ed25519)|"
@@ -29,7 +29,7 @@ KEY_BYTES = 64 * 1024
 
 @pytest.fixture(scope="module")
 def files() -> Mapping[str, os.stat_result]:
-    """Every file and folder of the image itself, but for links and what the test brings."""
+    """All files and folders of the image, except links and the test's own files."""
     found: dict[str, os.stat_result] = {}
     device = os.lstat("/").st_dev
     for folder, folders, names in os.walk("/"):
@@ -44,22 +44,20 @@ def files() -> Mapping[str, os.stat_result]:
     return found
 
 
-def test_only_its_owner_may_write_a_file(files: Mapping[str, os.stat_result]) -> None:
+def test_files_are_writable_only_by_their_owner(files: Mapping[str, os.stat_result]) -> None:
     writable = [path for path, status in files.items() if status.st_mode & stat.S_IWOTH]
     assert [path for path in writable if not (files[path].st_mode & stat.S_ISVTX and path in SHARED_FOLDERS)] == []
 
 
-def test_a_job_may_change_its_home_but_no_code_and_no_package(
-    files: Mapping[str, os.stat_result], facts: dict[str, Any]
-) -> None:
+def test_job_user_owns_only_its_home(files: Mapping[str, os.stat_result], facts: dict[str, Any]) -> None:
     user, home = facts["user"], facts["home"]
     if user == 0:
-        pytest.skip("it runs as root, which owns everything; its Dockerfile says why")
+        pytest.skip("the image runs as root, which owns everything; its Dockerfile explains why")
     owned = [path for path, status in files.items() if status.st_uid == user]
     assert [path for path in owned if path != home and not path.startswith(f"{home}/")] == []
 
 
-def test_no_file_holds_credentials_or_a_private_key(files: Mapping[str, os.stat_result]) -> None:
+def test_no_file_has_credentials_or_a_private_key(files: Mapping[str, os.stat_result]) -> None:
     assert [path for path, status in files.items() if stat.S_ISREG(status.st_mode) and is_secret(path, status)] == []
 
 
@@ -72,7 +70,7 @@ def is_secret(path: str, status: os.stat_result) -> bool:
     return False
 
 
-def test_the_build_left_no_cache_no_package_lists_and_nothing_in_tmp(files: Mapping[str, os.stat_result]) -> None:
+def test_build_left_no_caches_and_no_temporary_files(files: Mapping[str, os.stat_result]) -> None:
     homes = ["/root", *map(str, Path("/home").glob("*"))]
     left = [f"{home}/{cache}" for home in homes for cache in CACHES if f"{home}/{cache}" in files]
     left += [

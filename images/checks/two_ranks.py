@@ -1,4 +1,4 @@
-"""One rank of two that train a tiny model, as in a job: the accelerator that was chosen, its Trainer, its backend."""
+"""Train a tiny model as one of two ranks, with the accelerator, Trainer and backend that a job would use."""
 
 import faulthandler
 import os
@@ -50,7 +50,7 @@ def train() -> str:
     torch.distributed.barrier()
     assert (backend, size) == (chosen.backend, 2), f"{size} ranks over {backend}"
     assert all(torch.equal(weights, others) for others in everywhere), "the ranks' weights differ"
-    assert losses[-1] < 0.5 * losses[0], f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f} only"
+    assert losses[-1] < 0.5 * losses[0], f"the loss went from {losses[0]:.3f} only to {losses[-1]:.3f}"
     return f"{size} ranks over {backend} on {chosen.name}: loss {losses[0]:.3f} to {losses[-1]:.3f}"
 
 
@@ -65,5 +65,5 @@ if __name__ == "__main__":
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
-    # As our ranks end: the clean-up of a process group can wait for ever, for a peer that is gone.
+    # Exit like our ranks: cleaning up a process group can wait forever for a lost peer.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What the image gaudi and what is built on it must be, beside what every image must (images/checks)."""
+"""Checks of the image gaudi and its children, in addition to those of every image (images/checks)."""
 
 import importlib
 import os
@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 
-def test_a_container_asks_for_all_cards_whatever_its_runtime_does_for_one_that_asks_for_none() -> None:
+def test_container_requests_all_accelerators() -> None:
     assert os.getenv("HABANA_VISIBLE_DEVICES") == "all"
 
 
 @pytest.mark.parametrize("module", ["optimum.habana", "habana_frameworks.torch", "deepspeed"])
-def test_what_a_job_on_gaudi_imports_can_be_imported(module: str) -> None:
+def test_gaudi_modules_can_be_imported(module: str) -> None:
     importlib.import_module(module)
 
 
-def test_a_job_can_write_to_the_disks_of_its_instance() -> None:
+def test_job_can_write_to_scratch() -> None:
     Path("/scratch/written").touch()
 
 
-def test_hccl_can_load_what_reaches_other_nodes() -> None:
+def test_hccl_can_load_libfabric() -> None:
     from jobs.container import libfabric
 
     assert libfabric.providers(libfabric.load_for("hpu"))
 
 
-def test_two_ranks_train_together_on_its_cards(train_on_cards: Callable[[str], str]) -> None:
+def test_two_ranks_train_on_accelerators(train_on_cards: Callable[[str], str]) -> None:
     assert train_on_cards("hpu").startswith("2 ranks over hccl on hpu: loss ")

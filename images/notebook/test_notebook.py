@@ -1,4 +1,4 @@
-"""What a notebook image must show: JupyterLab, as a notebook job starts it, and TensorBoard behind its token."""
+"""Checks of notebook images: JupyterLab, started like a notebook job, and TensorBoard behind the same token."""
 
 import http.client
 import importlib
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 SECONDS = 240
-"""Longer than the proxy in front of TensorBoard waits for its start (jobs/container/kinds/notebook/jupyter.py)."""
+"""Longer than the proxy waits for TensorBoard to start (jobs/container/kinds/notebook/jupyter.py)."""
 
 LIMIT_BYTES = 250_000_000
-"""What a notebook may add to its parent: JupyterLab takes 140 to 180 MB."""
+"""Maximum size that a notebook adds to its parent. JupyterLab takes 140 to 180 MB."""
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield lab
 
 
-def ask(lab: Any, path: str, *, token: bool) -> tuple[int, str]:
-    """Return the status of the answer, with its body; of a redirection, with its target."""
+def get(lab: Any, path: str, *, token: bool) -> tuple[int, str]:
+    """Return the status of the answer, with its body, or with its target if it is a redirection."""
     connection = http.client.HTTPConnection("127.0.0.1", lab.port, timeout=SECONDS)
     connection.request("GET", f"/{path}", headers={"Authorization": f"token {lab.token}"} if token else {})
     answer = connection.getresponse()
@@ -42,25 +42,25 @@ def ask(lab: Any, path: str, *, token: bool) -> tuple[int, str]:
     ("path", "shown"),
     [("lab", "JupyterLab"), ("tensorboard/", "TensorBoard"), ("tensorboard/data/plugin/scalars/tags", "checked/loss")],
 )
-def test_a_page_answers_to_the_token_alone(lab: Any, path: str, shown: str) -> None:
-    status, place = ask(lab, path, token=False)
+def test_page_requires_the_token(lab: Any, path: str, shown: str) -> None:
+    status, place = get(lab, path, token=False)
     assert status == 403 or (status == 302 and "/login" in place)
-    status, body = ask(lab, path, token=True)
+    status, body = get(lab, path, token=True)
     assert (status, shown in body) == (200, True), body[:200]
 
 
-def test_files_are_not_shown_without_the_token(lab: Any) -> None:
-    assert ask(lab, "api/contents", token=False)[0] == 403
+def test_files_require_the_token(lab: Any) -> None:
+    assert get(lab, "api/contents", token=False)[0] == 403
 
 
 @pytest.mark.usefixtures("lab")
-def test_it_listens_on_loopback_alone() -> None:
+def test_server_listens_only_on_loopback() -> None:
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
-    # In the kernel's notation; state 0A is LISTEN.
+    # /proc/net has addresses in hexadecimal; state 0A is LISTEN.
     assert {fields[1].split(":")[0] for fields in lines if fields[3] == "0A"} == {"0100007F"}
 
 
-def test_a_cell_runs() -> None:
+def test_cell_runs() -> None:
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(startup_timeout=SECONDS)
@@ -74,10 +74,10 @@ def test_a_cell_runs() -> None:
 
 
 @pytest.mark.parametrize("module", ["jupyterlab", "jupyter_server_proxy", "ipykernel", "tensorboard.program"])
-def test_what_a_notebook_imports_can_be_imported(module: str) -> None:
+def test_notebook_modules_can_be_imported(module: str) -> None:
     importlib.import_module(module)
 
 
-def test_it_adds_at_most_250_mb_to_its_parent() -> None:
+def test_notebook_adds_at_most_250_mb() -> None:
     files = [path for path in Path("/opt/trainyard/notebook").rglob("*") if path.is_file() and not path.is_symlink()]
     assert sum(path.stat().st_size for path in files) <= LIMIT_BYTES

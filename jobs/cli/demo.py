@@ -71,7 +71,7 @@ def _build(steps: "Steps", server: "Server") -> None:
     from jobs.aws.connection import Aws
     from jobs.cli import emulator
     from jobs.cli.images import push_images
-    from jobs.images.stage_images import StageImages
+    from jobs.images.inventory import StageImages
 
     aws = Aws()
     with steps.step("trainyard images push cpu"):

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
     from jobs.aws.connection import Aws
     from jobs.core.images import Release
-    from jobs.images.inventory import LocalImage, RemoteImage
+    from jobs.images.inventory import LocalImage, RemoteImage, StageImages
     from jobs.images.push import Pushed
-    from jobs.images.stage_images import StageImages
 
 images = typer.Typer(help="Build, test and push the images that jobs run in.")
 
@@ -155,13 +154,13 @@ def images_test(
     _say(f"release {row.name}, revision {revision}: {', '.join(chosen)}")
     if not tag:
         job = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
-        if missing := [name for name in chosen if not job.is_there(name)]:
+        if missing := [name for name in chosen if not job.exists(name)]:
             job.run(job.plan(missing), _say)
     failed = []
     for one in chosen.values():
         print_text(f"{one.name}:")
         try:
-            if not check(one, release=row, revision=revision, client=client, say=print_text):
+            if not check(one, release=row, revision=revision, client=client, report=print_text):
                 failed.append(one.name)
         except KeyboardInterrupt:
             raise StoppedError(f"stopped while testing '{one.name}'; its container was removed") from None
@@ -199,7 +198,7 @@ def images_push(
     from jobs.cli import tables
     from jobs.core.images import release
     from jobs.core.stage import deploy_command
-    from jobs.images.stage_images import StageImages
+    from jobs.images.inventory import StageImages
 
     if release_name:
         release(release_name)
@@ -265,8 +264,8 @@ def push_images(
             next_step=f"omit {BASE_ARGUMENT}, or push anyway with --allow-dirty",
         )
     build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
-    if missing := job.missing(one for one in chosen if not build.is_there(one.name)):
-        for parent in job.parents_there(missing):
+    if missing := job.missing(one for one in chosen if not build.exists(one.name)):
+        for parent in job.pullable_parents(missing):
             _say(f"{parent.name}: pulling the pushed image, to build on it")
             job.fetch(parent)
         engine.build_command()
@@ -293,8 +292,7 @@ def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output 
     from jobs.core import images as core_images
     from jobs.core.git import image_tag, source_revision
     from jobs.images import engine
-    from jobs.images.inventory import local_images, recorded_images, remote_images
-    from jobs.images.stage_images import StageImages
+    from jobs.images.inventory import StageImages, local_images, recorded_images, remote_images
 
     aws, stage = ctx.obj.aws(), ctx.obj.stage
     row = core_images.release(release)
@@ -484,7 +482,7 @@ def _release_name(ctx: typer.Context, given: str | None) -> str | None:
     if given or source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
         return given
     from jobs.core.errors import TrainyardError
-    from jobs.images.stage_images import StageImages
+    from jobs.images.inventory import StageImages
 
     try:
         return StageImages.release_of(ctx.obj.aws(), ctx.obj.stage)

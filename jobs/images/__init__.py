@@ -1,1 +1,1 @@
-"""Container images: what is in them, and how they are built."""
+"""Build, test, push and list container images."""

@@ -1,10 +1,10 @@
-"""The images from elsewhere that ours are built on, each by its digest: images/locks/bases.txt.
+"""Pin the external base images of ours by digest, in images/locks/bases.txt.
 
-    python -m jobs.images.bases        has the Docker engine ask their registries, and writes the digests
+    python -m jobs.images.bases        asks the bases' registries through the Docker engine, and writes the digests
 
-A base that is not in that file is what its tag names on the day of a build. If a tag has an index for several
-architectures, the digest is that of the index. The file holds only the bases that the Dockerfiles name. A user of
---build-arg BASE_IMAGE pins another base in its value.
+A base that is not in the file is used by its tag, as of the day of the build. For a tag with an index of several
+architectures, the digest is that of the index. The file lists only bases that the Dockerfiles name; another base given
+with --build-arg BASE_IMAGE can be pinned in its value.
 """
 
 import re
@@ -28,9 +28,9 @@ _LINE = re.compile(r"(\S+)@(sha256:[0-9a-f]{64})")
 
 
 def default_base(root: Image, row: Release) -> str:
-    """Return the default base of a root, by its digest if that is known.
+    """Return the default base of a root image, with its digest if that is known.
 
-    Empty if its Dockerfile leaves that to the build.
+    Empty if the Dockerfile leaves the base to the build.
     """
     reference = _named_base(root, row)
     digest = known(BASES_FILE).get(reference)
@@ -38,13 +38,13 @@ def default_base(root: Image, row: Release) -> str:
 
 
 def known(file: Path) -> dict[str, str]:
-    """Return the digests that are written down, by the name and tag of their bases."""
+    """Return the recorded digests, by name and tag of their bases."""
     lines = file.read_text().splitlines() if file.exists() else []
     return {found[1]: found[2] for line in lines if (found := _LINE.fullmatch(line))}
 
 
 def digest_of(reference: str, client: docker.DockerClient) -> str:
-    """Return the digest of a tag, `sha256:…`. Raises ConfigurationError if its registry does not answer."""
+    """Return the digest of a tag, `sha256:…`. Raises ConfigurationError if the registry does not answer."""
     try:
         digest: str = client.images.get_registry_data(reference).id
     except DockerException as error:
@@ -53,16 +53,16 @@ def digest_of(reference: str, client: docker.DockerClient) -> str:
 
 
 def lock(references: Iterable[str], file: Path, client: docker.DockerClient) -> int:
-    """Write and print the digests of bases. Return how many registries did not answer: those digests stay."""
+    """Write and print the digests of bases. Return how many registries did not answer; those digests are kept."""
     found, failed = known(file), 0
     for reference in references:
         try:
             found[reference] = digest_of(reference, client)
             print(f"{reference}@{found[reference]}")
-        except ConfigurationError as error:  # noqa: PERF203 - each has a registry of its own
+        except ConfigurationError as error:  # noqa: PERF203 - other bases have other registries
             failed += 1
-            stays = f"its digest stays {found[reference]}" if reference in found else "its tag stays"
-            print(f"{error}; {stays}", file=sys.stderr)
+            kept = f"keeping its digest {found[reference]}" if reference in found else "keeping its tag"
+            print(f"{error}; {kept}", file=sys.stderr)
     if found:
         file.write_text("".join(f"{reference}@{digest}\n" for reference, digest in sorted(found.items())))
     return failed

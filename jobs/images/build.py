@@ -1,8 +1,8 @@
-"""Builds images with BuildKit, in the order of the hierarchy, each under `trainyard/<image>:<release>-<revision>`.
+"""Build images with BuildKit, parents first, each named `trainyard/<image>:<release>-<revision>`.
 
-The release and the revision decide what an image is. Build arguments of the user set where things are fetched from
-(BASE_IMAGE, TORCH_INDEX) and can change no version. They are in no tag. The label `trainyard.base` names the base, and
-a push to an account refuses any base but the release's own.
+The release and the revision determine an image. Build arguments from the user only set where things are downloaded from
+(BASE_IMAGE, TORCH_INDEX); they cannot change versions and are not part of the tag. The label `trainyard.base` names the
+base, and a push to an account is refused unless that base is the release's own.
 """
 
 import os
@@ -39,17 +39,17 @@ from jobs.images.bases import BASE_ARGUMENT, default_base
 from jobs.images.lock import locked
 
 _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP", "NO", "ALL"))
-"""Docker knows these, in either case, without an ARG in the Dockerfile; they are in no image's history."""
+"""Docker accepts these, in either case, without an ARG in the Dockerfile, and keeps them out of the image's history."""
 
 BASE_LABEL = "trainyard.base"
-"""The label of an image, and of all that is built on it, for its base from elsewhere, as BASE_IMAGE named it."""
+"""Label with the external base of an image, as BASE_IMAGE named it. Images built on it inherit the label."""
 
 COMMIT_LABEL = "trainyard.commit"
-"""The label of an image for the commit that its sources were taken from, set only if they were clean. Other commits may
-have the same sources, and so the same revision."""
+"""Label with the git commit, set only if the tree was clean. Other commits may have the same sources, and so the same
+revision."""
 
 PACKAGES = "packages"
-"""The stage of a root's Dockerfile that has all but the code of jobs/."""
+"""The stage of a root image's Dockerfile that has everything but the code of jobs/."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class BuiltImage:
     release: str
     revision: str
     id: str
-    """`sha256:…` of its configuration: the same for the same content."""
+    """`sha256:…` of its configuration, the same for the same content."""
     size_bytes: int
     seconds: float
 
@@ -75,26 +75,26 @@ class BuiltImage:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """The images of one release, to be built from the sources as they are."""
+    """The build of one release's images from the current sources."""
 
     client: docker.DockerClient
     release: Release
     revision: str
     build_arguments: Mapping[str, str]
-    """Those that the user gave."""
+    """Build arguments from the user."""
     network: str | None = None
-    """Docker's network mode for RUN; None: the engine's default."""
+    """Docker's network mode for RUN. None: the engine's default."""
 
     def plan(self, names: Iterable[str], *, all_descendants: bool = False) -> list[Image]:
-        """Return which images to build for `names`, in order: parents that are not there at this revision come first.
+        """Return the images to build for `names`, in order. Parents without an image of this revision come first.
 
-        Raises UsageError for an unknown image or build argument, ConfigurationError if the release has no lock of an
-        image's packages.
+        Raises UsageError for an unknown image or build argument, ConfigurationError if the release has no lock file for
+        an image.
         """
         wanted: dict[str, Image] = {}
         for name in names:
             for one in with_descendants(name) if all_descendants else (image(name),):
-                if one.parent and not self.is_there(one.parent):
+                if one.parent and not self.exists(one.parent):
                     wanted.setdefault(one.parent, image(one.parent))
                 wanted[one.name] = one
         ordered = sorted(wanted.values(), key=lambda one: one.parent is not None)
@@ -103,22 +103,22 @@ class Build:
             locked(one, self.release)
         return ordered
 
-    def is_there(self, name: str) -> bool:
-        """Return whether the engine has the image at this revision, on the base that was asked for."""
+    def exists(self, name: str) -> bool:
+        """Return whether the engine has the image at this revision, on the requested base."""
         found = self._find(name)
-        asked = self.build_arguments.get(BASE_ARGUMENT)
-        return found is not None and asked in (None, found.labels.get(BASE_LABEL))
+        requested = self.build_arguments.get(BASE_ARGUMENT)
+        return found is not None and requested in (None, found.labels.get(BASE_LABEL))
 
-    def run(self, planned: Sequence[Image], say: Callable[[str], None]) -> list[BuiltImage]:
+    def run(self, planned: Sequence[Image], report: Callable[[str], None]) -> list[BuiltImage]:
         """Build the images of a plan one after the other. BuildKit prints its own progress on stderr.
 
-        Raises TrainyardError for a step that fails, StoppedError after Ctrl-C. Images that were complete by then stay.
+        Raises TrainyardError if a step fails, StoppedError after Ctrl-C. Images that are complete by then are kept.
         """
         with _frozen_sources(self.revision) as context:
-            return [self._build(one, context, say) for one in planned]
+            return [self._build(one, context, report) for one in planned]
 
-    def _build(self, one: Image, context: Path, say: Callable[[str], None]) -> BuiltImage:
-        say(f"{one.name}: build")
+    def _build(self, one: Image, context: Path, report: Callable[[str], None]) -> BuiltImage:
+        report(f"{one.name}: build")
         began = time.monotonic()
         try:
             done = subprocess.run(
@@ -129,24 +129,24 @@ class Build:
                 check=False,
             )
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped: '{one.name}' was not built, and no image got its name") from None
+            raise StoppedError(f"stopped: '{one.name}' was not built, and no image was tagged") from None
         if done.returncode:
             raise TrainyardError(
-                f"'{one.name}' was not built, and no image got its name: docker build ended with exit code "
-                f"{done.returncode}, and says why above",
-                next_step="correct the step that failed; if its disk is full: docker builder prune, then docker image "
-                "prune; if its base could not be pulled: --build-arg BASE_IMAGE=… names a mirror",
+                f"'{one.name}' was not built, and no image was tagged: docker build ended with exit code "
+                f"{done.returncode}, see its output above",
+                next_step="correct the step that failed; if the disk is full: docker builder prune, then docker image "
+                "prune; if the base could not be pulled: name a mirror with --build-arg BASE_IMAGE=…",
             )
         found = self._find(one.name)
         if found is None:
             raise ConfigurationError(
-                f"'{one.name}' was built, and the Docker engine does not have it: the builder that the docker command "
-                "uses keeps images to itself",
-                next_step="docker buildx ls, then docker buildx use with a builder whose driver is docker (default)",
+                f"'{one.name}' was built, but the Docker engine does not have it: the docker command uses a builder "
+                "that does not load images into the engine",
+                next_step="run docker buildx ls, then docker buildx use with a builder whose driver is docker",
             )
         if f" AS {PACKAGES}\n" in one.dockerfile.read_text() and one.parent is None:
-            # BuildKit has just made this stage, so naming it takes a moment. Children are built on it: an edit of code
-            # then leaves their packages as they are.
+            # BuildKit has just built this stage, so tagging it takes a moment. Children are built on it, so that their
+            # packages stay cached when only code changes.
             command = self._command(one, context, stage=PACKAGES)
             subprocess.run(command, env=_environment(), capture_output=True, check=False)
         built = BuiltImage(
@@ -157,11 +157,11 @@ class Build:
             size_bytes=engine.size_bytes(found),
             seconds=time.monotonic() - began,
         )
-        say(f"{one.name}: {built.name} in {duration(built.seconds)}")
+        report(f"{one.name}: {built.name} in {duration(built.seconds)}")
         return built
 
     def _command(self, one: Image, context: Path, *, stage: str | None = None) -> list[str]:
-        """Return the docker command that builds an image, or a stage of its Dockerfile."""
+        """Return the docker command that builds an image, or one stage of its Dockerfile."""
         name = f"{one.name}-{stage}" if stage else one.name
         commit = None if is_dirty(self.revision) else source_commit()
         return [
@@ -170,7 +170,7 @@ class Build:
             *(("--target", stage) if stage else ()),
             *(("--network", self.network) if self.network else ()),
             *(part for name, value in self._arguments(one).items() for part in ("--build-arg", f"{name}={value}")),
-            *(() if one.parent else ("--label", f"{BASE_LABEL}={self._base(one)}")),  # a child inherits it
+            *(() if one.parent else ("--label", f"{BASE_LABEL}={self._base(one)}")),  # children inherit the label
             *(("--label", f"{COMMIT_LABEL}={commit}") if commit else ()),
             str(context),
         ]
@@ -180,7 +180,7 @@ class Build:
 
     def _arguments(self, one: Image) -> dict[str, str]:
         """Return the build arguments that the image's Dockerfile declares, with their values."""
-        given = {**self.build_arguments, **self._decided}
+        given = {**self.build_arguments, **self._determined}
         if one.parent:
             given |= {"PARENT_IMAGE": self._name(one.parent), "PARENT": one.parent}
             if self._find(f"{one.parent}-{PACKAGES}"):
@@ -191,7 +191,7 @@ class Build:
         return {name: value for name, value in given.items() if name in declared or name.upper() in _PROXY_ARGUMENTS}
 
     @property
-    def _decided(self) -> dict[str, str]:
+    def _determined(self) -> dict[str, str]:
         return {**self.release.build_arguments, "REVISION": self.revision}
 
     def _name(self, name: str) -> str:
@@ -204,27 +204,27 @@ class Build:
             return None
 
     def _check_build_arguments(self, lineage: Sequence[Image]) -> None:
-        """Raise UsageError for a build argument that nothing declares, that decides a version or that holds a password.
+        """Raise UsageError for a build argument that is not declared, that sets a version, or that has a password.
 
-        An argument of a parent is right even if the parent is there already.
+        Arguments of a parent are accepted even if the parent is already built.
         """
         known = {name for one in lineage for name in declared_arguments(one)}
-        decided = {*self._decided, "PARENT_IMAGE", "PARENT_PACKAGES", "PARENT"}
+        determined = {*self._determined, "PARENT_IMAGE", "PARENT_PACKAGES", "PARENT"}
         for name, value in self.build_arguments.items():
-            if name in decided:
+            if name in determined:
                 raise UsageError(
-                    f"build argument {name} is decided by the release and the sources",
-                    next_step="choose a release with --release: its row in images/releases.toml says what must match",
+                    f"build argument {name} is set by the release and the sources",
+                    next_step="choose a release with --release; its row in images/releases.toml has matching versions",
                 )
             if name not in known and name.upper() not in _PROXY_ARGUMENTS:
                 searched = ", ".join(dict.fromkeys(one.name for one in lineage))
                 raise UsageError(
-                    f"build argument {name} is in no Dockerfile of {searched}{did_you_mean(name, known - decided)}"
+                    f"no Dockerfile of {searched} has build argument {name}{did_you_mean(name, known - determined)}"
                 )
             if login_in(value):
                 raise UsageError(
-                    f"build argument {name} holds a password, which the image's history would show to all who have it",
-                    next_step="a proxy's belongs into ~/.docker/config.json (proxies); else use a mirror without one",
+                    f"build argument {name} has a password, which anyone with the image could read in its history",
+                    next_step="put a proxy's password into ~/.docker/config.json (proxies), or use another mirror",
                 )
 
 
@@ -234,7 +234,7 @@ def declared_arguments(one: Image) -> frozenset[str]:
 
 
 def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
-    """Return build arguments that were given as `NAME=VALUE`. Raises UsageError for anything else."""
+    """Parse build arguments given as `NAME=VALUE`. Raises UsageError for anything else."""
     parsed = {}
     for pair in given:
         name, sign, value = pair.partition("=")
@@ -246,9 +246,9 @@ def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def _frozen_sources(revision: str) -> Iterator[Path]:
-    """Copy the sources for the time of a build, so that nobody's edit gets into an image of another revision.
+    """Copy the sources for the duration of a build, so that no edit gets into an image of another revision.
 
-    Raises TrainyardError if the copy may not be that of `revision`.
+    Raises TrainyardError if the sources changed meanwhile.
     """
     ignored = shutil.ignore_patterns(*(pattern.removeprefix("**/") for pattern in NOT_SOURCES))
     with tempfile.TemporaryDirectory(prefix="trainyard-build-") as folder:
@@ -257,13 +257,13 @@ def _frozen_sources(revision: str) -> Iterator[Path]:
         if (now := source_revision()) != revision:
             raise TrainyardError(
                 f"the sources changed from {revision} to {now} while they were read; nothing was built",
-                next_step="the same command again",
+                next_step="run the same command again",
             )
         yield Path(folder)
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment that the docker command gets."""
-    # Such a builder is not the engine's own, and would keep what it builds.
+    """Return the environment for the docker command."""
+    # BUILDX_BUILDER may name a builder that does not load images into the engine.
     kept = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
     return {**kept, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}

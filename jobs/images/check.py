@@ -1,11 +1,11 @@
-"""The check of an image: pytest in a container of it, on what every image must show and on what its own folders say.
+"""Test an image with pytest in one of its containers, against what every image and its own folders require.
 
-    trainyard images test cpu           cpu and all that is built on it
+    trainyard images test cpu           cpu and all images built on it
 
-images/checks holds the tests of every image, images/<folder>/test_*.py those of one image and of all that is built on
-it. They are copied into a container with pytest, which no image has, and with facts.json: what the image should be, and
-what the engine says of it. The container has no network, no capability and no way to more rights. What passes there
-needs none of them.
+images/checks has the tests for every image, images/<folder>/test_*.py those for one image and all images built on it.
+They are copied into a container together with pytest, which images lack, and facts.json: what the image should be, and
+what the engine reports about it. The container has no network, no capabilities and cannot gain privileges, so whatever
+passes needs none of them.
 """
 
 import io
@@ -34,7 +34,7 @@ FOLDER = "/trainyard-checks"
 """The folder in the container that holds the tests, facts.json and pytest."""
 
 _PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-"""pytest and what it needs: Python files only. Those that an image has itself are preferred."""
+"""pytest and its dependencies, all pure Python. The image's own versions take precedence."""
 
 _START = f"""
 import sys
@@ -46,13 +46,13 @@ sys.exit(pytest.main(sys.argv[1:]))
 _OPTIONS = (
     *("-c", "pytest.ini", "--import-mode=importlib", "--color=no"),
     *("-p", "no:cacheprovider", "-vv", "--no-header", "--disable-warnings", "-rs"),
-    # A longer traceback would print variables, and so a secret that is found. For the same reason no test compares what
-    # a method of os.environ returns: pytest would print all of it.
+    # A longer traceback would print variables, and with them any secret that a test finds. For the same reason no test
+    # compares the result of a method of os.environ: pytest would print all of it.
     "--tb=short",
 )
 
 _FILES = "test_files.py"
-"""The tests that look at every file: as root, with the right to read whatever the modes say."""
+"""The tests that read every file: they run as root, with the capability to ignore file modes."""
 
 _AS_A_JOB: Mapping[str, Any] = {"cap_drop": ["ALL"], "shm_size": "1g"}
 _AS_ROOT: Mapping[str, Any] = {"user": "0:0", "cap_drop": ["ALL"], "cap_add": ["DAC_READ_SEARCH"]}
@@ -61,15 +61,15 @@ ACCELERATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gaudi": ("habana", {"runtime": "habana", "ipc_mode": "host"}),
     "cuda": ("nvidia", {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])], "ipc_mode": "host"}),
 }
-"""Per root image: the engine's runtime that hands in its accelerator, and what Batch asks for beside the image."""
+"""Per root image: its accelerator's container runtime, and the extra parameters that Batch sets."""
 
 _OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "tensorboard", "jobs.container.launch")
 
 
 def check(
-    of: Image, *, release: Release, revision: str, client: docker.DockerClient, say: Callable[[str], None]
+    of: Image, *, release: Release, revision: str, client: docker.DockerClient, report: Callable[[str], None]
 ) -> bool:
-    """Run all tests of an image and return whether they passed. `say` gets pytest's lines as they come.
+    """Run all tests of an image and return whether they passed. `report` gets pytest's lines as they arrive.
 
     Raises NotFoundError if the engine does not have the image, ConfigurationError without pytest, and docker's errors.
     """
@@ -89,22 +89,22 @@ def check(
     archive = _archive(tests, _facts(of, found, release=release, revision=revision) | {"has_card": has_card})
     of_processes = [path.name for path in tests if path.name.startswith("test_") and path.name != _FILES]
     passed = [
-        _run(client, found.id, archive, names, say, **how)
+        _run(client, found.id, archive, names, report, **how)
         for names, how in ((of_processes, as_a_job), ([_FILES], _AS_ROOT))
     ]
     return all(passed)
 
 
 def tests_of(of: Image) -> list[Path]:
-    """Return an image's test files: those of every image, those in its root's folder, and those in its own."""
+    """Return the test files of an image: those of every image, of its root's folder, and of its own folder."""
     folders = dict.fromkeys(("checks", of.root, of.folder))
     return [path for folder in folders for path in sorted((IMAGES_FOLDER / folder).glob("*.py"))]
 
 
 def expected_versions(of: Image, row: Release) -> dict[str, str]:
-    """Return the version of each package that the lock and the row ask for. `1.21.0.*` is the beginning of a version.
+    """Return the required version of each package, from the lock and the row. `1.21.0.*` is a version prefix.
 
-    Raises ConfigurationError if there is no lock.
+    Raises ConfigurationError if there is no lock file.
     """
     parent = locked(image(of.parent), row) if of.parent else {}
     expected = {**parent, **locked(of, row), "transformers": row.transformers, "accelerate": row.accelerate or ""}
@@ -118,7 +118,7 @@ def expected_versions(of: Image, row: Release) -> dict[str, str]:
 
 
 def stated_user(of: Image) -> tuple[int, str]:
-    """Return number and home of the user that the Dockerfile of the image's root names. The default is root."""
+    """Return id and home of the user that the root image's Dockerfile names. The default is root."""
     text = image(of.root).dockerfile.read_text()
     users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     homes = re.findall(r"--home-dir (\S+)", text)
@@ -130,10 +130,10 @@ def _run(
     image_id: str,
     archive: bytes,
     names: Sequence[str],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     **how: Any,
 ) -> bool:
-    """Run files of tests in a container and return whether they passed. `how` are options of docker's SDK."""
+    """Run test files in a container and return whether they passed. `how` are options of docker's SDK."""
     container = client.containers.create(
         image_id,
         ["python", "-c", _START, *_OPTIONS, *names],
@@ -148,7 +148,7 @@ def _run(
         container.put_archive("/", archive)
         container.start()
         for line in _lines(container):
-            say(line)
+            report(line)
         return int(container.wait()["StatusCode"]) == 0
     finally:
         container.remove(force=True, v=True)
@@ -185,7 +185,7 @@ def _facts(of: Image, found: DockerImage, *, release: Release, revision: str) ->
 
 
 def _archive(tests: Sequence[Path], facts: Mapping[str, Any]) -> bytes:
-    """Return a tar archive of FOLDER with the tests, the facts and pytest, readable by whatever user the image has."""
+    """Return a tar archive of FOLDER with the tests, the facts and pytest, readable by any user."""
     files = {path.name: path.read_bytes() for path in tests}
     files |= {"facts.json": json.dumps(facts).encode(), "pytest.ini": b"[pytest]\n"}
     try:
@@ -195,7 +195,7 @@ def _archive(tests: Sequence[Path], facts: Mapping[str, Any]) -> bytes:
                     files[f"packages/{file}"] = file.read_binary()
     except PackageNotFoundError as error:
         raise ConfigurationError(
-            f"images are tested with pytest, and {error.name} is not installed",
+            f"testing images needs pytest, but {error.name} is not installed",
             next_step="make install, or python -m pip install pytest",
         ) from None
     archive = io.BytesIO()
@@ -208,7 +208,7 @@ def _archive(tests: Sequence[Path], facts: Mapping[str, Any]) -> bytes:
 
 
 def _lines(container: Any) -> Iterator[str]:
-    """Yield the lines of a container's output as they come."""
+    """Yield the lines of a container's output as they arrive."""
     rest = b""
     for part in container.logs(stream=True, follow=True):
         *lines, rest = (rest + part).split(b"\n")

@@ -1,7 +1,7 @@
-"""The Docker engine that images are built, kept and pushed with, and what a user reads where it cannot.
+"""Connect to the Docker engine that builds, stores and pushes images, and explain its errors.
 
-Which engine it is, is Docker's own business: DOCKER_HOST, DOCKER_CONTEXT and the current context of the docker command
-count as they do for that command. What is built goes through the command too: docker's SDK cannot speak to BuildKit.
+Docker decides which engine that is: DOCKER_HOST, DOCKER_CONTEXT and the docker command's current context apply. Builds
+also go through the docker command, because docker's SDK does not support BuildKit.
 """
 
 import functools
@@ -20,41 +20,41 @@ from docker.models.images import Image as DockerImage
 from jobs.core.errors import ConfigurationError, TrainyardError
 
 PLATFORM = "linux/amd64"
-"""The platform of every image: all instance types here are x86-64, and so are the packages that are locked."""
+"""The platform of all images: all our instance types are x86-64, and so are the locked packages."""
 
 ANSWER_SECONDS = 120
-"""How long the engine may take for one answer; it counts the layers of all images for some."""
+"""Time that the engine may take for one answer; for some it counts the layers of all images."""
 TRANSFER_SECONDS = 3600
-"""How long it may be silent while it pushes or pulls: it tells nothing of a layer that it packs, or waits to send."""
+"""Time that the engine may be silent during a push or pull: it reports nothing while it packs a layer or waits."""
 _COMMAND_SECONDS = 30
 
 _NO_SPACE = re.compile(r"no space left on device|\[Errno 28\]|disk quota exceeded", re.IGNORECASE)
 
 
 def connect(silence_seconds: int = ANSWER_SECONDS) -> docker.DockerClient:
-    """Return a client of the engine, which answers now and may be silent for so long later.
+    """Return a client of the engine, which may be silent for `silence_seconds` in later calls.
 
-    Raises ConfigurationError if none answers, or not to this user.
+    Raises ConfigurationError if no engine answers, or if it refuses this user.
     """
     try:
         with closing(docker.from_env(timeout=ANSWER_SECONDS)) as client:
             client.ping()
         return docker.from_env(timeout=silence_seconds)
-    except (DockerException, ValueError) as error:  # ValueError: DOCKER_HOST is no address
+    except (DockerException, ValueError) as error:  # ValueError: DOCKER_HOST is not an address
         raise explain(error) from None
 
 
 def size_bytes(found: DockerImage) -> int:
-    """Return the size of an image unpacked, with what it is built on.
+    """Return the unpacked size of an image, including its base.
 
-    An engine that keeps images in containerd tells the packed size where others tell this one; the history's sizes are
-    those of the layers in both.
+    An engine that stores images in containerd reports the packed size instead, but the layer sizes in the history are
+    the same in both.
     """
     return sum(int(entry["Size"]) for entry in found.history())
 
 
 def explain(error: Exception) -> TrainyardError:
-    """Return what a user should read in place of an error of docker's SDK."""
+    """Return an error for the user in place of an error of docker's SDK."""
     text = str(error)
     if is_disk_full(text):
         return disk_full(text)
@@ -63,41 +63,41 @@ def explain(error: Exception) -> TrainyardError:
         return TrainyardError(f"the Docker engine at {_host()} refused: {reason}")
     if "PermissionError" in text or "Permission denied" in text:
         return ConfigurationError(
-            f"the Docker engine at {_host()} may not be used by this user: permission denied on its socket",
-            next_step="sudo usermod --append --groups docker $USER, then sign in anew (that group is as good as root), "
-            "or use an engine of your own (dockerd-rootless-setuptool.sh install)",
+            f"this user may not use the Docker engine at {_host()}: permission denied on its socket",
+            next_step="sudo usermod --append --groups docker $USER, then sign in again (members of that group can "
+            "become root), or install a rootless engine (dockerd-rootless-setuptool.sh install)",
         )
     if "FileNotFoundError" in text or "Connection refused" in text or "ConnectionRefusedError" in text:
         return ConfigurationError(
             f"no Docker engine answers at {_host()}",
-            next_step="start it (sudo systemctl start docker, or Docker Desktop), or name another one as DOCKER_HOST; "
-            "without one, 'trainyard local up' still runs jobs, as processes (--executor process)",
+            next_step="start it (sudo systemctl start docker, or Docker Desktop), or set DOCKER_HOST to another; "
+            "without an engine, 'trainyard local up' still runs jobs, as processes (--executor process)",
         )
     reason = text.removeprefix("Error while fetching server API version: ")
     return ConfigurationError(
         f"the Docker engine at {_host()} cannot be reached: {reason}",
-        next_step="correct DOCKER_HOST, or 'docker context use NAME'; 'docker version' tells whether it answers",
+        next_step="correct DOCKER_HOST, or 'docker context use NAME'; 'docker version' shows whether it answers",
     )
 
 
 def is_disk_full(text: str) -> bool:
-    """Return whether the text of an error says that a disk is full."""
+    """Return whether an error's text reports a full disk."""
     return bool(_NO_SPACE.search(text))
 
 
 def disk_full(text: str) -> ConfigurationError:
-    """Return the error for a full disk of the engine, which `text` says."""
+    """Return the error for a full disk of the engine, quoting the line of `text` that reports it."""
     line = next((line.strip() for line in text.splitlines() if is_disk_full(line)), text.strip())
     return ConfigurationError(
         f"the disk of the Docker engine is full: {line}",
-        next_step="docker builder prune (steps of earlier builds) and docker image prune (images without a name), or "
-        "give the engine a larger disk (data-root in its daemon.json), then again",
+        next_step="docker builder prune (steps of earlier builds) and docker image prune (untagged images), or give "
+        "the engine a larger disk (data-root in its daemon.json), then try again",
     )
 
 
 @functools.cache
 def build_command() -> str:
-    """Return the first docker command on PATH that can build with BuildKit, as the Dockerfiles need it (RUN --mount).
+    """Return the first docker command on PATH that can build with BuildKit, which the Dockerfiles need (RUN --mount).
 
     Raises ConfigurationError if there is none.
     """
@@ -116,17 +116,17 @@ def build_command() -> str:
         )
         if done.returncode == 0 and "--progress" in done.stdout:
             return path
-        tried.append(f"{path} cannot: {done.stderr.strip().partition(chr(10))[0] or 'it has no --progress'}")
+        tried.append(f"{path}: {done.stderr.strip().partition(chr(10))[0] or 'it has no --progress'}")
     named = f": {'; '.join(tried)}" if tried else ""
     raise ConfigurationError(
         f"no docker command on PATH can build with BuildKit{named}",
-        next_step="install the plug-in buildx (package docker-buildx-plugin of Docker, docker-buildx of Ubuntu), "
-        "or the docker command itself (docker-ce-cli, docker.io)",
+        next_step="install the buildx plug-in (Docker's package docker-buildx-plugin, Ubuntu's docker-buildx), or the "
+        "docker command itself (docker-ce-cli, docker.io)",
     )
 
 
 def _host() -> str:
-    """Return the address that the engine is looked for at."""
+    """Return the engine's address."""
     if host := os.environ.get("DOCKER_HOST"):
         return host
     try:

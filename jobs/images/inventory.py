@@ -1,21 +1,131 @@
-"""Which images there are: in the engine of this machine, and in the repositories of a stage."""
+"""List images: those in this machine's engine, and those in a stage's repositories and SSM parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import docker
 
 from jobs.aws.connection import Aws
+from jobs.core.errors import ConfigurationError, did_you_mean
 from jobs.core.git import image_tag, local_name
-from jobs.core.stage import NOT_BUILT_TAG
+from jobs.core.images import Image, child_name, image, images
+from jobs.core.stage import (
+    IMAGES,
+    NOT_BUILT_TAG,
+    RELEASE,
+    deploy_command,
+    image_parameter,
+    image_repository_parameter,
+    parameter_path,
+)
 from jobs.images import engine
-from jobs.images.stage_images import StageImages
+
+_PARAMETERS_OF_A_CALL = 10
+"""GetParameters' limit."""
+
+_CPU_ROOT = "cpu"
+"""The root image that every machine can run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageImages:
+    """The images of a stage for one release, as its image stack and earlier pushes left them in SSM."""
+
+    stage: str
+    release: str
+    repositories: Mapping[str, str]
+    """Repository URI of each image."""
+    recorded: Mapping[str, str]
+    """Value of each image's parameter."""
+    default: tuple[str, ...]
+    """Names of the images that new jobs use."""
+
+    @staticmethod
+    def release_of(aws: Aws, stage: str) -> str:
+        """Return the stage's own release. Raises ConfigurationError if its image stack is not deployed."""
+        return _about(aws, stage)[RELEASE]
+
+    @classmethod
+    def read(cls, aws: Aws, stage: str, release: str | None) -> "StageImages":
+        """Read the stage's SSM parameters for a release; None means the stage's own release.
+
+        Raises ConfigurationError if its image stack is not deployed.
+        """
+        about = _about(aws, stage)
+        release = release or about[RELEASE]
+        repositories = {name: image_repository_parameter(name) for name in images()}
+        parameters = {name: image_parameter(name, release) for name in images()}
+        found = _parameters(aws, stage, [*repositories.values(), *parameters.values()])
+        return cls(
+            stage=stage,
+            release=release,
+            repositories={name: found[key] for name, key in repositories.items() if key in found},
+            recorded={name: found[key] for name, key in parameters.items() if key in found},
+            default=tuple(about.get(IMAGES, "").split()),
+        )
+
+    def chosen(self, names: Sequence[str], *, emulated: bool) -> list[Image]:
+        """Return the images called `names`, or those of new jobs without names (on the emulator, their CPU twins).
+
+        Raises UsageError for an unknown image, ConfigurationError for an image that the stage does not use.
+        """
+        if not names:
+            roots = dict.fromkeys(_twin(image(name), _CPU_ROOT) if emulated else name for name in self.default)
+            names = list(roots)
+        chosen = [image(name) for name in dict.fromkeys(names)]
+        deploy = deploy_command(self.stage, "image", emulated=emulated)
+        for one in chosen:
+            if one.name not in self.repositories:
+                raise ConfigurationError(
+                    f"stage '{self.stage}' has no repository for image '{one.name}'"
+                    f"{did_you_mean(one.name, self.repositories)}",
+                    next_step=f"{deploy} after its settings name an instance type that runs the image",
+                )
+            if one.name not in self.recorded:
+                raise ConfigurationError(
+                    f"no pool of stage '{self.stage}' uses image '{one.name}' of release {self.release}",
+                    next_step=f"use the stage's own release, or set this one in infra/settings.py and {deploy}",
+                )
+        return chosen
+
+    def stand_ins(self, one: Image) -> list[str]:
+        """Return the names of the images that `one` replaces on a machine without accelerators."""
+        if one.root != _CPU_ROOT:
+            return []
+        twins = {_twin(one, other.name) for other in images().values() if other.parent is None}
+        return sorted(name for name in twins if name in self.recorded and name != one.name)
+
+
+def _about(aws: Aws, stage: str) -> dict[str, str]:
+    about = _parameters(aws, stage, [RELEASE, IMAGES])
+    if RELEASE not in about:
+        raise ConfigurationError(
+            f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
+            next_step=deploy_command(stage, "image", emulated=aws.emulated),
+        )
+    return about
+
+
+def _parameters(aws: Aws, stage: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the values of those parameters of the stage that exist, by name without the stage's path."""
+    path = parameter_path(stage)
+    found: dict[str, str] = {}
+    for start in range(0, len(names), _PARAMETERS_OF_A_CALL):
+        batch = [path + name for name in names[start : start + _PARAMETERS_OF_A_CALL]]
+        answer = aws.ssm.get_parameters(Names=batch)["Parameters"]
+        found.update({item["Name"].removeprefix(path): item["Value"] for item in answer})
+    return found
+
+
+def _twin(one: Image, root: str) -> str:
+    """Return the name of the image with the same content on another root."""
+    return child_name(root, one.folder if one.parent else None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalImage:
-    """An image that was built on this machine."""
+    """An image built on this machine."""
 
     tag: str
     revision: str
@@ -26,7 +136,7 @@ class LocalImage:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteImage:
-    """An image that a repository of a stage has."""
+    """An image in a stage's repository."""
 
     tag: str
     digest: str
@@ -34,7 +144,7 @@ class RemoteImage:
 
 
 def local_images(client: docker.DockerClient, release: str, *, revision: str | None) -> Mapping[str, LocalImage]:
-    """Return the images of a release that the engine has, by name: of several the one of `revision`, else the newest.
+    """Return the engine's images of a release, by name: the image of `revision` if there is one, else the newest.
 
     Raises docker's errors.
     """
@@ -59,14 +169,14 @@ def local_images(client: docker.DockerClient, release: str, *, revision: str | N
 
 
 def recorded_images(stage: StageImages) -> Mapping[str, str | None]:
-    """Return what was pushed last of each image that the stage has a place for: name to URI, None for nothing yet."""
+    """Return the URI last pushed for each image that the stage uses, or None if nothing was pushed yet."""
     return {name: None if uri.endswith(f":{NOT_BUILT_TAG}") else uri for name, uri in stage.recorded.items()}
 
 
 def remote_images(aws: Aws, stage: StageImages) -> Mapping[str, tuple[RemoteImage, ...]]:
-    """Return what ECR has of the stage's release, by name, the newest first. Raises boto3's errors."""
-    there = [name for name in stage.recorded if name in stage.repositories]
-    return {name: _tags(aws, stage.repositories[name], stage.release) for name in there}
+    """Return the images of the stage's release in ECR, by name, the newest first. Raises boto3's errors."""
+    names = [name for name in stage.recorded if name in stage.repositories]
+    return {name: _tags(aws, stage.repositories[name], stage.release) for name in names}
 
 
 def _tags(aws: Aws, repository: str, release: str) -> tuple[RemoteImage, ...]:

@@ -1,14 +1,14 @@
-"""The Python packages of an image, pinned and hashed: images/locks/<release>/<image>.txt.
+"""Pin and hash the Python packages of an image, in images/locks/<release>/<image>.txt.
 
-    python -m jobs.images.lock IMAGE [RELEASE …]      rewrites them, for all releases if RELEASE is left out
+    python -m jobs.images.lock IMAGE [RELEASE …]      rewrites the files, for all releases if none is named
     python -m jobs.images.lock all 1.21.0             for every image of a release
 
-A child asks for the group of pyproject.toml that is called like its folder, and has a file for each image that it is
-built on, which leaves all that its parent has as it is.
+A child image installs the group of pyproject.toml that has the name of its folder. It has a lock file for each image
+that it is built on, and leaves its parent's packages unchanged.
 
-uv resolves and hashes; it needs a package index. A package has the version that the laptop has (requirements.txt),
-unless the release's row asks for another version. Only wheels for the image's Python on x86-64 are hashed: Gaudi and
-the other rows of jobs/core/instance_types.json are all of that architecture.
+uv resolves and hashes; it needs a package index. Each package gets the laptop's version (requirements.txt), unless the
+release's row names another. Only wheels for the image's Python on x86-64 are hashed, because Gaudi and the other rows
+of jobs/core/instance_types.json all have that architecture.
 """
 
 import argparse
@@ -29,44 +29,44 @@ from jobs.core.output import run_program
 ROOT = Path(__file__).parents[2]
 
 EVERY_IMAGE = "all"
-"""What stands for every image on the command line."""
+"""Stands for all images on the command line."""
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 _PLATFORM = "x86_64-manylinux_2_28"
-"""What wheels may ask for, as uv calls it: every base has a newer glibc (Ubuntu 22.04, Debian 12)."""
+"""The platform of allowed wheels, in uv's notation: every base has a newer glibc (Ubuntu 22.04, Debian 12)."""
 
 _UNDECLARED = {("pyarrow", "26.0.0"): "numpy>=2", ("pyarrow", "26.0.1"): "numpy>=2"}
-"""What packages ask for when they are imported, and their metadata does not say."""
+"""Requirements that packages need when imported, but do not declare in their metadata."""
 
 _RESOLUTION_SECONDS = 600
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What an image that is built on a base from elsewhere adds to that base."""
+    """What a root image adds to its base."""
 
     python: str | None
-    """The version of its base's Python; None: that of the release's row."""
+    """Python version of the base. None: the version in the release's row."""
     torch: str
-    """`base`: the base brings it, and it must stay; `cpu`: PyTorch's CPU build; `default`: what the package index has,
-    which for Linux is the CUDA build."""
+    """`base`: the base brings it and it must not change; `cpu`: PyTorch's CPU build; `default`: the package index's
+    version, which on Linux is the CUDA build."""
     brings: tuple[str, ...] = ()
-    """What else the base brings that must stay: it is counted on, and in no lock."""
+    """Other packages of the base that must not change. They are constraints and in no lock file."""
     extra: tuple[str, ...] = ()
-    """Requirements beyond those of a job; `{name}` stands for a field of the release's row."""
+    """Requirements beyond those of a job. `{name}` is replaced by a field of the release's row."""
 
 
 IMAGES = {
     "gaudi": Contents(
         python=None,
         torch="base",
-        # Habana's packages are compiled against the base's NumPy, and one of them asks for just that version. 1.23.5 is
-        # the oldest known of a row's base: what takes it takes a newer one too. A setuptools without pkg_resources
-        # would break the extensions of PyTorch, and so DeepSpeed.
+        # Habana's packages are compiled against the base's NumPy, and one of them requires exactly that version. 1.23.5
+        # is the oldest version in any row's base; packages that accept it accept newer ones too. A setuptools without
+        # pkg_resources would break PyTorch's extensions, and so DeepSpeed.
         brings=("numpy==1.23.5", "setuptools"),
-        # The last ones: all that the rows' versions of DeepSpeed ask for between them. A later pynvml warns, at each
-        # import of torch, that nvidia-ml-py should be there in its place.
+        # After optimum-habana: everything that the DeepSpeed versions of all rows require. A later pynvml warns at each
+        # import of torch that nvidia-ml-py should be installed instead.
         extra=(
             "optimum-habana=={optimum_habana}",
             *("einops", "hjson", "msgpack", "ninja", "nvidia-ml-py", "py-cpuinfo", "pynvml<12"),
@@ -78,29 +78,29 @@ IMAGES = {
 
 
 def contents(of: Image) -> Contents:
-    """Return what the image at the bottom of `of` adds to its base.
+    """Return what the root image of `of` adds to its base.
 
-    Raises ConfigurationError if IMAGES has no row of it.
+    Raises ConfigurationError if IMAGES has no row for it.
     """
     try:
         return IMAGES[of.root]
     except KeyError:
         raise ConfigurationError(
-            f"nothing says what image {of.root} adds to its base",
-            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py: its Python, and whence its torch",
+            f"IMAGES does not define what image {of.root} adds to its base",
+            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py: its Python and its torch",
         ) from None
 
 
 def lock_file(of: Image, row: Release) -> Path:
-    """Return the file that the packages of an image for a release are written down in."""
+    """Return the path of an image's lock file for a release."""
     return IMAGES_FOLDER / "locks" / row.name / f"{of.name}.txt"
 
 
 def requirements(of: Image, row: Release) -> list[str]:
-    """Return what is asked for in an image, as requirements of pip.
+    """Return the requirements of an image, in pip's syntax.
 
-    A child asks for its own group of pyproject.toml. The others ask for the groups that a job needs, and for their own
-    if they have one, with the versions that the row decides. Raises ConfigurationError if nothing says it.
+    A child has its own group in pyproject.toml. A root has the groups that a job needs and, if there is one, its own
+    group, with the versions that the row sets. Raises ConfigurationError if the group is missing.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
@@ -113,19 +113,19 @@ def requirements(of: Image, row: Release) -> list[str]:
         return list(groups[of.folder])
     own = contents(of)
     wanted = [*project["dependencies"], *groups["train"], *groups.get(of.name, ())]
-    decided = {
+    versions = {
         "transformers": f"transformers=={row.transformers}",
         "accelerate": f"accelerate=={row.accelerate}",
     }
     if own.torch == "base":
-        decided["torch"] = f"torch=={row.pytorch}"
+        versions["torch"] = f"torch=={row.pytorch}"
     names = map(_name, wanted)
-    # Without their pins: requirements.txt says them again, as a preference, and an old release may need other ones.
-    return [decided.get(name, name) for name in names] + [item.format(**vars(row)) for item in own.extra]
+    # Without their pins: requirements.txt adds them as preferences, and an old release may need other versions.
+    return [versions.get(name, name) for name in names] + [item.format(**vars(row)) for item in own.extra]
 
 
 def lock(of: Image, row: Release, *, torch_index: str) -> str:
-    """Return the text of the lock file. Raises TrainyardError if the requirements cannot be met."""
+    """Return the text of the lock file. Raises TrainyardError if the requirements conflict."""
     own = contents(of)
     python = own.python or row.python
     inherited = locked(image(of.parent), row) if of.parent else {}
@@ -133,12 +133,12 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
     options = ["--python-version", python, "--python-platform", _PLATFORM, "--only-binary", ":all:", "--no-header"]
     options += ["--index", torch_index] if own.torch == "cpu" else []
     with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as name:
-        asked, fixed, pinned, config, files = (
+        wanted, fixed, pinned, config, files = (
             Path(name, file) for file in ("in.txt", "fixed.txt", "pins.txt", "uv.toml", "pylock.toml")
         )
-        asked.write_text("\n".join(requirements(of, row)))
+        wanted.write_text("\n".join(requirements(of, row)))
         fixed.write_text("\n".join([*own.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
-        pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, if that fits
+        pinned.write_text((ROOT / "requirements.txt").read_text())  # uv prefers the versions it finds here
         config.write_text(_metadata(own, row))
         without = [option for name in left_out for option in ("--no-emit-package", name)]
         kept: list[str | Path] = [
@@ -149,8 +149,8 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
             "--no-annotate",
             "--no-emit-index-url",
         ]
-        _compile(asked, *options, *without, *kept, to=pinned)
-        # Of a pin's files, this form names just those that fit the platform.
+        _compile(wanted, *options, *without, *kept, to=pinned)
+        # In this format uv lists only those files of a pin that fit the platform.
         _compile(pinned, *options, "--no-deps", to=files)
         packages = tomllib.loads(files.read_text()).get("packages", [])
     pins = []
@@ -169,9 +169,9 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
 
 
 def _metadata(own: Contents, row: Release) -> str:
-    """Return uv's configuration: requirements of packages that differ from what their metadata says."""
+    """Return uv's configuration, with corrected requirements of packages whose metadata is wrong."""
     needs = [(name, version, [more]) for (name, version), more in _UNDECLARED.items()]
-    if own.torch == "base":  # what the base's torch depends on is the base's affair
+    if own.torch == "base":  # the base already has torch's dependencies
         needs.append(("torch", row.pytorch, []))
     return "".join(
         f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = {more}\n'
@@ -195,7 +195,7 @@ def _name(requirement: str) -> str:
 
 
 def _compile(*arguments: str | Path, to: Path) -> None:
-    """Have uv write requirements that fit together. Raises TrainyardError if it finds none."""
+    """Run uv to resolve requirements. Raises TrainyardError if they conflict."""
     done = subprocess.run(
         [
             sys.executable,
@@ -218,19 +218,23 @@ def _compile(*arguments: str | Path, to: Path) -> None:
     if done.returncode:
         raise TrainyardError(
             f"uv cannot find the packages (exit code {done.returncode}):\n{done.stderr.strip()}",
-            next_step="see that the package index answers, or change the versions in images/releases.toml",
+            next_step="check that the package index answers, or change the versions in images/releases.toml",
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jobs.images.lock", description="Pin and hash an image's packages.")
     parser.add_argument("image", metavar="IMAGE", help=f"{EVERY_IMAGE}, {', '.join(images())}")
-    parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
-    parser.add_argument("--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="where torch's CPU build lies")
+    parser.add_argument(
+        "releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml (default: all releases)"
+    )
+    parser.add_argument(
+        "--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="index of torch's CPU build (%(default)s)"
+    )
     given = parser.parse_args()
     chosen = images().values() if given.image == EVERY_IMAGE else [image(given.image)]
     rows = [release(name) for name in given.releases] or releases().values()
-    for one, row in itertools.product(chosen, rows):  # parents come first: a child's lock is made on its parent's
+    for one, row in itertools.product(chosen, rows):  # parents first, because a child's lock depends on its parent's
         path = lock_file(one, row)
         text = lock(one, row, torch_index=given.torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,14 @@
-"""Pushes images to the repositories of a stage, and records what was pushed where its deployments read it.
+"""Push images to a stage's repositories, and record them in the SSM parameters that its deployments read.
 
     trainyard --stage dev images push gaudi
 
-A tag is one revision of the sources, and one image for ever. Two builds of a revision are never the same to the byte;
-the first that was pushed counts: what a repository has under a tag is taken as it is, by everybody, and what is missing
-is built on it. Parameters are written after all pushes have succeeded, so that a stage names images that are there.
+A tag is one revision of the sources and never changes. Two builds of a revision are never byte-identical, so the first
+push wins: if a repository has a tag, everyone uses that image, and missing images are built on it. Parameters are
+written after all pushes have succeeded, so that a stage only names images that exist.
 
-The sign-in is ECR's token, which stays in this process: it is in no file of the docker command and in no process list.
-On the emulator that token's registry is the one that it was started with; without any, an image is tagged in the
-engine, which is where the emulator looks for it.
+ECR's sign-in token stays in this process: it is written to no docker configuration and visible in no process list. On
+the emulator the token is for the registry that the emulator was started with. Without a registry, images are only
+tagged in the engine, where the emulator looks for them.
 """
 
 import base64
@@ -32,7 +32,7 @@ from jobs.core.stage import deploy_command, image_parameter, parameter_path
 from jobs.images import engine
 from jobs.images.bases import default_base
 from jobs.images.build import BASE_LABEL
-from jobs.images.stage_images import StageImages
+from jobs.images.inventory import StageImages
 
 _NO_NETWORK = re.compile(
     r"connection refused|no such host|no route to host|network is unreachable|timeout|timed out|connection reset|EOF",
@@ -42,75 +42,75 @@ _NO_NETWORK = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """The registry that images go to, with the credentials of a sign-in."""
+    """The registry to push to, with the credentials of a sign-in."""
 
     host: str
     credentials: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def sign_in(cls, aws: Aws) -> "Registry":
-        """Sign in with a token of ECR, which is good for twelve hours."""
+        """Sign in with an ECR token, which is valid for twelve hours."""
         data = aws.ecr.get_authorization_token()["authorizationData"][0]
         user, _, password = base64.b64decode(data["authorizationToken"]).decode().partition(":")
         host = urlsplit(data["proxyEndpoint"]).netloc
         return cls(host=host, credentials={"username": user, "password": password, "serveraddress": host})
 
     def repository(self, uri: str) -> str:
-        """Return the name by which the engine reaches a repository: on AWS, its URI."""
+        """Return the name by which the engine reaches a repository. On AWS that is its URI."""
         return f"{self.host}/{uri.partition('/')[2]}"
 
     def is_missing(self, uri: str, *, emulated: bool) -> bool:
-        """Return whether there is no registry: an emulator without one names AWS's own, as its URIs do."""
+        """Return whether there is no registry: an emulator without one returns the host of the repository URIs."""
         return emulated and uri.partition("/")[0] == self.host
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """An image that is where the stage's jobs find it."""
+    """An image that the stage's jobs can use."""
 
     image: Image
     tag: str
     uri: str
-    """What its parameter shall hold."""
+    """The value for its parameter."""
     was_there: bool
-    """True: nothing had to be sent."""
+    """Whether the registry already had the image."""
     leaves_own: bool = False
-    """True: this machine's own build of the tag was not sent, and may be another one."""
+    """Whether this machine's own build of the tag, possibly a different image, was not pushed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """The push of images of one release and revision to one stage."""
+    """The push of images of one release and revision to a stage."""
 
     client: docker.DockerClient
-    """One that may be silent for long (engine.TRANSFER_SECONDS)."""
+    """A client that may be silent for engine.TRANSFER_SECONDS."""
     aws: Aws
     stage: StageImages
     registry: Registry
     tag: str
 
-    def missing(self, not_here: Iterable[Image]) -> list[str]:
-        """Return the names of those that have to be built, as the registry has them neither. Raises as `run` does."""
-        return [one.name for one in not_here if self._there(one) is None]
+    def missing(self, unbuilt: Iterable[Image]) -> list[str]:
+        """Return the names of images that the registry lacks too, so that they must be built. Raises as `run` does."""
+        return [one.name for one in unbuilt if self._pushed_digest(one) is None]
 
-    def parents_there(self, missing: Iterable[str]) -> list[Image]:
-        """Return the parents of the `missing` that only the registry has, to be fetched rather than built.
+    def pullable_parents(self, missing: Iterable[str]) -> list[Image]:
+        """Return the parents of the `missing` images that are only in the registry, to be pulled instead of built.
 
         Raises as `run` does.
         """
         names = dict.fromkeys(parent for name in missing if (parent := image_called(name).parent))
         parents = [image_called(name) for name in names if name in self.stage.repositories]
-        return [one for one in parents if self._local(one) is None and self._there(one)]
+        return [one for one in parents if self._local(one) is None and self._pushed_digest(one)]
 
     def fetch(self, one: Image) -> None:
-        """Pull into the engine what the registry has under the tag, and name it as what is built here.
+        """Pull an image from the registry into the engine, and tag it like an image built here.
 
         Raises as `run` does.
         """
         target = self.registry.repository(self.stage.repositories[one.name])
         try:
-            digest = self._there(one)
-            # Not images.pull of the SDK, which passes over what the engine says of a failure.
+            digest = self._pushed_digest(one)
+            # The SDK's images.pull would ignore errors that the engine reports in its output.
             for line in self.client.api.pull(
                 target,
                 tag=digest,
@@ -125,36 +125,36 @@ class Push:
         except KeyboardInterrupt:
             raise StoppedError(f"stopped: '{one.name}' was not pulled, and nothing was pushed") from None
         except (DockerException, OSError) as error:
-            raise self._refusal(one, f"pulled from {target}", _words(error)) from error
+            raise self._refusal(one, f"pulled from {target}", _message(error)) from error
 
     def check_bases(self, chosen: Iterable[Image]) -> None:
-        """Raise UsageError if an image that is to be sent is on another base than its release's own."""
+        """Raise UsageError if an image to be pushed is built on another base than the release's own."""
         row = release(self.stage.release)
         for one in chosen:
             local = self._local(one)
-            if local is None or self._there(one):
+            if local is None or self._pushed_digest(one):
                 continue
             found, own = local.labels.get(BASE_LABEL), default_base(image_called(one.root), row)
             if found != own:
                 raise UsageError(
-                    f"'{one.name}' is built on {found or 'a base that no label tells'}, and images of its tag are on "
-                    f"{own or 'none of their own'}",
-                    next_step=f"trainyard images build {one.root} --all-descendants, then the same command again; or "
-                    "push it all the same with --allow-dirty",
+                    f"'{one.name}' is built on {found or 'an unknown base (it has no label)'}, but images of this tag "
+                    f"are built on {own or 'no base of their own'}",
+                    next_step=f"trainyard images build {one.root} --all-descendants, then run the same command again; "
+                    "or push it anyway with --allow-dirty",
                 )
 
-    def run(self, chosen: Iterable[Image], say: Callable[[str], None]) -> list[Pushed]:
-        """Push them one after the other, and report each to `say`.
+    def run(self, chosen: Iterable[Image], report: Callable[[str], None]) -> list[Pushed]:
+        """Push images one after the other, passing progress lines to `report`.
 
-        Raises ConfigurationError if the registry refuses, TrainyardError if it does not answer or holds something
-        else afterwards, StoppedError after Ctrl-C. What is not there then has no name in the engine that says it were.
+        Raises ConfigurationError if the registry refuses, TrainyardError if it does not answer or has another image
+        afterwards, StoppedError after Ctrl-C. The engine then has no registry tag for an image that was not pushed.
         """
-        return [self._push(one, say) for one in chosen]
+        return [self._push(one, report) for one in chosen]
 
     def record(self, pushed: Iterable[Pushed]) -> dict[str, str]:
-        """Write the parameters; on the emulator, those of the images that they stand in for too.
+        """Write the SSM parameters; on the emulator also those of the images that the pushed images replace.
 
-        Returns image to URI, of those that changed.
+        Return the changed parameters, URI by image.
         """
         wanted = {
             name: one.uri
@@ -170,43 +170,43 @@ class Push:
             )
         return changed
 
-    def _push(self, one: Image, say: Callable[[str], None]) -> Pushed:
+    def _push(self, one: Image, report: Callable[[str], None]) -> Pushed:
         uri = self.stage.repositories[one.name]
         if self.registry.is_missing(uri, emulated=self.aws.emulated):
             self._tag(one, uri)
             done = Pushed(image=one, tag=self.tag, uri=f"{uri}:{self.tag}", was_there=False)
-        elif digest := self._there(one):
+        elif digest := self._pushed_digest(one):
             own = self._leaves_own(one, digest)
             done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{digest}", was_there=True, leaves_own=own)
         else:
             target = self.registry.repository(uri)
-            say(f"{one.name}: push to {target}:{self.tag}")
+            report(f"{one.name}: push to {target}:{self.tag}")
             done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{self._send(one, target)}", was_there=False)
-        say(f"{one.name}: {'was there' if done.was_there else 'done'}, {done.uri}")
+        report(f"{one.name}: {'already pushed' if done.was_there else 'done'}, {done.uri}")
         return done
 
     def _send(self, one: Image, target: str) -> str:
-        """Send an image, and return the digest that the registry has it by."""
+        """Push an image and return its digest in the registry."""
         self._tag(one, target)
         arrived = False
         try:
-            told = self._stream(one, target)
-            self._verify(one, target, told)
+            digest = self._stream(one, target)
+            self._verify(one, target, digest)
             arrived = True
         except KeyboardInterrupt:
             raise StoppedError(f"stopped: '{one.name}' was not pushed, and nothing was recorded") from None
         finally:
             if not arrived:
                 self._untag(target)
-        return told
+        return digest
 
-    def _verify(self, one: Image, target: str, told: str) -> None:
-        """Raise TrainyardError if the registry has something else than what the engine says it pushed."""
+    def _verify(self, one: Image, target: str, pushed: str) -> None:
+        """Raise TrainyardError if the registry's digest differs from the digest that the engine reported."""
         found = self._digest(one, target)
-        if told != found:
+        if pushed != found:
             raise TrainyardError(
-                f"{target}:{self.tag} is {found} in the registry, and {told} was pushed; nothing was recorded",
-                next_step="see who else pushes there, then the same command again",
+                f"{target}:{self.tag} is {found} in the registry, but {pushed} was pushed; nothing was recorded",
+                next_step="find out who else pushes there, then run the same command again",
             )
 
     def _stream(self, one: Image, target: str) -> str:
@@ -219,20 +219,20 @@ class Push:
                     raise self._refusal(one, f"pushed to {target}", str(line["error"]))
                 digest = (line.get("aux") or {}).get("Digest", digest)
         except (DockerException, OSError) as error:
-            raise self._refusal(one, f"pushed to {target}", _words(error)) from error
+            raise self._refusal(one, f"pushed to {target}", _message(error)) from error
         return digest
 
-    def _there(self, one: Image) -> str | None:
-        """Return the digest of what the registry has under the tag; None without one, or without a registry."""
+    def _pushed_digest(self, one: Image) -> str | None:
+        """Return the digest of the tag in the registry, or None without such a tag or without a registry."""
         uri = self.stage.repositories[one.name]
         if self.registry.is_missing(uri, emulated=self.aws.emulated):
             return None
         return self._digest(one, self.registry.repository(uri))
 
     def _leaves_own(self, one: Image, digest: str) -> bool:
-        """Return whether the engine has an image of the tag that is not known to be the registry's."""
+        """Return whether the engine has an image of the tag that may differ from the registry's."""
         local = self._local(one)
-        if local is None or local.id == digest:  # an engine that keeps images in containerd calls them by their digest
+        if local is None or local.id == digest:  # with containerd, the engine's ids are digests
             return False
         return not any(name.endswith(f"@{digest}") for name in local.attrs["RepoDigests"] or ())
 
@@ -240,38 +240,38 @@ class Push:
         try:
             found = self.client.images.get_registry_data(f"{target}:{self.tag}", dict(self.registry.credentials))
         except NotFound as error:
-            if _is_no_repository(_words(error)):
-                raise self._refusal(one, f"pushed to {target}", _words(error)) from error
+            if _is_no_repository(_message(error)):
+                raise self._refusal(one, f"pushed to {target}", _message(error)) from error
             return None
         except (DockerException, OSError) as error:
-            raise self._refusal(one, f"pushed to {target}", _words(error)) from error
+            raise self._refusal(one, f"pushed to {target}", _message(error)) from error
         digest: str = found.id
         return digest
 
     def _refusal(self, one: Image, done: str, reason: str) -> TrainyardError:
-        """Return the error for a refusal by the registry, or by the engine on its behalf, of what was to be `done`."""
+        """Return the error if the registry, or the engine on its behalf, refuses. `done` is what failed."""
         message = f"'{one.name}' was not {done}, and nothing was recorded: {reason}"
         if engine.is_disk_full(reason):
             return engine.disk_full(message)
         if "expired" in reason:
-            return ConfigurationError(message, next_step="the same command again, which signs in anew")
+            return ConfigurationError(message, next_step="run the same command again, which signs in again")
         if _is_no_repository(reason):
             deploy = deploy_command(self.stage.stage, "image", emulated=self.aws.emulated)
-            return ConfigurationError(message, next_step=f"{deploy}, which makes it")
+            return ConfigurationError(message, next_step=f"{deploy}, which creates the repository")
         if _NO_NETWORK.search(reason):
             return TrainyardError(
-                message, next_step="see that the engine reaches the registry (network, proxy), then the same again"
+                message, next_step="check that the engine reaches the registry (network, proxy), then try again"
             )
         if re.search(r"denied|unauthorized|no basic auth|forbidden|not authorized", reason, re.IGNORECASE):
             return ConfigurationError(
                 message,
-                next_step="ask who runs the stage for the right to push there (ecr:PutImage and what goes with it), "
-                "or have its CodeBuild project do it",
+                next_step="ask the stage's operators for permission to push there (ecr:PutImage and related actions), "
+                "or push with the stage's CodeBuild project",
             )
-        return TrainyardError(message, next_step="the same command again; what has arrived is not sent twice")
+        return TrainyardError(message, next_step="run the same command again; layers that arrived are not sent again")
 
     def _local(self, one: Image) -> DockerImage | None:
-        """Return the engine's image of that tag, or None."""
+        """Return the engine's image of the tag, or None."""
         try:
             return self.client.images.get(local_name(one.name, self.tag))
         except ImageNotFound:
@@ -289,20 +289,20 @@ class Push:
 
 
 def check_clean(revision: str, *, emulated: bool, allow_dirty: bool) -> None:
-    """Raise UsageError if images of sources that nobody else has would go to an AWS account."""
+    """Raise UsageError if images of uncommitted sources would be pushed to an AWS account."""
     if not is_dirty(revision) or emulated or allow_dirty:
         return
     if os.environ.get(REVISION_VARIABLE) == revision:
         raise UsageError(
-            f"these sources are no commit's ({REVISION_VARIABLE}={revision}): nobody could tell later what the image "
-            "holds",
+            f"these sources are not from a commit ({REVISION_VARIABLE}={revision}): nobody could find out later what "
+            "the image contains",
             next_step="in CodeBuild: commit, deploy the image stack, which uploads the sources again, then start a new "
-            "build; or give it --allow-dirty among its ARGUMENTS",
+            "build; or add --allow-dirty to its ARGUMENTS",
         )
     raise UsageError(
-        f"images/ or jobs/ differ from the last commit (revision {revision}): nobody could tell later what the "
-        "image holds",
-        next_step="commit first, or push it all the same with --allow-dirty; its tag says so for ever",
+        f"images/ or jobs/ differ from the last commit (revision {revision}): nobody could find out later what the "
+        "image contains",
+        next_step="commit first, or push anyway with --allow-dirty, which its tag will show forever",
     )
 
 
@@ -310,5 +310,5 @@ def _is_no_repository(reason: str) -> bool:
     return bool(re.search(r"repository .* (does not exist|not found)|name unknown|RepositoryNotFound", reason))
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error.explanation or error) if isinstance(error, APIError) else str(error)

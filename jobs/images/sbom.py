@@ -1,10 +1,10 @@
-"""What an image holds, as an SPDX document: every Debian and Python package with its version, licence and origin.
+"""Write an SPDX document about an image: every Debian and Python package with its version, licence and origin.
 
     trainyard images sbom cpu          writes .trainyard/sbom/cpu-<release>-<revision>.spdx.json
-    trainyard images sbom laptop       of the Python environment that trainyard itself runs in
+    trainyard images sbom laptop       the Python environment of this machine's trainyard
 
-Syft reads it off the image that the Docker engine has, so the document tells what is inside rather than what was asked
-for. It is a step of its own, since it reads all of the image.
+Syft scans the image in the Docker engine, so the document lists what is installed rather than what was requested. It is
+a separate step because it reads the whole image.
 """
 
 import os
@@ -20,10 +20,10 @@ from jobs.images import engine
 SUFFIX = ".spdx.json"
 
 LAPTOP = "laptop"
-"""What stands for this machine's Python environment on the command line: what jobs are submitted from, no image."""
+"""Stands for this machine's Python environment, which is not an image, on the command line."""
 
 _SCAN_SECONDS = 1800
-"""For Habana's image, which is large."""
+"""Enough for Habana's image, which is large."""
 
 
 def syft() -> Path:
@@ -32,17 +32,17 @@ def syft() -> Path:
     found = shutil.which("syft", path=os.pathsep.join(folders))
     if found is None:
         raise ConfigurationError(
-            "syft, which reads what an image holds, is not installed",
-            next_step="python -m pip install 'trainyard[sbom]', or another way to have syft on PATH",
+            "syft, which lists the packages of an image, is not installed",
+            next_step="python -m pip install 'trainyard[sbom]', or put syft on PATH",
         )
     return Path(found)
 
 
 def write(source: str, *, name: str, tag: str, folder: Path) -> Path:
-    """Write the document of a source, as syft calls it (`docker:<image>`, `dir:<folder>`), and return its path.
+    """Write the document of a source in syft's notation (`docker:<image>`, `dir:<folder>`), and return its path.
 
-    It calls itself `trainyard/<name>`, of version `tag`. Raises TrainyardError if syft cannot read the source,
-    ConfigurationError if the disk is full. An older document is replaced once the new one is whole.
+    The document is named `trainyard/<name>`, version `tag`, and replaces an older one once it is complete. Raises
+    TrainyardError if syft cannot read the source, ConfigurationError if the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{tag}{SUFFIX}"
@@ -53,9 +53,9 @@ def write(source: str, *, name: str, tag: str, folder: Path) -> Path:
                 *(str(syft()), "scan", source, "--quiet", "--output", f"spdx-json={part}"),
                 *("--source-name", f"trainyard/{name}", "--source-version", tag),
             ],
-            # No call home; and packages only: a line for each of their files would make it twenty times as long.
+            # No check for updates, and packages only: listing their files would make it twenty times as long.
             env={**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_FILE_METADATA_SELECTION": "none"},
-            cwd=ROOT,  # syft reads a .syft.yaml of its working directory
+            cwd=ROOT,  # syft would read a .syft.yaml in the working directory
             capture_output=True,
             text=True,
             timeout=_SCAN_SECONDS,
@@ -67,7 +67,7 @@ def write(source: str, *, name: str, tag: str, folder: Path) -> Path:
                 raise engine.disk_full(reason)
             raise TrainyardError(
                 f"syft cannot read {source} (exit code {done.returncode}): {reason}",
-                next_step="see that the Docker engine answers ('docker version') and has the image"
+                next_step="check that the Docker engine answers ('docker version') and has the image"
                 if source.startswith("docker:")
                 else None,
             )

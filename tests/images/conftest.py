@@ -1,4 +1,4 @@
-"""What tests that build images share: sources, the cpu image and the notebook on it, and an image that is quick."""
+"""Fixtures for tests that build images: sources, and the cpu image with its children."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tests.support.images.source_tree import RELEASE, SourceTree, remove_images,
 
 @dataclass(frozen=True)
 class Built:
-    """Images that were built once for all tests, from sources that no test changes."""
+    """Images built once for all tests, from sources that no test changes."""
 
     tree: SourceTree
     rows: list[dict[str, Any]]
@@ -23,7 +23,7 @@ class Built:
 
 @pytest.fixture
 def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
-    """A copy of the sources; what is built from it goes when the test ends, and BuildKit keeps its layers."""
+    """A copy of the sources. Images built from it are removed after the test; BuildKit keeps their layers."""
     tree = SourceTree(tmp_path / "tree")
     yield tree
     remove_images(docker_engine, tree.revision)
@@ -31,7 +31,7 @@ def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
 
 @pytest.fixture(scope="session")
 def options(base_image: str, torch_index: str) -> Sequence[str]:
-    """The options that a build of the cpu image needs on this machine."""
+    """Options for building the cpu image on this machine."""
     given = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
     return (*given, "--network", "host")
 

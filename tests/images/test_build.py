@@ -1,4 +1,4 @@
-"""`trainyard images build`, `list` and `sbom` with a Docker engine, from a copy of the source that is edited here."""
+"""`trainyard images build`, `list` and `sbom` with a Docker engine, from a copy of the source that the tests edit."""
 
 import json
 import re
@@ -13,11 +13,11 @@ import pytest
 from tests.images.conftest import Built
 from tests.support.images.source_tree import RELEASE, SourceTree, rows_of
 
-# The first to ask for the base and the cpu image waits until they are there, which takes minutes.
+# The first test waits until the base and the cpu image are built, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 QUICK = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS packages\nRUN touch /begun\nFROM packages\nARG REVISION\n"
-"""The Dockerfile of an image that takes a moment; tests add instructions."""
+"""The Dockerfile of an image that builds quickly; tests add instructions."""
 
 CHILD = (
     "ARG PARENT_IMAGE\nARG PARENT_PACKAGES=${PARENT_IMAGE}\nFROM ${PARENT_PACKAGES}\n"
@@ -31,12 +31,12 @@ def base(base_image: str) -> Sequence[str]:
 
 
 def names(engine: Any, image: str, tree: SourceTree) -> set[str]:
-    """Return the names of an image that was built from `tree`, as the engine has them."""
+    """Return the engine's names of an image that was built from `tree`."""
     found = {name for one in engine.images.list(name=f"trainyard/{image}") for name in one.tags}
     return {name for name in found if tree.revision in name}
 
 
-def test_an_edit_of_code_rebuilds_the_last_layers_of_the_cpu_image(
+def test_edit_of_code_rebuilds_only_the_last_layers(
     built: Built, tree: SourceTree, options: Sequence[str], docker_engine: Any
 ) -> None:
     first = built.rows[0]
@@ -55,12 +55,12 @@ def test_an_edit_of_code_rebuilds_the_last_layers_of_the_cpu_image(
     assert layers[:-3] == others[:-3]
     assert layers[-3] != others[-3]
     last_line = ["tail", "-n", "1", "/opt/trainyard/jobs/container/launch.py"]
-    seen = docker_engine.containers.run(edited["name"], last_line, network_mode="none", remove=True)
-    assert seen == b"# edited\n"
+    output = docker_engine.containers.run(edited["name"], last_line, network_mode="none", remove=True)
+    assert output == b"# edited\n"
     assert "trainyard.commit" not in other.labels
 
 
-def test_parents_are_built_first_if_they_are_missing_or_on_another_base(
+def test_parents_are_built_first_if_missing_or_on_another_base(
     tree: SourceTree, base: Sequence[str], base_image: str, docker_engine: Any, tmp_path: Path
 ) -> None:
     tree.add_image("probe", QUICK)
@@ -75,7 +75,7 @@ def test_parents_are_built_first_if_they_are_missing_or_on_another_base(
     child = rows[1]["name"]
     files = docker_engine.containers.run(child, ["cat", "/begun", "/parent"], network_mode="none", remove=True)
     assert files == b"probe\n"
-    # The parent is there now. After a commit that changes nothing of the sources, the child is what it was.
+    # Now the parent exists. After a commit that does not change the sources, the child is the same.
     again = rows_of(tree.images("build", "probe-more", *base, "-o", "json"))
     assert [(row["image"], row["id"]) for row in again] == [("probe-more", rows[1]["id"])]
     tree.git("commit", "--quiet", "--allow-empty", "--message", "another")
@@ -86,7 +86,7 @@ def test_parents_are_built_first_if_they_are_missing_or_on_another_base(
     assert docker_engine.images.get(child).labels["trainyard.commit"] == tree.git("rev-parse", "HEAD")
     table = tree.images("list").stdout
     assert re.search(rf"^probe +current +{RELEASE}-{tree.revision} +\d+ MB", table, re.MULTILINE), table
-    # Its document says what is inside.
+    # The SBOM lists its packages.
     sbom = tree.images("sbom", "probe", "--folder", str(tmp_path / "documents"))
     path = tmp_path / "documents" / f"probe-{RELEASE}-{tree.revision}.spdx.json"
     assert (sbom.stdout, list(path.parent.iterdir())) == (f"{path}\n", [path]), sbom.stderr
@@ -98,16 +98,16 @@ def test_parents_are_built_first_if_they_are_missing_or_on_another_base(
     }
     assert "pkg:deb" in origins["ca-certificates"]
     assert "pkg:pypi" in origins["pip"]
-    # On another base, which cannot be pulled, the parent would be another image.
+    # For another base, which cannot be pulled here, the parent has to be rebuilt.
     missing = "localhost:1/python:3.11"
     done = tree.images("build", "probe-more", "--build-arg", f"BASE_IMAGE={missing}")
     assert done.returncode == 1
     assert missing in done.stderr
-    assert "error: 'probe' was not built, and no image got its name" in done.stderr
-    assert "--build-arg BASE_IMAGE=… names a mirror" in done.stderr
+    assert "error: 'probe' was not built, and no image was tagged" in done.stderr
+    assert "name a mirror with --build-arg BASE_IMAGE=…" in done.stderr
 
 
-def test_a_step_that_fails_is_shown_and_what_was_complete_before_stays(
+def test_failed_step_is_shown_and_complete_images_are_kept(
     tree: SourceTree, base: Sequence[str], docker_engine: Any
 ) -> None:
     tree.add_image("probe", QUICK)
@@ -116,14 +116,14 @@ def test_a_step_that_fails_is_shown_and_what_was_complete_before_stays(
     done = tree.images("build", "probe-more", *base)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.search(r"^#\d+ [\d.]+ nothing like it$", done.stderr, re.MULTILINE)
-    assert "error: 'probe-more' was not built, and no image got its name: docker build ended with exit code 1" in (
+    assert "error: 'probe-more' was not built, and no image was tagged: docker build ended with exit code 1" in (
         done.stderr
     )
     assert names(docker_engine, "probe", tree) == {f"trainyard/probe:{RELEASE}-{tree.revision}"}
     assert names(docker_engine, "probe-more", tree) == set()
 
 
-def test_ctrl_c_stops_the_build_and_names_nothing(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
+def test_ctrl_c_stops_the_build_and_tags_nothing(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
     tree.add_image("probe", QUICK + "RUN echo ${REVISION}; sleep 250\n")
     process = subprocess.Popen(
         tree.command("build", "probe", *base),
@@ -134,13 +134,13 @@ def test_ctrl_c_stops_the_build_and_names_nothing(tree: SourceTree, base: Sequen
     )
     assert process.stderr
     try:
-        said = [next(line for line in process.stderr if "sleep 250" in line)]
+        output = [next(line for line in process.stderr if "sleep 250" in line)]
         process.send_signal(signal.SIGINT)
-        said += process.stderr.read().splitlines(keepends=True)
+        output += process.stderr.read().splitlines(keepends=True)
         assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         process.wait()
         process.stderr.close()
-    assert said[-1] == "error: stopped: 'probe' was not built, and no image got its name\n"
+    assert output[-1] == "error: stopped: 'probe' was not built, and no image was tagged\n"
     assert names(docker_engine, "probe", tree) == set()

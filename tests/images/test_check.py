@@ -1,4 +1,4 @@
-"""`trainyard images test` on the cpu image and its children, on one that is broken, and in a browser."""
+"""`trainyard images test` on the cpu image and its children, on a broken image, and in a browser."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.images.conftest import Built
 from tests.support.images.source_tree import RELEASE
 
-# The first one waits until the cpu image is built.
+# The first test waits until the cpu image is built.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 BROWSER_MILLISECONDS = 120_000
@@ -64,7 +64,7 @@ NOTEBOOK = {
 }
 
 
-def test_the_cpu_image_and_its_descendants_pass(built: Built) -> None:
+def test_cpu_image_and_its_descendants_pass(built: Built) -> None:
     done = built.tree.images("test", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"^(\S+):$|(\d+) passed", done.stdout, re.MULTILINE) == [
@@ -74,8 +74,8 @@ def test_the_cpu_image_and_its_descendants_pass(built: Built) -> None:
     assert not re.search("skipped|failed", done.stdout), done.stdout
 
 
-def test_a_broken_image_fails_a_test_for_each_reason(built: Built, docker_engine: Any) -> None:
-    # Called cuda: what a test needs an accelerator for must not pass on a machine without one.
+def test_broken_image_fails_a_test_for_each_reason(built: Built, docker_engine: Any) -> None:
+    # Named cuda, because tests that need an accelerator must not pass on a machine without one.
     tag = f"{RELEASE}-{built.tree.revision}-broken"
     broken = BROKEN.format(image=built.name("cpu")).encode()
     docker_engine.images.build(fileobj=io.BytesIO(broken), tag=f"trainyard/cuda:{tag}", network_mode="none", rm=True)
@@ -84,35 +84,35 @@ def test_a_broken_image_fails_a_test_for_each_reason(built: Built, docker_engine
     assert done.stderr.endswith("error: tests of cuda failed\nnext: fix what they found, and test again\n")
     for test, found in (
         (
-            "labels_are_those",
+            "labels_match",
             "'org.opencontainers.image.title': 'trainyard/cpu'} != {'org.opencontainers.image.title': ",
         ),
-        ("labels_are_those", "{'org.opencontainers.image.version': '9.9.9'} != "),
-        ("it_runs_as_the_user", r"assert \(0, 0\) == \(1000, 1000\)"),
-        ("its_own_command", "assert 'jobs.container.launch' in ''"),
+        ("labels_match", "{'org.opencontainers.image.version': '9.9.9'} != "),
+        ("container_runs_as", r"assert \(0, 0\) == \(1000, 1000\)"),
+        ("command_is", "assert 'jobs.container.launch' in ''"),
         ("no_variable", r"assert \['HF_TOKEN'.*\] == \[\]"),
-        ("a_container_asks_for_all_cards", "assert None == 'all'"),
-        ("no_file_holds_credentials", r"assert \['/etc/ssl/key.pem'\] == \[\]"),
-        ("only_its_owner", "'/opt/trainyard/jobs/core/errors.py'"),
-        ("a_job_may_change_its_home", "'/opt/trainyard/jobs/spec/plan.py'"),
-        ("the_build_left", r"assert \['/root/.cache/pip'\] == \[\]"),
-        ("there_is_the_c_compiler", "assert {'git'} == {"),
-        ("packages_have_the_versions", "'nvidia-nccl-cu[0-9]+': 'missing'"),
-        ("what_a_job_imports", "ModuleNotFoundError: No module named 'transformers'"),
-        ("sigterm_ends", "assert None"),
-        ("two_ranks_train_together_over_gloo", "ModuleNotFoundError: No module named 'transformers'"),
+        ("container_requests_all_accelerators", "assert None == 'all'"),
+        ("no_file_has_credentials", r"assert \['/etc/ssl/key.pem'\] == \[\]"),
+        ("files_are_writable", "'/opt/trainyard/jobs/core/errors.py'"),
+        ("job_user_owns", "'/opt/trainyard/jobs/spec/plan.py'"),
+        ("build_left", r"assert \['/root/.cache/pip'\] == \[\]"),
+        ("c_compiler_is", "assert {'git'} == {"),
+        ("packages_have_the_locked", "'nvidia-nccl-cu[0-9]+': 'missing'"),
+        ("modules_of_jobs", "ModuleNotFoundError: No module named 'transformers'"),
+        ("sigterm_interrupts", "assert None"),
+        ("two_ranks_train_over_gloo", "ModuleNotFoundError: No module named 'transformers'"),
     ):
         report = re.search(rf"^_+ test_{test}\w* _+$(.*?)^_{{5}}", done.stdout + "_____", re.MULTILINE | re.DOTALL)
         assert report, f"{test}: {done.stdout}"
         assert re.search(found, report[1]), f"{test}: {report[1]}"
-    assert re.search(r"^SKIPPED .*: the Docker engine has no runtime that hands in an accelerator$", done.stdout, re.M)
+    assert re.search(r"^SKIPPED .*: the Docker engine has no runtime for the accelerator$", done.stdout, re.M)
     assert "hf_of_somebody" not in done.stdout + done.stderr
 
 
-def test_a_notebook_runs_a_cell_and_tensorboard_shows_a_scalar_in_a_browser(built: Built, docker_engine: Any) -> None:
+def test_notebook_and_tensorboard_work_in_a_browser(built: Built, docker_engine: Any) -> None:
     program = shutil.which("chromium")
     assert program, "no chromium on PATH. Next: .ci/docker-engine installs it"
-    # GIVEN JupyterLab in a container, on the host's loopback as on an instance
+    # GIVEN JupyterLab in a container, on the host's loopback like on an instance
     container = docker_engine.containers.run(
         built.name("cpu-notebook"),
         ["python", "-c", SERVE_NOTEBOOK, json.dumps(NOTEBOOK)],
@@ -123,11 +123,11 @@ def test_a_notebook_runs_a_cell_and_tensorboard_shows_a_scalar_in_a_browser(buil
     )
     try:
         with closing(container.logs(stream=True, follow=True)) as lines:
-            told = next((line for line in lines if line.startswith(b"[")), None)
-        assert told, container.logs().decode()
-        port, token = json.loads(told)
+            printed = next((line for line in lines if line.startswith(b"[")), None)
+        assert printed, container.logs().decode()
+        port, token = json.loads(printed)
         with sync_playwright() as playwright:
-            # A headless Chromium that asks nobody else for anything.
+            # A headless Chromium that makes no requests of its own.
             browser = playwright.chromium.launch(
                 executable_path=program,
                 args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"],
@@ -141,9 +141,9 @@ def test_a_notebook_runs_a_cell_and_tensorboard_shows_a_scalar_in_a_browser(buil
 def _look(page: Page, url: str, token: str) -> None:
     for place in ("lab", "tensorboard/"):
         page.goto(f"{url}/{place}")
-        assert "/login" in page.url, "without its token there is nothing to see"
+        assert "/login" in page.url, "nothing is shown without the token"
     page.goto(f"{url}/lab/tree/check.ipynb?token={token}")
-    # A cell that is run before its kernel is there is not run at all.
+    # A cell that is run before its kernel is ready is not run at all.
     expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible(timeout=BROWSER_MILLISECONDS)
     cell = page.locator(".jp-Notebook .jp-CodeCell").first
     cell.locator(".cm-content").click()

@@ -1,7 +1,6 @@
-"""images/cuda/Dockerfile, all of it: `make cuda-image`, since it fetches PyTorch's CUDA build, some gigabytes.
+"""The whole images/cuda/Dockerfile: `make cuda-image`, which downloads PyTorch's CUDA build of several gigabytes.
 
-What it cannot show if the engine hands in no NVIDIA card is training on one. A stand-in takes the place of AWS's
-installer of EFA.
+Training on a GPU is only tested if the engine provides one. A stand-in replaces AWS's EFA installer.
 """
 
 import io
@@ -27,7 +26,7 @@ python -c 'import ctypes; assert ctypes.PyDLL("/tmp/loader.so").loader'
 
 
 def _with_headers(engine: Any, base: str) -> str:
-    """Return a base that has Python's headers, as Docker's own image of Python does and the stand-in does not."""
+    """Return a base with Python's headers, which Docker's official image has and the stand-in lacks."""
     if base.startswith("public.ecr.aws/"):
         return base
     made = f"FROM {base}\nRUN apt-get update -q && apt-get install -yq --no-install-recommends libpython3.11-dev\n"
@@ -37,14 +36,14 @@ def _with_headers(engine: Any, base: str) -> str:
     return str(image.tags[0])
 
 
-def test_the_cuda_image_is_built_and_passes_its_tests(
+def test_cuda_image_is_built_and_passes_its_tests(
     docker_engine: Any, base_image: str, tree: SourceTree, tmp_path: Path
 ) -> None:
     with efa_mirror(tree, tmp_path) as mirror:
         base = ("--build-arg", f"BASE_IMAGE={_with_headers(docker_engine, base_image)}")
         built = tree.images("build", "cuda", *base, "--build-arg", f"EFA_MIRROR={mirror}", "--network", "host")
     assert built.returncode == 0, built.stderr
-    print(built.stdout)  # size and time, for whoever asks for them with -s
+    print(built.stdout)  # size and time, shown with -s
     done = tree.images("test", "cuda", "--no-descendants")
     assert done.returncode == 0, done.stdout + done.stderr
     has_card = "nvidia" in docker_engine.info()["Runtimes"]
@@ -54,5 +53,5 @@ def test_the_cuda_image_is_built_and_passes_its_tests(
     cuda, nccl = docker_engine.containers.run(name, ["python", "-c", code], remove=True).decode().split()
     assert locked(image("cuda"), release())["nvidia-cuda-runtime"].startswith(cuda)
     assert nccl == "True"
-    # What Triton does at its first kernel, as the job's user (triton/runtime/build.py).
+    # Compile as Triton does for its first kernel, as the job's user (triton/runtime/build.py).
     docker_engine.containers.run(name, ["sh", "-c", BUILD], remove=True)

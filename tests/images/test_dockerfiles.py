@@ -1,4 +1,4 @@
-"""What can be said of the Dockerfiles without a Docker engine: that they agree with the rows and with each other."""
+"""Checks of the Dockerfiles without a Docker engine: that they agree with the release rows and with each other."""
 
 import os
 import re
@@ -24,7 +24,7 @@ SECRET = re.compile(r"secret|token|passw|credential|api_?key|access_?key|private
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_without_arguments_it_is_the_default_release(dockerfile: Path) -> None:
+def test_default_arguments_are_the_default_release(dockerfile: Path) -> None:
     rows = release().build_arguments
     defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", dockerfile.read_text(), flags=re.MULTILINE))
     given = {name: value for name, value in defaults.items() if name in rows and value != "unknown"}
@@ -33,8 +33,8 @@ def test_without_arguments_it_is_the_default_release(dockerfile: Path) -> None:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_an_argument_is_one_that_builds_give_and_no_instruction_could_leave_a_secret(dockerfile: Path) -> None:
-    """Arguments and variables are in an image's history, for all who may pull it."""
+def test_arguments_are_known_and_none_could_leave_a_secret(dockerfile: Path) -> None:
+    """Arguments and variables are in an image's history, visible to everyone who may pull it."""
     text = dockerfile.read_text()
     own = {"PARENT_IMAGE", "PARENT_PACKAGES", "PARENT", "BASE_IMAGE", "REVISION"}
     own |= {"TORCH_INDEX", "PIP_EXTRA_INDEX_URL", "EFA_MIRROR"}
@@ -44,33 +44,33 @@ def test_an_argument_is_one_that_builds_give_and_no_instruction_could_leave_a_se
     names = {name for rest in instructions for name in re.findall(r"^([\w.-]+)$|([\w.-]+)=", rest)}
     assert names
     assert [name for name in names if SECRET.search("".join(name))] == []
-    # Nor what somebody has on the machine that builds: of the context, only these are named.
+    # Nor are other files of the build machine copied: only these names of the context.
     copied = re.findall(r"^COPY (?!--from)(\S+) ", text, flags=re.MULTILINE)
     assert all(re.fullmatch(r"jobs|trainyard|images/locks/\$\{RELEASE\}/\S+\.txt", source) for source in copied)
     assert not re.search(r"^ADD\b", text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)
-def test_a_root_ends_with_the_code_and_only_gaudi_runs_as_root(dockerfile: Path) -> None:
+def test_root_image_ends_with_the_code_and_its_user(dockerfile: Path) -> None:
     text = dockerfile.read_text()
     assert text.index("install-packages") < text.index("COPY jobs ") < text.index("install-jobs")
-    # An argument that changes with every commit would rebuild the packages, in any RUN that follows it.
+    # An argument that changes with every commit would rerun every RUN after it, and so rebuild the packages.
     assert "RUN" not in text[text.index("ARG REVISION") :]
-    # Data sets of the hub run no code, whoever reads them.
+    # Data sets on the hub must not run code.
     assert re.search(r"^ENV (?:.*\\\n)*.*HF_DATASETS_TRUST_REMOTE_CODE=0\b", text, re.MULTILINE)
-    # What is built on the stage of its packages runs as the image itself does.
+    # Images built on the stage of the packages have the same user.
     for stage in text.split("\nFROM packages\n"):
         users = re.findall(r"^USER (\S+)$", stage, flags=re.MULTILINE)
         assert users[-1:] == ([] if dockerfile.parent.name == "gaudi" else ["1000:1000"])
 
 
 @pytest.mark.parametrize("folder", sorted(CHILDREN))
-def test_a_child_leaves_its_parents_user_and_command(folder: str) -> None:
+def test_child_keeps_its_parents_user_and_command(folder: str) -> None:
     text = (ROOT / "images" / folder / "Dockerfile").read_text()
     before, _, stage = text.rpartition("FROM ${PARENT_PACKAGES}\n")
     assert before
     assert not re.findall(r"^(?:USER|WORKDIR|CMD|ENTRYPOINT)\b.*", stage, flags=re.MULTILINE)
-    # The code is the parent's, and lies above the packages, which its edits leave as they are.
+    # The code is the parent's, in layers above the packages, so that edits leave these cached.
     assert re.findall(r"^COPY (.*) \S+$", stage, flags=re.MULTILINE) == [
         f"--from=packages /opt/trainyard/{folder}",
         "--from=parent /opt/trainyard/jobs",
@@ -82,11 +82,11 @@ def test_a_child_leaves_its_parents_user_and_command(folder: str) -> None:
     ("plugin", "complaint"),
     [
         (f"{release().name}.{release().build}", None),
-        (f"{release().name}0.1", f"{release().name}0.1"),  # of 1.21.00, if there were one
+        (f"{release().name}0.1", f"{release().name}0.1"),  # would belong to a release 1.21.00
         (None, "missing"),
     ],
 )
-def test_a_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None, complaint: str | None) -> None:
+def test_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None, complaint: str | None) -> None:
     if plugin:
         metadata = tmp_path / f"habana_torch_plugin-{plugin}.dist-info" / "METADATA"
         metadata.parent.mkdir()
@@ -96,34 +96,34 @@ def test_a_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None
     environment = {"PYTHONPATH": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = [str(ROOT / "images/shared/check-base"), release().name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    said = (
+    error = (
         f"error: the base is not Habana's image of release {release().name}: its habana-torch-plugin is {complaint}\n"
     )
-    assert (done.returncode, done.stderr) == ((1, said) if complaint else (0, ""))
+    assert (done.returncode, done.stderr) == ((1, error) if complaint else (0, ""))
 
 
-def test_an_instance_type_has_its_image_whose_user_can_write_to_its_disks() -> None:
+def test_images_of_instance_types_have_a_writable_scratch() -> None:
     """Docker gives a new volume the mode of the folder that it covers (docs.docker.com, Volumes)."""
     assert {row.image for row in INSTANCE_TYPES.values()} <= {path.parent.name for path in DOCKERFILES}
-    for name in {row.image for row in INSTANCE_TYPES.values() if row.nvme_disks} - {"gaudi"}:  # which runs as root
+    for name in {row.image for row in INSTANCE_TYPES.values() if row.nvme_disks} - {"gaudi"}:  # gaudi runs as root
         assert f"mkdir --mode 1777 {SCRATCH}\n" in (ROOT / "images" / name / "Dockerfile").read_text()
 
 
-def test_a_container_asks_for_its_cards_by_what_its_image_says() -> None:
-    """Job definitions have no environment, and Habana's image says nothing."""
+def test_images_request_their_accelerators_by_variable() -> None:
+    """Job definitions have no environment, and Habana's image does not set the variable."""
     for name, (runtime, options) in ACCELERATORS.items():
         joined = re.sub(r"\\\n", " ", (ROOT / "images" / name / "Dockerfile").read_text())
         assert re.search(rf"^ENV .*\b{runtime.upper()}_VISIBLE_DEVICES=all\b", joined, flags=re.MULTILINE), name
-        # The check of an image adds nothing that a job on Batch does not have.
+        # The check of an image must not add anything that a job on Batch lacks.
         assert "environment" not in options
 
 
-def test_docker_sees_what_the_revision_is_taken_of() -> None:
+def test_build_context_is_what_the_revision_covers() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[1:] == ["*", *(f"!{name}" for name in SOURCES), *NOT_SOURCES]
 
 
-def test_every_image_has_a_lock_for_every_release_and_copies_it() -> None:
+def test_every_image_copies_its_lock_for_every_release() -> None:
     for row in releases().values():
         for one in images().values():
             written = one.dockerfile.read_text().replace("${RELEASE}", row.name).replace("${PARENT}", one.parent or "")
@@ -132,7 +132,7 @@ def test_every_image_has_a_lock_for_every_release_and_copies_it() -> None:
             assert not set(locked(one, row)) & set(parent), "a child must not change its parent"
 
 
-def test_hadolint_finds_nothing_and_what_it_should_ignore_is_explained() -> None:
+def test_hadolint_passes_and_its_exceptions_are_explained() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     dockerfiles = [*DOCKERFILES, *(ROOT / "tests").rglob("Dockerfile")]
     linted = subprocess.run([hadolint, "--no-color", *dockerfiles], capture_output=True, text=True, check=False)
@@ -143,7 +143,7 @@ def test_hadolint_finds_nothing_and_what_it_should_ignore_is_explained() -> None
         assert [lines[number] for number in ignored if not re.match(r"# (?!hadolint)\S", lines[number - 1])] == []
 
 
-def test_shellcheck_finds_nothing_in_the_shared_scripts() -> None:
+def test_shellcheck_passes_for_the_shared_scripts() -> None:
     scripts = sorted(path for path in (ROOT / "images" / "shared").iterdir() if path.suffix != ".sha256")
     assert scripts
     checked = subprocess.run(

@@ -1,4 +1,4 @@
-"""The step of images/cuda/Dockerfile that installs EFA, by itself and on a stand-in for AWS's installer."""
+"""The EFA step of images/cuda/Dockerfile, on its own and with a stand-in for AWS's installer."""
 
 import os
 import re
@@ -13,17 +13,17 @@ from tests.support.images.efa_stand_in import ARGUMENTS, efa_mirror
 from tests.support.images.source_tree import RELEASE, ROOT, SourceTree
 
 STEP = re.compile(r"^ARG EFA_MIRROR=.*\nRUN .*install-efa .*$", re.MULTILINE)
-"""As the Dockerfile has it."""
+"""The step in the Dockerfile."""
 
 LOADS = "import ctypes; [ctypes.CDLL(name) for name in ('libfabric.so.1', 'libnccl-net.so')]; print('both')"
 
 
 @pytest.mark.docker
 @pytest.mark.timeout(900)
-def test_nccl_finds_efa_in_an_image_that_has_it_and_the_installer_touches_no_kernel(
+def test_nccl_finds_efa_and_the_installer_skips_the_kernel(
     docker_engine: Any, base_image: str, tree: SourceTree, tmp_path: Path
 ) -> None:
-    # GIVEN sources with one more image, which has that step and nothing else
+    # GIVEN sources with an additional image that has only that step
     (step,) = STEP.findall((ROOT / "images/cuda/Dockerfile").read_text())
     tree.add_image("efa", f"ARG BASE_IMAGE\nFROM ${{BASE_IMAGE}}\n{step}\nARG REVISION\nUSER 1000\n")
     with efa_mirror(tree, tmp_path) as mirror:
@@ -36,30 +36,30 @@ def test_nccl_finds_efa_in_an_image_that_has_it_and_the_installer_touches_no_ker
         output: bytes = docker_engine.containers.run(name, list(command), remove=True, network_mode="none")
         return output.decode().strip()
 
-    # By the names that NCCL and the launcher load, as the image's user, with no variable that says where.
+    # NCCL and the launcher load these names, as the image's user and without a path variable.
     assert run("python3", "-c", LOADS) == "both"
     assert run("cat", ARGUMENTS) == "-y --skip-kmod --skip-limit-conf --no-verify"
-    # What the image's test goes by.
+    # The image's own test relies on this file.
     assert run("cat", "/opt/trainyard/efa") == f"aws-efa-installer-{efa_installer()[0]}.tar.gz"
     assert run("sh", "-c", "ls /tmp /var/lib/apt/lists") == "/tmp:\n\n/var/lib/apt/lists:"
 
 
 @pytest.mark.parametrize(
-    ("mirror", "exit_code", "said"),
+    ("mirror", "exit_code", "message"),
     [
-        ("", 0, "EFA is left out: NCCL will talk to other nodes over TCP"),
-        ("file://{folder}", 1, "--build-arg EFA_MIRROR= leaves it out, for jobs of one node"),
+        ("", 0, "EFA is skipped: NCCL will reach other nodes over TCP"),
+        ("file://{folder}", 1, "--build-arg EFA_MIRROR= skips it, for single-node jobs"),
     ],
     ids=["without", "not the pinned one"],
 )
-def test_another_installer_than_the_pinned_one_is_not_run_and_efa_can_be_left_out(
-    tmp_path: Path, mirror: str, exit_code: int, said: str
+def test_only_the_pinned_installer_is_run_and_efa_can_be_skipped(
+    tmp_path: Path, mirror: str, exit_code: int, message: str
 ) -> None:
-    # What lies there is no archive: nothing of it could be run on this machine.
+    # The file is not an archive, so nothing in it could run on this machine.
     (tmp_path / f"aws-efa-installer-{efa_installer()[0]}.tar.gz").write_text("not an archive")
     command = [str(ROOT / "images/shared/install-efa"), mirror.format(folder=tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]})
     assert done.returncode == exit_code
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     assert ("did NOT match" in done.stderr) == (exit_code == 1)
     assert "apt" not in done.stdout + done.stderr

@@ -1,9 +1,9 @@
-"""images/gaudi/Dockerfile, all of it, on a stand-in for Habana's image (habana_stand_in.py): `make gaudi-image`.
+"""The whole images/gaudi/Dockerfile on a stand-in for Habana's image (habana_stand_in.py): `make gaudi-image`.
 
-What the stand-in cannot show: Habana's packages, libraries and fork of DeepSpeed (DeepSpeed's own release takes its
-place), Python 3.10 and the row's PyTorch, EFA's build of libfabric (Debian's is in its place), and an HPU. What it does
-show: every instruction runs as it stands, but for the commit of libfabric's wrapper; optimum-habana and the rest of the
-row install beside packages that want other versions; the base keeps its PyTorch and NumPy; the image's own tests pass.
+The stand-in cannot test Habana's packages, libraries and DeepSpeed fork (it has DeepSpeed's own release), Python 3.10
+and the row's PyTorch, EFA's build of libfabric (it has Debian's), or an HPU. It does test that every instruction runs
+unchanged, except for the commit of libfabric's wrapper; that optimum-habana and the rest of the row install beside
+packages that require other versions; that the base keeps its PyTorch and NumPy; and that the image's own tests pass.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.support.images.docker_engine import pinned_torch
 from tests.support.images.habana_stand_in import DEEPSPEED, ROW
 from tests.support.images.source_tree import ROOT, SourceTree, remove_images, rows_of
 
-# The first to ask for the image waits until it is there, which takes minutes.
+# The first test waits until the image is built, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(1800)]
 
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(
 def gaudi(
     docker_engine: Any, base_image: str, torch_index: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[SourceTree, str, str]]:
-    """The gaudi image, built with its children as users build it: its sources, its base, its name."""
+    """The gaudi image and its children, built as users build them: sources, base, name."""
     folder = tmp_path_factory.mktemp("gaudi")
     tree = habana_stand_in.sources(folder / "tree", ["gaudi", "gaudi-notebook"])
     with habana_stand_in.habana_image(docker_engine, base_image, torch_index, folder) as base:
@@ -50,7 +50,7 @@ def versions(client: Any, name: str) -> dict[str, str]:
     return {package["name"].lower().replace("_", "-"): package["version"] for package in listed}
 
 
-def test_the_row_is_installed_and_the_base_keeps_what_is_its_own(
+def test_row_is_installed_and_the_base_keeps_its_packages(
     docker_engine: Any, gaudi: tuple[SourceTree, str, str]
 ) -> None:
     _, base_name, name = gaudi
@@ -60,7 +60,7 @@ def test_the_row_is_installed_and_the_base_keeps_what_is_its_own(
     assert found["deepspeed"] == f"{DEEPSPEED}+hpu.synapse.v{ROW.deepspeed}"
     for package in ("torch", "habana-torch-plugin", "numpy", "setuptools", "pip"):
         assert found[package] == base[package]
-    # The base's was another one, and one that pydantic 2 replaces whole.
+    # The base had pydantic 1, which is replaced.
     assert base["pydantic"].startswith("1.")
     assert found["pydantic"] == locked(image("gaudi"), ROW)["pydantic"]
     labels = docker_engine.images.get(name).labels
@@ -69,9 +69,7 @@ def test_the_row_is_installed_and_the_base_keeps_what_is_its_own(
     assert run(docker_engine, name, ["python", "-c", code]) == "auto: no HPU found, no CUDA device found\n"
 
 
-def test_it_finds_libfabric_which_the_base_does_not_and_builds_the_wrapper(
-    docker_engine: Any, gaudi: tuple[SourceTree, str, str]
-) -> None:
+def test_image_finds_libfabric_and_builds_the_wrapper(docker_engine: Any, gaudi: tuple[SourceTree, str, str]) -> None:
     _, base, name = gaudi
     load = ["python3", "-c", "import ctypes; ctypes.CDLL('libfabric.so.1')"]
     with pytest.raises(ContainerError, match=r"libfabric\.so\.1: cannot open shared object file"):
@@ -81,10 +79,8 @@ def test_it_finds_libfabric_which_the_base_does_not_and_builds_the_wrapper(
     run(docker_engine, name, ["ls", "/usr/lib/habanalabs/libhccl_ofi_wrapper.so"])
 
 
-def test_packages_that_do_not_fit_together_fail_the_build(
-    docker_engine: Any, gaudi: tuple[SourceTree, str, str]
-) -> None:
-    """The base's Lightning wants an older fsspec than a job has, which is only said; a job's own want is an error."""
+def test_conflicting_packages_fail_the_build(docker_engine: Any, gaudi: tuple[SourceTree, str, str]) -> None:
+    """The base's Lightning conflicts with fsspec, which is only printed. A conflict of a job's package is an error."""
     lock_path = "/opt/trainyard/requirements.txt"
     script = (ROOT / "images/shared/install-packages").read_text()
     check = f"grep -v '^huggingface-hub==' {lock_path} >/tmp/lock; set -- /tmp/lock; {script}"
@@ -92,22 +88,21 @@ def test_packages_that_do_not_fit_together_fail_the_build(
     command = broken + check.replace("python3 -m pip install", "true python3 -m pip install")
     with pytest.raises(ContainerError) as failed:
         docker_engine.containers.run(gaudi[2], ["sh", "-c", command], remove=True, network_mode="none", stderr=True)
-    said = failed.value.stderr.decode()
-    assert "lightning 2.2.0.post0 has requirement fsspec" in said
-    assert re.search(r"^transformers \S+ requires huggingface-hub, which is not installed\.$", said, re.MULTILINE)
-    assert "error: the packages of /tmp/lock do not fit together" in said
+    output = failed.value.stderr.decode()
+    assert "lightning 2.2.0.post0 has requirement fsspec" in output
+    assert re.search(r"^transformers \S+ requires huggingface-hub, which is not installed\.$", output, re.MULTILINE)
+    assert "error: the packages of /tmp/lock conflict with each other" in output
 
 
-def test_its_own_tests_see_the_stand_ins_pytorch_and_nothing_else(gaudi: tuple[SourceTree, str, str]) -> None:
+def test_images_own_tests_fail_only_for_the_stand_ins_pytorch(gaudi: tuple[SourceTree, str, str]) -> None:
     done = gaudi[0].images("test", "gaudi", "--tag", gaudi[2].rpartition(":")[2])
     assert done.returncode == 1, done.stdout + done.stderr
     assert "error: tests of gaudi, gaudi-notebook failed" in done.stderr
     assert (
-        re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)
-        == ["test_packages_have_the_versions_of_the_lock_and_of_the_release"] * 2
+        re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE) == ["test_packages_have_the_locked_versions"] * 2
     ), done.stdout
     assert (
         re.findall(r"^E +AssertionError: assert (\{.*\}) == \{\}$", done.stdout, re.MULTILINE)
         == [f"{{'torch': '{pinned_torch()}+cpu'}}"] * 2
     )
-    assert "the Docker engine has no runtime that hands in an accelerator" in done.stdout
+    assert "the Docker engine has no runtime for the accelerator" in done.stdout

@@ -1,5 +1,5 @@
-"""A job from submission to result on a real Docker engine: the stage's stacks, an image that was pushed to a registry
-and pulled from it by its digest, two ranks in a container, and a Spot reclaim in between.
+"""A job from submission to result on a real Docker engine, with the stage's stacks, an image that was pushed to a
+registry and pulled by its digest, two ranks in a container, and a Spot reclaim.
 """
 
 import json
@@ -26,7 +26,7 @@ from tests.support.images.source_tree import ROOT, SourceTree, rows_of
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.running_emulator import DEPLOY_SECONDS, Emulator, run_emulator
 
-# Two deployments and, if no other test built it before, the cpu image.
+# Time for two deployments and, if no earlier test built it, the cpu image.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 KIND = "finetune-classification"
@@ -36,7 +36,7 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(frozen=True)
 class Laptop:
-    """An emulator that runs containers, with stage `dev` deployed, and the command line that talks to it."""
+    """An emulator that runs containers, with stage `dev` deployed, and the command line for it."""
 
     aws: Emulator
     registry: Registry
@@ -110,7 +110,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
 
 @pytest.fixture
 def spec(laptop: Laptop, tmp_path: Path) -> Path:
-    """A tiny BERT on made-up reviews, over enough steps for a reclaim to come between two checkpoints."""
+    """A tiny BERT on made-up reviews, with enough steps for a reclaim between two checkpoints."""
     model = save_tiny_bert(tmp_path / "model")
     for path in model.iterdir():
         laptop.upload(path, f"shared/tiny/{path.name}")
@@ -133,21 +133,21 @@ def spec(laptop: Laptop, tmp_path: Path) -> Path:
 def until(look: Callable[[], FoundT | None], what: str) -> FoundT:
     give_up_at = time.monotonic() + WAIT_SECONDS
     while (found := look()) is None:
-        assert time.monotonic() < give_up_at, f"{what} did not come"
+        assert time.monotonic() < give_up_at, f"no {what} appeared"
         time.sleep(0.2)
     return found
 
 
-def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
+def test_job_trains_in_the_pushed_image_and_survives_a_reclaim(
     laptop: Laptop, spec: Path, built: Built, docker_engine: Any
 ) -> None:
-    # GIVEN a stage to which no image was pushed: nothing is submitted
+    # GIVEN a stage without a pushed image: submission is refused
     refused = laptop.trainyard("submit", spec, "--detach")
     assert refused.returncode == 3, refused.stderr
     assert f"the image of '{KIND}' jobs had not been pushed" in refused.stderr
     assert "next: trainyard --stage dev images push cpu, then trainyard --stage dev local up" in refused.stderr
 
-    # WHEN it is pushed
+    # WHEN the image is pushed
     pushed = built.tree.images("push", "cpu", "-o", "json", environment=laptop.aws.environment)
     assert pushed.returncode == 0, pushed.stderr
     [row] = json.loads(pushed.stdout)
@@ -156,38 +156,36 @@ def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
     digest = laptop.registry.digest(name, row["tag"])
     assert row["uri"] == f"{repository}@{digest}"
     assert laptop.parameter(image_parameter("gaudi", release().name)) == row["uri"]
-    # AND deployed: not before, though the stacks' templates are the same
+    # AND the stage deployed again, which is needed although the templates are the same
     waiting = laptop.trainyard("submit", spec, "--detach")
     assert "next: trainyard --stage dev local up\n" in waiting.stderr
     laptop.deploy()
     assert laptop.parameter(job_image_parameter(KIND)) == row["uri"]
 
-    # THEN a job's container is of the image that the registry has
+    # THEN a job's container has the registry's image
     forget(docker_engine, f"{laptop.registry.address}/{name}", row["tag"], digest)
     submitted = laptop.trainyard("submit", spec, "--detach")
     assert submitted.returncode == 0, submitted.stderr
     run_id = submitted.stdout.strip()
     prefix = f"research/{run_id}/"
-    until(lambda: "checkpoints/step-20/manifest.json" in laptop.keys(prefix) or None, "a checkpoint")
+    until(lambda: "checkpoints/step-20/manifest.json" in laptop.keys(prefix) or None, "checkpoint")
     job = laptop.job(run_id)
     (container,) = docker_engine.containers.list(filters={"label": f"trainyard.job-id={job['jobId']}"})
     assert container.attrs["Config"]["Image"] == f"{laptop.registry.address}/{name}@{digest}"
     assert container.attrs["Config"]["User"] == "1000:1000"
-    # AND a command in it runs there, as root, whoever the image's user is
+    # AND `exec` runs a command in it as root, whatever the image's user
     entered = laptop.trainyard("exec", run_id, "sh", "-c", "id -u; echo $AWS_BATCH_JOB_ID")
     assert entered.stdout.split() == ["0", job["jobId"]], entered.stderr
-    # AND the job goes on from its checkpoint when its instance is taken away
+    # AND the job continues from its checkpoint after a reclaim
     laptop.reclaim(job["jobId"])
-    ended = until(
-        lambda: found if (found := laptop.job(run_id))["status"] in ("SUCCEEDED", "FAILED") else None, "an end"
-    )
+    ended = until(lambda: found if (found := laptop.job(run_id))["status"] in ("SUCCEEDED", "FAILED") else None, "end")
     logs = laptop.trainyard("logs", run_id).stdout
     assert ended["status"] == "SUCCEEDED", logs
     first, _ = ended["attempts"]
     assert first["statusReason"].startswith("Host EC2 (instance i-")
     assert "2 ranks on 1 node over gloo" in logs
     assert "start: resumed from checkpoint step-" in logs
-    # AND leaves its results in S3, and nothing on this machine
+    # AND has its results in S3, and leaves nothing on this machine
     assert {"receipt.json", "metrics.jsonl", "model/model.safetensors"} <= set(laptop.keys(prefix))
     receipt = json.loads(laptop.read(f"{prefix}receipt.json"))
     assert len(receipt["attempts"]) == 2
@@ -196,16 +194,16 @@ def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
 
 
 def forget(engine: Any, repository: str, tag: str, digest: str | None) -> None:
-    """Take from the engine the names by which it knows an image of the registry, so that it has to ask there."""
+    """Remove the engine's tags of a registry's image, so that the engine has to pull it."""
     engine.images.remove(f"{repository}:{tag}", force=True)
     names: Sequence[str] = [name for image in engine.images.list() for name in image.attrs["RepoDigests"] or ()]
     assert f"{repository}@{digest}" not in names
 
 
-def test_a_child_is_built_on_the_parent_that_was_pushed_and_codebuild_does_the_same(
+def test_child_is_built_on_the_pushed_parent_as_in_codebuild(
     laptop: Laptop, tree: SourceTree, base_image: str, docker_engine: Any, tmp_path: Path
 ) -> None:
-    # GIVEN small images, of which the parent is in the registry only
+    # GIVEN small images, whose parent is only in the registry
     tree.write("images/cpu/Dockerfile", "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG REVISION\nRUN touch /begun\n")
     tree.write("images/notebook/Dockerfile", "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nLABEL is=child\n")
     tree.commit()
@@ -221,7 +219,7 @@ def test_a_child_is_built_on_the_parent_that_was_pushed_and_codebuild_does_the_s
         docker_engine.images.remove(name, force=True)
     # WHEN its child is pushed
     done = tree.images("push", "cpu-notebook", environment=environment)
-    # THEN it is built on what was there
+    # THEN it is built on the pushed parent
     assert "cpu: pulling the pushed image, to build on it" in done.stderr
     assert "next: trainyard --stage dev local up, so that jobs run in the pushed images" in done.stderr
     child = docker_engine.images.get(f"trainyard/cpu-notebook:{parent['tag']}")
@@ -229,11 +227,11 @@ def test_a_child_is_built_on_the_parent_that_was_pushed_and_codebuild_does_the_s
     pulled = docker_engine.images.get(f"trainyard/cpu:{parent['tag']}")
     assert child.attrs["RootFS"]["Layers"] == pulled.attrs["RootFS"]["Layers"]
     assert done.stdout == f"{laptop.parameter(image_parameter('gaudi-notebook', release().name))}\n"
-    # AND the sign-in is in no file
+    # AND the sign-in token is in no file
     password = laptop.aws.client("ecr").get_authorization_token()["authorizationData"][0]["authorizationToken"]
     assert not [path for path in home.rglob("*") if path.is_file() and password in path.read_text(errors="replace")]
 
-    # GIVEN the source as CodeBuild gets it: without git, and its revision in a variable
+    # GIVEN the source as in CodeBuild: without git, and with the revision in a variable
     source = tmp_path / "source"
     shutil.copytree(tree.root, source, ignore=shutil.ignore_patterns(".git"))
     for name in PROGRAM:
@@ -241,7 +239,7 @@ def test_a_child_is_built_on_the_parent_that_was_pushed_and_codebuild_does_the_s
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "python3").symlink_to(sys.executable)
-    # WHEN the project's commands run
+    # WHEN the CodeBuild project's commands run
     variables = {"ARGUMENTS": "cpu -o json", "TRAINYARD_STAGE": "dev", REVISION_VARIABLE: tree.revision}
     done = subprocess.run(
         ["bash", str(ROOT / "infra" / "image" / "image_build.sh")],
@@ -252,6 +250,6 @@ def test_a_child_is_built_on_the_parent_that_was_pushed_and_codebuild_does_the_s
         timeout=600,
         check=False,
     )
-    # THEN what was pushed under this revision is taken
+    # THEN the image already pushed for this revision is used
     [row] = rows_of(done)
     assert (row["uri"], row["was_there"]) == (parent["uri"], True)

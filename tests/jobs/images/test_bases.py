@@ -1,4 +1,4 @@
-"""The bases of our images by digest, as the Docker engine finds it in their registries."""
+"""Pinning the bases of our images by digest."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ THERE = "registry.example/org/python:3.11"
 
 
 class _Engine:
-    """Knows the digest of one tag, and gets no answer for any other."""
+    """An engine that knows the digest of one tag, and gets no answer for others."""
 
     images = property(lambda self: self)
 
@@ -27,27 +27,25 @@ class _Engine:
         return SimpleNamespace(id=DIGEST)
 
 
-def test_what_is_known_is_written_and_the_rest_keeps_what_it_had(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_known_digests_are_written_and_others_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, there, gone = tmp_path / "bases.txt", THERE, "registry.example/python:3.12"
     client: Any = _Engine()
     assert bases.lock([gone], file, client) == 1
     assert not file.exists()
     assert (
         capsys.readouterr().err
-        == f"{gone}: its registry did not answer with a digest: manifest unknown; its tag stays\n"
+        == f"{gone}: its registry did not answer with a digest: manifest unknown; keeping its tag\n"
     )
     file.write_text(f"{gone}@{DIGEST}\n")
     assert bases.lock([there, gone], file, client) == 1
     assert bases.known(file) == {there: DIGEST, gone: DIGEST}
-    said = capsys.readouterr()
-    assert said.out == f"{there}@{DIGEST}\n"
-    assert said.err.endswith(f"; its digest stays {DIGEST}\n")
+    printed = capsys.readouterr()
+    assert printed.out == f"{there}@{DIGEST}\n"
+    assert printed.err.endswith(f"; keeping its digest {DIGEST}\n")
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "gaudi"])
-def test_an_image_is_built_on_the_very_base_whose_digest_is_known(
+def test_image_is_built_on_the_base_with_its_known_digest(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, file = image(name), tmp_path / "bases.txt"
@@ -69,5 +67,5 @@ def test_an_image_is_built_on_the_very_base_whose_digest_is_known(
 
 
 def docker_client() -> Any:
-    """No engine is asked how an image would be built."""
+    """Return no client: building a command needs no engine."""
     return None

@@ -1,4 +1,4 @@
-"""What `trainyard images test` copies into a container, and how the tests there tell good from bad."""
+"""What `trainyard images test` copies into a container, and how the tests there detect problems."""
 
 import io
 import json
@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 
-from images.checks.test_configuration import PASSWORD_IN_URL, SECRET
 from images.checks.test_files import is_secret
-from images.checks.test_packages import fits
+from images.checks.test_image import PASSWORD_IN_URL, SECRET, fits
 from jobs.core.errors import ConfigurationError, NotFoundError
 from jobs.core.images import image, release
 from jobs.images import check
@@ -20,7 +19,7 @@ from jobs.images import check
 ROW = release()
 
 
-def test_a_container_gets_the_tests_of_the_image_and_of_what_it_is_built_on() -> None:
+def test_container_gets_the_tests_of_the_image_and_its_parents() -> None:
     names = {name: [path.name for path in check.tests_of(image(name))] for name in ("cuda", "cuda-notebook")}
     everywhere = [path.name for path in sorted(Path("images/checks").glob("*.py"))]
     assert names == {
@@ -38,14 +37,14 @@ def test_a_container_gets_the_tests_of_the_image_and_of_what_it_is_built_on() ->
         assert json.load(facts) == {"image": "cpu"}
 
 
-def test_without_pytest_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pytest_is_reported_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_PYTEST", ("no-such-distribution",))
     with pytest.raises(ConfigurationError, match="no-such-distribution is not installed\nNext: make install"):
         check._archive([], {})
 
 
 class Engine:
-    """An engine that has one image, whose containers end with given codes after they printed two lines."""
+    """An engine whose containers print two lines and end with the given exit codes."""
 
     def __init__(self, *codes: int, runtimes: tuple[str, ...] = ("runc",)) -> None:
         self.codes, self.runtimes = list(codes), runtimes
@@ -84,14 +83,14 @@ def run(engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[boo
     """Return whether the tests passed, what was printed, and the facts."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(check, "_archive", lambda tests, facts: given.update(facts) or b"archive")
-    said: list[str] = []
+    reported: list[str] = []
     client: Any = engine
-    passed = check.check(image(name), release=ROW, revision="0123456789ab", client=client, say=said.append)
-    return passed, said, given
+    passed = check.check(image(name), release=ROW, revision="0123456789ab", client=client, report=reported.append)
+    return passed, reported, given
 
 
 @pytest.mark.parametrize(("codes", "passed"), [((0, 0), True), ((1, 0), False), ((0, 1), False)])
-def test_an_image_passes_if_its_tests_do_as_a_job_and_as_root(
+def test_image_must_pass_its_tests_as_a_job_and_as_root(
     codes: tuple[int, int], passed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(*codes)
@@ -99,7 +98,7 @@ def test_an_image_passes_if_its_tests_do_as_a_job_and_as_root(
     (as_job, how), (as_root, root_how) = engine.created
     assert [argument for argument in as_root if argument.endswith(".py")] == ["test_files.py"]
     assert "test_files.py" not in as_job
-    assert {"test_cpu.py", "test_processes.py"} <= set(as_job)
+    assert {"test_cpu.py", "test_image.py"} <= set(as_job)
     for options in (how, root_how):
         assert (options["network_mode"], options["cap_drop"], options["init"]) == ("none", ["ALL"], True)
         assert options["security_opt"] == ["no-new-privileges"]
@@ -107,7 +106,7 @@ def test_an_image_passes_if_its_tests_do_as_a_job_and_as_root(
     assert engine.removed == 2
 
 
-def test_cards_are_handed_in_if_the_engine_has_their_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_gets_accelerators_if_the_engine_has_a_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     without, with_cards = Engine(0, 0), Engine(0, 0, runtimes=("runc", "nvidia"))
     assert not run(without, "cuda", monkeypatch)[2]["has_card"]
     assert run(with_cards, "cuda", monkeypatch)[2]["has_card"]
@@ -119,7 +118,7 @@ def test_cards_are_handed_in_if_the_engine_has_their_runtime(monkeypatch: pytest
         run(without, "gaudi", monkeypatch)
 
 
-def test_the_facts_are_those_of_the_release_and_of_the_engine() -> None:
+def test_facts_come_from_the_release_and_the_engine() -> None:
     labels = {"trainyard.transformers": "0", "trainyard.base": "any", "trainyard.commit": "any", "of.the.base": "1"}
     configuration = {"Labels": labels, "Env": ["A=1"], "Cmd": ["python"], "Entrypoint": None}
     found: Any = SimpleNamespace(attrs={"Config": configuration}, history=lambda: [{"CreatedBy": "RUN a"}])
@@ -153,7 +152,7 @@ def test_the_facts_are_those_of_the_release_and_of_the_engine() -> None:
         ("notes.txt", "-----BEGIN PRIVATE KEY-----\n", False),
     ],
 )
-def test_a_file_with_credentials_is_known(tmp_path: Path, name: str, content: str, secret: bool) -> None:
+def test_file_with_credentials_is_detected(tmp_path: Path, name: str, content: str, secret: bool) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
@@ -169,7 +168,7 @@ def test_a_file_with_credentials_is_known(tmp_path: Path, name: str, content: st
         ("PATH=/usr/bin", []),
     ],
 )
-def test_a_variable_that_looks_like_a_secret_is_known(text: str, found: list[str]) -> None:
+def test_variable_that_looks_like_a_secret_is_detected(text: str, found: list[str]) -> None:
     assert SECRET.findall(text) == found
     assert PASSWORD_IN_URL.search("RUN pip install --index-url https://me:pass@example.com/")
     assert not PASSWORD_IN_URL.search("https://example.com:8080/a@b")
@@ -187,5 +186,5 @@ def test_a_variable_that_looks_like_a_secret_is_known(text: str, found: list[str
         ("missing", "1.0", False),
     ],
 )
-def test_a_version_fits(found: str, expected: str, result: bool) -> None:
+def test_version_matches(found: str, expected: str, result: bool) -> None:
     assert fits(found, expected) is result

@@ -1,4 +1,4 @@
-"""What a user reads where the engine is not as it should be. Errors that this machine can make are really made."""
+"""Errors of the Docker engine as the user sees them. Those that this machine can cause are really caused."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -32,11 +32,11 @@ IN_CONTAINERD = {
     **{f"/images/sha256:{key}/json": {"Id": f"sha256:{key}", "Size": 300} for key in "13"},
     **{f"/images/sha256:{key}/history": [{"Size": 0}, {"Size": 400}, {"Size": 600}] for key in "13"},
 }
-"""What an engine answers that keeps images in containerd: sizes of what is packed, and of layers unpacked."""
+"""Answers of an engine that stores images in containerd: packed sizes of images, unpacked sizes of layers."""
 
 
 class FakeEngine(JsonHandler, BaseHTTPRequestHandler):
-    """An engine that answers a push late, and every other question with a full disk."""
+    """An engine that answers pushes late, and everything else with a full disk."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path.removeprefix("/v1.41")
@@ -50,7 +50,7 @@ class FakeEngine(JsonHandler, BaseHTTPRequestHandler):
             self.answer(500, {"message": "write /var/lib/docker/tmp/x: no space left on device"})
 
     def do_POST(self) -> None:
-        sleep(2)  # as long as it packs a layer
+        sleep(2)  # while it packs a layer
         self.answer(200, {"status": "done"})
 
 
@@ -68,8 +68,8 @@ def _docker(folder: Path, script: str) -> Path:
     return path
 
 
-def test_the_first_docker_command_that_can_build_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As Docker's 23 and later are without their plug-in.
+def test_first_docker_command_that_can_build_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Like Docker 23 and later without the buildx plug-in.
     without_buildx = _docker(
         tmp_path / "without",
         'if [ "$DOCKER_BUILDKIT" = 1 ]; then\n'
@@ -79,8 +79,8 @@ def test_the_first_docker_command_that_can_build_is_taken(tmp_path: Path, monkey
     )
     able = _docker(tmp_path / "able", "echo '      --progress string'")
     for path, named in (
-        (str(without_buildx.parent), f"BuildKit: {without_buildx} cannot: ERROR: .*missing or broken.\nNext: install"),
-        (str(tmp_path), "no docker command on PATH can build with BuildKit\nNext: install the plug-in buildx"),
+        (str(without_buildx.parent), f"BuildKit: {without_buildx}: ERROR: .*missing or broken.\nNext: install"),
+        (str(tmp_path), "no docker command on PATH can build with BuildKit\nNext: install the buildx plug-in"),
     ):
         monkeypatch.setenv("PATH", path)
         engine.build_command.cache_clear()
@@ -92,7 +92,7 @@ def test_the_first_docker_command_that_can_build_is_taken(tmp_path: Path, monkey
     engine.build_command.cache_clear()
 
 
-def test_a_push_may_be_silent_for_longer_than_an_answer(
+def test_push_may_be_silent_for_longer_than_an_answer(
     other_engine: DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", other_engine.api.base_url.replace("http://", "tcp://"))
@@ -104,16 +104,16 @@ def test_a_push_may_be_silent_for_longer_than_an_answer(
 
 
 @pytest.mark.parametrize(("revision", "tag"), [(None, "1.21.0-ba9876543210"), ("0123456789ab", "1.21.0-0123456789ab")])
-def test_of_several_images_the_one_of_the_sources_counts_else_the_newest(
+def test_image_of_the_current_sources_is_listed_else_the_newest(
     other_engine: DockerClient, revision: str | None, tag: str
 ) -> None:
     [(name, found)] = local_images(other_engine, "1.21.0", revision=revision).items()
     assert (name, found.tag, found.revision) == ("cpu", tag, tag.removeprefix("1.21.0-"))
-    # The size is that of what is unpacked, wherever the engine keeps it.
+    # The size is the unpacked one, however the engine stores it.
     assert (found.id, found.size_bytes) == ("sha256:1" if revision else "sha256:3", 1000)
 
 
-def test_a_full_disk_is_told_wherever_the_engine_tells_it(other_engine: DockerClient) -> None:
+def test_full_disk_is_recognized_in_any_error(other_engine: DockerClient) -> None:
     with pytest.raises(DockerException) as caught:
         other_engine.images.list()
     explained = engine.explain(caught.value)
@@ -122,11 +122,11 @@ def test_a_full_disk_is_told_wherever_the_engine_tells_it(other_engine: DockerCl
     assert "docker builder prune" in str(explained.next_step)
 
 
-def test_a_socket_that_is_not_this_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What docker's SDK 7.2 says to a user outside the group docker; root may use every socket.
-    said = "Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))"
+def test_denied_access_to_the_socket_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The error of docker's SDK 7.2 for a user outside the docker group. It is simulated, as root may use any socket.
+    text = "Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))"
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
-    explained = engine.explain(DockerException(said))
+    explained = engine.explain(DockerException(text))
     assert isinstance(explained, ConfigurationError)
-    assert "unix:///var/run/docker.sock may not be used by this user" in str(explained)
+    assert "this user may not use the Docker engine at unix:///var/run/docker.sock" in str(explained)
     assert "--groups docker" in str(explained.next_step)

@@ -21,11 +21,11 @@ def _pins(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
-def test_a_lock_holds_what_a_job_imports_and_leaves_the_bases_own_packages_alone(row: Release) -> None:
+def test_lock_has_a_jobs_packages_but_not_those_of_the_base(row: Release) -> None:
     for name in IMAGES:
         pins = _pins(lock_file(image(name), row))
         assert {"boto3", "datasets", "pydantic", "tensorboard", "transformers"} <= set(pins)
-        # pyarrow 26 asks for NumPy 2 when it is imported, and its metadata does not say so. The Gaudi image's is older.
+        # pyarrow 26 needs NumPy 2 at import but does not declare it. The Gaudi image has an older NumPy.
         assert int(pins["pyarrow"].partition(".")[0]) < 26 or pins.get("numpy", "1").startswith("2.")
     pins = _pins(lock_file(image("gaudi"), row))
     assert (pins["optimum-habana"], pins["transformers"]) == (row.optimum_habana, row.transformers)
@@ -34,7 +34,7 @@ def test_a_lock_holds_what_a_job_imports_and_leaves_the_bases_own_packages_alone
     assert not [name for name in pins if name.startswith(("habana", "nvidia-c"))]
 
 
-def test_the_cpu_image_has_the_laptops_packages() -> None:
+def test_cpu_image_has_the_laptops_packages() -> None:
     laptop = dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE))
     pins = _pins(lock_file(image("cpu"), release()))
     assert {name: version.removesuffix("+cpu") for name, version in pins.items()} == {
@@ -43,7 +43,7 @@ def test_the_cpu_image_has_the_laptops_packages() -> None:
     assert pins["torch"].endswith("+cpu")
 
 
-def test_what_is_installed_on_a_laptop_is_hashed_and_torch_for_each_of_its_sources() -> None:
+def test_laptop_packages_are_hashed_and_torch_for_both_indexes() -> None:
     files = [
         (ROOT / name).read_text() for name in ("requirements.txt", "requirements-scripts.txt", "requirements-node.txt")
     ]
@@ -57,7 +57,7 @@ def test_what_is_installed_on_a_laptop_is_hashed_and_torch_for_each_of_its_sourc
         assert of_image in torch
 
 
-def test_one_word_locks_every_image_of_a_release_each_after_its_parent(
+def test_all_locks_every_image_of_a_release_parents_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lock, "ROOT", tmp_path)
@@ -74,15 +74,15 @@ def test_one_word_locks_every_image_of_a_release_each_after_its_parent(
     )
 
 
-def test_wheels_for_the_images_python_are_hashed_and_what_is_below_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asks the package index. Gaudi's base has PyTorch, with what that depends on."""
+def test_lock_hashes_fitting_wheels_and_omits_the_bases_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses the package index. Gaudi's base already has PyTorch and its dependencies."""
     asked = ["torch==2.6.0", "markupsafe==3.0.2", "idna"]
     monkeypatch.setattr(lock, "requirements", lambda of, row: asked)
     row = release("1.21.0")
     header, made_by, idna, markupsafe, end = lock.lock(image("gaudi"), row, torch_index="").split("\n")
     assert header == "# What the image gaudi adds to its base, for release 1.21.0 and Python 3.10."
     assert (made_by, end) == ("# Made by `python -m jobs.images.lock gaudi 1.21.0`; do not edit.", "")
-    # The version that the laptop has.
+    # The laptop's version.
     assert re.sub(" --hash.*", "", idna) in (ROOT / "requirements.txt").read_text()
     for_cp310_on_linux = "bbcb445fa71794da8f178f0f6d66789a28d7319071af7a496d4d507ed566270d"
     assert markupsafe == f"markupsafe==3.0.2 --hash=sha256:{for_cp310_on_linux}"
@@ -91,7 +91,7 @@ def test_wheels_for_the_images_python_are_hashed_and_what_is_below_is_left_out(m
         lock.lock(image("gaudi"), row, torch_index="")
 
 
-def test_torchs_cpu_build_comes_from_its_own_index_for_the_cpu_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_cpu_image_gets_torch_from_the_cpu_index(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[Any, ...]] = []
 
     def compile_nothing(*arguments: Any, to: Path) -> None:

@@ -1,4 +1,4 @@
-"""What images/README.md says of adding an image, done in a copy of the source; nothing is built."""
+"""Adding an image as images/README.md describes, in a copy of the source. Nothing is built."""
 
 import json
 import re
@@ -23,7 +23,7 @@ print(json.dumps([[path.name for path in tests_of(one)], expected_versions(one, 
 """
 
 
-def test_a_child_takes_a_folder_and_a_group_of_packages_and_another_root_a_row(tmp_path: Path) -> None:
+def test_adding_a_child_image_and_a_root_image(tmp_path: Path) -> None:
     tree = SourceTree(tmp_path / "tree")
     for name in ("pyproject.toml", "requirements.txt"):
         shutil.copy(ROOT / name, tree.root)
@@ -42,13 +42,13 @@ def test_a_child_takes_a_folder_and_a_group_of_packages_and_another_root_a_row(t
     tree.write("images/probe/Dockerfile", "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\n")
     tree.write("images/probe/test_probe.py", "def test_probe() -> None:\n    import tomli\n")
     tree.write("images/plain/Dockerfile", "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n")
-    for image, said in (
+    for image, message in (
         ("gaudi-probe", "pyproject.toml has no group of packages for image gaudi-probe\nNext: add the group"),
-        ("plain", "nothing says what image plain adds to its base\nNext: add the row 'plain' to IMAGES"),
+        ("plain", "IMAGES does not define what image plain adds to its base\nNext: add the row 'plain' to IMAGES"),
     ):
         refused = run("-m", "jobs.images.lock", image, ROW.name)
         assert refused.returncode == 3
-        assert said in refused.stderr
+        assert message in refused.stderr
 
     project = (tree.root / "pyproject.toml").read_text()
     tree.write("pyproject.toml", project.replace("\nsbom = [\n", '\nprobe = ["tomli==2.0.1"]\nsbom = [\n'))
@@ -58,7 +58,7 @@ def test_a_child_takes_a_folder_and_a_group_of_packages_and_another_root_a_row(t
     assert re.fullmatch(r"tomli==2\.0\.1 --hash=sha256:[0-9a-f]{64}", (tree.root / path).read_text().splitlines()[-1])
 
     tests, versions = json.loads(run("-c", LOOK, "gaudi-probe").stdout)
-    assert {"test_files.py", "test_packages.py", "test_gaudi.py", "test_probe.py"} <= set(tests)
+    assert {"test_files.py", "test_image.py", "test_gaudi.py", "test_probe.py"} <= set(tests)
     assert "test_notebook.py" not in tests
     expected = {"tomli": "2.0.1", "habana-torch-plugin": f"{ROW.name}.*", "transformers": ROW.transformers}
     assert versions | expected == versions

@@ -1,4 +1,4 @@
-"""What a push records, and how a registry's refusals read, on an engine that is none. tests/images has a real one."""
+"""What a push records, and how refusals are explained, with a fake engine. tests/images uses a real one."""
 
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from docker.errors import DockerException, ImageNotFound, NotFound
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.core.images import image, release
 from jobs.images.bases import default_base
+from jobs.images.inventory import StageImages
 from jobs.images.push import Push, Registry, check_clean
-from jobs.images.stage_images import StageImages
 
 HOST = "registry.example.com"
 RELEASE = release().name
@@ -21,7 +21,7 @@ DIRTY = "0123456789ab-dirty-01234567"
 
 
 class Engine:
-    """An engine with images and a registry: each is a name and its digest."""
+    """An engine and a registry, each with digests of images by name."""
 
     def __init__(self, *here: str, refusal: str = "") -> None:
         self.here = {f"trainyard/{name}:{TAG}": f"sha256:of-{name}" for name in here}
@@ -76,7 +76,7 @@ def make(
     emulated: bool = False,
     written: dict[str, str] | None = None,
 ) -> Push:
-    """A push to a stage that has repositories of cpu and gaudi. What it records is `written`."""
+    """Return a push to a stage with repositories for cpu and gaudi, which records into `written`."""
     written = {} if written is None else written
     ssm = SimpleNamespace(put_parameter=lambda **given: written.update({given["Name"]: given["Value"]}))
     aws: Any = SimpleNamespace(emulated=emulated, ssm=ssm)
@@ -95,7 +95,7 @@ def parameter(name: str) -> str:
     return f"/trainyard/dev/image/{name}/{RELEASE}"
 
 
-def test_what_was_pushed_is_recorded_by_the_digest_that_the_registry_has() -> None:
+def test_pushed_images_are_recorded_by_digest() -> None:
     written: dict[str, str] = {}
     push = make(engine := Engine("cpu", "cpu-notebook"), recorded={"cpu": "older"}, written=written)
     assert push.missing([image("cpu"), image("gaudi")]) == ["cpu", "gaudi"]  # in the registry
@@ -104,10 +104,10 @@ def test_what_was_pushed_is_recorded_by_the_digest_that_the_registry_has() -> No
     changed = {"cpu": first.uri, "cpu-notebook": f"{HOST}/cpu-notebook@sha256:of-cpu-notebook"}
     assert push.record([first, second]) == changed
     assert written == {parameter(name): uri for name, uri in changed.items()}
-    # Signed in by the token, which nothing prints.
+    # The sign-in used the token, which is never printed.
     assert engine.sign_ins == [TOKEN, TOKEN]
     assert "a-token" not in repr(push)
-    # What is there is taken as it is: nothing is sent again, and another build of the tag is named.
+    # An existing tag is kept: nothing is pushed again, and a different local build is reported.
     engine.here[f"trainyard/cpu:{TAG}"] = "sha256:other"
     [again] = push.run([image("cpu")], print)
     assert (again.uri, again.was_there, again.leaves_own) == (first.uri, True, True)
@@ -115,14 +115,14 @@ def test_what_was_pushed_is_recorded_by_the_digest_that_the_registry_has() -> No
     assert push.missing([image("cpu"), image("gaudi")]) == ["gaudi"]
 
 
-def test_a_parent_is_fetched_and_the_emulator_has_stand_ins() -> None:
+def test_parent_is_pulled_and_emulator_records_stand_ins() -> None:
     engine = Engine()
     engine.there[f"{HOST}/cpu:{TAG}"] = "sha256:of-cpu"
     push = make(engine)
-    assert [one.name for one in push.parents_there(["cpu-notebook", "gaudi-notebook"])] == ["cpu"]
+    assert [one.name for one in push.pullable_parents(["cpu-notebook", "gaudi-notebook"])] == ["cpu"]
     push.fetch(image("cpu"))
     assert engine.here[f"trainyard/cpu:{TAG}"] == "sha256:of-cpu"
-    assert push.parents_there(["cpu-notebook"]) == []
+    assert push.pullable_parents(["cpu-notebook"]) == []
     uri = f"{HOST}/cpu@sha256:of-cpu"
     push = make(engine, recorded={"cpu": "older", "gaudi": uri})
     [pushed] = push.run([image("cpu")], print)
@@ -134,15 +134,27 @@ def test_a_parent_is_fetched_and_the_emulator_has_stand_ins() -> None:
 @pytest.mark.parametrize(
     ("refusal", "exit_code", "next_step"),
     [
-        ("denied: User: arn:aws:iam::1:user/a is not authorized to perform: ecr:PutImage", 3, "ask who runs the stage"),
-        ("denied: Your authorization token has expired. Reauthenticate and try again.", 3, "which signs in anew"),
-        ("name unknown: The repository with name 'x' does not exist in the registry", 3, "which makes it"),
-        ("dial tcp: lookup registry.example.com: no such host", 1, "see that the engine reaches the registry"),
+        (
+            "denied: User: arn:aws:iam::1:user/a is not authorized to perform: ecr:PutImage",
+            3,
+            "ask the stage's operators",
+        ),
+        ("denied: Your authorization token has expired. Reauthenticate and try again.", 3, "which signs in again"),
+        (
+            "name unknown: The repository with name 'x' does not exist in the registry",
+            3,
+            "which creates the repository",
+        ),
+        ("dial tcp: lookup registry.example.com: no such host", 1, "check that the engine reaches the registry"),
         ("write /var/lib/docker/tmp/GetImageBlob1: no space left on device", 3, "docker builder prune"),
-        ("received unexpected HTTP status: 500", 1, "the same command again; what has arrived is not sent twice"),
+        (
+            "received unexpected HTTP status: 500",
+            1,
+            "run the same command again; layers that arrived are not sent again",
+        ),
     ],
 )
-def test_a_refusal_leaves_no_name_and_says_what_to_do(refusal: str, exit_code: int, next_step: str) -> None:
+def test_refused_push_leaves_no_tag_and_has_a_next_step(refusal: str, exit_code: int, next_step: str) -> None:
     engine = Engine("cpu", refusal=refusal)
     with pytest.raises(TrainyardError) as no:
         make(engine).run([image("cpu")], print)
@@ -155,17 +167,17 @@ def test_a_refusal_leaves_no_name_and_says_what_to_do(refusal: str, exit_code: i
         make(engine).fetch(image("cpu"))
 
 
-def test_a_registry_that_does_not_answer_or_has_another_image_is_named() -> None:
+def test_unreachable_or_inconsistent_registry_is_reported() -> None:
     with pytest.raises(TrainyardError, match="connection refused") as no:
         make(Engine("cpu", refusal="unreachable")).run([image("cpu")], print)
-    assert "see that the engine reaches the registry" in str(no.value.next_step)
+    assert "check that the engine reaches the registry" in str(no.value.next_step)
     engine = Engine("cpu")
     engine.push = lambda *_, **__: iter([{"aux": {"Digest": "sha256:of-cpu"}}])  # type: ignore[method-assign]
-    with pytest.raises(TrainyardError, match="is None in the registry, and sha256:of-cpu was pushed"):
+    with pytest.raises(TrainyardError, match="is None in the registry, but sha256:of-cpu was pushed"):
         make(engine).run([image("cpu")], print)
 
 
-def test_an_account_gets_no_image_on_a_custom_base() -> None:
+def test_image_on_a_custom_base_is_not_pushed_to_an_account() -> None:
     official = default_base(image("cpu"), release())
     bases = {"cpu": official, "cpu-notebook": official, "gaudi": "evil/python:3.11", "gaudi-notebook": None}
     engine = Engine(*bases)
@@ -173,21 +185,21 @@ def test_an_account_gets_no_image_on_a_custom_base() -> None:
     push = make(engine)
     push.check_bases([image("cpu"), image("cpu-notebook")])
     with pytest.raises(
-        UsageError, match=r"'gaudi' is built on evil/python:3.11, and images of its tag are on vault"
+        UsageError, match=r"'gaudi' is built on evil/python:3.11, but images of this tag are built on vault"
     ) as no:
         push.check_bases([image("cpu"), image("gaudi")])
     assert "--allow-dirty" in str(no.value.next_step)
-    with pytest.raises(UsageError, match="'gaudi-notebook' is built on a base that no label tells"):
+    with pytest.raises(UsageError, match="'gaudi-notebook' is built on an unknown base"):
         push.check_bases([image("gaudi-notebook")])
 
 
-def test_an_account_gets_no_image_of_sources_that_nobody_else_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncommitted_sources_are_not_pushed_to_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=DIRTY) as no:
         check_clean(DIRTY, emulated=False, allow_dirty=False)
     assert "--allow-dirty" in str(no.value.next_step)
     for revision, emulated, allow_dirty in ((DIRTY, False, True), (DIRTY, True, False), ("0123456789ab", False, False)):
         check_clean(revision, emulated=emulated, allow_dirty=allow_dirty)
-    # CodeBuild has sources without git, where nobody can commit.
+    # CodeBuild has the sources without git, so nobody can commit there.
     monkeypatch.setenv("TRAINYARD_REVISION", DIRTY)
     with pytest.raises(UsageError, match=DIRTY) as no:
         check_clean(DIRTY, emulated=False, allow_dirty=False)
@@ -195,20 +207,22 @@ def test_an_account_gets_no_image_of_sources_that_nobody_else_has(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("names", "error", "said"),
+    ("names", "error", "message"),
     [
         (["cpi"], UsageError, "image 'cpi' not found; did you mean 'cpu'?"),
         (["cuda"], ConfigurationError, "stage 'dev' has no repository for image 'cuda'"),
         (
             ["gaudi-notebook"],
             ConfigurationError,
-            f"no pool of stage 'dev' runs image 'gaudi-notebook' of release {RELEASE}",
+            f"no pool of stage 'dev' uses image 'gaudi-notebook' of release {RELEASE}",
         ),
     ],
 )
-def test_what_the_stage_has_no_place_for_is_refused(names: list[str], error: type[TrainyardError], said: str) -> None:
+def test_images_that_the_stage_does_not_use_are_refused(
+    names: list[str], error: type[TrainyardError], message: str
+) -> None:
     stage = make(Engine(), recorded={"cpu": "a", "gaudi": "b"}).stage
-    with pytest.raises(error, match=said.replace("?", r"\?")):
+    with pytest.raises(error, match=message.replace("?", r"\?")):
         stage.chosen(names, emulated=False)
     assert [one.name for one in stage.chosen([], emulated=False)] == ["gaudi"]
     assert [one.name for one in stage.chosen([], emulated=True)] == ["cpu"]

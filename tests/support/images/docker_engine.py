@@ -1,8 +1,7 @@
-"""What tests of images share: a Docker engine, an image to build on, and an index that has torch's CPU build.
+"""Fixtures for tests of images: a Docker engine, a base image, and a package index with torch's CPU build.
 
-Tests that need the engine carry the marker `docker`. Where none answers they are left out of a run of the whole suite,
-which says so at its end; they fail where they are asked for by name, or in CI (CI=true). To run them with an engine of
-their own:
+Tests that need an engine have the marker `docker`. If no engine answers, a run of the whole suite skips them and
+reports that at its end. They fail if they are selected explicitly, or in CI (CI=true). To use a separate engine:
 
     .ci/docker-engine .venv/bin/pytest -m docker
 """
@@ -31,7 +30,7 @@ from tests.support.http_server import QuietHandler, serving
 
 ROOT = Path(__file__).parents[3]
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-"""Debian's: on the host where the stand-in is made, and in it."""
+"""Debian's bundle, on the host that builds the stand-in and in the stand-in itself."""
 
 BOOTSTRAP = (
     "mmdebstrap",
@@ -43,19 +42,19 @@ BOOTSTRAP = (
     '--customize-hook=rm "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',
     "bookworm",
 )
-"""Debian 12 with its Python 3.11, laid out as Docker's official Python image: `python` and pip work as root."""
+"""Debian 12 with its Python 3.11, set up like Docker's official Python image: `python` and pip work as root."""
 
 NEXT_STEP = "run `.ci/docker-engine .venv/bin/pytest -m docker` as root, or point DOCKER_HOST at an engine"
 
 
 @functools.cache
 def _missing_engine() -> str | None:
-    """Return why no engine answers; None where one does."""
+    """Return why no engine answers, or None if one does."""
     with warnings.catch_warnings():
-        # docker leaves the socket open that it could not connect.
+        # docker does not close the socket if the connection fails.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
-            docker.from_env().close()  # which asks the engine for its version
+            docker.from_env().close()  # connecting requests the engine's version
         except DockerException as error:
             return str(error)
         finally:
@@ -63,9 +62,9 @@ def _missing_engine() -> str | None:
     return None
 
 
-def _leaves_docker_out(config: pytest.Config) -> bool:
-    asked_for = config.args != config.getini("testpaths") or "docker" in config.option.markexpr
-    return not asked_for and os.environ.get("CI") != "true" and _missing_engine() is not None
+def _skips_docker(config: pytest.Config) -> bool:
+    selected = config.args != config.getini("testpaths") or "docker" in config.option.markexpr
+    return not selected and os.environ.get("CI") != "true" and _missing_engine() is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,19 +72,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _leaves_docker_out(config):
+    if _skips_docker(config):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("docker")])
         items[:] = [item for item in items if not item.get_closest_marker("docker")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if _leaves_docker_out(config):
-        terminalreporter.write_line(f"No Docker engine answers: tests of images were left out. Next: {NEXT_STEP}")
+    if _skips_docker(config):
+        terminalreporter.write_line(f"No Docker engine answers: tests of images were skipped. Next: {NEXT_STEP}")
 
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[Any]:
-    """A docker.DockerClient of the engine that DOCKER_HOST or Docker's default names."""
+    """A docker.DockerClient of the engine at DOCKER_HOST or Docker's default address."""
     if reason := _missing_engine():
         pytest.fail(f"no Docker engine answers ({reason}). Next: {NEXT_STEP}")
     client = docker.from_env(timeout=300)
@@ -100,7 +99,7 @@ def base_image(docker_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
-    # The address is part of what the engine caches layers by: the last run's port, if it is free, keeps them.
+    # The address is part of the key of cached layers, so reuse the last run's port if it is free.
     known = request.config.cache
     assert known
     folder = tmp_path_factory.mktemp("torch-index")
@@ -111,16 +110,16 @@ def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
 
 
 def python_base(client: docker.DockerClient, folder: Path) -> str:
-    """Return the base of images/cpu and images/cuda: their own default where that can be pulled, else a stand-in.
+    """Return the base of images/cpu and images/cuda: their default if it can be pulled, else a stand-in.
 
-    The stand-in is made of Debian packages and stays in the engine. It trusts who the host trusts, and its pip asks the
-    indexes that the host's asks.
+    The stand-in is built from Debian packages and stays in the engine. It trusts the same certificates as the host, and
+    its pip uses the host's indexes.
     """
     default = _default_argument("BASE_IMAGE")
     try:
         client.images.pull(default)
     except DockerException as error:
-        print(f"{default} cannot be pulled ({error}): a stand-in takes its place", file=sys.stderr)
+        print(f"{default} cannot be pulled ({error}): using a stand-in", file=sys.stderr)
     else:
         return default
     changes = [f"ENV {variable}={value}" for variable, value in pip_environment().items()]
@@ -140,7 +139,7 @@ def python_base(client: docker.DockerClient, folder: Path) -> str:
 
 @contextmanager
 def index_of_torch(folder: Path, preferred_port: int = 0) -> Iterator[str]:
-    """Give a TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel that the host's pip has."""
+    """Yield a TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel of the host's pip."""
     if not any(name.endswith(".find-links") for name, _ in _pip_settings()):
         yield _default_argument("TORCH_INDEX")
         return
@@ -159,24 +158,24 @@ def pinned_torch() -> str:
 
 
 class _FileHandler(QuietHandler, SimpleHTTPRequestHandler):
-    """A handler that answers with the files of a folder."""
+    """Serves the files of a folder."""
 
 
 def _default_argument(name: str) -> str:
-    """Return what images/cpu/Dockerfile takes where a build does not say."""
+    """Return the default of a build argument in images/cpu/Dockerfile."""
     default = re.search(rf"^ARG {name}=(\S+)$", (ROOT / "images/cpu/Dockerfile").read_text(), flags=re.MULTILINE)
     assert default
     return default[1]
 
 
 def _pip_settings() -> list[tuple[str, str]]:
-    """Return pip's settings on this machine, wherever they are made: [('global.index-url', …), (':env:.cert', …)]."""
+    """Return pip's settings on this machine from all sources: [('global.index-url', …), (':env:.cert', …)]."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     return re.findall(r"^(\S+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
 
 
 def pip_environment() -> dict[str, str]:
-    """Return the variables with which a build reaches the indexes on the network that pip asks here."""
+    """Return variables that let a build use the network indexes of this machine's pip."""
     environment = {"PIP_CERT": str(CA_BUNDLE)}
     for name, value in _pip_settings():
         option = name.rpartition(".")[2]

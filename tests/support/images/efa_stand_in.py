@@ -1,8 +1,8 @@
-"""A stand-in for AWS's EFA installer, which cannot be fetched everywhere, at a mirror on loopback.
+"""A stand-in for AWS's EFA installer, which cannot be downloaded everywhere, on a mirror on loopback.
 
 It has what images/shared/install-efa relies on: the archive's name and folder, `efa_installer.sh`, libfabric in
-/opt/amazon/efa/lib, and a package of aws-ofi-nccl for Ubuntu 22.04 in DEBS/UBUNTU2204/x86_64, whose plugin lies in
-/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu. So say EC2's user guide ("Get started with EFA and NCCL"), and public
+/opt/amazon/efa/lib, and a package of aws-ofi-nccl for Ubuntu 22.04 in DEBS/UBUNTU2204/x86_64 with the plugin in
+/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu. Sources: EC2's user guide ("Get started with EFA and NCCL"), and public
 Dockerfiles on the real installer (container/templates/aws.Dockerfile of ai-dynamo/dynamo, 1.docker of
 aws-samples/awsome-distributed-training). libfabric is Debian's, the plugin is any library that loads.
 """
@@ -23,7 +23,7 @@ from tests.support.images.source_tree import SourceTree
 
 PLUGIN = "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net-ofi.so"
 ARGUMENTS = "/opt/amazon/efa_arguments"
-"""Where the stand-in notes what it was asked for."""
+"""File in which the stand-in records its arguments."""
 
 _INSTALLER = f"""#!/bin/bash
 set -e
@@ -37,12 +37,12 @@ _LIBRARY = Path("/lib/x86_64-linux-gnu/libz.so.1")
 
 
 class _Quiet(QuietHandler, SimpleHTTPRequestHandler):
-    """A handler that answers with the files of a folder."""
+    """Serves the files of a folder."""
 
 
 @contextmanager
 def efa_mirror(tree: SourceTree, folder: Path) -> Iterator[str]:
-    """Serve the stand-in, and have `tree` expect it; give the mirror's address."""
+    """Serve the stand-in, pin it in `tree`, and yield the mirror's address."""
     name = f"aws-efa-installer-{efa_installer()[0]}.tar.gz"
     package = folder / "package"
     (package / "DEBIAN").mkdir(parents=True)

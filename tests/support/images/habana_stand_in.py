@@ -1,6 +1,6 @@
-"""A stand-in for Habana's image of a release, which no registry here has, and sources whose gaudi image fits it.
+"""A stand-in for Habana's image of a release, which cannot be pulled here, and sources for a gaudi image on top of it.
 
-It is made of habana_image/ on Debian 12: its Python is 3.11 and its PyTorch the laptop's, so the locks are made anew.
+It is built from habana_image/ on Debian 12. Its Python is 3.11 and its PyTorch the laptop's, so it needs other locks.
 """
 
 import os
@@ -28,12 +28,12 @@ ROW = release()
 PYTHON = "3.11"
 NUMPY = "1.26.4"
 DEEPSPEED = "0.16.1"
-"""A release of its own, in the place of Habana's fork, which no registry has."""
+"""A release of DeepSpeed itself, in place of Habana's fork, which no registry has."""
 
 
 @contextmanager
 def habana_image(client: docker.DockerClient, base: str, torch_index: str, folder: Path) -> Iterator[str]:
-    """Build the stand-in on `base`, and give its name; it stays in the engine until the end of the block."""
+    """Build the stand-in on `base` and yield its name. It is removed from the engine after the block."""
     context = folder / "context"
     shutil.copytree(HERE / "habana_image", context, ignore=shutil.ignore_patterns("__pycache__"))
     _deepspeed_repository(folder / "deepspeed", context / "deepspeed.git")
@@ -62,7 +62,7 @@ def habana_image(client: docker.DockerClient, base: str, torch_index: str, folde
 
 
 def sources(folder: Path, images: Iterable[str]) -> SourceTree:
-    """Return sources whose locks of these images fit the stand-in, and which take its wrapper of libfabric."""
+    """Return sources with locks for these images on the stand-in, and with its wrapper of libfabric."""
     tree = SourceTree(folder)
     script = "images/shared/load-fabric"
     pinned = re.compile(r"^commit=[0-9a-f]{40}$", re.MULTILINE)
@@ -79,7 +79,7 @@ def sources(folder: Path, images: Iterable[str]) -> SourceTree:
 
 
 def wrapper_repository(repository: Path) -> str:
-    """Make a bare git repository with a stand-in of libfabric's wrapper, and return its commit, which is always one."""
+    """Make a bare git repository with a stand-in for libfabric's wrapper, and return its (constant) commit."""
     with tempfile.TemporaryDirectory() as name:
         source = Path(name)
         shutil.copytree(HERE / "hccl_ofi_wrapper", source, dirs_exist_ok=True)
@@ -87,11 +87,11 @@ def wrapper_repository(repository: Path) -> str:
 
 
 def _deepspeed_repository(folder: Path, repository: Path) -> None:
-    """Make a bare git repository with DeepSpeed's source, tagged as Habana tags its fork."""
+    """Make a bare git repository with DeepSpeed's source, tagged like Habana's fork."""
     folder.mkdir()
     no_build = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation")
     download = [sys.executable, "-m", "pip", "download", "--quiet", *no_build, f"deepspeed=={DEEPSPEED}"]
-    # As a build sees pip: without the files that it may be told to find on this machine.
+    # Use pip as in a build, without local files that this machine's settings may offer.
     network = {name: value.strip('"') for name, value in pip_environment().items()}
     kept = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
     environment = {**kept, **network, "PIP_CONFIG_FILE": os.devnull}
@@ -104,9 +104,9 @@ def _deepspeed_repository(folder: Path, repository: Path) -> None:
 
 
 def _bare_repository(source: Path, repository: Path, tag: str | None = None) -> str:
-    """Make a bare git repository of one commit of a folder, and return the commit."""
+    """Make a bare git repository with one commit of a folder, and return the commit."""
     git = ("git", "-C", str(source), "-c", "user.name=A", "-c", "user.email=a@example.com")
-    # One date, so that the same source is the same commit and the engine knows its layers again.
+    # A fixed date, so that the same source is the same commit and cached layers apply.
     dated = {**os.environ, "GIT_AUTHOR_DATE": "2025-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2025-01-01T00:00:00Z"}
     commands = [["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", "A stand-in"]]
     for command in (*commands, *([["tag", tag]] if tag else [])):

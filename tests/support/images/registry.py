@@ -1,4 +1,4 @@
-"""A real container registry on loopback: docker-registry of Debian."""
+"""A real container registry on loopback: Debian's docker-registry."""
 
 import socket
 import subprocess
@@ -29,7 +29,7 @@ class Registry:
     """host:port."""
 
     def digest(self, repository: str, tag: str) -> str | None:
-        """Return the digest of what the registry itself has under a tag."""
+        """Return the digest that the registry has for a tag."""
         request = urllib.request.Request(f"http://{self.address}/v2/{repository}/manifests/{tag}", method="HEAD")
         request.add_header("Accept", "application/vnd.docker.distribution.manifest.v2+json")
         try:

@@ -1,4 +1,4 @@
-"""A copy of what images are built from, in a repository of its own, with the command line that builds from it."""
+"""A copy of the images' sources in a separate repository, and the command line to build from it."""
 
 import json
 import os
@@ -21,14 +21,14 @@ _COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
 
 
 class SourceTree:
-    """Sources that are committed and clean at first. Nobody else edits them, and no others have their revision."""
+    """Sources that start out committed and clean, with a revision that no other sources have."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         for name in SOURCES:
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         shutil.copy(ROOT / ".dockerignore", root)
-        self.write("images/of-this-tree", uuid.uuid4().hex)  # in no image: what BuildKit has of others fits
+        self.write("images/of-this-tree", uuid.uuid4().hex)  # in no image, so that BuildKit's cached layers still apply
         self.git("init", "--quiet")
         self.commit()
 
@@ -52,17 +52,17 @@ class SourceTree:
         path.write_text(path.read_text() + text)
 
     def add_image(self, name: str, dockerfile: str, *, parent: str | None = None, release: str = RELEASE) -> None:
-        """Add a folder under images/, and an empty lock of the image that it makes (of `parent`, if it is a child)."""
+        """Add a folder under images/ and an empty lock file for its image, which is a child of `parent` if given."""
         self.write(f"images/{name}/Dockerfile", dockerfile)
         self.write(f"images/locks/{release}/{child_name(parent, name) if parent else name}.txt", "")
 
     @property
     def revision(self) -> str:
-        """Return the revision of what is committed."""
+        """Return the revision of the committed sources."""
         return source_revision(self.root).partition("-")[0]
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command `trainyard images ARGUMENTS…` of this tree."""
+        """Return the command line of `trainyard images ARGUMENTS…` for this tree."""
         return [*_COMMAND, "images", *arguments]
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -72,7 +72,7 @@ class SourceTree:
     def images(
         self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float | None = 1500
     ) -> subprocess.CompletedProcess[str]:
-        """Run `trainyard images ARGUMENTS…` of this tree to its end."""
+        """Run `trainyard images ARGUMENTS…` for this tree until it ends."""
         return subprocess.run(
             self.command(*arguments),
             cwd=self.root,
@@ -85,14 +85,14 @@ class SourceTree:
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """Return the rows that a command which ended well printed as JSON."""
+    """Return the rows that a successful command printed as JSON."""
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
 
 
 def remove_images(engine: Any, revision: str) -> None:
-    """Take from the engine all images that were built from sources of this revision, under each of their names."""
+    """Remove all images of a revision from the engine, under all of their names."""
     for image in engine.images.list():
         for name in image.tags:
             if revision in name:

@@ -1,1 +1,1 @@
-"""Stands in for Habana's package of that name in a stand-in for Habana's image."""
+"""A stand-in for Habana's package of this name."""

@@ -1,4 +1,4 @@
-"""What accelerate, optimum-habana and DeepSpeed import of Habana's bridge as soon as they see it."""
+"""The parts of Habana's bridge that accelerate, optimum-habana and DeepSpeed import if it is installed."""
 
 from habana_frameworks.torch import hpu
 
@@ -6,4 +6,4 @@ __all__ = ["hpu", "mark_step"]
 
 
 def mark_step() -> None:
-    """Where the bridge would run the graph that it has recorded."""
+    """Do nothing. The real bridge would run the recorded graph."""

@@ -1,4 +1,4 @@
-"""What optimum-habana and DeepSpeed ask of Habana's bridge where there is no card."""
+"""The functions of Habana's bridge that optimum-habana and DeepSpeed call on a machine without an HPU."""
 
 
 def is_available() -> bool:
@@ -10,17 +10,17 @@ def device_count() -> int:
 
 
 def setDeterministic(wanted: bool) -> None:  # noqa: N802 - Habana's name
-    """Which DeepSpeed's setup calls; it takes no card."""
+    """Do nothing. DeepSpeed's setup calls this."""
 
 
 def memory_stats(device: object = None) -> dict[str, int]:
-    """Bytes, as optimum-habana reads them."""
+    """Return memory use in bytes, in the form that optimum-habana reads."""
     return {"InUse": 0, "MaxInUse": 0, "Limit": 0}
 
 
 class Event:
-    """A mark in a card's queue of work, which DeepSpeed names in annotations."""
+    """An event in an HPU's work queue, which DeepSpeed uses in annotations."""
 
 
 class Stream:
-    """A card's queue of work, which DeepSpeed names in annotations too."""
+    """An HPU's work queue, which DeepSpeed uses in annotations."""
