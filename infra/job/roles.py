@@ -32,7 +32,7 @@ MEMBER_TAG = ("trainyard:role", "member")
 """Tag of the members' roles. The function that stops a team at its budget finds them by it."""
 
 PORT_DOCUMENT = "AWS-StartPortForwardingSession"
-"""AWS's session document for forwarding a port of an instance; `jobs.runs.port_forwarding` uses it."""
+"""AWS's session document for forwarding a port of an instance; `jobs.runs.connect` uses it."""
 
 _Conditions = dict[str, dict[str, str]]
 

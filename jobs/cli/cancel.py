@@ -24,7 +24,7 @@ def cancel(
     from jobs.core.retries import CANCELLED_REASON
     from jobs.core.run import is_latest
     from jobs.runs import batch, storage
-    from jobs.runs.follow import may_go_on
+    from jobs.runs.logs import may_have_successor
 
     aws = ctx.obj.aws()
     stage = batch.read_stage(aws, ctx.obj.stage)
@@ -38,7 +38,7 @@ def cancel(
             next_step=f"trainyard cancel {job.run_id}, or add --yes",
         )
         ask(f"Cancel {job.run_id}, submitted {tables.moment(job.created_at)}?", unasked=unasked)
-    if may_go_on(stage, job):
+    if may_have_successor(stage, job):
         raise TrainyardError(
             f"{job.run_id} is between two jobs: its Spot job has ended, and it may continue On-Demand",
             next_step=f"trainyard cancel {job.run_id}, again in a minute",

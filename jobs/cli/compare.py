@@ -81,7 +81,7 @@ def _read(aws: "Aws", stage_name: str, texts: Sequence[str]) -> "list[RecordedRu
     from jobs.cli import tables
     from jobs.cli.sweep_state import COMPARED, started_points
     from jobs.runs import batch, storage
-    from jobs.runs.read_records import read_fetched_run, read_run
+    from jobs.runs.run_records import read_fetched_run, read_run
 
     found: dict[str, Callable[[], RecordedRun]] = {}
     stage: DeployedStage | None = None

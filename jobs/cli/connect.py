@@ -34,14 +34,15 @@ def connect(
     from jobs.cli import tables
     from jobs.core.errors import TrainyardError
     from jobs.core.run import NOTEBOOK
-    from jobs.runs import batch, port_forwarding, storage
+    from jobs.runs import batch, storage
+    from jobs.runs.connect import PLUGIN, answers, check_programs, forward_port, free_port, instance_of
 
     aws = ctx.obj.aws()
     stage = batch.read_stage(aws, ctx.obj.stage)
     found = storage.find_run(aws, stage, run)
     if not stage.emulated:
-        port_forwarding.check_programs("aws", port_forwarding.PLUGIN)
-    local_port = port or port_forwarding.free_port()
+        check_programs("aws", PLUGIN)
+    local_port = port or free_port()
     was_connected = False
     with _disconnecting(found.run_id):
         while True:
@@ -62,13 +63,11 @@ def connect(
                 _show(found, server, port=server.port, instance=None, output=output)
                 return
             try:
-                instance = port_forwarding.instance_of(aws, job)
-                with port_forwarding.forwarded(
-                    aws, instance=instance, port=server.port, local_port=local_port
-                ) as process:
+                instance = instance_of(aws, job)
+                with forward_port(aws, instance=instance, port=server.port, local_port=local_port) as process:
                     was_connected = True
                     _show(found, server, port=local_port, instance=instance, output=output)
-                    while port_forwarding.answers(process, local_port):
+                    while answers(process, local_port):
                         time.sleep(POLL_SECONDS)
             except TrainyardError:
                 if not was_connected:
@@ -84,7 +83,7 @@ def _wait_for_notebook(aws: "Aws", stage: "DeployedStage", run: "StoredRun") -> 
     from jobs.cli import tables
     from jobs.core.errors import UsageError
     from jobs.runs import batch, storage
-    from jobs.runs.follow import may_go_on
+    from jobs.runs.logs import may_have_successor
     from jobs.runs.why import findings, is_waiting
     from jobs.spec.catalog import CATALOG
 
@@ -97,7 +96,7 @@ def _wait_for_notebook(aws: "Aws", stage: "DeployedStage", run: "StoredRun") -> 
                 f"{run.run_id} is a '{job.kind}' job, not a '{kind}': there is nothing to connect to",
                 next_step=f"trainyard logs {run.run_id} --follow",
             )
-        if job.ended and not may_go_on(stage, job):
+        if job.ended and not may_have_successor(stage, job):
             return None
         waits = ""
         if is_waiting(job):

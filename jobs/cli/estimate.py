@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jobs.core.instance_types import InstanceType
     from jobs.core.stage import DeployedStage
     from jobs.money.estimate import Estimate, Measurement, Work
-    from jobs.runs.past_runs import PastRun
+    from jobs.runs.run_records import PastRun
     from jobs.spec.kinds.finetune_classification import FinetuneClassification
     from jobs.spec.spec import JobSpec
 
@@ -165,7 +165,7 @@ def _estimates(
     from jobs.money.aws_prices import current_prices
     from jobs.money.estimate import estimate as estimate_point
     from jobs.money.estimate import model_name, sweep_estimate
-    from jobs.runs.past_runs import measured, past_runs
+    from jobs.runs.run_records import measurements, past_runs
 
     runs = past_runs(aws, stage, job=points[0].job)
     rows = [row for row in INSTANCE_TYPES.values() if bool(row.accelerators) == points[0].kind.accelerated]
@@ -178,7 +178,7 @@ def _estimates(
             arguments = point.entrypoint_arguments()
             case = (model_name(arguments), arguments.longest_sequence)
             if case not in known:
-                known[case] = list(_known_speeds(runs, point, row) if row else measured(runs, point, None))
+                known[case] = list(_known_speeds(runs, point, row) if row else measurements(runs, point, None))
             if not known[case]:
                 break
             prices = prices or (current_prices(aws, row) if row else None)
@@ -194,10 +194,10 @@ def _known_speeds(runs: "Sequence[PastRun]", spec: "JobSpec", row: "InstanceType
     """Yield the speeds that the stage's own runs measured on an instance type, or published ones if there are none."""
     from jobs.core.words import counted
     from jobs.money.estimate import Measurement, model_name, throughputs
-    from jobs.runs.past_runs import measured
+    from jobs.runs.run_records import measurements
     from jobs.spec.recipe import hpu_trainer
 
-    own = list(measured(runs, spec, row.name))
+    own = list(measurements(runs, spec, row.name))
     yield from own
     if own or spec.resources.nnodes > 1:
         return

@@ -25,7 +25,8 @@ def run_in_job(
     ended: ECS Exec does not report the command's own exit code.
     """
     from jobs.core.errors import ConfigurationError, TrainyardError
-    from jobs.runs import batch, entering, storage
+    from jobs.runs import batch, storage
+    from jobs.runs.connect import SHELL, enter, task_of
 
     # `--` between RUN and COMMAND keeps trainyard's global options from being taken out of COMMAND.
     words = command[1:] if command and command[0] == "--" else command or []
@@ -42,7 +43,7 @@ def run_in_job(
         raise TrainyardError(
             f"{run_id} is not running yet: it is {job.state}", next_step=f"trainyard why {run_id}; retry once it runs"
         )
-    task = entering.task_of(aws, job, node)
+    task = task_of(aws, job, node)
     if not task.lets_commands_in:
         raise ConfigurationError(
             f"nobody may run commands in {run_id}: stage '{stage.name}' has commands_in_jobs switched off, or had when "
@@ -50,4 +51,4 @@ def run_in_job(
             next_step="set commands_in_jobs in infra/settings.py, deploy, and submit a new run, or ask the stage's "
             f"administrator. Meanwhile: trainyard logs {run_id} --follow",
         )
-    entering.enter(aws, job, task, words or entering.SHELL)
+    enter(aws, job, task, words or SHELL)

@@ -58,7 +58,7 @@ class Repeats:
 
 
 class LiveView:
-    """Shows what `jobs.runs.follow.follow` reports, until it is closed.
+    """Shows what `jobs.runs.logs.follow` reports, until it is closed.
 
     On a terminal, progress lines and receipts update a panel, and the other lines scroll above it. Elsewhere every line
     is printed, and once a minute a line on stderr reports how busy the accelerators are and what the run costs.

@@ -24,9 +24,8 @@ def logs(
     from jobs.cli.live import LiveView, Repeats, detaching, print_heading, print_line
     from jobs.cli.sweep_state import refuse_point
     from jobs.runs import batch, storage
-    from jobs.runs.follow import follow as follow_job
-    from jobs.runs.follow import may_go_on
-    from jobs.runs.logs import LogReader
+    from jobs.runs.logs import LogReader, may_have_successor
+    from jobs.runs.logs import follow as follow_job
 
     after = parse_since(since) if since else None
     as_json = output == "json"
@@ -37,7 +36,7 @@ def logs(
     jobs = batch.jobs_of(aws, stage, found.run_id)
     job = jobs[-1]
     reader = LogReader(aws, stage.log_group, since=after)
-    following = follow and (not job.ended or may_go_on(stage, job))
+    following = follow and (not job.ended or may_have_successor(stage, job))
     console = tables.stderr()
     logged = False
     for part in jobs[:-1] if following else jobs:

@@ -21,7 +21,7 @@ def receipt(ctx: typer.Context, run: RunOrFolder, output: Output = "table") -> N
     from jobs.runs import batch, storage
     from jobs.runs.code_archive import read_code_record
     from jobs.runs.job import CANCELLED
-    from jobs.runs.read_records import read_classes
+    from jobs.runs.run_records import read_classes
     from jobs.runs.sweeps import STOPPED_EARLY
 
     if (folder := folder_of(run)) is not None:
@@ -64,7 +64,7 @@ def _show_fetched(folder: Path, *, output: str) -> None:
     from jobs.cli import tables
     from jobs.core.errors import NotFoundError
     from jobs.core.instance_types import instance_type
-    from jobs.runs.read_records import read_fetched_run
+    from jobs.runs.run_records import read_fetched_run
     from jobs.runs.sweeps import STOPPED_EARLY
 
     recorded = read_fetched_run(folder)

@@ -88,7 +88,7 @@ def _plan(
     from jobs.money.aws_prices import current_prices
     from jobs.money.budget import spent
     from jobs.runs import batch, storage
-    from jobs.runs.code_archive import packed
+    from jobs.runs.code_archive import pack_code
     from jobs.runs.secrets import check_spec
     from jobs.runs.sweeps import spent_by
     from jobs.spec.arguments import changed
@@ -115,7 +115,7 @@ def _plan(
     if overrides:
         check_spec(spec)
     points_left = _points_left(sweep, before, spec) if sweep else None
-    with_code, pack = packed(spec, stage)
+    with_code, pack = pack_code(spec, stage)
     check_requirements(stage, spec, pack)
     planned = plan(
         with_code,
@@ -172,7 +172,7 @@ def _check_ended(
 ) -> None:
     """Raise UsageError if the run has succeeded, runs, or may continue by itself."""
     from jobs.core.errors import UsageError
-    from jobs.runs.follow import may_go_on
+    from jobs.runs.logs import may_have_successor
     from jobs.runs.sweeps import STOPPED_EARLY
 
     job = jobs[-1] if jobs else None
@@ -184,7 +184,7 @@ def _check_ended(
         )
     if job is None:
         return
-    if may_go_on(stage, job):
+    if may_have_successor(stage, job):
         raise UsageError(
             f"{run.run_id} is between two jobs: its Spot job has ended, and it may continue On-Demand by itself",
             next_step=f"trainyard status {run.run_id}; if it does not continue, resume it in a minute",
@@ -286,7 +286,7 @@ def _send(aws: "Aws", stage: "DeployedStage", planned: "Plan", spec_before: str)
     from jobs.cli.submission import send
     from jobs.core.errors import Detached, MaybeSubmittedError, UsageError
     from jobs.runs import batch
-    from jobs.runs.claims import Claim
+    from jobs.runs.resume import Claim
 
     assert planned.resumed is not None  # noqa: S101 - `_plan` sets it
     earlier = planned.resumed.job_ids

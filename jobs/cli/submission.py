@@ -37,17 +37,24 @@ from jobs.core.stage import DeployedStage
 from jobs.core.words import counted, log_text, printable_name
 from jobs.data_checks.inputs import check_inputs
 from jobs.money.aws_prices import current_prices
-from jobs.runs.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, room_of, terminate_id
-from jobs.runs.batch import submit as submit_job
-from jobs.runs.code_archive import packed, put_code
-from jobs.runs.follow import follow
+from jobs.runs.batch import cause_of_failure, room_of, terminate_id
+from jobs.runs.code_archive import pack_code, put_code
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
-from jobs.runs.logs import LogReader
-from jobs.runs.planned_points import delete_points, new_sources, plan_points, put_points
-from jobs.runs.read_records import read_classes
+from jobs.runs.logs import LogReader, follow
 from jobs.runs.references import resolve
+from jobs.runs.run_records import read_classes
 from jobs.runs.secrets import ENVIRONMENT_NEXT, check_spec, secret_text
-from jobs.runs.storage import delete_spec, find_run, put_spec, readable_receipt
+from jobs.runs.storage import find_run, readable_receipt
+from jobs.runs.submit import (
+    SUBMIT_DELAYS_SECONDS,
+    delete_points,
+    delete_spec,
+    new_sources,
+    plan_points,
+    put_points,
+    put_spec,
+    submit_job,
+)
 from jobs.spec.code import Pack
 from jobs.spec.plan import Plan, plan
 from jobs.spec.requirements import Requirements, read_requirements
@@ -103,7 +110,7 @@ def plan_run(
     now = datetime.now(timezone.utc)
     run_id = new_run_id(spec.name, now=now)
     check_spec(spec)
-    with_code, pack = packed(spec, stage)
+    with_code, pack = pack_code(spec, stage)
     check_requirements(stage, spec, pack)
     resolved, dependencies = resolve(aws, stage, with_code, earlier=earlier, later=later)
     errors: list[TrainyardError] = []

@@ -76,7 +76,7 @@ def _show_next(state: "SweepState", found: "list[Standing]") -> None:
     from jobs.cli.sweep_state import COMPARED, WITHOUT_HALVING
     from jobs.core.locations import RUN
     from jobs.core.words import printable, usd
-    from jobs.runs.sweeps import DONE, STOPPED_EARLY, progress_text, spent_by, without_metric
+    from jobs.runs.sweeps import DONE, STOPPED_EARLY, missing_metric_warning, progress_text, spent_by
     from jobs.spec.sweep import BEST
 
     def say(text: str) -> None:
@@ -90,7 +90,7 @@ def _show_next(state: "SweepState", found: "list[Standing]") -> None:
         say(f"point {standing.point.number}: {printable(standing.reason)}")
     if state.reason and not failed:
         say(printable(state.reason))
-    if state.spec.sweep and (warning := without_metric(state.points, state.spec.sweep)):
+    if state.spec.sweep and (warning := missing_metric_warning(state.points, state.spec.sweep)):
         say(f"warning: {printable(warning)}")
     if state.best is not None and (state.job is None or state.job.ended):
         say(f"best point: {state.best.point.run_id}, which other specs can read as {RUN}{state.spec.name}{BEST}/…")

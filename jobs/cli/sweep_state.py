@@ -9,7 +9,7 @@ from jobs.core.errors import JobFailedError, TrainyardError, UsageError
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
-from jobs.runs.read_records import read_spec
+from jobs.runs.run_records import read_spec
 from jobs.runs.storage import StoredRun
 from jobs.runs.sweeps import (
     DONE,

@@ -1,1 +1,1 @@
-"""What one does with runs: submit, follow, read, resume, explain, sweep."""
+"""Work with runs: submit, follow, read, resume and explain them, and run sweeps."""

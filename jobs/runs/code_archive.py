@@ -1,4 +1,4 @@
-"""Code of a folder: chosen as git would, checked, packed alike each time, uploaded once, given back."""
+"""Pack a folder of code for a job: choose files as git would, check them, upload one archive, and fetch it."""
 
 import gzip
 import hashlib
@@ -26,7 +26,7 @@ from jobs.core.git import empty_repository, git_error, repository_of, run_git
 from jobs.core.locations import S3Location
 from jobs.core.records import parse_record, read_record
 from jobs.core.stage import DeployedStage
-from jobs.runs.secrets import MAX_LOOKED_AT_BYTES, secret_content, secret_name
+from jobs.runs.secrets import MAX_CHECKED_BYTES, secret_content, secret_name
 from jobs.spec.code import (
     CODE_RECORD,
     MAX_CODE_BYTES,
@@ -51,57 +51,58 @@ _NEVER = (
     *("__pycache__/", ".venv/", "venv/", "node_modules/", ".ipynb_checkpoints/", ".mypy_cache/", ".pytest_cache/"),
     *("*.pyc", ".DS_Store"),
 )
-"""What no code needs, in a folder without a repository."""
+"""Patterns that are excluded in a folder without a git repository."""
 
 _NAMED = 5
-"""So many files are named in a message."""
+"""Maximum number of files named in a message."""
 
 
-def packed(spec: JobSpec, stage: DeployedStage) -> tuple[JobSpec, Pack | None]:
-    """Return the spec with the place of its code on S3, and the code that has to be brought there.
+def pack_code(spec: JobSpec, stage: DeployedStage) -> tuple[JobSpec, Pack | None]:
+    """Return the spec with its code's location on S3, and the code to upload.
 
-    None: it has no code of its own, or that lies there. Raises UsageError for code that no job should get.
+    The code is None if the spec has none or its code is already on S3. Raises UsageError for code that a job must not
+    get.
     """
     arguments = spec.entrypoint_arguments()
     code = getattr(arguments, "code", None)
     if code is None or is_packed(code):
         return spec, None
-    pack = pack_folder(Path(os.path.expanduser(code)))  # noqa: PTH111 - leaves what names nobody as it is
+    pack = pack_folder(Path(os.path.expanduser(code)))  # noqa: PTH111 - leaves an unknown ~user unchanged
     _check_command(arguments, pack)  # type: ignore[arg-type]  # the one kind with code
     location = pack.location(stage.run_bucket, spec.team)
     return spec.model_copy(update={"arguments": {**spec.arguments, "code": str(location)}}), pack
 
 
 def pack_folder(folder: Path) -> Pack:
-    """Choose the files of a folder, and look at each.
+    """Choose the files of a folder and check each.
 
-    Raises NotFoundError where there is no folder, UsageError where it has none for a job, or what no job should get.
+    Raises NotFoundError if there is no such folder, UsageError if it has no files or some that no job may get.
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100 - keeps symbolic links
     if not folder.is_dir():
         raise NotFoundError(
-            f"arguments.code: {folder} is {'no folder' if folder.exists() else 'not there'}",
-            next_step="name the folder that the script lies in; a path counts from the working directory",
+            f"arguments.code: {folder} {'is not a folder' if folder.exists() else 'does not exist'}",
+            next_step="name the script's folder; a relative path starts at the working directory",
         )
     commit, dirty = _commit(folder)
     names = _without_ignored(folder, _names(folder))
     if not names:
         raise UsageError(
             f"arguments.code: {folder} has no files for a job",
-            next_step=f"see what its .gitignore and {IGNORE_FILE} leave",
+            next_step=f"check what its .gitignore and {IGNORE_FILE} exclude",
         )
     _check_names(folder, names)
-    files = tuple(_described(folder, name) for name in names)
+    files = tuple(_code_file(folder, name) for name in names)
     return Pack(folder=folder, files=files, commit=commit, dirty=dirty)
 
 
 def put_code(aws: Aws, plan: Plan) -> bool:
-    """Bring the plan's code to S3, and note in the run's folder which it is. Returns False where it lay there.
+    """Upload the plan's code to S3 and record it in the run's folder. Return False if S3 already has it.
 
-    Raises UsageError where a file has changed since the spec was checked.
+    Raises UsageError if a file has changed since the spec was checked.
     """
     pack = plan.pack
-    assert pack is not None  # noqa: S101 - whoever calls has looked
+    assert pack is not None  # noqa: S101 - callers have checked
     place = S3Location.parse(getattr(plan.spec.entrypoint_arguments(), "code"))  # noqa: B009 - of one kind only
     is_new = not object_store.exists(aws.s3, place)
     if is_new:
@@ -116,9 +117,9 @@ def put_code(aws: Aws, plan: Plan) -> bool:
 
 
 def write_archive(pack: Pack, target: "io.BufferedIOBase | tempfile._TemporaryFileWrapper[bytes]") -> None:
-    """Write the files as one archive: the same bytes for the same files.
+    """Write the files as a reproducible archive: the same files give the same bytes.
 
-    Raises UsageError where a file is no longer what was looked at.
+    Raises UsageError if a file has changed since it was checked.
     """
     with (
         gzip.GzipFile(fileobj=target, mode="wb", mtime=0, filename="") as compressed,
@@ -127,46 +128,48 @@ def write_archive(pack: Pack, target: "io.BufferedIOBase | tempfile._TemporaryFi
         for file in sorted(pack.files):
             content = (pack.folder / file.name).read_bytes()
             if hashlib.sha256(content).hexdigest() != file.sha256:
-                raise UsageError(f"{pack.folder / file.name} has changed meanwhile", next_step="submit again")
+                raise UsageError(
+                    f"{pack.folder / file.name} has changed since it was checked", next_step="submit again"
+                )
             entry = tarfile.TarInfo(file.name)
             entry.size, entry.mode = len(content), 0o755 if file.executable else 0o644
             archive.addfile(entry, io.BytesIO(content))
 
 
 def read_code_record(aws: Aws, run: S3Location) -> CodeRecord | None:
-    """Read which code a run was submitted with; None where it has none of its own, or where nobody can read which."""
+    """Read the record of a run's code, or return None if the run has no code or the record cannot be read."""
     return read_record(CodeRecord, object_store.read_once(aws.s3, run / CODE_RECORD), place=run / CODE_RECORD)
 
 
 def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
-    """Download a run's code below `target`, yielding each path.
+    """Download a run's code to `target`, yielding each path.
 
-    Raises NotFoundError if it has none of its own, UnreadableError if nobody can read which it had, UsageError if what
-    is on S3 is damaged or other code. Nothing is written then.
+    Raises NotFoundError if the run has no code, UnreadableError if its record cannot be read, UsageError if the archive
+    on S3 is damaged or has other content. In these cases nothing is written.
     """
     text = object_store.read_once(aws.s3, run / CODE_RECORD)
     if text is None:
-        raise NotFoundError(f"{run} has no code of its own: it is no run of the kind 'script'")
+        raise NotFoundError(f"{run} has no code: only runs of kind 'script' have")
     record = parse_record(CodeRecord, text, place=run / CODE_RECORD)
     content = object_store.read_once(aws.s3, S3Location.parse(record.location))
     if content is None:
-        raise NotFoundError(f"{record.location} is gone, which {run / CODE_RECORD} names")
+        raise NotFoundError(f"{record.location}, named by {run / CODE_RECORD}, no longer exists")
     for file, data in read_archive(content, location=record.location, fingerprint=record.fingerprint):
         yield write_file(file, data, target)
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names of a folder's files as git lists them: those that it tracks, or would.
+    """Return the names of a folder's files that git tracks or would track.
 
-    Outside a repository an empty one takes the place of the folder's own, which leaves out what nobody needs too.
+    Outside a repository, git lists the folder from an empty repository, and files that no job needs are excluded too.
     """
     if _in_repository(folder):
         listed = _ask(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
         return sorted(name for name in _split(listed) if os.path.lexists(folder / name))
     with _explained(folder), empty_repository() as place:
-        needless = (f"--exclude={pattern}" for pattern in _NEVER)
+        unneeded = (f"--exclude={pattern}" for pattern in _NEVER)
         command = (f"--git-dir={place / '.git'}", f"--work-tree={folder}", "ls-files", "--others", "-z")
-        return sorted(_split(run_git(*command, "--exclude-per-directory=.gitignore", *needless, folder=folder)))
+        return sorted(_split(run_git(*command, "--exclude-per-directory=.gitignore", *unneeded, folder=folder)))
 
 
 def _split(listed: str) -> set[str]:
@@ -174,21 +177,21 @@ def _split(listed: str) -> set[str]:
 
 
 def _in_repository(folder: Path) -> bool:
-    """Return whether a folder is in a git repository. Raises ConfigurationError if git does not read that one."""
+    """Return whether a folder is in a git repository. Raises ConfigurationError if git cannot read that repository."""
     nearest = repository_of(folder)
     if nearest is None:
         return False
-    taken = _ask(folder, "rev-parse", "--show-toplevel").removesuffix("\n")
-    if Path(taken) != nearest:  # it skips a damaged .git and looks further up
+    found = _ask(folder, "rev-parse", "--show-toplevel").removesuffix("\n")
+    if Path(found) != nearest:  # git skips a damaged .git and looks further up
         raise ConfigurationError(
-            f"arguments.code: git cannot read {nearest}/.git and takes {taken} for the repository of {folder}",
+            f"arguments.code: git cannot read {nearest}/.git and uses {found} as the repository of {folder}",
             next_step=f"repair {nearest}/.git or delete it",
         )
     return True
 
 
 def _without_ignored(folder: Path, names: list[str]) -> list[str]:
-    """Return the names that IGNORE_FILE does not exclude. git itself matches its patterns, in an empty repository."""
+    """Return the names that IGNORE_FILE does not exclude. git matches the patterns, in an empty repository."""
     path = folder / IGNORE_FILE
     if not path.is_file():
         return names
@@ -198,7 +201,7 @@ def _without_ignored(folder: Path, names: list[str]) -> list[str]:
         listed = run_git(
             *("-c", f"core.excludesFile={os.devnull}", "check-ignore", "--no-index", "--stdin", "-z"),
             folder=place,
-            stdin=b"\0".join(os.fsencode(f"./{name}") for name in names),  # ":" would begin a magic word
+            stdin=b"\0".join(os.fsencode(f"./{name}") for name in names),  # a leading ":" would be pathspec magic
             accepted=(0, 1),  # 1: none is ignored
         )
     ignored = {name.removeprefix("./") for name in _split(listed)}
@@ -212,14 +215,14 @@ def _check_names(folder: Path, names: list[str]) -> None:
     own = sorted({name.split("/")[0].removesuffix(".py") for name in names} & set(OWN_NAMES))
     if own:
         raise UsageError(
-            f"arguments.code: {folder} has '{own[0]}' at its top, which is a package of the platform's own too: the "
-            "script would import it in that one's place",
-            next_step=f"rename it, or name it in {IGNORE_FILE}",
+            f"arguments.code: {folder} has '{own[0]}' at its top level, which the script would import instead of the "
+            "platform's package of that name",
+            next_step=f"rename it, or list it in {IGNORE_FILE}",
         )
     if len(names) > MAX_CODE_FILES:
         raise UsageError(
             f"arguments.code: {folder} has {len(names)} files, more than {MAX_CODE_FILES}",
-            next_step=f"name in {IGNORE_FILE} what the script does not need",
+            next_step=f"list what the script does not need in {IGNORE_FILE}",
         )
     sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
     total = sum(sizes.values())
@@ -228,22 +231,22 @@ def _check_names(folder: Path, names: list[str]) -> None:
         shown = ", ".join(f"{name} ({sizes[name] / 1e6:.1f} MB)" for name in largest)
         raise UsageError(
             f"arguments.code: {folder} has {total / 1e6:.0f} MB, more than {MAX_CODE_BYTES / 1e6:.0f}: {shown}",
-            next_step=f"name in {IGNORE_FILE} what is no code, and give data as arguments.inputs",
+            next_step=f"list everything but code in {IGNORE_FILE}, and pass data as arguments.inputs",
         )
 
 
-def _described(folder: Path, name: str) -> CodeFile:
+def _code_file(folder: Path, name: str) -> CodeFile:
     path = folder / name
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise UsageError(
             f"arguments.code: {path} is a link to {path.resolve()}, outside the folder",
-            next_step=f"put the file itself there, or name the link in {IGNORE_FILE}",
+            next_step=f"put the file itself there, or list the link in {IGNORE_FILE}",
         )
     if not path.is_file():
-        kind = "a link to a folder, or to nothing" if path.is_symlink() else "a repository of its own, or no file"
-        raise UsageError(f"arguments.code: {path} is {kind}", next_step=f"name it in {IGNORE_FILE}")
+        kind = "a link to a folder, or a broken link" if path.is_symlink() else "another repository, or not a file"
+        raise UsageError(f"arguments.code: {path} is {kind}", next_step=f"list it in {IGNORE_FILE}")
     content = path.read_bytes()
-    if len(content) <= MAX_LOOKED_AT_BYTES and (what := secret_content(content, name)) is not None:
+    if len(content) <= MAX_CHECKED_BYTES and (what := secret_content(content, name)) is not None:
         raise _secrets(folder, [f"{name} (it seems to hold {what})"])
     return CodeFile(
         name=name,
@@ -256,24 +259,24 @@ def _described(folder: Path, name: str) -> CodeFile:
 def _secrets(folder: Path, named: list[str]) -> UsageError:
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return UsageError(
-        f"arguments.code: {folder} has what looks like a secret, and code is readable for the whole team: "
+        f"arguments.code: {folder} has what looks like a secret, but the whole team can read code: "
         f"{', '.join(named[:_NAMED])}{more}",
-        next_step=f"take it out of the folder, or name it in {IGNORE_FILE}",
+        next_step=f"remove it from the folder, or list it in {IGNORE_FILE}",
     )
 
 
 def _check_command(arguments: "Script", pack: Pack) -> None:
-    """Raise UsageError where the folder lacks what the command or the requirements name."""
+    """Raise UsageError if the folder lacks a file that the command or the requirements name."""
     names = [file.name for file in pack.files]
     for argument, name in (("command", arguments.script), ("requirements", arguments.requirements)):
         if name is not None and name not in names:
             ignored = (pack.folder / name).exists()
-            alike = [other for other in names if other.endswith(Path(name).suffix)]
-            hint = "" if ignored else did_you_mean(name, alike)
+            similar_names = [other for other in names if other.endswith(Path(name).suffix)]
+            hint = "" if ignored else did_you_mean(name, similar_names)
             raise UsageError(
                 f"arguments.{argument}: {pack.folder} has no file '{name}'"
-                + (f" among those that are packed: .gitignore or {IGNORE_FILE} names it" if ignored else hint),
-                next_step="paths of the command count from the folder of the code",
+                + (f" among the packed files: .gitignore or {IGNORE_FILE} excludes it" if ignored else hint),
+                next_step="paths in the command are relative to the code folder",
             )
     if arguments.words[0] == "-m" and len(arguments.words) > 1:
         module = arguments.words[1].replace(".", "/")
@@ -283,7 +286,7 @@ def _check_command(arguments: "Script", pack: Pack) -> None:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool]:
-    """Return the last commit of a folder's repository and whether the folder differs from it. None: it has none."""
+    """Return the last commit of a folder's repository, or None, and whether the folder differs from that commit."""
     if not _in_repository(folder):
         return None, False
     options = ("--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=all")
@@ -302,17 +305,17 @@ def _ask(folder: Path, *arguments: str) -> str:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Raise ConfigurationError with git's own words if it refuses, TimedOutError if it does not answer."""
+    """Raise ConfigurationError with git's message if it refuses, TimedOutError if it does not answer."""
     try:
         yield
     except subprocess.TimeoutExpired as error:
         raise TimedOutError(
             f"arguments.code: {git_error(error)} about {folder}",
-            next_step=f"see what 'git -C {folder} status' waits for, or write simpler patterns: *.csv, data/",
+            next_step=f"check what 'git -C {folder} status' waits for, or write simpler patterns: *.csv, data/",
         ) from None
     except OSError as error:
         raise ConfigurationError(
-            f"arguments.code: only git can tell which files of {folder} are ignored, and {git_error(error)}",
+            f"arguments.code: only git can list the ignored files of {folder}, and {git_error(error)}",
             next_step="install git, or correct PATH",
         ) from None
     except subprocess.CalledProcessError as error:
@@ -322,5 +325,5 @@ def _explained(folder: Path) -> Iterator[None]:
             f"arguments.code: git refuses to read {folder}: {words}",
             next_step=f"if you trust it: {trusted}"
             if "dubious ownership" in words
-            else f"see what 'git -C {folder} status' prints, or name a copy of the folder outside of any repository",
+            else f"check what 'git -C {folder} status' prints, or name a copy of the folder outside any repository",
         ) from None

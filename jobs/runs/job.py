@@ -1,6 +1,6 @@
-"""Jobs as Batch describes them, in one shape: of one node, of several that start together, of several on Spot.
+"""Represent any AWS Batch job in one shape: a single node, a multi-node parallel job, or an array of Spot nodes.
 
-The last are the children of an array job: attempts, exit codes and log streams are theirs, and so is most of the state.
+For an array job, attempts, exit codes, log streams and most of the state come from its children.
 """
 
 import re
@@ -18,14 +18,14 @@ from jobs.money.receipt import with_end
 from jobs.spec.sweep import NO_POINT_LEFT_REASON, SWEEP_TAG
 
 CANCELLED = "CANCELLED"
-"""The state of a job that somebody ended on purpose. Batch itself calls it FAILED."""
+"""The state of a job that a person stopped. Batch itself reports FAILED."""
 UNSUCCESSFUL = ("FAILED", CANCELLED)
 ENDED = ("SUCCEEDED", *UNSUCCESSFUL)
 STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", *ENDED)
 _ENDED_BY_THE_PLATFORM = (MOVED_REASON, DUPLICATE_REASON, SPOT_WAITED_TOO_LONG)
-"""Beginnings of the reasons of jobs that were terminated, but not because anybody wanted the run to end."""
+"""Reason prefixes of jobs that the platform terminated, although nobody wanted the run to end."""
 _TIMED_OUT = "Job attempt duration exceeded timeout"
-"""Batch's own words."""
+"""Batch's reason for a timed-out attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,27 +35,27 @@ class LogStream:
     name: str
     attempt: int
     node: int | None
-    """Index of the node; None: the job has one node."""
+    """Index of the node, or None if the job has one node."""
     of_sweep: bool = False
-    """The nodes are workers of a sweep, each of which runs points by itself."""
+    """The nodes are workers of a sweep, each of which runs points independently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobAttempt:
-    """One start of a job by Batch, in whichever shape its definition made Batch report it."""
+    """One start of a job by Batch, whatever the type of its job definition."""
 
     number: int
     started_at: datetime | None
     stopped_at: datetime | None
     exit_code: int | None
     reason: str
-    """Why it ended: Batch's words, or the container's; empty while it runs."""
+    """Why it ended, as reported by Batch or the container; empty while it runs."""
     log_stream: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job, with all that Batch knows of its run."""
+    """One job, with everything that Batch reports about it."""
 
     id: str
     run_id: str
@@ -63,30 +63,30 @@ class Job:
     """SUBMITTED, PENDING, RUNNABLE, STARTING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
     reason: str
     queue: str
-    """The queue's name in the stage: spot, …"""
+    """The queue's name in the stage, such as `spot`."""
     team: str
     kind: str
     moved: str
-    """Why the run goes on as this job after another one: "after 3 reclaims"; empty where it is the first."""
+    """Why the run was moved to this job, such as "after 3 reclaims"; empty if it was not moved."""
     created_at: datetime
     started_at: datetime | None
     stopped_at: datetime | None
     attempts: tuple[JobAttempt, ...]
-    """The one that runs is among them."""
+    """Includes the running attempt."""
     max_attempts: int
     log_streams: tuple[LogStream, ...]
-    """All log streams, in the order of attempts, then nodes."""
+    """All log streams, ordered by attempt, then node."""
     depends_on: tuple[str, ...] = ()
-    """Ids of the jobs that have to succeed before it starts."""
+    """Ids of the jobs that must succeed before this one starts."""
     resumed: str = ""
-    """Id of the job that ended before `trainyard resume` went on with the run; empty where nobody did."""
+    """Id of the job that ended before `trainyard resume` continued the run; empty if the run was not resumed."""
     points: int = 0
-    """Of a sweep: how many points the job has to run. 0: it is no sweep."""
+    """Number of points that a sweep's job has to run. 0: the job is not a sweep."""
     nodes: Mapping[str, int] = field(default_factory=dict)
-    """How many nodes are in each state, the least advanced first, where Batch starts each for itself on Spot. Empty
-    where there is one node, or where all start together. Those of a sweep are its workers."""
+    """Number of nodes in each state, the least advanced state first, if Batch starts each node separately on Spot.
+    A sweep's nodes are its workers. Empty for a single node and for nodes that start together."""
     ending: bool = False
-    """Its end was asked for, and has not come yet: what runs may still save."""
+    """Termination was requested but is not complete; the running container may still save."""
 
     @property
     def ended(self) -> bool:
@@ -94,25 +94,25 @@ class Job:
 
     @property
     def nodes_text(self) -> str:
-        """Return `1 of 2 nodes`, or `workers` of a sweep, where only some run; empty for all else."""
+        """Return `1 of 2 nodes` (for a sweep, `workers`) if only some are running, else an empty string."""
         some = 0 < self.nodes.get("RUNNING", 0) < sum(self.nodes.values())
         what = "workers" if self.points else "nodes"
         return f"{self.nodes['RUNNING']} of {sum(self.nodes.values())} {what}" if some and not self.ended else ""
 
     @property
     def has_waiting_nodes(self) -> bool:
-        """Return whether some of its nodes have yet to start; of those that have ended nothing keeps any."""
+        """Return whether some of the nodes have yet to start."""
         return any(count and state not in ("RUNNING", *ENDED) for state, count in self.nodes.items())
 
     @property
     def origin(self) -> str:
-        """Return how the job came to go on with its run; empty where it is the first."""
+        """Return how this job came to continue the run; empty for a run's first job."""
         if self.moved:
             return f"moved to On-Demand {self.moved}"
         return "resumed" if self.resumed else ""
 
     def with_end(self, receipt: Receipt) -> Receipt:
-        """Return the receipt of the job's run, with the end that Batch knows of if its newest attempt wrote none."""
+        """Return the run's receipt, with Batch's end time if the newest attempt recorded none."""
         if not self.ended or self.stopped_at is None:
             return receipt
         return with_end(receipt, job_id=self.id, stopped_at=self.stopped_at)
@@ -124,25 +124,25 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """Return the number of the attempt that runs, ran last, or is waited for."""
+        """Return the number of the attempt that is running, ran last, or will start next."""
         waiting = not self.ended and all(attempt.stopped_at for attempt in self.attempts)
         return max(1, len(self.attempts) + (1 if waiting else 0))
 
     def ended_by(self, receipt: Receipt | None) -> str:
-        """Return what the job's last attempt itself said of its end, of which Batch knows only the exit code.
+        """Return the reason that the job's last attempt recorded; Batch knows only the exit code.
 
-        Of a timeout and of a cancellation it is Batch that knows: the attempt got no more than a SIGTERM.
+        For a timeout and a cancellation only Batch has the reason, because the attempt just got a SIGTERM.
         """
         if self.state == CANCELLED:
             return self.reason
         last = receipt.attempts[-1] if receipt else None
         ours = self.state == "FAILED" and last is not None and last.job_id == self.id
-        said = (last.reason or "") if ours and last is not None else ""
-        return "; ".join(filter(None, ("its timeout_hours were over" if self.timed_out else "", said)))
+        recorded = (last.reason or "") if ours and last is not None else ""
+        return "; ".join(filter(None, ("it exceeded its timeout_hours" if self.timed_out else "", recorded)))
 
 
 def part_ids(detail: Mapping[str, Any]) -> list[str]:
-    """Return the ids of a job's nodes or children, for which DescribeJobs has to be asked besides."""
+    """Return the ids of a job's nodes or children, which need a DescribeJobs call of their own."""
     nodes = detail.get("nodeProperties", {}).get("numNodes", 0)
     children = _children(detail)
     job_id = detail["jobId"]
@@ -150,29 +150,29 @@ def part_ids(detail: Mapping[str, Any]) -> list[str]:
 
 
 def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, queue_names: Mapping[str, str]) -> Job:
-    """Make a Job of what DescribeJobs says of it, and of its nodes or children.
+    """Build a Job from the DescribeJobs details of a job and of its nodes or children.
 
-    `queue_names`: what the stage calls Batch's queues.
+    `queue_names` maps the names of Batch's queues to the stage's names.
     """
     physical_queue = detail["jobQueue"].rsplit("/", 1)[-1]
     tags = detail.get("tags", {})
     points = int(tags.get(SWEEP_TAG, 0))
-    gang = [part for part in parts if not _is_needless(part)] if _children(detail) else []
+    children = [part for part in parts if not _is_unused_worker(part)] if _children(detail) else []
     by_node = {int(re.split("[#:]", part["jobId"])[-1]): _attempts(part) for part in parts}
-    # The workers of a sweep start and end each for itself: of attempts of them all nobody can speak.
-    attempts = () if points else _attempts_of_gang(list(by_node.values())) if gang else _attempts(detail)
+    # A sweep's workers start and end independently, so a combined list of attempts would be meaningless.
+    attempts = () if points else _combined_attempts(list(by_node.values())) if children else _attempts(detail)
     started = list(chain.from_iterable(by_node.values()))
     streams = chain.from_iterable(
         _streams(of_node, node=node, of_sweep=points > 0) for node, of_node in by_node.items()
     )
-    states = [part["status"] for part in gang]
-    state = CANCELLED if _is_cancelled(detail) else _state_of_gang(detail["status"], states)
+    states = [part["status"] for part in children]
+    state = CANCELLED if _is_cancelled(detail) else _array_state(detail["status"], states)
     return Job(
         id=detail["jobId"],
         run_id=detail["jobName"],
         state=state,
-        # Batch gives a success a reason like a failure's.
-        reason="" if state == "SUCCEEDED" else _reason_of_gang(detail, gang),
+        # Batch gives successful jobs a reason too, worded like a failure's.
+        reason="" if state == "SUCCEEDED" else _array_reason(detail, children),
         queue=queue_names.get(physical_queue, physical_queue),
         team=tags.get("trainyard:team", ""),
         kind=tags.get("trainyard:job", ""),
@@ -180,7 +180,7 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
         resumed=tags.get(RESUMED_TAG, ""),
         created_at=_required_time(detail["createdAt"]),
         points=points,
-        started_at=_earliest(started) if gang else _time(detail.get("startedAt")),
+        started_at=_earliest(started) if children else _time(detail.get("startedAt")),
         stopped_at=_time(detail.get("stoppedAt")),
         attempts=attempts,
         max_attempts=detail.get("retryStrategy", {}).get("attempts", 1),
@@ -192,62 +192,62 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
             )
         ),
         nodes={state: states.count(state) for state in STATES if state in states},
-        ending=detail["status"] not in ENDED and _was_ended_by_someone(detail),
+        ending=detail["status"] not in ENDED and _was_terminated(detail),
     )
 
 
 def _is_cancelled(detail: Mapping[str, Any]) -> bool:
     return (
         detail["status"] == "FAILED"
-        and _was_ended_by_someone(detail)
+        and _was_terminated(detail)
         and not str(detail.get("statusReason", "")).startswith(_ENDED_BY_THE_PLATFORM)
     )
 
 
-def _is_needless(child: Mapping[str, Any]) -> bool:
-    """Return whether a worker of a sweep was cancelled before it started, since no point was left for it."""
+def _is_unused_worker(child: Mapping[str, Any]) -> bool:
+    """Return whether a sweep's worker was cancelled before it started because no point was left for it."""
     return child["status"] == "FAILED" and child.get("statusReason") == NO_POINT_LEFT_REASON
 
 
-def _was_ended_by_someone(detail: Mapping[str, Any]) -> bool:
-    """Return whether TerminateJob or CancelJob ended the job, as Batch's JobDetail says."""
+def _was_terminated(detail: Mapping[str, Any]) -> bool:
+    """Return whether TerminateJob or CancelJob ended the job, according to its JobDetail."""
     return bool(detail.get("isTerminated") or detail.get("isCancelled"))
 
 
 def _children(detail: Mapping[str, Any]) -> int:
-    """Return how many children the parent of an array job has; 0 for all other jobs."""
+    """Return the number of children of an array job's parent; 0 for all other jobs."""
     array = detail.get("arrayProperties", {})
     return 0 if "index" in array else int(array.get("size", 0))
 
 
-def _state_of_gang(status: str, states: Sequence[str]) -> str:
-    """Return the state of several nodes on Spot, all of which Batch calls PENDING.
+def _array_state(status: str, states: Sequence[str]) -> str:
+    """Return the state of several nodes on Spot; Batch reports PENDING until they all end.
 
-    They run as soon as one of them does; else they are where the least advanced is.
+    RUNNING if any node is running, else the state of the least advanced node.
     """
     alive = [state for state in STATES if state in states and state not in ENDED]
     if status == "FAILED" and states and all(state == "SUCCEEDED" for state in states):
-        return "SUCCEEDED"  # only workers that nothing was left for were cancelled, by which Batch fails their parent
+        return "SUCCEEDED"  # only unused workers were cancelled, for which Batch fails the parent
     if status in ENDED or not alive:
         return status
     return "RUNNING" if "RUNNING" in alive else alive[0]
 
 
-def _reason_of_gang(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reason of the node that decided the end.
+def _array_reason(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reason of the node that decided how the job ended.
 
-    Of the whole job Batch says only that a child failed, unless somebody ended it.
+    For the parent Batch reports only that a child failed, unless somebody terminated it.
     """
     failed = [child for child in children if child["status"] == "FAILED"]
-    if detail["status"] == "FAILED" and failed and not _was_ended_by_someone(detail):
+    if detail["status"] == "FAILED" and failed and not _was_terminated(detail):
         detail = min(failed, key=lambda child: min(map(_rank, _attempts(child)[-1:]), default=_LAST))
     return str(detail.get("statusReason", ""))
 
 
-def _attempts_of_gang(of_nodes: Sequence[Sequence[JobAttempt]]) -> tuple[JobAttempt, ...]:
-    """Return the first attempts of all nodes as one, then the second ones, and so on.
+def _combined_attempts(of_nodes: Sequence[Sequence[JobAttempt]]) -> tuple[JobAttempt, ...]:
+    """Combine the nodes' first attempts into one, then their second attempts, and so on.
 
-    Each ended as it did on the node that decided its end.
+    Each combined attempt ended as it did on the node that decided its end.
     """
     together = []
     for each in zip_longest(*of_nodes):
@@ -274,9 +274,9 @@ _LAST = (9, datetime.max.replace(tzinfo=timezone.utc))
 
 
 def _rank(attempt: JobAttempt) -> tuple[int, datetime]:
-    """Return the rank of a node's end, the least for the one that says most of the end of all.
+    """Return a sort key that puts the node that best explains the end first.
 
-    First comes its own fault, then a reclaim, then that it left with others; and of those the earliest.
+    The order is: an error of the job itself, a reclaim, leaving because others left; then by time.
     """
     if attempt.exit_code not in (None, 0, INTERRUPTED_EXIT_CODE):
         kind = 0
@@ -288,7 +288,7 @@ def _rank(attempt: JobAttempt) -> tuple[int, datetime]:
 
 
 def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
-    """Return the finished attempts, and the one that runs, whose log stream Batch keeps beside the list."""
+    """Return the finished attempts and the running one, whose log stream Batch reports outside the list."""
     attempts = [
         _attempt(number, {**item, "statusReason": item.get("statusReason", "")})
         for number, item in enumerate(detail.get("attempts", []), start=1)
@@ -302,13 +302,13 @@ def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
 
 
 def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
-    """Read an attempt of a job, whose one container is in its one task."""
+    """Read one attempt of a job, which has one container in one task."""
     in_tasks = chain.from_iterable(task.get("containers", []) for task in item.get("taskProperties", []))
     container: Mapping[str, Any] = next(iter(in_tasks), {})
     exit_code = container.get("exitCode")
     reasons = [item.get("statusReason", ""), container.get("reason", "")]
     if exit_code == 0 and EXITED_REASON in reasons:
-        reasons.remove(EXITED_REASON)  # Batch says that of every container that ended, this one by itself and well
+        reasons.remove(EXITED_REASON)  # Batch reports this for every container that exits; here it exited with 0
     return JobAttempt(
         number=number,
         started_at=_time(item.get("startedAt")),

@@ -1,33 +1,68 @@
-"""The log lines of a job in CloudWatch: all its attempts, all its nodes, read once or followed."""
+"""Read a job's log lines from CloudWatch, and follow a job to its end through all attempts and nodes."""
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from jobs.aws.connection import Aws
-from jobs.aws.errors import error_code
+from jobs.aws.errors import error_code, is_refused_connection, is_transient
+from jobs.core.errors import NotFoundError
+from jobs.core.locations import S3Location
 from jobs.core.output import Progress, is_utilization_line
-from jobs.runs.job import LogStream
+from jobs.core.queues import SPOT_WAITED_TOO_LONG, on_demand_successor
+from jobs.core.records import Receipt
+from jobs.core.retries import MOVED_REASON, is_reclaim
+from jobs.core.run import run_prefix
+from jobs.core.stage import DeployedStage
+from jobs.runs.batch import describe, find_job
+from jobs.runs.job import Job, LogStream
+from jobs.runs.storage import read_receipt
 
 _LAST_EVENTS = 100
-"""So many of a log's last lines are searched for one of progress."""
+"""Number of a log's last lines that are searched for a progress line."""
+
+POLL_SECONDS = 4.0
+"""Pause between polls. All followers share the account's request limits for DescribeJobs and GetLogEvents."""
+
+POLL_SECONDS_EMULATOR = 0.5
+
+FIRST_POLL_SECONDS_EMULATOR = 0.2
+"""Pause between polls until the job's first line, for which the person who submitted it is waiting."""
+
+PATIENCE_SECONDS = 600.0
+"""Time for which throttling, service errors and network failures are retried; the job keeps running meanwhile."""
+
+RECEIPT_SECONDS = 10.0
+"""Time between reads of the receipt. A run writes it every half minute."""
+
+RECEIPT_SECONDS_EMULATOR = 1.0
+
+_QUIET_POLLS = 3
+"""Polls without a new line after which an ended job's log is considered complete: CloudWatch delivers late."""
+
+SUCCESSOR_SECONDS = 600.0
+"""Time that a moved run may take to appear as its next job. A lost event is redelivered after minutes."""
+
+SUCCESSOR_SECONDS_AFTER_RECLAIM = 60.0
+"""The same time for a run that has used up its attempts with a reclaim. Not all such runs are moved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One line, and where it came from."""
+    """One log line and its origin."""
 
     time: datetime
     attempt: int
     node: int | None
-    """Index of the node; None: the job has one node."""
+    """Index of the node, or None if the job has one node."""
     text: str
     of_sweep: bool = False
     """The nodes are workers of a sweep."""
 
 
 def newest_progress(aws: Aws, log_group: str, streams: Sequence[LogStream]) -> Progress | None:
-    """Return how far a job said it was in the last lines of its newest attempt; None where they do not say."""
+    """Return the progress from the last lines of a job's newest attempt, or None if they show none."""
     newest = max((stream.attempt for stream in streams), default=0)
     for stream in streams:
         if stream.attempt != newest or stream.node not in (None, 0):
@@ -37,17 +72,17 @@ def newest_progress(aws: Aws, log_group: str, streams: Sequence[LogStream]) -> P
                 logGroupName=log_group, logStreamName=stream.name, startFromHead=False, limit=_LAST_EVENTS
             )
         except Exception as error:
-            if error_code(error) == "ResourceNotFoundException":  # it has no line yet
+            if error_code(error) == "ResourceNotFoundException":  # no line has been logged yet
                 return None
             raise
-        told = (Progress.parse(event["message"]) for event in reversed(page["events"]))
-        return next((progress for progress in told if progress is not None), None)
+        parsed = (Progress.parse(event["message"]) for event in reversed(page["events"]))
+        return next((progress for progress in parsed if progress is not None), None)
     return None
 
 
 @dataclass
 class LogReader:
-    """Reads each stream on from where it last stopped."""
+    """Reads log streams and continues where the last call stopped."""
 
     aws: Aws
     log_group: str
@@ -56,19 +91,18 @@ class LogReader:
     _lines: list[LogLine] = field(default_factory=list, init=False)
 
     def read(self, streams: Iterable[LogStream]) -> list[LogLine]:
-        """Return what was logged since the last call: attempt by attempt, the nodes of one interleaved by time.
+        """Return the lines logged since the last call, ordered by attempt, with nodes interleaved by time.
 
-        The lines by which nodes report how busy they are, for the stage's dashboard, are left out.
-
-        Where a call fails, the lines it had read come with the next one: none is lost, none comes twice.
+        Utilization lines, which feed the stage's dashboard, are left out.
+        If a call fails, the next call returns the lines it had read: no line is lost or repeated.
         """
         for stream in streams:
-            self._read_on(stream)
+            self._read_stream(stream)
         lines = sorted(self._lines, key=lambda line: (line.attempt, line.time))
         self._lines.clear()
         return lines
 
-    def _read_on(self, stream: LogStream) -> None:
+    def _read_stream(self, stream: LogStream) -> None:
         start = int(self.since.timestamp() * 1000) if self.since else 0
         while True:
             token = self._tokens.get(stream.name)
@@ -81,7 +115,7 @@ class LogReader:
                     **({"nextToken": token} if token else {}),  # type: ignore[arg-type]
                 )
             except Exception as error:
-                # The stream appears with its first line, some seconds after its container started.
+                # A stream is created with its first line, some seconds after the container started.
                 if error_code(error) == "ResourceNotFoundException":
                     return
                 raise
@@ -97,6 +131,85 @@ class LogReader:
                 if not is_utilization_line(event["message"])
             )
             self._tokens[stream.name] = page["nextForwardToken"]
-            # CloudWatch says that a stream is read to its end by giving the same token back, not by an empty page.
+            # At the end of a stream CloudWatch returns the same token again. An empty page does not mean the end.
             if page["nextForwardToken"] == token:
                 return
+
+
+def follow(
+    aws: Aws, stage: DeployedStage, job_id: str, *, reader: LogReader, show: Callable[[Job | LogLine | Receipt], None]
+) -> Job:
+    """Follow a job until it ends, pass all news to `show`, and return the ended job.
+
+    `show` gets the job whenever its state or attempt changes, each new log line, and every few seconds the receipt of a
+    running job. If the run continues as another job, that job is followed.
+    Raises NotFoundError if Batch has forgotten the job, and the connection's error if it lasts PATIENCE_SECONDS.
+    """
+    pause = POLL_SECONDS_EMULATOR if aws.emulated else POLL_SECONDS
+    patient_until = time.monotonic() + PATIENCE_SECONDS
+    successor_until: float | None = None
+    shown: tuple[str, str, int, str] | None = None
+    quiet = 0
+    has_lines = False
+    receipt_due = 0.0
+    while True:
+        try:
+            found = describe(aws, stage, [job_id])
+            lines = reader.read(found[0].log_streams) if found else []
+            may_continue = bool(found) and may_have_successor(stage, found[0])
+            run = find_job(aws, stage, found[0].run_id) if may_continue else None
+        except Exception as error:
+            # A refused connection on loopback means that the emulator was stopped, and all of its jobs with it.
+            gone = aws.emulated and is_refused_connection(error)
+            if gone or not is_transient(error) or time.monotonic() > patient_until:
+                raise
+            time.sleep(pause)
+            continue
+        patient_until = time.monotonic() + PATIENCE_SECONDS
+        if not found:
+            raise NotFoundError(f"AWS Batch no longer knows job {job_id}", next_step="trainyard receipt RUN")
+        job = found[0]
+        now = (job.id, job.state, job.attempt, job.nodes_text)
+        if not job.ended and now != shown:
+            shown = now
+            show(job)
+        for line in lines:
+            show(line)
+        quiet = 0 if lines else quiet + 1
+        has_lines = has_lines or bool(lines)
+        if job.state == "RUNNING" and time.monotonic() >= receipt_due:
+            receipt_due = time.monotonic() + (RECEIPT_SECONDS_EMULATOR if aws.emulated else RECEIPT_SECONDS)
+            receipt = _receipt(aws, stage, job)
+            if receipt is not None:
+                show(receipt)
+        if job.ended and quiet >= (1 if aws.emulated else _QUIET_POLLS):
+            if run is not None and run.id != job.id:
+                job_id, quiet, successor_until = run.id, 0, None
+                continue
+            successor_until = successor_until or time.monotonic() + SUCCESSOR_SECONDS
+            if not may_continue or time.monotonic() > successor_until:
+                show(job)
+                return job
+        time.sleep(pause if has_lines or not aws.emulated else FIRST_POLL_SECONDS_EMULATOR)
+
+
+def _receipt(aws: Aws, stage: DeployedStage, job: Job) -> Receipt | None:
+    """Return the run's receipt, or None if it cannot be read now; following works without it."""
+    try:
+        return read_receipt(aws, S3Location(stage.run_bucket, run_prefix(job.team, job.run_id)))
+    except Exception:  # noqa: BLE001 - denied, late, or from another release: a later poll may succeed
+        return None
+
+
+def may_have_successor(stage: DeployedStage, job: Job) -> bool:
+    """Return whether a failed job's run may still continue as another job, On-Demand."""
+    if job.state != "FAILED" or on_demand_successor(job.queue) not in stage.queues or job.points:
+        return False
+    if job.reason.startswith((MOVED_REASON, SPOT_WAITED_TOO_LONG)):
+        wait_seconds = SUCCESSOR_SECONDS
+    elif is_reclaim(job.reason, job.attempts[-1].exit_code if job.attempts else None):
+        wait_seconds = SUCCESSOR_SECONDS_AFTER_RECLAIM
+    else:
+        return False
+    # Batch may report no end time for a job that ended while it was waiting.
+    return job.stopped_at is None or (datetime.now(timezone.utc) - job.stopped_at).total_seconds() < wait_seconds

@@ -1,4 +1,4 @@
-"""RecordedRun: all that a run has left of itself by now, read once, for those that look back at it."""
+"""Hold everything that a run has recorded so far, read once, for reports and comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from jobs.spec.spec import JobSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A complete checkpoint that is still there."""
+    """A complete checkpoint that has not been deleted."""
 
     step: int
     at: datetime
@@ -24,27 +24,27 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """A run by its files."""
+    """A run as its files record it."""
 
     run_id: str
     team: str
     location: str
     spec_text: str = ""
-    """spec.yaml as it is; empty where there is none."""
+    """The content of spec.yaml; empty if there is none."""
     spec: JobSpec | None = None
-    """None: there is no spec.yaml, or none that this release reads."""
+    """None if there is no spec.yaml or this release cannot read it."""
     receipt: Receipt | None = None
     metrics: Sequence[Mapping[str, Any]] = ()
     """The lines of metrics.jsonl that have a step and a time, with `time` as a datetime."""
     utilization: Sequence[Mapping[str, Any]] = ()
-    """The lines of all attempts' utilization/N.jsonl, with `time` as a datetime, in its order."""
+    """The lines of all attempts' utilization/N.jsonl, with `time` as a datetime, ordered by time."""
     checkpoints: Sequence[Checkpoint] = field(default_factory=tuple)
     classes: ClassReport | None = None
     generations: Sequence[Mapping[str, str]] = ()
-    """What a language model said, by the script's own words: the texts of each line, by their names there."""
+    """Texts that a language model generated, by the names that the script gave them on each line."""
     data: DataSummary | None = None
     inputs: Inputs | None = None
-    """Of a script or an evaluation: what it read."""
+    """The inputs that a script or an evaluation read."""
     code: CodeRecord | None = None
 
     @property
@@ -61,7 +61,7 @@ class RecordedRun:
 
     @property
     def ran_on(self) -> str:
-        """Return the instances, ranks and accelerator of the last attempt; empty where there was none."""
+        """Return the instances, ranks and accelerator of the last attempt, or an empty string before the first."""
         if not self.attempts:
             return ""
         last = self.attempts[-1]
@@ -74,19 +74,19 @@ class RecordedRun:
 
 
 def texts_line(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the texts of an object; None where it has none."""
+    """Return the strings of an object, or None if it has none."""
     return {name: value for name, value in line.items() if isinstance(value, str)} or None
 
 
 def metrics_line(line: Any) -> dict[str, Any] | None:
-    """Return a line of metrics with its time as a datetime; None where it has no step or no time."""
+    """Return a metrics line with its time as a datetime, or None if it has no step or no time."""
     if not isinstance(line, dict) or not is_step(line.get("step")):
         return None
     return timed_line(line)
 
 
 def timed_line(line: Any) -> dict[str, Any] | None:
-    """Return an object with its time as a datetime; None where it has none, or is no object."""
+    """Return an object with its time as a datetime, or None if it has no time or is not an object."""
     if not isinstance(line, dict):
         return None
     try:

@@ -1,7 +1,7 @@
-"""References `run://name/path` are resolved to places on S3 when a spec is submitted.
+"""Resolve `run://name/path` references to S3 locations when a spec is submitted.
 
-A name is, in this order: that of an earlier document in the same file, a run's id, a spec's name, which stands for the
-team's newest run of it. With @best behind it, it is the best point of the team's newest sweep of that name.
+A name is looked up, in this order, as an earlier document of the same file, a run id, and a spec name, which stands for
+the team's newest run of that spec. `name@best` is the best point of the team's newest sweep of that name.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,9 +13,9 @@ from jobs.core.locations import RUN, S3Location, run_parts
 from jobs.core.run import spec_name
 from jobs.core.stage import DeployedStage
 from jobs.runs.batch import find_job
-from jobs.runs.follow import may_go_on
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL
-from jobs.runs.read_records import read_spec
+from jobs.runs.logs import may_have_successor
+from jobs.runs.run_records import read_spec
 from jobs.runs.storage import StoredRun, readable_receipt, runs_of_team
 from jobs.runs.sweeps import best, progress_text, read_sweep, standings
 from jobs.spec.arguments import ARTIFACT_FOLDER, TOKENIZER_FOLDER
@@ -28,12 +28,12 @@ from jobs.spec.sweep import BEST
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A run by its name."""
+    """A run found by its name."""
 
     run_id: str
     location: S3Location
     job: str | None
-    """Kind of the job; None: nobody knows any more."""
+    """Kind of the job, or None if it is no longer known."""
     queue: str = ""
     job_id: str | None = None
     ended: bool = False
@@ -42,10 +42,10 @@ class _Found:
 def resolve(
     aws: Aws, stage: DeployedStage, spec: JobSpec, *, earlier: Sequence[Plan] = (), later: Collection[str] = ()
 ) -> tuple[JobSpec, tuple[Dependency, ...]]:
-    """Return the spec with places on S3 for all references, and the runs that have to end before they are filled.
+    """Replace all references in a spec with S3 locations, and return the runs that must end before those exist.
 
-    `earlier` are submitted together with it and before it; `later` names those that come after it.
-    Raises NotFoundError where a run does not exist, UsageError where it has failed or cannot be read.
+    `earlier` are the plans submitted before this spec from the same file; `later` names the specs after it.
+    Raises NotFoundError if a run does not exist, UsageError if it has failed or cannot be read.
     """
     arguments = spec.entrypoint_arguments()
     found: dict[str, _Found] = {}
@@ -76,8 +76,8 @@ def resolve(
         )
     if len(dependencies) > MAX_DEPENDENCIES:
         raise UsageError(
-            f"{spec.name} waits for {len(dependencies)} runs; AWS Batch takes at most {MAX_DEPENDENCIES}",
-            next_step="let some of them end first",
+            f"{spec.name} waits for {len(dependencies)} runs, but AWS Batch allows at most {MAX_DEPENDENCIES}",
+            next_step="wait until some of them have ended",
         )
     return spec.model_copy(update={"arguments": resolved}), tuple(dependencies.values())
 
@@ -92,20 +92,20 @@ def _find(
     earlier: Sequence[Plan],
     later: Collection[str],
 ) -> _Found:
-    """Find a run by its name; `what`, the argument and what it says, begins each error."""
+    """Find a run by its name. Errors begin with `what`: the argument and its value."""
     if name.endswith(BEST):
         return _best(aws, stage, team, name.removesuffix(BEST), what=what, earlier=earlier)
     for plan in earlier:
         if name in (plan.spec.name, plan.run_id):
             if plan.sweep is not None:
-                raise _is_sweep(what, name, "submit what reads it when the sweep has ended")
+                raise _is_sweep(what, name, "submit the spec that reads it after the sweep has ended")
             if plan.spec.team != team:
                 raise UsageError(f"{what} is a run of team '{plan.spec.team}', which team '{team}' cannot read")
             return _Found(run_id=plan.run_id, location=plan.run_location, job=plan.spec.job, queue=plan.queue)
     if name in later:
         raise UsageError(
-            f"{what} comes later in the file, and runs are submitted in its order",
-            next_step=f"put '{name}' before what reads it",
+            f"{what} comes later in the file, and runs are submitted in the file's order",
+            next_step=f"move '{name}' before the spec that reads it",
         )
     return _stored(aws, stage, _newest(aws, stage, team, name, what=what, earlier=earlier), what)
 
@@ -126,28 +126,28 @@ def _newest(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, 
 
 
 def _best(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, earlier: Sequence[Plan]) -> _Found:
-    """Find the best point of the newest sweep of a name. Raises UsageError where the sweep still runs, or has none."""
+    """Find the best point of the newest sweep of a name. Raises UsageError if the sweep is running or has none."""
     if any(name in (plan.spec.name, plan.run_id) for plan in earlier):
         raise UsageError(
-            f"{what}: which point is the best shows when the sweep has ended",
-            next_step="submit what reads it by itself, then",
+            f"{what}: the best point is known only after the sweep has ended",
+            next_step="then submit the spec that reads it on its own",
         )
     run = _newest(aws, stage, team, name, what=what, earlier=())
     record, spec = read_sweep(aws, run.location), read_spec(aws, run.location)
     if record is None or spec is None or spec.sweep is None:
-        raise UsageError(f"{what} is {run.run_id}, which is no sweep", next_step=f"leave {BEST} out")
+        raise UsageError(f"{what} is {run.run_id}, which is not a sweep", next_step=f"remove {BEST}")
     job = find_job(aws, stage, run.run_id)
     found = standings(aws, run.location, record, job)
     if job is not None and not job.ended:
         raise UsageError(
-            f"{what} is {run.run_id}, which still runs: {progress_text(found)}",
+            f"{what} is {run.run_id}, which is still running: {progress_text(found)}",
             next_step=f"trainyard sweep {run.run_id}; submit again when it has ended, or name a point by its run id",
         )
     first = best(found, spec.sweep)
     if first is None:
-        ranks = f"'{spec.sweep.metric}'" if spec.sweep.metric else "a metric that ranks them"
+        metric = f"'{spec.sweep.metric}'" if spec.sweep.metric else "a metric to rank by"
         raise UsageError(
-            f"{what} is {run.run_id}, none of whose points has succeeded with {ranks}: {progress_text(found)}",
+            f"{what} is {run.run_id}, but none of its points has succeeded with {metric}: {progress_text(found)}",
             next_step=f"trainyard sweep {run.run_id}, then trainyard resume {run.run_id}",
         )
     return _Found(run_id=first.point.run_id, location=first.location, job=spec.job, ended=True)
@@ -155,25 +155,25 @@ def _best(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, ea
 
 def _is_sweep(what: str, name: str, next_step: str) -> UsageError:
     return UsageError(
-        f"{what} is a sweep, whose points are runs of their own; run://{name}{BEST}/… is the best of them",
+        f"{what} is a sweep, whose points are separate runs; run://{name}{BEST}/… is the best of them",
         next_step=next_step,
     )
 
 
 def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found:
-    """Look at a run that was submitted some time ago. Raises UsageError where nothing more will come of it."""
+    """Find the state of a run that was submitted earlier. Raises UsageError if it will produce nothing more."""
     job = find_job(aws, stage, run.run_id)
     if job is None:
-        # Batch has forgotten it. What it left is looked at like any other input.
+        # Batch has forgotten the job. The run's files are checked later, like any other input.
         receipt = readable_receipt(aws, run.location)
         if receipt is not None and receipt.state == "failed":
             raise _failed(run, what, "has failed")
         return _Found(
             run_id=run.run_id, location=run.location, job=receipt.job if receipt is not None else None, ended=True
         )
-    if may_go_on(stage, job):
+    if may_have_successor(stage, job):
         raise UsageError(
-            f"{what} is {run.run_id}, which is between two jobs: what ran on Spot has ended, and may go on On-Demand",
+            f"{what} is {run.run_id}, which has no job now: its Spot job ended, and it may continue On-Demand",
             next_step="submit again in a minute",
         )
     if job.points:
@@ -191,17 +191,17 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
 
 
 def _check_kind(run: _Found, what: str, wanted: str | None) -> None:
-    """Raise UsageError where the run leaves no artifact, or another than is wanted."""
+    """Raise UsageError if the run makes no artifact, or another kind than `wanted`."""
     kind = CATALOG.get(run.job or "")
     if kind is None:
         return
     if kind.makes is None:
-        raise UsageError(f"{what} is a '{kind.name}', which leaves no artifact", next_step=_who_makes(wanted))
+        raise UsageError(f"{what} is a '{kind.name}', which makes no artifact", next_step=_makers_of(wanted))
     if wanted not in (None, kind.makes):
-        raise UsageError(f"{what} makes a '{kind.makes}', not a '{wanted}'", next_step=_who_makes(wanted))
+        raise UsageError(f"{what} makes a '{kind.makes}', not a '{wanted}'", next_step=_makers_of(wanted))
 
 
-def _who_makes(wanted: str | None) -> str | None:
+def _makers_of(wanted: str | None) -> str | None:
     makers = [kind.name for kind in CATALOG.values() if kind.makes is not None and wanted in (None, kind.makes)]
     return f"name a run of {' or '.join(makers)}" if makers else None
 

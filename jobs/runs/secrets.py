@@ -1,6 +1,6 @@
-"""Secrets in a folder of code or a spec: files that are called as keys are, and text that has the form of one.
+"""Find secrets in a folder of code or in a spec, by typical file names and by the form of the text.
 
-Both are kept on S3, readable for the whole team, so a key in them would be known to all of them.
+Code and specs are stored on S3, where the whole team can read them, keys included.
 """
 
 import fnmatch
@@ -35,59 +35,50 @@ _FOLDERS = (".aws", ".ssh", ".gnupg")
 
 _CONTENTS = {
     "a private key": re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"),
-    # The form of AWS's identifiers: IAM User Guide, "IAM identifiers", unique IDs (AKIA: an access key).
+    # The form of AWS's identifiers: IAM User Guide, "IAM identifiers", unique IDs (AKIA is an access key).
     "an AWS access key": re.compile(rb"(?<![A-Za-z0-9/+=])AKIA[A-Z2-7]{16}(?![A-Za-z0-9/+=])"),
     "a token of the Hugging Face Hub": re.compile(rb"(?<![A-Za-z0-9_])hf_[A-Za-z]{34}(?![A-Za-z0-9_])"),
     "a token of GitHub": re.compile(rb"(?<![A-Za-z0-9_])gh[pousr]_[A-Za-z0-9]{36}(?![A-Za-z0-9_])"),
 }
 
-_WITH_ADDRESSES = (
-    *(
-        ".gitmodules",
-        ".condarc",
-        "pip.conf",
-        "pip.ini",
-        "uv.toml",
-        "poetry.toml",
-        "pyproject.toml",
-        "setup.cfg",
-        "tox.ini",
-    ),
-    *("pipfile", "environment.yml", "environment.yaml", ".npmrc"),
+_CONFIGURATION_FILES = (
+    *(".gitmodules", ".condarc", "pip.conf", "pip.ini", "uv.toml", "poetry.toml", "pyproject.toml", "setup.cfg"),
+    *("tox.ini", "pipfile", "environment.yml", "environment.yaml", ".npmrc"),
 )
-"""Files whose addresses are used. In other files most logins are examples."""
+"""Files whose URLs are checked for logins. In other files most logins are examples."""
 
 ENVIRONMENT_NEXT = (
     "put it into the team's secret (secret_variables in infra/settings.py), from which the job gets it as an "
     "environment variable"
 )
 
-MAX_LOOKED_AT_BYTES = 1_000_000
-"""Larger files are data, in which some bytes look like anything."""
+MAX_CHECKED_BYTES = 1_000_000
+"""Larger files are taken for data, where any byte sequence may occur by chance."""
 
 
 def secret_name(name: str) -> str | None:
-    """Return why a file of this relative name is taken for a secret; None where it is not."""
+    """Return why a file of this relative name is taken for a secret, or None if it is not."""
     *folders, last = name.split("/")
     for folder in folders:
         if folder in _FOLDERS:
-            return f"it lies in {folder}"
+            return f"it is in {folder}"
     if last in _HARMLESS:
         return None
     if any(fnmatch.fnmatchcase(last.lower(), pattern) for pattern in _NAMES):
-        return "it is called as files of keys are"
+        return "its name is typical of key files"
     return None
 
 
 def secret_content(content: bytes, name: str = "") -> str | None:
-    """Return what secret the content of a file of this name seems to have; None if it has none."""
-    if name.rpartition("/")[2].lower() in _WITH_ADDRESSES and (address := login_in(content.decode(errors="replace"))):
+    """Return the kind of secret that a file seems to contain, or None. `name` decides whether URLs are checked."""
+    is_configuration = name.rpartition("/")[2].lower() in _CONFIGURATION_FILES
+    if is_configuration and (address := login_in(content.decode(errors="replace"))):
         return f"a login for {address}"
     return next((what for what, pattern in _CONTENTS.items() if pattern.search(content)), None)
 
 
 def secret_text(text: str) -> str | None:
-    """Return what secret a text that is used seems to have, addresses with a login among them; None if it has none."""
+    """Return the kind of secret that a text seems to contain, logins in URLs included, or None."""
     if address := login_in(text):
         return f"a login for {address}"
     return secret_content(text.encode())
@@ -98,7 +89,7 @@ def check_spec(spec: JobSpec) -> None:
     for place, text in _texts(spec.model_dump(mode="json", exclude_defaults=True), ()):
         if (what := secret_text(text)) is not None:
             raise UsageError(
-                f"{'.'.join(place)}: it seems to hold {what}, and the whole team can read a run's spec",
+                f"{'.'.join(place)}: it seems to hold {what}, but the whole team can read a run's spec",
                 next_step=ENVIRONMENT_NEXT,
             )
 

@@ -1,7 +1,6 @@
-"""The runs in the stage's run bucket, and the files of each: found, read, fetched."""
+"""Find runs in the stage's run bucket, and read or fetch their files."""
 
 import difflib
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -9,9 +8,9 @@ from typing import Any
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.aws.errors import error_code, is_denied
+from jobs.aws.errors import is_denied
 from jobs.core import records
-from jobs.core.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
+from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.core.folder_listing import Listing, make_links
 from jobs.core.locations import S3Location
 from jobs.core.records import Attempt, NotebookServer, Receipt, read_attempt, read_json_lines, read_record
@@ -33,17 +32,14 @@ from jobs.core.run import (
     spec_name,
 )
 from jobs.core.stage import DeployedStage
-from jobs.spec.code import CODE_RECORD
-from jobs.spec.plan import Plan
-from jobs.spec.spec import JobSpec
 
 _OF_THE_PLATFORM = (CLAIMS, GANG)
-"""Folders that jobs coordinate themselves by, of no use to anyone else."""
+"""Folders with which jobs coordinate; nobody else needs them."""
 
 
 @dataclass(frozen=True, order=True)
 class StoredRun:
-    """A run by the files it has; ordered by the time in its id."""
+    """A run found by its files, ordered by the time in its id."""
 
     order: str
     run_id: str
@@ -52,91 +48,36 @@ class StoredRun:
 
 
 def read_spec_text(aws: Aws, run: S3Location) -> str | None:
-    """Read the resolved spec that a run was submitted with; None where there is none.
+    """Read the resolved spec that a run was submitted with, or None if there is none.
 
-    Raises UsageError where it is larger than a spec is, or not UTF-8.
+    Raises UsageError if it is too large for a spec, or not UTF-8.
     """
     text = object_store.read_once(aws.s3, run / SPEC)
     return None if text is None else decoded_spec(text, place=str(run / SPEC))
 
 
 def decoded_spec(content: bytes, *, place: str) -> str:
-    """Return the text of a stored spec. Raises UsageError if it is larger than a spec is, or not UTF-8."""
+    """Return the text of a stored spec. Raises UsageError if it is too large for a spec, or not UTF-8."""
     from jobs.spec.spec_yaml import MAX_SPEC_BYTES
 
     if len(content) > MAX_SPEC_BYTES:
-        raise UsageError(f"{place}: it is larger than {MAX_SPEC_BYTES // 1_000_000} MB, so it is no spec")
+        raise UsageError(f"{place}: larger than {MAX_SPEC_BYTES // 1_000_000} MB, the limit for a spec")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{place}: byte {content[error.start]:#04x} is not UTF-8") from None
 
 
-def spec_text(spec: JobSpec) -> str:
-    """Return a resolved spec as its file holds it."""
-    from jobs.spec.spec_yaml import dump_spec
-
-    return dump_spec(spec.model_dump(mode="json", exclude_none=True))
-
-
-def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:
-    """Write the resolved spec where the run's files will lie, before the run exists; or the one that was there.
-
-    Arguments that are too long for the job's command line lie beside it.
-    Raises TrainyardError if the run is new and another submission has its id: S3 writes the spec of one of them.
-    """
-    if plan.arguments_file is not None:  # it is named by its content: it is never another submission's
-        place = plan.run_location / plan.arguments_file.name
-        aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=plan.arguments_file.content)
-    place = plan.run_location / SPEC
-    content = (spec_text(plan.spec) if text is None else text).encode()
-    if text is not None or plan.resumed is not None:
-        aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=content, ContentType="application/yaml")
-    elif not _create(aws, place, content):
-        raise TrainyardError(
-            f"another run was submitted as {plan.run_id} in the same second; nothing was submitted",
-            next_step="submit again: it gets another id",
-        )
-
-
-def _create(aws: Aws, place: S3Location, content: bytes) -> bool:
-    """Write a spec where there is none. Return whether the one that is there is of this submission."""
-    own = {"submission": uuid.uuid4().hex}  # two submissions may have the same content
-    try:
-        aws.s3.put_object(
-            Bucket=place.bucket,
-            Key=place.key,
-            Body=content,
-            ContentType="application/yaml",
-            Metadata=own,
-            IfNoneMatch="*",
-        )
-    except Exception as error:
-        # The second: two wrote at the very same time. A first try whose answer was lost is refused at its repetition.
-        if error_code(error) not in ("PreconditionFailed", "ConditionalRequestConflict"):
-            raise
-        return aws.s3.head_object(Bucket=place.bucket, Key=place.key).get("Metadata") == own
-    return True
-
-
-def delete_spec(aws: Aws, plan: Plan) -> None:
-    """Take back `put_spec` where Batch refused the job: without it there would seem to be a run."""
-    arguments = [plan.arguments_file.name] if plan.arguments_file is not None else []
-    for name in (SPEC, *arguments, *([CODE_RECORD] if plan.pack is not None else [])):
-        place = plan.run_location / name
-        aws.s3.delete_object(Bucket=place.bucket, Key=place.key)
-
-
 def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[StoredRun]:
-    """Return the runs whose ids begin with `prefix`, the oldest first, however long ago Batch forgot them.
+    """Return the runs whose ids begin with `prefix`, the oldest first, including those that Batch has forgotten.
 
-    Teams whose runs the caller may not list are left out; where there is no other, raises what S3 said to that.
+    Leaves out teams whose runs the caller may not list; if no team remains, raises the S3 error.
     """
     found, denials = list[StoredRun](), list[Exception]()
     for team in stage.teams:
         try:
             found += runs_of_team(aws, stage, team, prefix=prefix)
-        except Exception as error:  # noqa: PERF203 - one team's denial is not another's
+        except Exception as error:  # noqa: PERF203 - other teams may still be readable
             if not is_denied(error):
                 raise
             denials.append(error)
@@ -161,10 +102,10 @@ def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "")
 
 
 def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
-    """Return the run that `text` names: its id, the beginning of one id, a spec's name (its newest run), or `latest`.
+    """Return the run that `text` names: its id, a unique beginning of an id, a spec name (its newest run), or `latest`.
 
-    The last is the newest run of the team that specs have by default, or of another one: `TEAM/latest`.
-    Raises NotFoundError where there is none, UsageError where `text` is the beginning of several ids.
+    `latest` is the newest run of the default team, `TEAM/latest` that of another team.
+    Raises NotFoundError if there is no such run, UsageError if `text` is the beginning of several ids.
     """
     if is_latest(text):
         return _newest_run(aws, stage, text.removesuffix(LATEST).removesuffix("/") or stage.default_team)
@@ -177,7 +118,7 @@ def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
     if runs:
         newest = ", ".join(run.run_id for run in reversed(runs[-5:]))
         raise UsageError(
-            f"'{text}' begins {len(runs)} run ids, the newest of them {newest}", next_step="type more of it"
+            f"{len(runs)} run ids begin with '{text}', the newest of them {newest}", next_step="type more of the id"
         )
     known = {name for run in stored_runs(aws, stage) for name in (run.run_id, spec_name(run.run_id))}
     close = difflib.get_close_matches(text, known, n=1)
@@ -198,28 +139,28 @@ def _newest_run(aws: Aws, stage: DeployedStage, team: str) -> StoredRun:
 
 
 def newest_checkpoint(aws: Aws, run: S3Location) -> int | None:
-    """Return the step of the newest checkpoint that has its manifest; None where there is none."""
+    """Return the step of the newest checkpoint that has its manifest, or None if there is none."""
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / CHECKPOINTS).key)
     keys = (item["Key"].removeprefix(run.key) for page in pages for item in page.get("Contents", []))
     return max((step for key in keys if (step := checkpoint_step(key)) is not None), default=None)
 
 
 def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:
-    """Read the receipt that a run has written so far; None where it has written none.
+    """Read a run's receipt so far, or return None if it has not written one.
 
-    Raises UnreadableError where it is damaged, or another release's.
+    Raises UnreadableError if the receipt is damaged or was written by another release.
     """
     text = object_store.read_once(aws.s3, run / RECEIPT)
     return None if text is None else records.parse_receipt(text, place=run / RECEIPT)
 
 
 def readable_receipt(aws: Aws, run: S3Location) -> Receipt | None:
-    """Read the receipt as far as there is one that can be read: for those who tell of more than of it."""
+    """Read a run's receipt, or return None if there is none or it cannot be read: for callers that can do without."""
     return records.read_receipt(object_store.read_once(aws.s3, run / RECEIPT), place=run / RECEIPT)
 
 
 def read_attempts(aws: Aws, run: S3Location) -> list[Attempt]:
-    """Read the records of a run's attempts, in their order, as far as they can be read."""
+    """Read the records of a run's attempts, in order, without those that cannot be read."""
     attempts = []
     for item in object_store.listing(aws.s3, run, prefix=(run / ATTEMPTS).key):
         place = S3Location(run.bucket, item["Key"])
@@ -230,12 +171,12 @@ def read_attempts(aws: Aws, run: S3Location) -> list[Attempt]:
 
 
 def read_metrics(aws: Aws, run: S3Location) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl so far, those that can be read."""
+    """Read the lines of metrics.jsonl so far, without those that cannot be read."""
     return read_json_lines(object_store.read_once(aws.s3, run / METRICS), place=run / METRICS)
 
 
 def read_notebook(aws: Aws, run: S3Location) -> NotebookServer | None:
-    """Read where the run's notebook answers; None where it has said nothing of that, or nothing that can be read."""
+    """Read the address of the run's notebook server, or return None if none is recorded or it cannot be read."""
     return read_record(
         NotebookServer, object_store.read_once(aws.s3, run / NOTEBOOK_SERVER), place=run / NOTEBOOK_SERVER
     )
@@ -248,12 +189,11 @@ def fetch(
     *,
     checkpoints: bool = False,
 ) -> Iterator[Path]:
-    """Download a run's files below `target`, yielding each path once its file is whole.
+    """Download a run's files to `target`, yielding each path once its file is complete.
 
-    What jobs coordinate themselves by does not come along, and checkpoints only where asked for: they are most of a
-    run's bytes, and of no use once there is a model.
-    Links of the run's folders are made again once their files are there.
-    Raises UsageError for a key that would land outside `target`, OSError with the path where it cannot be written.
+    Leaves out the files with which jobs coordinate, and checkpoints unless asked for: they are most of a run's bytes
+    and are not needed once there is a model. Links in the run's folders are restored at the end.
+    Raises UsageError for a key that would be written outside `target`, and OSError with the path if writing fails.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
     listings = []
@@ -266,9 +206,9 @@ def fetch(
             path = object_store.path_below(target, run, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                aws.s3.download_file(run.bucket, item["Key"], str(path))  # beside it, and renamed once it is whole
+                aws.s3.download_file(run.bucket, item["Key"], str(path))  # to a temporary file, renamed when complete
             except OSError as error:
-                error.filename = error.filename or str(path)  # a full disk's error names no file
+                error.filename = error.filename or str(path)  # the error of a full disk names no file
                 raise
             yield path
             if "/" not in name and name.endswith(LISTING_SUFFIX):

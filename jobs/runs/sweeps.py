@@ -1,4 +1,4 @@
-"""Sweeps as they stand: their points, how each of them is, which is the best."""
+"""Find out how a sweep stands: the state of each point, the best point, and what they cost."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,39 +36,39 @@ from jobs.spec.sweep import (
 )
 
 _AT_ONCE = 16
-"""Objects that are read or written at once."""
+"""Objects that are read or written at the same time."""
 
 STOPPED_EARLY = "stopped early"
-"""The state of a point that successive halving has stopped: nobody runs it again."""
+"""The state of a point that successive halving has stopped. It is never run again."""
 
 DONE = ("succeeded", STOPPED_EARLY)
-"""States of points of which nothing is left to do."""
+"""States of points that need no more work."""
 
 _ORDER = ("succeeded", "running", STOPPED_EARLY, "waiting", "interrupted", "not run", "stopped", "failed")
-"""States of points, in the order in which a table has them."""
+"""States of points, in the order of a table."""
 
 _NAMED = 3
-"""Failed points whose reasons are part of the sweep's."""
+"""Number of failed points whose reasons appear in the sweep's reason."""
 
 _ENDED = {"running": "interrupted"}
-"""What a receipt says of a point whose worker was lost."""
+"""State of a point whose worker was lost, by the state in its receipt."""
 
 
 def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
-    """Read the points of a sweep; None where the run is none."""
+    """Read the points of a sweep, or return None if the run is not a sweep."""
     content = object_store.read_once(aws.s3, run / SWEEP)
     return None if content is None else parse_record(SweepRecord, content, place=run / SWEEP)
 
 
 def sweep_of(aws: Aws, run: S3Location) -> str | None:
-    """Return the run id of the sweep that a run is a point of; None where it is none."""
+    """Return the run id of the sweep that a run is a point of, or None if it is not part of a sweep."""
     content = object_store.read_once(aws.s3, run / MEMBER_OF)
     return None if content is None else parse_record(MemberOf, content, place=run / MEMBER_OF).sweep
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How a point of a sweep stands."""
+    """The state and result of one point of a sweep."""
 
     point: PointRecord
     location: S3Location
@@ -80,11 +80,11 @@ class Standing:
 
     @property
     def rung(self) -> int:
-        """Return the last step at which it was compared with the others; 0: it never was."""
+        """Return the last step at which halving compared the point with others; 0 if it has not yet."""
         return self.receipt.halving.rung if self.receipt and self.receipt.halving else 0
 
     def metric(self, sweep: Sweep) -> tuple[str, float] | None:
-        """Return the figure that ranks it, with its name; that of its last rung until it has a result."""
+        """Return the metric that ranks the point, with its name. Before a result, its value at the last rung."""
         if self.receipt is None:
             return None
         found, halving = sweep.metric_of(self.receipt.result), self.receipt.halving
@@ -94,26 +94,26 @@ class Standing:
 
     @property
     def usd(self) -> float | None:
-        """Return what it has cost by now; None: it has written no receipt."""
+        """Return the point's cost so far, in USD, or None if it has written no receipt."""
         if self.receipt is None:
             return None
         return forecast(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
 
 
 def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -> list[Standing]:
-    """Return how all points stand, in their order. `job`: the sweep's newest; None: Batch has forgotten it."""
+    """Return how all points stand, in order. `job` is the sweep's newest job, or None if Batch has forgotten it."""
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / SWEEP_CLAIMS).key)
     start = len((run / SWEEP_CLAIMS).key)
     items = [item for page in pages for item in page.get("Contents", [])]
     names = [item["Key"][start:] for item in sorted(items, key=lambda item: item["LastModified"])]
     newest = {number: of_job for of_job, number in claimed(names) if job is None or job.ended or of_job == job.id}
     team = PurePosixPath(run.key.rstrip("/")).parent
-    goes_on = job is not None and not job.ended
+    is_active = job is not None and not job.ended
 
     def standing(point: PointRecord) -> Standing:
         location = S3Location(run.bucket, f"{team}/{point.run_id}/")
         receipt: Receipt | None = None
-        with suppress(TrainyardError):  # of another release
+        with suppress(TrainyardError):  # written by another release
             receipt = read_receipt(aws, location)
         claim: Claim | None = None
         if point.number in newest:
@@ -127,21 +127,22 @@ def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -
         elif receipt is not None and receipt.state == "succeeded":
             state = "succeeded"
         elif claim is None:
-            state = "waiting" if goes_on else "not run" if receipt is None else _ENDED.get(receipt.state, receipt.state)
+            inactive = "not run" if receipt is None else _ENDED.get(receipt.state, receipt.state)
+            state = "waiting" if is_active else inactive
         elif claim.ended is not None:
             state = claim.ended
             reason = (last or claim.reason) if claim.reason.startswith("exit code") else claim.reason
         else:
-            state = "running" if goes_on else "interrupted"
+            state = "running" if is_active else "interrupted"
         return Standing(point=point, location=location, state=state, receipt=receipt, reason=reason)
 
-    return each_at_once(standing, record.points)
+    return in_parallel(standing, record.points)
 
 
 def ended_by(aws: Aws, run: S3Location, found: Sequence[Standing], job: Job) -> str:
-    """Return why a sweep has ended without all of its points; empty if it has all, or has not ended.
+    """Return why a sweep ended before all of its points were done, or an empty string.
 
-    Batch says only that a worker exited.
+    Batch reports only that a worker exited.
     """
     if job.state not in UNSUCCESSFUL:
         return ""
@@ -158,21 +159,21 @@ def ended_by(aws: Aws, run: S3Location, found: Sequence[Standing], job: Job) -> 
     return "; ".join(filter(None, (stopped, f"{failures}{rest}"))) or job.reason
 
 
-def without_metric(found: Sequence[Standing], sweep: Sweep) -> str:
-    """Return the warning that points have succeeded and none has the metric that ranks them; empty if there is none."""
+def missing_metric_warning(found: Sequence[Standing], sweep: Sweep) -> str:
+    """Return a warning if points have succeeded but none has the metric to rank by, else an empty string."""
     results = [standing.receipt.result for standing in found if standing.state == "succeeded" and standing.receipt]
     if not results or any(standing.metric(sweep) for standing in found):
         return ""
     known = sorted({name for result in results for name, value in result.items() if isinstance(value, (int, float))})
-    metric = f"sweep.metric '{sweep.metric}'" if sweep.metric else "a metric that ranks them; name one in sweep.metric"
-    has = did_you_mean(sweep.metric or "", known) if known else "; they reported no figure"
+    metric = f"sweep.metric '{sweep.metric}'" if sweep.metric else "a metric to rank by; name one in sweep.metric"
+    has = did_you_mean(sweep.metric or "", known) if known else "; they reported no numbers"
     return f"none of the points that have succeeded has {metric}{has}"
 
 
 def ranked(found: Sequence[Standing], sweep: Sweep) -> list[Standing]:
-    """Return the points with the best first, those without the metric behind them, and those that failed last.
+    """Return the points, the best first, then those without the metric, and failed points last.
 
-    Of those that have not come to their end, the ones that halving let go further are before the others.
+    Among unfinished points, those that halving has let train longer come first.
     """
 
     def order(standing: Standing) -> tuple[int, int, bool, float, int]:
@@ -185,7 +186,7 @@ def ranked(found: Sequence[Standing], sweep: Sweep) -> list[Standing]:
 
 
 def best(found: Sequence[Standing], sweep: Sweep) -> Standing | None:
-    """Return the best of the points that have succeeded; None where none has, or none has the metric."""
+    """Return the best of the successful points, or None if no point has succeeded with the metric."""
     first = next(iter(ranked(found, sweep)), None)
     if first is None or first.state != "succeeded" or first.receipt is None:
         return None
@@ -193,24 +194,24 @@ def best(found: Sequence[Standing], sweep: Sweep) -> Standing | None:
 
 
 def progress_text(found: Sequence[Standing]) -> str:
-    """Return how far a sweep is, in a line: `7 of 9 points done, 1 failed, 1 running`."""
+    """Return a sweep's progress in one line: `7 of 9 points done, 1 failed, 1 running`."""
     states = [standing.state for standing in found]
     others = [f"{states.count(state)} {state}" for state in _ORDER[:0:-1] if state in states]
     return ", ".join([f"{states.count('succeeded')} of {counted(len(states), 'point')} done", *others])
 
 
 def done_text(found: Sequence[Standing]) -> str:
-    """Return how many of a sweep's points have succeeded, where there is room for no more: `7 of 9`."""
+    """Return how many of a sweep's points have succeeded, in the shortest form: `7 of 9`."""
     return f"{sum(standing.state == 'succeeded' for standing in found)} of {len(found)}"
 
 
 def spent_by(found: Iterable[Standing]) -> Spent:
-    """Return what the points have taken together."""
+    """Return what all points have used together."""
     attempts = list(chain.from_iterable(standing.receipt.attempts for standing in found if standing.receipt))
     return spent(attempts) if attempts else NOTHING_SPENT
 
 
-def each_at_once(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Return what `work` makes of each item; some are worked on at once."""
+def in_parallel(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Call `work` for each item on a pool of threads, and return the results in order."""
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         return list(threads.map(work, items))

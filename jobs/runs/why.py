@@ -1,9 +1,9 @@
-"""Why a job waits: asks Batch and EC2 for everything that can keep one from starting, the likely causes first.
+"""Find out why a job is waiting: check everything on Batch and EC2 that can keep a job from starting.
 
 trainyard why RUN
 
-Batch itself names a reason only for the job at a queue's head, and only some reasons. Each check here is one question
-to AWS; one that may not be asked is "unknown" and says which permission it wants, and the others go on.
+Batch gives a reason only for the job at the head of a queue, and only for some causes. Each check here asks AWS one
+question. A check that the caller may not make is "unknown" and names the missing permission; the others still run.
 """
 
 import json
@@ -24,12 +24,12 @@ Verdict = Literal["cause", "fine", "unknown"]
 _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
 _ON_INSTANCES = ("STARTING", "RUNNING")
 _OCCUPYING = ("PENDING", *_ON_INSTANCES)
-"""States of jobs that have instances, or whose nodes may have some."""
+"""States of jobs that occupy instances, or whose nodes may."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The answer to one question."""
+    """The result of one check."""
 
     verdict: Verdict
     about: str
@@ -39,55 +39,55 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Batch's words on the job and on what it waits for."""
+    """What Batch reports about the job and about the resources it waits for."""
 
     detail: Mapping[str, Any]
-    """The job as DescribeJobs has it; where its nodes start one by one, the first node that waits."""
+    """The job from DescribeJobs, or its first waiting node if its nodes start separately."""
     queue: Mapping[str, Any]
     environments: tuple[Mapping[str, Any], ...]
     """Compute environments, in the order in which the queue tries them."""
     running: tuple[Mapping[str, Any], ...]
-    """Summaries of the queue's jobs that have instances; of one whose nodes start one by one, of those nodes."""
+    """Summaries of the queue's jobs that have instances, or of their nodes if those start separately."""
     row: InstanceType
     nnodes: int
     waiting_nodes: int
-    """Jobs among them that have no instance yet."""
+    """Nodes that have no instance yet."""
     deploy_command: str
-    """The command that deploys a change of the stage's settings."""
+    """The command that deploys a change to the stage's settings."""
     is_shared: bool
-    """Whether jobs of several teams are in the queue."""
+    """Whether several teams use the queue."""
     teams: Mapping[str, str] = field(default_factory=dict)
-    """Teams by their share identifiers."""
+    """Teams by share identifier."""
     never_joined: Mapping[str, str] = field(default_factory=dict)
-    """Compute environment to why its instances never joined, where that was found."""
+    """Why a compute environment's instances never joined, by environment, if that is known."""
     stop: BudgetStop | None = None
-    """Set where the stage has used up its budget."""
+    """Set if the stage has used up its budget."""
 
 
 def is_waiting(job: Job) -> bool:
-    """Return whether the job waits, or some of its nodes do while others run."""
+    """Return whether the job, or some of its nodes, are waiting."""
     return job.state in _WAITING or any(state in _WAITING for state in job.nodes)
 
 
 def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
-    """Return all findings, causes first; at least one is a cause, if only that EC2 has no instance to give yet."""
+    """Return all findings, causes first. At least one is a cause, if only that EC2 has not provided an instance yet."""
     facts = _facts(aws, stage, job)
-    found: list[Finding] = [*_dependencies(aws, facts), *_said_by_batch(facts)]
+    found: list[Finding] = [*_dependencies(aws, facts), *_batch_reason(facts)]
     if "RUNNABLE" in (job.state, *job.nodes):
         found += _queue(facts)
         found += _environments(facts)
-        found += _room(facts)
-        questions: list[tuple[str, Callable[[Aws, Facts], Iterator[Finding]]]] = [
-            ("place in the queue", _place),
-            ("EC2's offer", _offer),
+        found += _instance_limit(facts)
+        checks: list[tuple[str, Callable[[Aws, Facts], Iterator[Finding]]]] = [
+            ("queue position", _queue_position),
+            ("EC2 availability", _availability),
             ("vCPU quota", _quota),
         ]
-        # The emulator has no instances to offer, and no quota of them.
-        for about, ask in questions[: 1 if aws.emulated else None]:
-            found += _asked(about, aws, facts, ask)
+        # The emulator has neither EC2 offerings nor quotas.
+        for about, check in checks[: 1 if aws.emulated else None]:
+            found += _checked(about, aws, facts, check)
     if job.state == "SUBMITTED":
         found.append(
-            Finding(verdict="cause", about="state", text="it was submitted just now; Batch has not looked yet")
+            Finding(verdict="cause", about="state", text="it was only just submitted; Batch has not evaluated it yet")
         )
     order: tuple[Verdict, ...] = ("cause", "unknown", "fine")
     found.sort(key=lambda finding: order.index(finding.verdict))
@@ -109,12 +109,12 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
     by_arn: dict[str, Mapping[str, Any]] = {item["computeEnvironmentArn"]: item for item in described}
     of_queue = {state: _summaries(aws, jobQueue=queue["jobQueueArn"], jobStatus=state) for state in _OCCUPYING}
     running = [item for state in _ON_INSTANCES for item in of_queue[state]]
-    # The parent of an array is PENDING while its children run, and they are no jobs of the queue.
+    # An array's parent is PENDING while its children run, and listing the queue does not return the children.
     for parent in of_queue["PENDING"]:
         if "arrayProperties" in parent:
             children = [child for state in _ON_INSTANCES for child in _children(aws, parent["jobId"], state)]
             running += [{**child, "shareIdentifier": parent.get("shareIdentifier", "")} for child in children]
-    # The workers of a sweep start as there is room, and need not be there together.
+    # A sweep's workers start whenever there is room; they need not run at the same time.
     nnodes = 1 if job.points else sum(job.nodes.values()) or detail.get("nodeProperties", {}).get("numNodes", 1)
     environments = tuple(by_arn[name] for name in names if name in by_arn)
     types = {name for item in environments for name in item.get("computeResources", {}).get("instanceTypes", [])}
@@ -144,16 +144,16 @@ def _summaries(aws: Aws, **which: Any) -> list[Any]:
     return [item for page in pages for item in page["jobSummaryList"]]
 
 
-def _asked(about: str, aws: Aws, facts: Facts, ask: Callable[[Aws, Facts], Iterator[Finding]]) -> Iterator[Finding]:
+def _checked(about: str, aws: Aws, facts: Facts, check: Callable[[Aws, Facts], Iterator[Finding]]) -> Iterator[Finding]:
     try:
-        yield from list(ask(aws, facts))
+        yield from list(check(aws, facts))
     except Exception as error:
         explained = explain(error)
         if explained is None:
             raise
         operation = getattr(error, "operation_name", "")
-        reason = f"{operation} was answered with {error_code(error)}" if operation else str(explained).splitlines()[0]
-        yield Finding(verdict="unknown", about=about, text=f"AWS would not say: {reason}")
+        reason = f"{operation} failed with {error_code(error)}" if operation else str(explained).splitlines()[0]
+        yield Finding(verdict="unknown", about=about, text=f"AWS refused to answer: {reason}")
 
 
 def _dependencies(aws: Aws, facts: Facts) -> Iterator[Finding]:
@@ -168,11 +168,11 @@ def _dependencies(aws: Aws, facts: Facts) -> Iterator[Finding]:
             yield Finding(verdict="cause", about="dependency", text=text, next_step=next_step)
 
 
-def _said_by_batch(facts: Facts) -> Iterator[Finding]:
+def _batch_reason(facts: Facts) -> Iterator[Finding]:
     reason = facts.detail.get("statusReason", "")
     if not reason or facts.detail["status"] not in _WAITING:
         return
-    # The codes that Batch puts before its reason: user guide, "Jobs stuck in a RUNNABLE status".
+    # Batch prefixes its reason with a code: user guide, "Jobs stuck in a RUNNABLE status".
     if reason.startswith("MISCONFIGURATION"):
         next_step = (
             f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploy_command}"
@@ -181,7 +181,7 @@ def _said_by_batch(facts: Facts) -> Iterator[Finding]:
         next_step = "wait, or submit with resources.capacity: on-demand"
     else:
         next_step = ""
-    yield Finding(verdict="cause", about="said by Batch", text=reason, next_step=next_step)
+    yield Finding(verdict="cause", about="Batch's reason", text=reason, next_step=next_step)
 
 
 def _queue(facts: Facts) -> Iterator[Finding]:
@@ -190,7 +190,7 @@ def _queue(facts: Facts) -> Iterator[Finding]:
     if (state, status) == ("ENABLED", "VALID"):
         yield Finding(verdict="fine", about="queue", text="enabled and valid")
     elif state != "ENABLED":
-        text = "the queue is disabled, so nothing of it starts"
+        text = "the queue is disabled, so none of its jobs start"
         yield Finding(verdict="cause", about="queue", text=text, next_step=_enable("job-queue", queue["jobQueueName"]))
     else:
         text = f"the queue is {status}: {queue.get('statusReason', 'no reason given')}"
@@ -204,7 +204,7 @@ def _environments(facts: Facts) -> Iterator[Finding]:
         verdict: Verdict = "fine" if able else "cause"
         if item["state"] != "ENABLED" and facts.stop is not None:
             text = f"they are switched off: the stage has used up its budget of {facts.stop.budget_usd:g} USD a month"
-            next_step = f"wait until {facts.stop.until[:10]}, or have monthly_budget_usd of the stage raised"
+            next_step = f"wait until {facts.stop.until[:10]}, or ask for a higher monthly_budget_usd of the stage"
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         elif item["state"] != "ENABLED" and (reason := facts.never_joined.get(item["computeEnvironmentName"])):
             text = f"they were switched off: {reason}"
@@ -216,18 +216,18 @@ def _environments(facts: Facts) -> Iterator[Finding]:
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         elif item["status"] != "VALID":
             text = f"their compute environment is {item['status']}: {item.get('statusReason', 'no reason given')}"
-            next_step = "AWS Batch user guide, 'INVALID compute environment': most often a role or a launch template"
+            next_step = "AWS Batch user guide, 'INVALID compute environment': usually a role or a launch template"
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         else:
             yield Finding(verdict="fine", about=about, text="their compute environment is enabled and valid")
     if "nodeProperties" in facts.detail and able and all("SPOT" in item["computeResources"]["type"] for item in able):
-        text = "the job has several nodes, which Batch never starts on Spot; it would wait for ever"
-        next_step = "trainyard cancel it, and set max_multinode_nodes in infra/settings.py"
+        text = "the job has several nodes, which Batch never starts on Spot, so it would wait forever"
+        next_step = "cancel it with trainyard cancel, and set max_multinode_nodes in infra/settings.py"
         yield Finding(verdict="cause", about="several nodes", text=text, next_step=next_step)
 
 
-def _room(facts: Facts) -> Iterator[Finding]:
-    """One job owns its instances, so jobs times nodes is what runs; Batch itself counts vCPUs."""
+def _instance_limit(facts: Facts) -> Iterator[Finding]:
+    """Compare the instances in use with the stage's limit. Jobs share no instance; Batch itself counts vCPUs."""
     used = sum(item.get("nodeProperties", {}).get("numNodes", 1) for item in facts.running)
     most = sum(
         item["computeResources"]["maxvCpus"] // facts.row.vcpus
@@ -236,42 +236,42 @@ def _room(facts: Facts) -> Iterator[Finding]:
     )
     counted = f"{used} of at most {most} instances of {facts.row.name} are in use"
     if used + facts.waiting_nodes <= most:
-        yield Finding(verdict="fine", about="room", text=counted)
+        yield Finding(verdict="fine", about="instance limit", text=counted)
         return
     shares = Counter(item.get("shareIdentifier", "") for item in facts.running)
     by_team = ", ".join(f"{facts.teams.get(share, share) or 'nobody'} {n}" for share, n in shares.most_common())
     if facts.nnodes > most:
-        text = f"the job wants {facts.nnodes} instances of {facts.row.name}; the stage may have {most}"
+        text = f"the job needs {facts.nnodes} instances of {facts.row.name}, but the stage allows {most}"
     else:
         text = f"{counted}{f' (jobs: {by_team})' if by_team else ''}"
-    limit = "raise the limit in infra/settings.py (max_nodes and its kin)"
-    next_step = f"wait for one to end, or {limit}, then {facts.deploy_command}"
-    yield Finding(verdict="cause", about="room", text=text, next_step=next_step)
+    limit = "raise the limit in infra/settings.py (max_nodes and similar)"
+    next_step = f"wait for a job to end, or {limit}, then {facts.deploy_command}"
+    yield Finding(verdict="cause", about="instance limit", text=text, next_step=next_step)
 
 
-def _place(aws: Aws, facts: Facts) -> Iterator[Finding]:
+def _queue_position(aws: Aws, facts: Facts) -> Iterator[Finding]:
     snapshot = aws.batch.get_job_queue_snapshot(jobQueue=facts.queue["jobQueueArn"])
     front = [item["jobArn"].rsplit("/", 1)[-1] for item in snapshot.get("frontOfQueue", {}).get("jobs", [])]
     if facts.detail["jobId"] not in front:
         if front:
-            text = f"it is behind the first {len(front)} that wait"
-            yield Finding(verdict="cause", about="place in the queue", text=text)
+            text = f"it is behind the first {len(front)} waiting jobs"
+            yield Finding(verdict="cause", about="queue position", text=text)
         return
     ahead = front.index(facts.detail["jobId"])
     if not ahead:
-        yield Finding(verdict="fine", about="place in the queue", text="it is the first that waits")
+        yield Finding(verdict="fine", about="queue position", text="it is the first waiting job")
         return
     first = aws.batch.describe_jobs(jobs=front[:1])["jobs"]
     share = first[0].get("shareIdentifier", "") if first and facts.is_shared else ""
     whose = f", the first of team {facts.teams.get(share, share)}" if share else ""
-    turns = ": teams take turns by what they used lately" if facts.is_shared else ""
+    turns = ": teams take turns by their recent use" if facts.is_shared else ""
     waiting = "jobs wait" if ahead > 1 else "job waits"
-    text = f"{ahead} {waiting} before it{whose}{turns}"
+    text = f"{ahead} {waiting} ahead of it{whose}{turns}"
     next_step = f"trainyard why {first[0]['jobName']}" if first else ""
-    yield Finding(verdict="cause", about="place in the queue", text=text, next_step=next_step)
+    yield Finding(verdict="cause", about="queue position", text=text, next_step=next_step)
 
 
-def _offer(aws: Aws, facts: Facts) -> Iterator[Finding]:
+def _availability(aws: Aws, facts: Facts) -> Iterator[Finding]:
     subnets = sorted({subnet for item in facts.environments for subnet in item["computeResources"].get("subnets", [])})
     zones = {item["AvailabilityZoneId"] for item in aws.ec2.describe_subnets(SubnetIds=subnets)["Subnets"]}
     offered = {
@@ -284,15 +284,15 @@ def _offer(aws: Aws, facts: Facts) -> Iterator[Finding]:
     here = ", ".join(sorted(zones))
     if not offered:
         text = f"EC2 does not offer {facts.row.name} in this region"
-        next_step = "python -m infra.preflight names what it offers; instance_type in infra/settings.py"
-        yield Finding(verdict="cause", about="EC2's offer", text=text, next_step=next_step)
+        next_step = "python -m infra.preflight lists what it offers; then set instance_type in infra/settings.py"
+        yield Finding(verdict="cause", about="EC2 availability", text=text, next_step=next_step)
     elif not zones & offered:
         text = f"EC2 offers {facts.row.name} in {', '.join(sorted(offered))}; the stage's subnets are in {here}"
-        next_step = "availability_zone_ids in infra/settings.py"
-        yield Finding(verdict="cause", about="EC2's offer", text=text, next_step=next_step)
+        next_step = "set availability_zone_ids in infra/settings.py"
+        yield Finding(verdict="cause", about="EC2 availability", text=text, next_step=next_step)
     else:
         text = f"EC2 offers {facts.row.name} in {', '.join(sorted(zones & offered))}"
-        yield Finding(verdict="fine", about="EC2's offer", text=text)
+        yield Finding(verdict="fine", about="EC2 availability", text=text)
 
 
 def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
@@ -302,7 +302,7 @@ def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
         code = facts.row.spot_quota_code if spot else facts.row.on_demand_quota_code
         answer = aws.quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
         value = answer["Value"]
-        text = f"{value:g} vCPUs of {answer.get('QuotaName', code)} ({code}), {needed} are needed"
+        text = f"{value:g} vCPUs of {answer.get('QuotaName', code)} ({code}); the job needs {needed}"
         if value < needed:
             next_step = (
                 f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
@@ -315,12 +315,12 @@ def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
 
 def _no_instance_yet(facts: Facts) -> Finding:
     kinds = " and ".join(dict.fromkeys(_kind(item) for item in facts.environments))
-    text = f"nothing here keeps it: EC2 has given no {kinds} instance of {facts.row.name} yet"
+    text = f"nothing blocks the job: EC2 has not provided {kinds} instances of {facts.row.name} yet"
     if facts.nnodes > 1:
         text += f", for {facts.waiting_nodes} of its {facts.nnodes} nodes"
-    next_step = "wait: an instance takes minutes where there is capacity, and Spot has none at times"
+    next_step = "wait: an instance takes minutes if there is capacity, and Spot sometimes has none"
     if not any("SPOT" not in item["computeResources"]["type"] for item in facts.environments):
-        next_step += "; resources.capacity: on-demand pays to skip the wait, where the stage allows it"
+        next_step += "; resources.capacity: on-demand costs more but skips the wait, if the stage allows it"
     return Finding(verdict="cause", about="capacity", text=text, next_step=next_step)
 
 
@@ -328,7 +328,7 @@ def _reason(record: str) -> str:
     try:
         return str(json.loads(record)["reason"])
     except (ValueError, KeyError, TypeError):
-        return "their instances booted and never joined"
+        return "their instances started and never joined"
 
 
 def _kind(environment: Mapping[str, Any]) -> str:
@@ -336,4 +336,4 @@ def _kind(environment: Mapping[str, Any]) -> str:
 
 
 def _enable(what: str, name: str) -> str:
-    return f"aws batch update-{what} --{what} {name} --state ENABLED, once the reason is gone"
+    return f"once the reason is gone: aws batch update-{what} --{what} {name} --state ENABLED"

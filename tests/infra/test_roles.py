@@ -15,7 +15,7 @@ from infra.stages import Stage, Team
 from jobs.core.artifact import artifact_prefix
 from jobs.core.images import images
 from jobs.core.stage import IMAGE_BUILD_PROJECT, IMAGES, RELEASE, image_parameter, image_repository_parameter
-from jobs.runs.port_forwarding import DOCUMENT
+from jobs.runs.connect import DOCUMENT
 from jobs.spec.submit_job import JOB_TAGS
 from tests.support.infra.calls import permissions_of
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements

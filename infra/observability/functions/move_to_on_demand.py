@@ -16,7 +16,7 @@ job ended. `dependsOn` does not work: if a job fails, and terminated jobs fail, 
 
 SubmitJob has no idempotency token. So each move is claimed first, with an S3 object that is only written if it does not
 exist; it is stored with the run's files, and later records the successor. Abandoned claims are taken over. `trainyard
-resume` uses the same claim (jobs/runs/claims.py), so a run continues only once.
+resume` uses the same claim (jobs/runs/resume.py), so a run continues only once.
 
 Submitters choose a job's command and environment, but can only set the tag of their own team. So the claim's key is
 made from the tag and the job's name, never from the job's command or environment.

@@ -32,9 +32,8 @@ from jobs.core.records import Receipt
 from jobs.core.run import FABRIC, run_prefix
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
-from jobs.runs.follow import may_go_on
 from jobs.runs.job import Job
-from jobs.runs.logs import LogReader
+from jobs.runs.logs import LogReader, may_have_successor
 from jobs.runs.storage import read_receipt
 from jobs.spec.plan import Plan
 from jobs.spec.spec import JobSpec, parse_spec
@@ -271,7 +270,7 @@ def wait(context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[J
             continue
         if job is None:
             raise JobFailedError(f"AWS Batch does not know {ids.get('run')}", next_step="run the same command again")
-        if is_wanted or (job.ended and not may_go_on(stage, job)):
+        if is_wanted or (job.ended and not may_have_successor(stage, job)):
             return job
 
 

@@ -165,5 +165,5 @@ def test_the_plugin_gets_the_session_that_ecs_opens(
     assert json.loads(session) == SESSION
     assert rest == ["us-east-1", "StartSession"]
     assert refused.returncode == 3, refused.stderr
-    assert "only people of team 'research' may" in refused.stderr
+    assert "only members of team 'research' may" in refused.stderr
     assert "next: assume the role of team 'research'" in refused.stderr

@@ -48,7 +48,7 @@ def test_report_receipt_and_compare_read_folders_without_aws(
     (tmp_path / "runs/notes").mkdir()
     for folder in ("runs/notes", f"{tmp_path}/best"):
         nothing = trainyard("receipt", folder)
-        assert f"error: {folder} is no folder of a fetched run" in nothing.stderr
+        assert f"error: {folder} is not the folder of a fetched run" in nothing.stderr
         assert nothing.returncode == 2
     # Names, ids and a team's latest are not folders.
     assert [folder_of(text) for text in ("early", RUN_IDS[0], "latest", "research/latest")] == [None] * 4

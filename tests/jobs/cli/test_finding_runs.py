@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from jobs.aws.connection import Aws
 from jobs.core.run import new_run_id
 from jobs.core.stage import DeployedStage
-from jobs.runs.storage import put_spec
+from jobs.runs.submit import put_spec
 from jobs.spec.plan import plan
 from jobs.spec.spec import JobSpec
 from tests.jobs.cli.conftest import Trainyard
@@ -39,7 +39,7 @@ def test_a_run_is_found_by_id_prefix_name_and_as_latest(
     assert found("found-by") == newer
     assert found("found-by-a") == found("latest") == longer_name
     assert found("latest", "--team", "product") == found("product/latest") == theirs.run_id
-    assert "error: 'found-b' begins 3 run ids" in aws_trainyard("status", "found-b", expect=2).stderr
+    assert "error: 3 run ids begin with 'found-b'" in aws_trainyard("status", "found-b", expect=2).stderr
     unknown = aws_trainyard("status", "fund-by", expect=4)
     assert "run 'fund-by' not found in stage 'dev'; did you mean 'found-by'?" in unknown.stderr
     assert "did you mean 'product'?" in aws_trainyard("status", "latest", "--team", "produce", expect=4).stderr

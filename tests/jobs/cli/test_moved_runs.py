@@ -15,6 +15,7 @@ from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
 from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch, storage
+from jobs.runs.submit import submit_job
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.reviews import reviews, save_tiny_bert, write_jsonl
 from tests.support.jobs.submitting import planned_to_run, wait_for
@@ -162,7 +163,7 @@ def test_two_spot_nodes_restart_together_after_a_reclaim(
     *, follow: Follow, emulated: Aws, stage: DeployedStage, emulator: Emulator
 ) -> None:
     # GIVEN that one of the two instances of `dev` is in use
-    other = batch.submit(emulated, planned_to_run(emulated, stage, ["sleep", "600"]))
+    other = submit_job(emulated, planned_to_run(emulated, stage, ["sleep", "600"]))
     wait_for(emulated, stage, other, state="RUNNING")
     with follow("resources.nnodes=2", "resources.capacity=spot", stage=DEFAULT_STAGE) as following:
         # WHEN the second node starts after a wait, and one node is reclaimed after a checkpoint

@@ -99,4 +99,4 @@ def test_a_stored_spec_has_the_size_limit_of_a_spec_file(emulated: Aws, place: S
     put(emulated, place, spec_yaml=b"name: " + b"x" * 1_000_000)
     code, _, err = command("report", run_of(place))
     assert code == 0, err
-    assert f"warning: {place}spec.yaml: it is larger than 1 MB, so it is no spec" in err
+    assert f"warning: {place}spec.yaml: larger than 1 MB, the limit for a spec" in err

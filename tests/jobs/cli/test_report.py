@@ -18,10 +18,10 @@ from jobs.cli.terminal import write_page
 from jobs.core.errors import Detached, UsageError
 from jobs.core.records import Inputs
 from jobs.core.stage import DeployedStage
-from jobs.report.page import run_page
+from jobs.report.run_page import run_page
 from jobs.runs import storage
-from jobs.runs.read_records import read_run
 from jobs.runs.recorded_run import RecordedRun
+from jobs.runs.run_records import read_run
 from jobs.spec.spec import parse_spec
 from tests.jobs.report.test_run_page import NOW
 from tests.support.jobs.pages import OpenedPage

@@ -15,7 +15,7 @@ from jobs.cli.submission import check_requirements, plan_run
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
-from jobs.runs.code_archive import packed
+from jobs.runs.code_archive import pack_code
 from jobs.spec.code import MAX_CODE_BYTES
 from jobs.spec.spec import parse_spec
 from tests.jobs.cli.conftest import Trainyard
@@ -67,10 +67,10 @@ def test_the_ready_made_spec_trains_and_its_code_is_fetched(
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n"
 
 BAD: dict[str, tuple[dict[str, str], dict[str, object], type[TrainyardError], str]] = {
-    "no such folder": ({}, {"code": "elsewhere"}, NotFoundError, "/elsewhere is not there"),
+    "no such folder": ({}, {"code": "elsewhere"}, NotFoundError, "/elsewhere does not exist"),
     "no such script": ({"tain.py": ""}, {}, UsageError, "has no file 'train.py'; did you mean 'tain.py'?"),
-    "an ignored script": ({"train.py": "", "a": "", ".trainyardignore": "*.py"}, {}, UsageError, "names it"),
-    "a file of secrets": ({"train.py": "", "app/.env": ""}, {}, UsageError, "app/.env (it is called as files of keys"),
+    "an ignored script": ({"train.py": "", "a": "", ".trainyardignore": "*.py"}, {}, UsageError, "excludes it"),
+    "a file of secrets": ({"train.py": "", "app/.env": ""}, {}, UsageError, "app/.env (its name is typical of key"),
     "a key in a file": ({"train.py": KEY}, {}, UsageError, "train.py (it seems to hold a private key)"),
     "a folder called jobs": ({"train.py": "", "jobs/a.py": ""}, {}, UsageError, "has 'jobs' at its top"),
     "too large": ({"train.py": "", "weights.bin": "big"}, {}, UsageError, "more than 100: weights.bin (101.0 MB)"),
@@ -126,7 +126,7 @@ def test_bad_code_is_refused_before_anything_is_uploaded(
         {"name": "a", "job": "script", "arguments": {"code": "code", "command": "train.py", **arguments}}, origin="a"
     )
     with pytest.raises(kind) as refused:
-        check_requirements(stage, spec, packed(spec, stage)[1])
+        check_requirements(stage, spec, pack_code(spec, stage)[1])
     assert message in str(refused.value)
     assert "\nNext: " in str(refused.value) or "module" in case
 
@@ -172,7 +172,7 @@ def test_equal_files_are_equal_code_with_the_commit_from_git(tmp_path: Path, sta
     def pack_of(folder: str) -> tuple[str, bool, bool]:
         arguments = {"code": str(tmp_path / folder), "command": "train.py"}
         spec = parse_spec({"name": "a", "job": "script", "arguments": arguments}, origin="a")
-        resolved, pack = packed(spec, stage)
+        resolved, pack = pack_code(spec, stage)
         assert pack is not None
         assert resolved.arguments["code"] == f"s3://{stage.run_bucket}/research/code/{pack.fingerprint}.tar.gz"
         return pack.fingerprint, bool(pack.commit), pack.dirty

@@ -99,7 +99,7 @@ def test_a_sweep_survives_a_reclaim_and_repeats_failed_points(
     record = SweepRecord.model_validate_json(object_at(emulated, run.location / "sweep.json"))
     points = [S3Location(run.location.bucket, f"research/{point.run_id}/") for point in record.points]
     [job] = batch.find_jobs(emulated, stage, run_id)
-    with pytest.raises(UsageError, match=r"which still runs: 0 of 4 points done"):
+    with pytest.raises(UsageError, match=r"which is still running: 0 of 4 points done"):
         plan_run(emulated, stage, reading(spec["name"]))
 
     # WHEN the worker of the first point is reclaimed after it has saved a step
@@ -210,7 +210,7 @@ def test_an_invalid_point_is_reported_by_number(
     with pytest.raises(UsageError, match="point 2 of 2: global_batch_size 31 is not divisible"):
         plan_run(emulated, stage, parse_spec({**base, "sweep": odd}, origin="a"))
     [first, *_] = plan_runs(emulated, stage, [parse_spec(spec, origin="a")])
-    with pytest.raises(UsageError, match="shows when the sweep has ended"):
+    with pytest.raises(UsageError, match="the best point is known only after the sweep has ended"):
         plan_run(emulated, stage, reading(spec["name"]), earlier=[first])
     assert storage.runs_of_team(emulated, stage, "research", prefix="bad-") == []
 

@@ -51,15 +51,13 @@ def test_a_job_waits_for_room_and_for_earlier_jobs(emulated: Aws, stage: Deploye
     fourth = submit("RUNNABLE", name="fourth")
     # THEN the findings say what each waits for
     full = "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"
-    assert causes(findings(emulated, stage, third)) == {"room": full}
+    assert causes(findings(emulated, stage, third)) == {"instance limit": full}
     found = findings(emulated, stage, fourth)
-    ahead = "1 job waits before it"
-    assert causes(found) == {"room": full, "place in the queue": ahead}
-    assert (
-        next(item.next_step for item in found if item.about == "place in the queue") == f"trainyard why {third.run_id}"
-    )
+    ahead = "1 job waits ahead of it"
+    assert causes(found) == {"instance limit": full, "queue position": ahead}
+    assert next(item.next_step for item in found if item.about == "queue position") == f"trainyard why {third.run_id}"
     fifth = submit("RUNNABLE", name="fifth")
-    assert causes(findings(emulated, stage, fifth))["place in the queue"] == "2 jobs wait before it"
+    assert causes(findings(emulated, stage, fifth))["queue position"] == "2 jobs wait ahead of it"
     # AND the other checks follow after the causes
     assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)
     assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}
@@ -75,10 +73,10 @@ def test_a_job_with_several_spot_nodes_waits_for_all_of_them(
     assert several.nodes == {"RUNNABLE": 1, "RUNNING": 1}
     assert is_waiting(several)
     found = findings(emulated, stage, several)
-    assert causes(found) == {"room": "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"}
+    assert causes(found) == {"instance limit": "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"}
     more = submit("RUNNABLE", nodes=3)
-    wants = "the job wants 3 instances of dl1.24xlarge; the stage may have 2"
-    assert causes(findings(emulated, stage, more))["room"] == wants
+    wants = "the job needs 3 instances of dl1.24xlarge, but the stage allows 2"
+    assert causes(findings(emulated, stage, more))["instance limit"] == wants
 
 
 def test_a_job_waits_if_its_instances_are_switched_off(
@@ -111,7 +109,7 @@ def test_a_job_waits_if_its_instances_are_switched_off(
         stop = {"budget_usd": 500, "since": "2026-11-20T00:00:00+00:00", "until": "2026-12-01T00:00:00+00:00"}
         stopped = instances(replace(stage, stage_stop=json.dumps(stop)))
         assert stopped.text == "they are switched off: the stage has used up its budget of 500 USD a month"
-        assert stopped.next_step == "wait until 2026-12-01, or have monthly_budget_usd of the stage raised"
+        assert stopped.next_step == "wait until 2026-12-01, or ask for a higher monthly_budget_usd of the stage"
         # AND the command prints a table or JSON
         shown = aws_trainyard("why", job.run_id)
         assert (shown.returncode, shown.stderr.split(" in ")[0]) == (0, f"{job.run_id} is RUNNABLE")
@@ -121,8 +119,8 @@ def test_a_job_waits_if_its_instances_are_switched_off(
         # AND a denied request is unknown, and the other checks continue
         faulty.faults["getjobqueuesnapshot"].append(Fault(kind="answer", status=403, code="AccessDeniedException"))
         found = findings(Aws(), stage, job)
-        [place] = [finding for finding in found if finding.about == "place in the queue"]
-        denied = "AWS would not say: GetJobQueueSnapshot was answered with AccessDeniedException"
+        [place] = [finding for finding in found if finding.about == "queue position"]
+        denied = "AWS refused to answer: GetJobQueueSnapshot failed with AccessDeniedException"
         assert (place.verdict, place.text) == ("unknown", denied)
         assert "Spot instances" in causes(found)
         # AND a real AWS is asked for EC2's offer and the quota
@@ -130,7 +128,7 @@ def test_a_job_waits_if_its_instances_are_switched_off(
         real = Aws()
         real.__dict__["emulated"] = False
         found = findings(real, stage, job)
-        assert causes(found)["EC2's offer"] == "EC2 does not offer dl1.24xlarge in this region"
+        assert causes(found)["EC2 availability"] == "EC2 does not offer dl1.24xlarge in this region"
         [quota] = [finding for finding in found if finding.about == "vCPU quota"]
         assert (quota.verdict, "GetServiceQuota" in quota.text) == ("unknown", True)
 
@@ -163,6 +161,6 @@ def test_a_timed_out_job_names_the_option_for_more_time(
     assert ended.value.next_step == f"trainyard resume {job.run_id} --set timeout_hours=HOURS"
     shown = aws_trainyard("why", job.run_id)
     assert shown.stderr.splitlines() == [
-        f"{job.run_id} has ended: its timeout_hours were over",
+        f"{job.run_id} has ended: it exceeded its timeout_hours",
         f"next: trainyard resume {job.run_id} --set timeout_hours=HOURS",
     ]

@@ -12,8 +12,8 @@ from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from jobs.core.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
-from jobs.runs.follow import may_go_on
 from jobs.runs.job import Job, JobAttempt
+from jobs.runs.logs import may_have_successor
 from tests.support.jobs.submitting import planned_to_run, wait_for
 
 ENDED = Job(
@@ -65,14 +65,14 @@ def test_run_continues_only_if_the_stage_will_soon_move_it(
     last = replace(LAST, exit_code=changes.get("exit_code"))
     changed = {name: value for name, value in changes.items() if name != "exit_code"}
     job = replace(ENDED, **changed, attempts=(last,), stopped_at=ended_at)
-    assert may_go_on(with_on_demand, job) is wanted
-    assert not may_go_on(stage, job), "a stage without On-Demand moves nothing"
+    assert may_have_successor(with_on_demand, job) is wanted
+    assert not may_have_successor(stage, job), "a stage without On-Demand moves nothing"
 
 
 def test_run_continues_in_its_teams_on_demand_queue(stage: DeployedStage) -> None:
     job = replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None, queue="spot@research")
     for queue, wanted in (("on-demand@research", True), ("on-demand", False), ("on-demand@product", False)):
-        assert may_go_on(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
+        assert may_have_successor(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
 
 
 def test_newest_job_is_the_run_but_a_late_duplicate_is_not(emulated: Aws, stage: DeployedStage) -> None:

@@ -1,4 +1,4 @@
-"""Which files of a folder are packed: git decides, and a git that does not answer is an error."""
+"""Packing a folder: git chooses the files, and a git that does not answer is an error."""
 
 import contextlib
 import gzip
@@ -30,19 +30,19 @@ def names(folder: Path) -> list[str]:
     return [file.name for file in pack_folder(folder).files]
 
 
-def test_both_ignore_files_mean_what_git_makes_of_them(tmp_path: Path) -> None:
+def test_ignore_files_have_gits_meaning(tmp_path: Path) -> None:
     plain, tracked = tmp_path / "plain", tmp_path / "tracked"
     for folder in (plain, tracked):
         write_files(folder, dict.fromkeys(FILES, "1"))
-    write_files(plain, {"__pycache__/a.pyc": "", "venv/bin/python": ""})  # nobody needs them
+    write_files(plain, {"__pycache__/a.pyc": "", "venv/bin/python": ""})  # always excluded
     git(tracked, "init", "--quiet")
     for pattern in PATTERNS:
-        # GIVEN what git itself leaves out
+        # GIVEN the files that git itself excludes
         (tracked / ".gitignore").write_text(pattern, encoding="utf-8", newline="")
         listed = git(tracked, "ls-files", "--others", "--exclude-standard", "-z")
         expected = sorted({name for name in listed.split("\0") if name} - {".gitignore"})
         (tracked / ".gitignore").unlink()
-        # WHEN the same pattern is in a folder without a repository, or in our own file
+        # WHEN the same pattern is in a folder without a repository, or in .trainyardignore
         found = {}
         for ignore_file, folder in ((".gitignore", plain), (".trainyardignore", plain), (".trainyardignore", tracked)):
             (folder / ignore_file).write_text(pattern, encoding="utf-8", newline="")
@@ -51,7 +51,7 @@ def test_both_ignore_files_mean_what_git_makes_of_them(tmp_path: Path) -> None:
         assert found == dict.fromkeys(found, expected), pattern
 
 
-def test_what_git_tracks_and_our_file_names_is_left_out(tmp_path: Path) -> None:
+def test_trainyardignore_also_excludes_tracked_files(tmp_path: Path) -> None:
     write_files(
         tmp_path, {"train.py": "", "big/model.bin": "", ".trainyardignore": "big/\n", "deep/.gitignore": "*.csv"}
     )
@@ -64,7 +64,7 @@ def test_what_git_tracks_and_our_file_names_is_left_out(tmp_path: Path) -> None:
 
 
 def _another_owner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # git's own tests make it so; tests need not run as root.
+    # git's own tests use this variable, so that tests need not run as root.
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setattr("jobs.core.git._KEPT_VARIABLES", ("GIT_TEST_", "GIT_CONFIG_"))
 
@@ -93,22 +93,22 @@ def _without_git(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("breaks", "words", "next_step"),
+    ("breaks", "message", "next_step"),
     [
         (_another_owner, "detected dubious ownership", "git config --global --add safe.directory"),
         (_moved_work_tree, "not a git repository: /nonexistent/worktrees/x", "git -C"),
         (_damaged, "not a git repository", "git -C"),
         (_damaged_inside_another, "git cannot read", "repair"),
         (_of_a_newer_format, "unknown repository extension", "git -C"),
-        (_without_git, "only git can tell which files", "install git"),
+        (_without_git, "only git can list the ignored files", "install git"),
     ],
 )
-def test_a_git_that_does_not_answer_packs_nothing(
+def test_folder_that_git_cannot_read_is_an_error(
     *,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     breaks: Callable[[Path, pytest.MonkeyPatch], None],
-    words: str,
+    message: str,
     next_step: str,
 ) -> None:
     folder = tmp_path / "code"
@@ -120,11 +120,11 @@ def test_a_git_that_does_not_answer_packs_nothing(
     breaks(folder, monkeypatch)
     with pytest.raises(ConfigurationError) as refused:
         pack_folder(folder / "part")
-    assert words in refused.value.args[0]
+    assert message in refused.value.args[0]
     assert next_step in str(refused.value.next_step)
 
 
-def test_only_the_code_that_was_packed_is_given_back(tmp_path: Path) -> None:
+def test_only_the_packed_code_can_be_unpacked(tmp_path: Path) -> None:
     write_files(tmp_path, {"train.py": "print(1)\n" * 99, "run/it.sh": "#!/bin/sh\n"})
     (tmp_path / "run/it.sh").chmod(0o755)
     pack, file = pack_folder(tmp_path), io.BytesIO()
@@ -146,13 +146,13 @@ def test_only_the_code_that_was_packed_is_given_back(tmp_path: Path) -> None:
     assert files_of(whole) == [("run/it.sh", True), ("train.py", False)]
     draw = random.Random(1)
     damaged = [whole[:end] for end in range(0, len(whole), 16)]
-    for at in draw.sample(range(10, len(whole) - 8), 64):  # not gzip's header, some of which means nothing
+    for at in draw.sample(range(10, len(whole) - 8), 64):  # not gzip's header, where some bytes have no meaning
         changed = bytearray(whole)
         changed[at] ^= 1 << draw.randrange(8)
         damaged.append(bytes(changed))
     for content in damaged:
         with contextlib.suppress(UsageError):
-            assert files_of(content) == files_of(whole), "what is given back is what was packed"
+            assert files_of(content) == files_of(whole), "unpacked code equals the packed code"
     others = [archive_of("train.py"), archive_of("../train.py"), archive_of("/etc/x"), b"garbage", gzip.compress(b"x")]
     for content in (*others, archive_of("a", tarfile.SYMTYPE), archive_of("a", tarfile.FIFOTYPE)):
         with pytest.raises(UsageError, match=r"damaged|contains other code|is not "):

@@ -1,4 +1,4 @@
-"""A notebook's life as its user sees it: submitted, worked in, reclaimed, shut down; on real processes."""
+"""A notebook as its user sees it: submitted, used, reclaimed and shut down, with real processes."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ print(os.environ["TRAINYARD_RUN_URI"])
 
 
 class Submitted:
-    """A notebook that was submitted."""
+    """A submitted notebook."""
 
     def __init__(self, aws: Aws, stage: DeployedStage, *overrides: str) -> None:
         self.plan: Plan = plan_run(aws, stage, read_spec(SPEC, overrides))
@@ -68,7 +68,7 @@ class Submitted:
         return "\n".join(line.text for line in reader.read(self.job.log_streams))
 
     def server(self, *, attempt: int = 1) -> NotebookServer:
-        """Waits until that attempt answers."""
+        """Wait until an attempt answers, and return its server."""
 
         def answers() -> bool:
             assert not self.job.ended, self.log
@@ -81,7 +81,7 @@ class Submitted:
         return found
 
     def saved(self) -> Mapping[str, bytes]:
-        """Files of the notebook's folder on S3."""
+        """Return the files of the notebook's folder on S3."""
         prefix = f"{self.location.key}notebook/"
         found = self._aws.s3.list_objects_v2(Bucket=self.location.bucket, Prefix=prefix).get("Contents", [])
         return {
@@ -107,7 +107,7 @@ EARLIER = f"research/earlier-20260101-120000-0a1b/{NOTEBOOK}"
 
 @pytest.fixture
 def notebook(emulated: Aws, stage: DeployedStage) -> Iterator[Submitted]:
-    """The ready spec, submitted, to begin with the folder that another run has left."""
+    """The ready-made spec, submitted to start with the folder of an earlier run."""
     emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"{EARLIER}deep/analysis.txt", Body=b"42")
     submitted = Submitted(emulated, stage, f"arguments.files=s3://{stage.run_bucket}/{EARLIER}")
     yield submitted
@@ -116,34 +116,32 @@ def notebook(emulated: Aws, stage: DeployedStage) -> Iterator[Submitted]:
         submitted.ended()
 
 
-def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
-    notebook: Submitted, emulated: Aws, deployed_aws: Emulator
-) -> None:
+def test_notebook_survives_a_reclaim_and_shuts_down(notebook: Submitted, emulated: Aws, deployed_aws: Emulator) -> None:
     server = notebook.server()
     browser = Browser.at(server.url())
 
-    # THEN JupyterLab answers whoever has the token, and nobody else
+    # THEN JupyterLab answers only requests with the token
     status, page = browser.ask("/lab")
     assert (status, b"JupyterLab" in page) == (200, True)
     for token in ("", "guessed"):
         assert browser.ask("/api/contents", token=token)[0] == 403
-        assert browser.ask("/lab", token=token)[0] == 302  # to a page that asks for the token
-    # AND the browser saves open notebooks often enough
+        assert browser.ask("/lab", token=token)[0] == 302  # to the login page
+    # AND the browser saves open notebooks every 30 s
     settings = browser.json("/lab/api/settings/@jupyterlab/docmanager-extension:plugin")
     assert settings["schema"]["properties"]["autosaveInterval"]["default"] == 30
 
     # WHEN a cell works with torch and leaves files
     printed = browser.run(browser.start_kernel(), WORK)
-    # THEN it is not taken for one of several ranks, and knows its run
+    # THEN the cell has no variables of ranks, but knows its run
     assert printed.splitlines() == ["[]", str(notebook.location)]
-    # AND TensorBoard, which starts when it is first opened, shows what it wrote, to those with the token
+    # AND TensorBoard, which starts on the first request, shows the values, with the token only
     scalars = "/tensorboard/data/plugin/scalars/scalars?run=runs%2Ffirst&tag=loss"
     wait_until(lambda: browser.ask(scalars)[0] == 200, bool)
     assert [(step, value) for _, step, value in browser.json(scalars)] == [(7, 0.25)]
     for token in ("", "guessed"):
         assert browser.ask(scalars, token=token) == (302, b"")
 
-    # AND nothing of it listens anywhere but on this machine, or tells the token
+    # AND all processes listen only on loopback, and none shows the token
     processes = list(notebook.processes())
     assert any("tensorboard_server" in " ".join(process.cmdline()) for process in processes)
     listening = {
@@ -158,25 +156,25 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     assert str(server.port) in notebook.log
     assert server.token not in notebook.log
 
-    # AND its files are saved while it runs, without what is made anew or lies elsewhere
+    # AND files are saved while it runs, except caches and links out of the folder
     wait_until(lambda: "weights.json" in notebook.saved(), bool)
     event_files = [name for name in notebook.saved() if name.startswith("runs/first/events.")]
     assert set(notebook.saved()) == {"deep/analysis.txt", "weights.json", *event_files}
 
-    # WHEN EC2 takes the instance back just after another file was written
+    # WHEN EC2 reclaims the instance just after another file was written
     browser.run(browser.start_kernel(), "open('last.txt', 'w').write('before the reclaim')")
     deployed_aws.reclaim(notebook.job_id)
-    # THEN all files are back in the next attempt, at another address
+    # THEN the next attempt has restored all files, at another address
     second = notebook.server(attempt=2)
     assert second.token != server.token
     browser = Browser.at(second.url())
     read = "import json; print(json.load(open('weights.json')), open('last.txt').read())"
     assert browser.run(browser.start_kernel(), read) == "[1.0, 1.0] before the reclaim\n"
 
-    # WHEN a file is deleted, and it is shut down from its menu
+    # WHEN a file is deleted, and the notebook is shut down from its menu
     browser.run(browser.start_kernel(), "import os; os.remove('weights.json')")
     browser.shut_down()
-    # THEN the job has succeeded, and left its files, a receipt and no token
+    # THEN the job has succeeded, with its files and a receipt, and the token is gone
     assert notebook.ended().state == "SUCCEEDED"
     assert set(notebook.saved()) == {"deep/analysis.txt", "last.txt", *event_files}
     receipt = storage.read_receipt(emulated, notebook.location)
@@ -188,7 +186,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
 
 
 @pytest.mark.parametrize(("lab", "code"), [({}, 0), ({"wait": lambda _: 3}, 3)], ids=["idle", "shut down"])
-def test_it_ends_when_nobody_works_in_it_or_when_it_is_shut_down(lab: dict[str, Any], code: int) -> None:
+def test_notebook_ends_when_idle_or_shut_down(lab: dict[str, Any], code: int) -> None:
     idle: Any = SimpleNamespace(**{"wait": lambda _: None, "last_activity": lambda: "at noon", **lab})
     saved: Any = SimpleNamespace(save=lambda: False)
     assert _until_the_end(idle, saved, idle_timeout=timedelta(milliseconds=20)) == code

@@ -1,4 +1,4 @@
-"""What `run://name/path` stands for when a spec is submitted, on the deployed stage."""
+"""Resolving `run://name/path` when a spec is submitted, on the deployed stage."""
 
 import json
 import uuid
@@ -28,7 +28,7 @@ def name() -> str:
 
 @pytest.fixture
 def start(emulated: Aws, stage: DeployedStage, name: str) -> Iterator[Start]:
-    """A run that does what the test says, once it is in `state`; its one file is a table."""
+    """Return a function that starts a run with one file, a table, and waits until it is in `state`."""
     submitted: list[str] = []
 
     def start_one(*command: str, state: str) -> tuple[Plan, Job]:
@@ -51,7 +51,7 @@ def reading(location: str, **changed: Any) -> JobSpec:
     return parse_spec({**spec, **changed}, origin="the test")
 
 
-def test_a_name_stands_for_the_newest_run_that_has_not_failed(
+def test_name_resolves_to_the_newest_run_that_has_not_failed(
     emulated: Aws, stage: DeployedStage, name: str, start: Start
 ) -> None:
     older, _ = start("true", state="SUCCEEDED")
@@ -66,11 +66,11 @@ def test_a_name_stands_for_the_newest_run_that_has_not_failed(
         plan_run(emulated, stage, reading(f"run://{name}/other.csv"))
     with pytest.raises(NotFoundError, match=f"has no run of that name or id; did you mean '{name}'"):
         plan_run(emulated, stage, reading(f"run://{name[:-1]}/train.jsonl"))
-    # Another team's runs are none of this team's.
+    # Another team's runs are not found.
     with pytest.raises(NotFoundError, match="team 'product' has no run of that name or id"):
         plan_run(emulated, stage, reading(f"run://{name}/train.jsonl", team="product"))
 
-    # WHEN a newer one runs, THEN it is waited for, and what it will write is not looked for
+    # WHEN a newer run is running, THEN the job waits for it, and its future files are not checked
     going, job = start("sleep", "60", state="RUNNING")
     model = {"model": f"run://{going.run_id}/model", "train_data": f"run://{name}/later.jsonl"}
     planned = plan_run(emulated, stage, reading("", arguments=model))
@@ -80,7 +80,7 @@ def test_a_name_stands_for_the_newest_run_that_has_not_failed(
     with pytest.raises(NotFoundError, match=r"arguments\.model: a pretrained model's folder was expected"):
         plan_run(emulated, stage, reading("", arguments={**model, "model": "data://tests/none"}))
 
-    # AND one that has failed is refused with its id
+    # AND a run that has failed is refused with its id
     failed, _ = start("false", state="FAILED")
     with pytest.raises(UsageError) as refused:
         plan_run(emulated, stage, reading(f"run://{name}/train.jsonl"))
@@ -113,7 +113,7 @@ def test_runs_of_one_file_wait_for_each_other(emulated: Aws, stage: DeployedStag
         (("first", "second"), "product", "second: arguments.train_data: run://first/train.jsonl is a run of team "),
     ],
 )
-def test_what_one_of_a_file_cannot_read_of_another(
+def test_specs_of_a_file_cannot_read_later_or_other_teams_runs(
     emulated: Aws, stage: DeployedStage, order: tuple[str, ...], team: str, message: str
 ) -> None:
     specs = {
@@ -136,10 +136,10 @@ CORPUS = job("corpus", "prepare-corpus", data=[f"data://{DATA_KEY}"])
     ("tokenizer", "message"),
     [
         ("run://corpus", "makes a 'corpus', not a 'tokenizer'\nNext: name a run of train-tokenizer"),
-        ("run://reader", "is a 'finetune-classification', which leaves no artifact"),
+        ("run://reader", "is a 'finetune-classification', which makes no artifact"),
     ],
 )
-def test_a_run_that_makes_something_else_is_refused(
+def test_run_that_makes_another_artifact_is_refused(
     emulated: Aws, stage: DeployedStage, tokenizer: str, message: str
 ) -> None:
     tokens = job("tokens", "tokenize", corpus="run://corpus", tokenizer=tokenizer)
@@ -148,10 +148,10 @@ def test_a_run_that_makes_something_else_is_refused(
     assert f"tokens: arguments.tokenizer: {tokenizer} {message}" in str(refused.value)
 
 
-def test_an_artifact_is_looked_for_and_at_before_it_is_read(emulated: Aws, stage: DeployedStage, name: str) -> None:
+def test_artifact_is_checked_before_submission(emulated: Aws, stage: DeployedStage, name: str) -> None:
     place = S3Location(stage.run_bucket, f"research/{name}")
     spec = job("tokens", "train-tokenizer", corpus=str(place))
-    with pytest.raises(NotFoundError, match=r"arguments\.corpus: .* where there is neither artifact\.json nor manif"):
+    with pytest.raises(NotFoundError, match=r"arguments\.corpus: .* but it has neither artifact\.json nor manif"):
         plan_run(emulated, stage, spec)
     pointer = {"kind": "tokenizer", "fingerprint": "0" * 64, "location": "s3://elsewhere/"}
     emulated.s3.put_object(Bucket=place.bucket, Key=f"{place.key}/artifact.json", Body=json.dumps(pointer).encode())

@@ -1,4 +1,4 @@
-"""How the points of a sweep are ranked, and why it ended."""
+"""Ranking the points of a sweep, and the reason for its end."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from jobs.core.locations import S3Location
 from jobs.core.records import Verdict
 from jobs.core.stage import DeployedStage
 from jobs.runs.job import job_from
-from jobs.runs.sweeps import Standing, best, done_text, ended_by, progress_text, ranked, without_metric
+from jobs.runs.sweeps import Standing, best, done_text, ended_by, missing_metric_warning, progress_text, ranked
 from jobs.spec.sweep import Claim, PointRecord, Sweep, stop_name
 from tests.support.jobs.recorded_runs import three_attempts
 
@@ -31,25 +31,25 @@ def standing(number: int, state: str, loss: float, *, rung: int | None, has_resu
     )
 
 
-def test_those_that_halving_let_go_further_are_before_the_others_whatever_their_metric() -> None:
+def test_points_that_halving_let_train_longer_rank_first() -> None:
     points = [
         standing(1, "stopped early", 0.5, rung=100),
         standing(2, "stopped early", 0.7, rung=300),
         standing(3, "stopped early", 0.6, rung=300),
         standing(4, "succeeded", 0.9, rung=300),
-        standing(5, "succeeded", 0.8, rung=100),  # a training that stopped by itself before its second rung
+        standing(5, "succeeded", 0.8, rung=100),  # training ended by itself before the second rung
         standing(6, "running", 0.4, rung=100, has_result=False),
         standing(7, "running", 0.95, rung=300, has_result=False),
         standing(8, "waiting", 0.1, rung=None, has_result=False),
     ]
     assert [each.point.number for each in ranked(points, SWEEP)] == [5, 4, 7, 6, 3, 2, 1, 8]
     assert best(points, SWEEP) is points[4]
-    assert points[5].metric(SWEEP) == ("eval_loss", 0.4), "that of its rung, until it has a result"
+    assert points[5].metric(SWEEP) == ("eval_loss", 0.4), "the value at its rung, until there is a result"
     assert progress_text(points) == "2 of 8 points done, 1 waiting, 3 stopped early, 2 running"
     assert done_text(points) == "2 of 8"
 
 
-def test_why_a_sweep_ended_is_its_points_reason_or_the_budgets(
+def test_sweeps_reason_is_that_of_its_points_or_budget(
     emulated: Aws, stage: DeployedStage, request: pytest.FixtureRequest
 ) -> None:
     detail = {"jobId": request.node.name, "jobName": "rates", "jobQueue": "q", "status": "FAILED", "createdAt": 1}
@@ -57,13 +57,13 @@ def test_why_a_sweep_ended_is_its_points_reason_or_the_budgets(
     failed = job_from({**detail, "statusReason": exited}, [], queue_names={})
     run = S3Location(stage.run_bucket, f"research/{request.node.name}/")
     done, waits = standing(1, "succeeded", 0.5, rung=None), standing(2, "not run", 0.5, rung=None)
-    assert ended_by(emulated, run, [done, waits], failed) == exited, "nobody knows more"
-    # WHEN a worker has noted why it began no other point
+    assert ended_by(emulated, run, [done, waits], failed) == exited, "nothing more is known"
+    # WHEN a worker has recorded why it started no other point
     stop = Claim(child=0, ended="stopped", reason="point 2 is not begun: budget: …")
     place = run / stop_name(failed.id)
     emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=stop.model_dump_json().encode())
     assert ended_by(emulated, run, [done, waits], failed) == stop.reason
-    # AND of points that were stopped or have failed, their reasons
+    # AND the reasons of points that were stopped or have failed
     of_points = [
         replace(waits, state="stopped", reason="budget: …"),
         replace(done, state="failed", reason="exit code 1"),
@@ -74,16 +74,16 @@ def test_why_a_sweep_ended_is_its_points_reason_or_the_budgets(
     assert ended_by(emulated, run, of_points, cancelled) == "cancelled by alice"
 
 
-def test_a_metric_that_no_point_reports_is_warned_of() -> None:
+def test_missing_metric_is_warned_of() -> None:
     other = Sweep.model_validate({"arguments.seed": [1, 2], "metric": "eval_los"})
     done, fails = standing(1, "succeeded", 0.5, rung=None), standing(2, "failed", 0.5, rung=None)
-    assert without_metric([done, fails], other) == (
+    assert missing_metric_warning([done, fails], other) == (
         "none of the points that have succeeded has sweep.metric 'eval_los'; did you mean 'eval_loss'?"
     )
-    assert without_metric([done, fails], SWEEP) == without_metric([fails], other) == ""
+    assert missing_metric_warning([done, fails], SWEEP) == missing_metric_warning([fails], other) == ""
     nothing = standing(1, "succeeded", 0.5, rung=None, has_result=False)
     any_metric = Sweep.model_validate({"arguments.seed": [1, 2]})
-    assert without_metric([nothing], any_metric) == (
-        "none of the points that have succeeded has a metric that ranks them; name one in sweep.metric; "
-        "they reported no figure"
+    assert missing_metric_warning([nothing], any_metric) == (
+        "none of the points that have succeeded has a metric to rank by; name one in sweep.metric; "
+        "they reported no numbers"
     )

@@ -27,7 +27,7 @@ from jobs.container.launcher.request import parse
 from jobs.core.run import MANIFEST
 from jobs.core.words import printable
 from jobs.runs.batch import read_stage
-from jobs.runs.storage import delete_spec, put_spec
+from jobs.runs.submit import delete_spec, put_spec
 from jobs.spec.arguments import (
     ARTIFACT_FOLDER,
     CONFIGURATION_FOLDER,

@@ -1,4 +1,4 @@
-"""Going on with a run after one of its jobs: one does, whoever else tries."""
+"""Only one program may continue a run after one of its jobs has ended."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,8 +8,8 @@ from jobs.aws.connection import Aws
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
-from jobs.runs import claims
-from jobs.runs.claims import Claim
+from jobs.runs import resume
+from jobs.runs.resume import Claim
 
 RUN_ID = "probe-20261121-120005-00ab"
 
@@ -19,7 +19,7 @@ def claim(emulated: Aws, stage: DeployedStage, request: pytest.FixtureRequest) -
     return Claim.of(emulated, RUN_ID, S3Location(stage.run_bucket, f"research/{RUN_ID}/"), request.node.name)
 
 
-def test_of_many_that_try_one_has_it(claim: Claim, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_one_of_many_takes_the_claim(claim: Claim, caplog: pytest.LogCaptureFixture) -> None:
     def take(_: int) -> bool:
         try:
             return not claim.take()
@@ -30,21 +30,21 @@ def test_of_many_that_try_one_has_it(claim: Claim, caplog: pytest.LogCaptureFixt
     refusals: list[str] = []
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(take, range(8))) == 1
-    assert len([said for said in refusals if "is being resumed, or moved to On-Demand, by somebody else" in said]) == 7
+    assert (
+        len([text for text in refusals if "is just being resumed, or moved to On-Demand, by someone else" in text]) == 7
+    )
     assert not caplog.text
     claim.record("job-2")
-    with pytest.raises(UsageError, match=f"{RUN_ID} goes on already, as job job-2"):
+    with pytest.raises(UsageError, match=f"{RUN_ID} already continues as job job-2"):
         claim.take()
 
 
-def test_an_abandoned_claim_is_taken_over_and_a_released_one_is_free(
-    claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_and_released_claims_can_be_taken(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     assert claim.take() is False
-    monkeypatch.setattr(claims, "CLAIM_SECONDS", -1)
+    monkeypatch.setattr(resume, "CLAIM_SECONDS", -1)
     assert claim.take() is True
     claim.release()
     assert claim.take() is False
-    # One that cannot be read names no successor.
+    # A claim that cannot be read names no successor.
     claim.aws.s3.put_object(Bucket=claim.place.bucket, Key=claim.place.key, Body=b'{"succ')
     assert claim.take() is True

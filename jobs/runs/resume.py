@@ -1,8 +1,8 @@
-"""Claims decide who goes on with a run after a job of it has ended: whoever put one beside the run's files first.
+"""Claim the right to continue a run after one of its jobs has ended, so that only one successor is submitted.
 
-SubmitJob has no idempotency token, and two jobs must never write one run. So whoever submits the next job first writes
-`moves/JOB.json`, which S3 does only where there is none: `trainyard resume`, or the function that moves a run to
-On-Demand (infra/observability/functions/move_to_on_demand.py), which holds its claims in the same way.
+SubmitJob has no idempotency token, and two jobs must never write to one run. Before it submits the next job, a program
+therefore creates `moves/JOB.json`, which S3 allows only once. Both `trainyard resume` and the function that moves runs
+to On-Demand (infra/observability/functions/move_to_on_demand.py) do this.
 """
 
 import json
@@ -19,20 +19,20 @@ from jobs.core.records import read_record
 from jobs.core.retries import CLAIMS
 
 CLAIM_SECONDS = 120
-"""After so long a claim without a successor counts as abandoned. The function that moves runs has the same number."""
+"""Age at which a claim without a successor counts as abandoned. Must equal the number in the function."""
 
 
 class _Held(BaseModel):
-    """A claim as it lies there. One that cannot be read names no successor: it is taken over once it is abandoned."""
+    """A stored claim. A claim that cannot be read names no successor, and can be taken over once it is abandoned."""
 
     claimed_at: int = 0
-    """Nanoseconds since the epoch: they make each claim's ETag its own."""
+    """Nanoseconds since the epoch, which make each claim's ETag unique."""
     successor: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim on going on after one job."""
+    """The claim to continue a run after one of its jobs."""
 
     aws: Aws
     run_id: str
@@ -43,10 +43,10 @@ class Claim:
         return cls(aws=aws, run_id=run_id, place=location / f"{CLAIMS}{job_id}.json")
 
     def take(self) -> bool:
-        """Take the claim, and return whether it was taken over from somebody who seems to have abandoned it.
+        """Take the claim. Return whether it was taken over from a program that seems to have abandoned it.
 
-        There may be a job of such a claim.
-        Raises UsageError where the run goes on already, or somebody else is at it.
+        That program may have submitted a job.
+        Raises UsageError if the run already continues, or is being continued by another program.
         """
         if self._write(IfNoneMatch="*"):
             return False
@@ -55,36 +55,36 @@ class Claim:
         successor = found.successor if found is not None else None
         if successor:
             raise UsageError(
-                f"{self.run_id} goes on already, as job {successor}", next_step=f"trainyard status {self.run_id}"
+                f"{self.run_id} already continues as job {successor}", next_step=f"trainyard status {self.run_id}"
             )
         if time.time() - held["LastModified"].timestamp() < CLAIM_SECONDS or not self._write(IfMatch=held["ETag"]):
             raise UsageError(
-                f"{self.run_id} is being resumed, or moved to On-Demand, by somebody else at this moment",
-                next_step=f"trainyard status {self.run_id}; where nothing comes of it, resume it in two minutes",
+                f"{self.run_id} is just being resumed, or moved to On-Demand, by someone else",
+                next_step=f"trainyard status {self.run_id}; if no job appears, resume it again in two minutes",
             )
         return True
 
     def record(self, successor: str) -> None:
-        """Write down the job that goes on."""
+        """Record the job that continues the run."""
         body = json.dumps({"claimed_at": time.time_ns(), "successor": successor})
         self.aws.s3.put_object(Bucket=self.place.bucket, Key=self.place.key, Body=body.encode())
 
     def release(self) -> None:
-        """Delete the claim, since no job came of it."""
+        """Delete the claim after no job came of it."""
         self.aws.s3.delete_object(Bucket=self.place.bucket, Key=self.place.key)
 
     def _write(self, **condition: str) -> bool:
-        # The time makes each claim's ETag its own: of two that take one over, one succeeds.
+        # The time makes the ETag unique: if two programs take over the same claim, only one succeeds.
         body = json.dumps({"claimed_at": time.time_ns(), "successor": None})
         try:
             self.aws.s3.put_object(
                 Bucket=self.place.bucket,
                 Key=self.place.key,
                 Body=body.encode(),
-                **condition,  # type: ignore[arg-type]  # one of two conditions, by its name
+                **condition,  # type: ignore[arg-type]  # IfNoneMatch or IfMatch
             )
         except Exception as error:
-            # The second: two wrote at the very same time, and the other one won.
+            # ConditionalRequestConflict: both wrote at the same time, and the other program won.
             if error_code(error) in ("PreconditionFailed", "ConditionalRequestConflict"):
                 return False
             raise
