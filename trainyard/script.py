@@ -95,11 +95,11 @@ def result(**values: SupportsFloat | str) -> None:
     _check_size(given)
     if not is_here() or _rank() != "0":
         return
-    from jobs.container.channel import tell_result, told_result
+    from jobs.container.channel import add_result, read_result
 
     scratch = Path(os.environ["TRAINYARD_SCRATCH"])
-    _check_size({**told_result(scratch), **given})
-    tell_result(scratch, given)
+    _check_size({**read_result(scratch), **given})
+    add_result(scratch, given)
 
 
 def _check_size(values: dict[str, float | str | None]) -> None:

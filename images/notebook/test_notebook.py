@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 SECONDS = 240
-"""Longer than the proxy waits for TensorBoard to start (jobs/container/kinds/notebook/jupyter.py)."""
+"""Longer than the proxy waits for TensorBoard to start (jobs/container/kinds/notebook.py)."""
 
 LIMIT_BYTES = 250_000_000
 """Maximum size that a notebook adds to its parent. JupyterLab takes 140 to 180 MB."""
@@ -19,7 +19,7 @@ LIMIT_BYTES = 250_000_000
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from torch.utils.tensorboard import SummaryWriter
 
-    from jobs.container.kinds.notebook.jupyter import JupyterLab
+    from jobs.container.kinds.notebook import JupyterLab
 
     root = tmp_path_factory.mktemp("notebook")
     with SummaryWriter(str(root / "events")) as writer:

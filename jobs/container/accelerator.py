@@ -1,22 +1,24 @@
-"""The accelerator that a job trains on: HPU, CUDA or CPU, chosen once, with its reason.
+"""The accelerator that a job trains on: HPU, CUDA or CPU, chosen once, with the reason.
 
-TRAINYARD_ACCELERATOR says which (`hpu`, `cuda`, `cpu`, `auto`). Asking for `hpu` where there is none is an error: a
-silent CPU run at the price of a DL1 instance would be worse. All that differs between the branches is here: the Trainer
-and its arguments, the communication backend, the environment of a rank. Nothing else imports optimum.habana.
+`TRAINYARD_ACCELERATOR` requests one (`hpu`, `cuda`, `cpu`, `auto`). Requesting `hpu` without an HPU is an error,
+because a silent CPU run at the price of a DL1 instance would be worse. Everything that differs between accelerators is
+in this module: the Trainer and its arguments, the communication backend, the environment of a rank. No other module
+imports optimum.habana.
 
-An HPU has two branches. Gaudi's published runs were made with GaudiTrainer of optimum-habana, in lazy mode; its support
-ended on 31 October 2026. The way out is the Trainer of transformers, which has known an HPU since 4.50, with accelerate
-1.5 (pull requests 36424 and 3378 of these), and was written for eager mode there.
+An HPU has two branches. Gaudi's published runs used GaudiTrainer of optimum-habana in lazy mode; its support ended on
+31 October 2026. The alternative is the Trainer of transformers, which supports HPUs since 4.50 with accelerate 1.5
+(pull requests 36424 and 3378 of these projects), written for eager mode.
 """
 
+import contextlib
+import gc
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from jobs.container.imports import imports_that_stay
 from jobs.core.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.spec.launcher_options import ACCELERATOR_VARIABLE
 from jobs.spec.recipe import HpuTrainer
@@ -24,37 +26,55 @@ from jobs.spec.recipe import HpuTrainer
 if TYPE_CHECKING:
     import torch
 
+
+@contextlib.contextmanager
+def imports_without_gc() -> Iterator[None]:
+    """Disable garbage collection during imports, and exclude the imported objects from later collections.
+
+    Python scans all objects each time their number has grown by a quarter. Importing the Trainer creates half a million
+    permanent objects, and the scans take a fifth of its CPU time. In forked ranks they would also copy shared pages.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.freeze()
+            gc.enable()
+
+
 Name = Literal["hpu", "cuda", "cpu"]
 
 AUTO = "auto"
 
 HPU_TRAINER_VARIABLE = "TRAINYARD_HPU_TRAINER"
-"""Tells a rank on an HPU whose Trainer to take (`hpu_trainer` of its job); there where it is an HPU."""
+"""The Trainer that a rank on an HPU uses (`hpu_trainer` of its job). Set on HPUs only."""
 
 HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
-"""Folders and names of the Gaudi driver's cards: /dev/accel/accelN, older ones /dev/hlN (control nodes are none)."""
+"""Folders and names of the cards' device files: /dev/accel/accelN or, with older drivers, /dev/hlN."""
 
 GAUDI_CONFIG = {
     "use_fused_adam": True,
     "use_fused_clip_norm": True,
-    # bf16 for matrix work, fp32 for losses and embeddings, by the lists of the Gaudi PyTorch bridge.
+    # bf16 for matrix operations, fp32 for losses and embeddings, by the lists of the Gaudi PyTorch bridge.
     "use_torch_autocast": True,
 }
-"""What the published configurations Habana/bert-base-uncased and -large-… hold."""
+"""The values of the published configurations Habana/bert-base-uncased and -large-…."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """The kind of device that the ranks of a node train on, and why it was chosen."""
+    """The device type that the ranks of a node train on, and why it was chosen."""
 
     name: Name
     devices: int
-    """Number of cards in this node; 0 for a CPU, which any number of ranks shares."""
+    """Number of cards in this node. 0 for a CPU, which any number of ranks can share."""
     reason: str
     hpu_trainer: HpuTrainer = "optimum-habana"
-    """Whose Trainer an HPU has."""
+    """The library whose Trainer is used on an HPU."""
     torch_compile: bool = False
-    """The job has PyTorch compile its model."""
+    """Whether the job compiles its model with torch.compile."""
 
     def __str__(self) -> str:
         plain = self.name == "hpu" and not self.has_gaudi_trainer
@@ -62,12 +82,12 @@ class Accelerator:
 
     @property
     def has_gaudi_trainer(self) -> bool:
-        """Return whether it trains with optimum-habana's classes, in lazy mode."""
+        """Whether it trains with optimum-habana's classes, in lazy mode."""
         return self.name == "hpu" and self.hpu_trainer == "optimum-habana"
 
     @property
     def backend(self) -> str:
-        """The backend of torch.distributed that this accelerator uses."""
+        """The backend of torch.distributed for this accelerator."""
         return {"hpu": "hccl", "cuda": "nccl", "cpu": "gloo"}[self.name]
 
     @property
@@ -75,32 +95,33 @@ class Accelerator:
         """The variables that a rank needs before torch is imported; `of_rank` reads the choice back from them."""
         chosen: dict[str, str] = {ACCELERATOR_VARIABLE: self.name}
         if self.name == "hpu":
-            # The bridge's default was lazy mode through release 1.19 and is eager mode in later ones (docs.habana.ai,
-            # Runtime Environment Variables); `use_lazy_mode` below needs it said, and transformers would take lazy.
+            # The bridge's default was lazy mode up to release 1.19 and is eager mode in later ones (docs.habana.ai,
+            # Runtime Environment Variables). `use_lazy_mode` below requires the variable, and without it transformers
+            # would use lazy mode.
             chosen["PT_HPU_LAZY_MODE"] = "1" if self.has_gaudi_trainer else "0"
             chosen[HPU_TRAINER_VARIABLE] = self.hpu_trainer
         return chosen
 
     @property
     def compiles(self) -> bool:
-        """Return whether a graph is compiled for each new shape of a batch."""
+        """Whether a graph is compiled for each new shape of a batch."""
         return self.name == "hpu" or self.torch_compile
 
     @property
     def warmup_steps(self) -> int:
-        """The number of first steps of each shape that throughput leaves out: those in which its graph is compiled."""
-        # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
+        """The number of first steps of each shape that throughput excludes, because they compile its graph."""
+        # optimum-habana's examples and its "Accelerating Training" guide use 3 for lazy mode.
         return 3 if self.compiles else 0
 
     def device(self, local_rank: int) -> "torch.device":
         """Return the device for the tensors of a rank without a Trainer.
 
-        This loads the backend, too, so call it before torch.distributed is initialized.
+        This also loads the backend, so call it before torch.distributed is initialized.
         """
         import torch
 
         if self.name == "hpu":
-            # The bridge gives each rank its card by the launcher's variables (docs.habana.ai, Distributed Backend
+            # The bridge assigns each rank a card by the launcher's variables (docs.habana.ai, Distributed Backend
             # Initialization).
             import habana_frameworks.torch.core
             import habana_frameworks.torch.distributed.hccl  # noqa: F401
@@ -112,12 +133,12 @@ class Accelerator:
         return torch.device("cpu")
 
     def synchronize(self) -> None:
-        """Wait until the card has done what it was given."""
+        """Wait until the card has finished all its work."""
         if self.name == "hpu":
             from habana_frameworks.torch import core, hpu
 
             if self.has_gaudi_trainer:
-                core.mark_step()  # in lazy mode nothing runs before
+                core.mark_step()  # in lazy mode nothing runs before this
             hpu.synchronize()
         elif self.name == "cuda":
             import torch
@@ -125,14 +146,14 @@ class Accelerator:
             torch.cuda.synchronize()
 
     def memory(self) -> dict[str, float]:
-        """Return the memory of this rank's card in GiB: in use by tensors now, at most until now, and in all.
+        """Return the memory of this rank's card in GiB: used by tensors now, the maximum so far, and the total.
 
-        Nothing on a CPU.
+        The dict is empty on a CPU.
         """
         if self.name == "hpu":
             from habana_frameworks.torch.hpu import memory_stats
 
-            stats = memory_stats()  # these three are what GaudiTrainer logs (optimum-habana, get_hpu_memory_stats)
+            stats = memory_stats()  # the three values that GaudiTrainer logs (optimum-habana, get_hpu_memory_stats)
             found = stats["InUse"], stats["MaxInUse"], stats["Limit"]
         elif self.name == "cuda":
             import torch
@@ -145,31 +166,31 @@ class Accelerator:
         return {name: round(size / 1024**3, 2) for name, size in zip(names, found, strict=True)}
 
     def prepare(self, *, alone: bool = False) -> None:
-        """Prepare a rank for its Trainer; called once, before that and its model are made.
+        """Prepare a rank for its Trainer. Called once, before the Trainer and its model are created.
 
-        `alone`: it is the only one, and trains as a plain process: no process group, and nothing that copies gradients.
-        Raises ConfigurationError where the Trainer of transformers would not find the HPU, and train on the CPU.
+        With `alone`, the only rank trains as a plain process, without a process group and without copies of gradients.
+        Raises ConfigurationError if the Trainer of transformers would not find the HPU and would train on the CPU.
         """
         if self.name == "hpu" and not self.has_gaudi_trainer:
-            self.device(0)  # in eager mode transformers does not load the bridge itself, and asks for HPUs just once
+            self.device(0)  # in eager mode transformers does not load the bridge, and looks for HPUs only once
             _check_that_transformers_finds_an_hpu()
         if alone:
-            # By these the Trainer would take itself for one of several.
+            # With these variables the Trainer would expect several ranks.
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 os.environ.pop(name, None)
         if alone and self.name == "cuda":
-            # A plain process takes all cards that it sees, by nn.DataParallel.
+            # A plain process uses all visible cards, by nn.DataParallel.
             os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         if alone or self.name != "cpu":
             return
         from torch.serialization import register_package
 
-        # accelerate calls a rank's CPU `cpu:<local rank>` and transformers loads a checkpoint's optimizer to that
-        # place, which torch's loader does not know: it knows `cpu` alone.
+        # accelerate names a rank's CPU `cpu:<local rank>`, and transformers loads a checkpoint's optimizer to that
+        # device, which torch's loader does not know: it knows only `cpu`.
         register_package(0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
 
     def set_seed(self, seed: int) -> None:
-        """Seed all random numbers: Python's, NumPy's, PyTorch's here and on the cards."""
+        """Seed all random number generators: of Python, of NumPy, and of PyTorch on host and cards."""
         if self.has_gaudi_trainer:
             from optimum.habana.utils import set_seed
         else:
@@ -177,8 +198,8 @@ class Accelerator:
         set_seed(seed)
 
     def trainer_class(self) -> type[Any]:
-        """Return the class of the Trainer: GaudiTrainer or that of transformers. Loading either takes seconds."""
-        with imports_that_stay():
+        """Return the Trainer class: GaudiTrainer or transformers' Trainer. Importing either takes seconds."""
+        with imports_without_gc():
             _without_datasets()
             if self.has_gaudi_trainer:
                 from optimum.habana import GaudiTrainer
@@ -189,7 +210,7 @@ class Accelerator:
             return cast("type[Any]", Trainer)
 
     def training_arguments_class(self) -> type[Any]:
-        """Return the class of the arguments that a Trainer of `trainer_class` takes."""
+        """Return the class of the arguments of `trainer_class`."""
         if self.has_gaudi_trainer:
             from optimum.habana import GaudiTrainingArguments
 
@@ -199,9 +220,9 @@ class Accelerator:
         return cast("type[Any]", TrainingArguments)
 
     def training_arguments(self, *, alone: bool = False) -> dict[str, Any]:
-        """Return the arguments of `training_arguments_class` that this accelerator sets; the recipe's come on top.
+        """Return this accelerator's values for `training_arguments_class`. The recipe's values are added to them.
 
-        `alone`: as in `prepare`.
+        `alone` is as in `prepare`.
         """
         # One kernel for all of AdamW: on a CPU a step of MiniLM (23M parameters) takes 0.05 s instead of 0.2 s.
         fused = {"optim": "adamw_torch_fused", "ddp_find_unused_parameters": False}
@@ -211,39 +232,40 @@ class Accelerator:
             return {**fused, "bf16": _cuda_has_bf16()}
         if not self.has_gaudi_trainer:
             return {
-                "bf16": True,  # autocast, by the bridge's own lists
-                # PyTorch takes its fused kernel on an HPU from 2.8 on only (pytorch/pytorch pull request 148666).
+                "bf16": True,  # autocast, by the bridge's lists
+                # PyTorch supports its fused kernel on an HPU only from 2.8 on (pytorch/pytorch pull request 148666).
                 "optim": "adamw_torch",
-                # It would need the device's name, which the Trainer cannot hand on (DataLoader's pin_memory_device).
+                # It would need the device's name, which the Trainer cannot pass on (DataLoader's pin_memory_device).
                 "dataloader_pin_memory": False,
-                "ddp_bucket_cap_mb": 230,  # as below: it is for the same cards and the same HCCL
+                "ddp_bucket_cap_mb": 230,  # as below, for the same cards and the same HCCL
                 "ddp_find_unused_parameters": False,
             }
         return {
             "use_habana": True,
-            # Graphs of many operations, compiled once for each shape: the mode that BERT on Gaudi1 was published with.
+            # Graphs of many operations, compiled once for each shape: the mode of the published BERT runs on Gaudi1.
             "use_lazy_mode": True,
             # Evaluation replays recorded graphs, as in the published runs of BERT and RoBERTa (optimum-habana,
-            # tests/configs/examples). GaudiTrainer does so once the training has ended, not in its midst: recording
-            # detaches gradients. Training in graphs (`use_hpu_graphs_for_training`) is in none of those runs.
+            # tests/configs/examples). GaudiTrainer does so only after the training, because recording detaches
+            # gradients. None of those runs trains in graphs (`use_hpu_graphs_for_training`).
             "use_hpu_graphs_for_inference": True,
-            # GaudiTrainer's own throughput; ours (jobs.container.saving.metrics) leaves the same steps out.
+            # For GaudiTrainer's throughput. Ours (jobs.container.saving.metrics) excludes the same steps.
             "throughput_warmup_steps": self.warmup_steps,
-            # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, written down because `fast_ddp`
-            # is the alternative, which reduces all gradients after the backward pass instead of during it, in bf16.
+            # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, set explicitly because of the
+            # alternative `fast_ddp`, which reduces all gradients in bf16 after the backward pass, not during it.
             "distribution_strategy": "ddp",
             "ddp_bucket_cap_mb": 230,
-            # No parameter of an encoder with its head goes unused; looking for one costs a walk of the graph a step.
-            # The published pre-training of BERT (and RoBERTa's, in those configurations) has it on all the same.
+            # An encoder with its head has no unused parameters, and the search for them walks the graph in every step.
+            # The published pre-training of BERT (and RoBERTa's, in those configurations) still enables it.
             "ddp_find_unused_parameters": False,
         }
 
     def model_arguments(self) -> dict[str, Any]:
-        """Return the arguments with which a model of transformers is made, by `from_pretrained` or `from_config`."""
+        """Return the arguments for `from_pretrained` or `from_config` of a model of transformers."""
         if self.name != "hpu":
             return {}
-        # GaudiTrainingArguments' own default, for its examples. With PyTorch's fused attention transformers asks the
-        # host at every step whether anything is padded; on a first Gaudi it may compute in fp32, step by step [?].
+        # The default of GaudiTrainingArguments. With PyTorch's fused attention, transformers checks on the host at
+        # every step whether anything is padded. It may also compute in fp32 on a first-generation Gaudi, which is
+        # unconfirmed.
         return {"attn_implementation": "eager"}
 
     def trainer_arguments(
@@ -251,20 +273,20 @@ class Accelerator:
     ) -> dict[str, Any]:
         """Return further arguments of `trainer_class`.
 
-        `gaudi_config` is what an HPU's configuration has, in place of the default. `fused_adam`: False where another
-        optimizer than AdamW was asked for.
+        `gaudi_config` replaces the default configuration of an HPU. `fused_adam` is False for optimizers other than
+        AdamW.
         """
         if not self.has_gaudi_trainer:
             return {}
         from optimum.habana import GaudiConfig
 
         settings = dict(GAUDI_CONFIG if gaudi_config is None else gaudi_config)
-        # GaudiTrainer takes its AdamW before it looks which optimizer the arguments name.
+        # With this setting, GaudiTrainer uses its AdamW whichever optimizer the arguments name.
         settings["use_fused_adam"] = fused_adam and settings.get("use_fused_adam", False)
         return {"gaudi_config": GaudiConfig(**settings)}
 
 
-CPU = Accelerator(name="cpu", devices=0, reason="asked for")
+CPU = Accelerator(name="cpu", devices=0, reason="requested")
 
 
 def choose(
@@ -272,10 +294,10 @@ def choose(
 ) -> Accelerator:
     """Choose the accelerator for `nproc_per_node` ranks of this node.
 
-    `cards`: those that its instance should have, where a check of its health will find that some of them are missing.
-    `hpu_trainer`: whose Trainer an HPU shall have.
+    `cards` is the number of cards of the instance type if the health check will report missing ones, else None.
+    `hpu_trainer` is the library whose Trainer is used on an HPU.
 
-    Raises UsageError on an unknown name or too many ranks, ConfigurationError where the one asked for is not here.
+    Raises UsageError on an unknown name or too many ranks, ConfigurationError if the requested accelerator is missing.
     """
     finders = {"hpu": _hpus, "cuda": _cuda_devices}
     if asked == CPU.name:
@@ -284,15 +306,15 @@ def choose(
         devices, absence = finders[asked]()
         if not devices:
             raise ConfigurationError(
-                f"accelerator '{asked}' was asked for, but {absence}",
-                next_step="run on an instance and in an image that have it, or ask for 'cpu' or 'auto'",
+                f"accelerator '{asked}' was requested, but {absence}",
+                next_step="use an instance and an image that have it, or request 'cpu' or 'auto'",
             )
         if nproc_per_node > devices and not (cards and devices < cards):
             raise UsageError(
                 f"{nproc_per_node} ranks need a card each, but this node has {devices} ({asked})",
                 next_step=f"--nproc-per-node={devices}, or fewer",
             )
-        return Accelerator(name=cast("Name", asked), devices=devices, reason="asked for", hpu_trainer=hpu_trainer)
+        return Accelerator(name=cast("Name", asked), devices=devices, reason="requested", hpu_trainer=hpu_trainer)
     if asked != AUTO:
         raise UsageError(f"accelerator '{asked}' is unknown{did_you_mean(asked, (*finders, 'cpu', AUTO))}")
     absences = []
@@ -306,27 +328,28 @@ def choose(
 
 
 def of_rank(environment: Mapping[str, str]) -> Accelerator:
-    """Return, in a rank, what the launcher chose and wrote there; nothing is looked for again."""
+    """Return the accelerator that the launcher chose, from the environment of a rank."""
     name = environment.get(ACCELERATOR_VARIABLE, "cpu")
     if name not in ("hpu", "cuda", "cpu"):
         raise UsageError(
-            f"{ACCELERATOR_VARIABLE} is '{name}' in a rank", next_step="start it with jobs.container.launch"
+            f"{ACCELERATOR_VARIABLE} is '{name}' in a rank", next_step="start the rank with jobs.container.launch"
         )
     trainer: Any = environment.get(HPU_TRAINER_VARIABLE, "optimum-habana")
-    return Accelerator(name=cast("Name", name), devices=0, reason="the launcher's choice", hpu_trainer=trainer)
+    return Accelerator(name=cast("Name", name), devices=0, reason="chosen by the launcher", hpu_trainer=trainer)
 
 
 def _without_datasets() -> None:
-    """Keep Trainer and accelerate from loading datasets, which takes a fifth of a rank's start.
+    """Prevent Trainer and accelerate from importing `datasets`, which takes a fifth of a rank's start.
 
-    They would only ask whether their data is one of theirs, which ours never is; who reads from the hub imports them.
+    They would only check whether the data is a `datasets.Dataset`, and ours never is. Code that reads from the hub
+    imports it explicitly.
     """
     from transformers.utils import import_utils
 
-    import_utils._datasets_available = False  # noqa: SLF001 - there is no other way to say so
+    import_utils._datasets_available = False  # noqa: SLF001 - there is no public setting
     from accelerate import data_loader
 
-    if hasattr(data_loader, "is_datasets_available"):  # accelerate asks where there are several ranks
+    if hasattr(data_loader, "is_datasets_available"):  # used by accelerate with several ranks
         data_loader.is_datasets_available = lambda: False
 
 
@@ -337,14 +360,14 @@ def _check_that_transformers_finds_an_hpu() -> None:
     knows = getattr(transformers.utils, "is_torch_hpu_available", None)
     if knows is None or not knows():
         raise ConfigurationError(
-            f"transformers {transformers.__version__} with accelerate {accelerate.__version__} finds no HPU here, and "
-            "would train on the CPU",
-            next_step="leave out 'hpu_trainer: transformers'; it needs transformers 4.50 and accelerate 1.5, or later",
+            f"transformers {transformers.__version__} with accelerate {accelerate.__version__} finds no HPU "
+            "here and would train on the CPU",
+            next_step="remove 'hpu_trainer: transformers', which needs transformers 4.50 and accelerate 1.5 or later",
         )
 
 
 def _hpus() -> tuple[int, str]:
-    """Count the cards, and say why there are none. Imports nothing of Habana's: its modules open the driver."""
+    """Return the number of cards, and why there are none. Habana's modules are not imported: they open the driver."""
     cards = max(len(list(Path(folder).glob(pattern))) for folder, pattern in HPU_DEVICES)
     if not cards:
         return 0, "no HPU found"

@@ -1,63 +1,73 @@
-"""The files in a node's scratch folder by which its launcher and its ranks talk.
+"""How the launchers and ranks of a job communicate: files in a node's scratch folder, and a key-value store.
 
-heartbeats/RANK    where a rank is; each rank writes its own, the launcher reads them
-requests/          what the launcher asks of the ranks (save, stop), and which ranks listen for it
-stopped            why the ranks have saved and ended before their work was done, where no exit code says so
+heartbeats/RANK    the progress of a rank; each rank writes its own file, the launcher reads them
+requests/          requests of the launcher to the ranks (save, stop), and which ranks listen for them
+stopped            why the ranks of a script have saved and ended early, although their exit code is 0
 checkpoint         the step of the newest checkpoint that the library has completed
-library            there where a script's own ranks use the library `trainyard`
-result.json        what a script has found, by its own word; rank 0 writes it
-halving.json       how a point of a sweep is compared with the others; the launcher writes it
-verdict.json       how it stood at the last rung, and whether it ends there; rank 0 writes it
-status.json        how far the training is, for the attempt's record; rank 0 writes it
+library            exists if a script's ranks use the library `trainyard`
+result.json        the result that a script reports; written by rank 0
+halving.json       how a point of a sweep is compared with the others; written by the launcher
+verdict.json       how the point ranked at the last rung, and whether it stops there; written by rank 0
+status.json        the progress of the training, for the attempt's record; written by rank 0
+
+The store is PyTorch's TCPStore, which has no authentication. It therefore listens only where the job's processes can
+reach it: on loopback for one node, and for several nodes on the address that they know. By default PyTorch listens on
+all addresses.
 """
 
 import json
 import os
+import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel
 
 from jobs.core.records import Verdict
 from jobs.spec.sweep import Comparison
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+
+
 STOPPED = "stopped"
-"""The state of a process that does nothing until somebody lets it go on."""
+"""The state of a process that was stopped by a signal."""
 
 _HEARTBEATS = "heartbeats"
 
 _LINE_BYTES = 256
-"""The size of a heartbeat file: each heartbeat is written over the one before, in one write."""
+"""The size of a heartbeat file. Each heartbeat overwrites the previous one in a single write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """A rank's word that it lives, and where it is."""
+    """A rank's heartbeat: that it is alive, and how far it is."""
 
     rank: int
     node: int
     pid: int
     number: int
-    """Counts all heartbeats of the rank, so another number is another heartbeat."""
+    """The number of the rank's heartbeat, which distinguishes two otherwise equal ones."""
     place: int
-    """Counts the places that all ranks of a job pass, so a rank with a smaller one is behind."""
+    """The number of places passed that all ranks of a job pass. A rank with a smaller number is behind."""
     step: int
-    """The last step that was finished; 0: none."""
+    """The last finished step, or 0."""
     doing: str
-    """The activity that began with this heartbeat."""
+    """The activity that starts with this heartbeat."""
     slow: bool = False
-    """True where that activity may take as long as a start does."""
+    """Whether the activity may take as long as a start."""
     paced: bool = True
-    """True where the next heartbeat is due in time. What comes before a training and after it has no limit."""
+    """Whether the next heartbeat has a time limit. There is none before and after training."""
     patience_seconds: float = 0.0
-    """The time that the activity may take by the word of a script, where that is longer than the limit."""
+    """The time that a script has requested for the activity, if that is longer than the limit."""
 
 
 class HeartbeatFile:
-    """The file in which one rank leaves its newest heartbeat."""
+    """The file with one rank's newest heartbeat."""
 
     def __init__(self, scratch: Path, local_rank: int) -> None:
         folder = scratch / _HEARTBEATS
@@ -69,26 +79,26 @@ class HeartbeatFile:
 
 
 def read_heartbeats(scratch: Path) -> dict[int, Heartbeat]:
-    """Return the newest heartbeat of each of this node's ranks, by the rank's number in the job."""
+    """Return the newest heartbeat of each rank of this node, by rank."""
     heartbeats = {}
     for path in (scratch / _HEARTBEATS).glob("*"):
         try:
             heartbeat = Heartbeat(**json.loads(path.read_bytes()))
-        except (ValueError, TypeError, OSError):  # it is being written: the next look finds it
+        except (ValueError, TypeError, OSError):  # it is being written; the next call reads it
             continue
         heartbeats[heartbeat.rank] = heartbeat
     return heartbeats
 
 
 def process_states(heartbeats: Mapping[int, Heartbeat]) -> dict[int, str]:
-    """Return the kernel's state of each rank's process, where that explains a rank which is silent."""
+    """Return the kernel's state of each rank's process that is stopped or in the kernel."""
     return {rank: state for rank, heartbeat in heartbeats.items() if (state := _state(heartbeat.pid))}
 
 
 def _state(pid: int) -> str:
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):  # not on Linux, or it has ended
+    except (OSError, IndexError):  # not on Linux, or the process has ended
         return ""
     return {"T": STOPPED, "t": STOPPED, "D": "in the kernel"}.get(letter, "")
 
@@ -97,15 +107,15 @@ Request = Literal["save", "stop"]
 
 
 class Asked(NamedTuple):
-    """A request as the launcher made it."""
+    """A request of the launcher."""
 
     reason: str
     by: float | None = None
-    """When the ranks have to be gone, in seconds since the epoch: until then they train. None: they stop at once."""
+    """Unix time by which the ranks must have ended. They train until then. None: they stop at once."""
 
 
 class RequestFiles:
-    """The launcher's requests to the ranks of its node, and which of those listen for them."""
+    """The launcher's requests to the ranks of its node, and which ranks listen for them."""
 
     def __init__(self, scratch: Path) -> None:
         self._folder = scratch / "requests"
@@ -119,7 +129,7 @@ class RequestFiles:
         (self._folder / f"listens-{local_rank}").unlink(missing_ok=True)
 
     def is_heard(self) -> bool:
-        """Return True if a request would be answered: the first rank of the node is the one that looks for it."""
+        """Return whether a request would be answered. The first rank of the node looks for requests."""
         return (self._folder / "listens-0").exists()
 
     def listeners(self) -> list[int]:
@@ -130,9 +140,9 @@ class RequestFiles:
         self._write(request, json.dumps(Asked(reason, by)))
 
     def asked(self, request: Request) -> Asked | None:
-        """Return a request of the launcher; None where it has made none.
+        """Return a request of the launcher, or None.
 
-        Ranks ask at every step, so what is not there costs one look.
+        Ranks call this at every step, so it must be cheap when there is no request.
         """
         place = self._places[request]
         return Asked(*json.loads(place.read_text())) if place.exists() else None
@@ -141,28 +151,28 @@ class RequestFiles:
         _put(self._folder / name, content)
 
 
-def tell_stopped(scratch: Path, reason: str) -> None:
-    """Leave word that the ranks have saved and end before their work is done, with exit code 0: a script's own do."""
+def write_stopped(scratch: Path, reason: str) -> None:
+    """Record that the ranks of a script have saved and end early, although their exit code is 0."""
     _put(scratch / "stopped", reason)
 
 
-def stopped(scratch: Path) -> str | None:
-    """Return the word of `tell_stopped`; None where there is none."""
+def read_stopped(scratch: Path) -> str | None:
+    """Return the reason that `write_stopped` recorded, or None."""
     return _get(scratch / "stopped")
 
 
-def write_library_note(scratch: Path) -> None:
-    """Leave word that a script saves through the library: what lies in its folder of checkpoints is not for us."""
+def mark_library_used(scratch: Path) -> None:
+    """Record that a script saves through the library, so its checkpoint folder is not uploaded."""
     (scratch / "library").touch()
 
 
-def note_checkpoint(scratch: Path, step: int) -> None:
-    """Leave word that a checkpoint is complete on S3."""
+def write_saved_step(scratch: Path, step: int) -> None:
+    """Record the step of a checkpoint that is complete on S3."""
     _put(scratch / "checkpoint", str(step))
 
 
-def noted_checkpoint(scratch: Path) -> int | None:
-    """Return the step of the newest checkpoint that is complete, as its rank says; None where there is none."""
+def read_saved_step(scratch: Path) -> int | None:
+    """Return the step of the newest complete checkpoint, or None."""
     found = _get(scratch / "checkpoint")
     return None if found is None else int(found)
 
@@ -171,41 +181,41 @@ def uses_library(scratch: Path) -> bool:
     return (scratch / "library").exists()
 
 
-def tell_result(scratch: Path, values: Mapping[str, Any]) -> None:
-    """Add to what the script says that it has found."""
-    _put(scratch / "result.json", json.dumps({**told_result(scratch), **values}))
+def add_result(scratch: Path, values: Mapping[str, Any]) -> None:
+    """Add values to the result that the script reports."""
+    _put(scratch / "result.json", json.dumps({**read_result(scratch), **values}))
 
 
-def told_result(scratch: Path) -> dict[str, Any]:
-    """Return the word of `tell_result`: nothing where there is none."""
-    told: dict[str, Any] = json.loads(_get(scratch / "result.json") or "{}")
-    return told
+def read_result(scratch: Path) -> dict[str, Any]:
+    """Return the result that the script has reported so far."""
+    result: dict[str, Any] = json.loads(_get(scratch / "result.json") or "{}")
+    return result
 
 
-def ask_comparison(scratch: Path, comparison: Comparison) -> None:
-    """Have the ranks compare their point with the others of its sweep."""
+def write_comparison(scratch: Path, comparison: Comparison) -> None:
+    """Tell the ranks to compare their point with the others of its sweep."""
     _put(scratch / "halving.json", comparison.model_dump_json())
 
 
-def asked_comparison(scratch: Path) -> Comparison | None:
-    """Return the word of `ask_comparison`; None where there is none."""
+def read_comparison(scratch: Path) -> Comparison | None:
+    """Return the comparison that the ranks have to make, or None."""
     found = _get(scratch / "halving.json")
     return None if found is None else Comparison.model_validate_json(found)
 
 
-def tell_verdict(scratch: Path, verdict: Verdict) -> None:
-    """Leave word of how the point stood; where it stops: that its training ends for that."""
+def write_verdict(scratch: Path, verdict: Verdict) -> None:
+    """Record how the point ranked, and whether it stops for that."""
     _put(scratch / "verdict.json", verdict.model_dump_json())
 
 
-def told_verdict(scratch: Path) -> Verdict | None:
-    """Return the newest word of `tell_verdict`; None where there is none."""
+def read_verdict(scratch: Path) -> Verdict | None:
+    """Return the newest verdict, or None."""
     found = _get(scratch / "verdict.json")
     return None if found is None else Verdict.model_validate_json(found)
 
 
 class RankStatus(BaseModel):
-    """How far the training is: rank 0 writes it, the launcher copies it into the attempt's record."""
+    """The progress of the training. Rank 0 writes it, and the launcher copies it into the attempt's record."""
 
     training_started_at: datetime | None = None
     resumed_from_step: int = 0
@@ -213,7 +223,7 @@ class RankStatus(BaseModel):
     repeats_from_step: int | None = None
     saved_at: datetime | None = None
     starts_over: bool = False
-    """True if the script does not load its checkpoint, so each attempt begins at its beginning."""
+    """True if the script does not load its checkpoint, so that each attempt starts over."""
     last_step: int = 0
     compiling_seconds: float = 0.0
     saving_seconds: float = 0.0
@@ -229,15 +239,68 @@ class RankStatus(BaseModel):
 
 
 def _put(path: Path, content: str) -> None:
-    """Write a file that nobody ever sees in parts."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}")
     part.write_text(content)
     part.replace(path)
 
 
 def _get(path: Path) -> str | None:
-    """Return the content of a file, or None if there is none."""
+    """Return the content of a file, or None if it does not exist."""
     try:
         return path.read_text()
     except FileNotFoundError:
         return None
+
+
+LOOPBACK = "127.0.0.1"
+
+STORE_TIMEOUT = timedelta(hours=24)
+"""Timeout of one request. A peer that prepares data may take hours; a dead or hanging peer is detected by its missing
+heartbeats instead."""
+
+
+def serve_store(address: str, port: int = 0) -> "TCPStore":
+    """Serve a store at one address of this machine, as long as the returned object exists. Port 0 is any free port.
+
+    Another multi-tenant store at the same port in this process, such as the one of PyTorch's rendezvous, shares this
+    server. Raises OSError if the address cannot be used.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address, port))
+        listening.listen()
+        return TCPStore(
+            address,
+            listening.getsockname()[1],
+            is_master=True,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listening.detach(),  # the store closes it
+        )
+
+
+def connect_store(address: str, port: int) -> "TCPStore":
+    """Return a new connection. A thread that waits on a shared connection would block the others."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+
+    return TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False)
+
+
+def loopback_sockets() -> dict[str, str]:
+    """Return the variables that make the ranks of one node connect over loopback only."""
+    return sockets_of_interface("lo" if sys.platform == "linux" else "lo0")
+
+
+def sockets_of_interface(name: str) -> dict[str, str]:
+    """Return the variables that make ranks listen on one network interface only.
+
+    Without them, Gloo uses the address of the machine's name, and NCCL the interfaces that it finds. NCCL takes a name
+    as a prefix unless it starts with `=` (NCCL's documentation, Environment Variables), and connects over sockets even
+    if its data goes over EFA. HCCL has HCCL_SOCKET_IFNAME, which is not set: its format is not documented, and it could
+    not be tested here.
+    """
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}

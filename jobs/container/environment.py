@@ -1,19 +1,21 @@
-"""The environment that a job's code runs in: its image, with the revision of the code, and the packages that matter."""
+"""The environment of a container: its Batch job, its image with the revision of the code, and its main packages."""
 
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import urllib.request
+from collections.abc import Mapping
 from http.client import HTTPException
 
 from jobs.core.records import IMAGE_DIGEST
 
 IMAGE_VARIABLE = "TRAINYARD_IMAGE"
-"""Set in every image: name, release and revision of the code (jobs.core.git); on a laptop there is none."""
+"""Name, release and code revision of the image (jobs.core.git). Set in every image, not on a laptop."""
 
 METADATA_VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
-"""Set by ECS in each container: where its agent tells of it (developer guide, task metadata endpoint version 4)."""
+"""Address of the container's task metadata endpoint, version 4. Set by ECS (developer guide)."""
 
 _ANSWER_SECONDS = 1.0
 
@@ -21,7 +23,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "o
 
 
 def ran_with() -> dict[str, str]:
-    """Return the image that the code runs in, where it is one, and the versions of what it runs with."""
+    """Return the image that the code runs in, if there is one, and the versions of Python and the main packages."""
     image = os.environ.get(IMAGE_VARIABLE)
     digest = _image_digest()
     return {
@@ -32,7 +34,7 @@ def ran_with() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that are installed."""
+    """Return the versions of Python and of the main packages that are installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -43,7 +45,7 @@ def _versions() -> dict[str, str]:
 
 
 def _image_digest() -> str | None:
-    """Return the digest that the container's image was named by; None where it was named by a tag, or nobody says."""
+    """Return the digest of the container's image. None if the image was named by a tag, or outside ECS."""
     address = os.environ.get(METADATA_VARIABLE)
     if not address:
         return None
@@ -54,3 +56,13 @@ def _image_digest() -> str | None:
             return str(json.load(answer)["Image"]).partition("@")[2] or None
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return None
+
+
+def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of the Batch job's attempt, from 1."""
+    return int(environment.get("AWS_BATCH_JOB_ATTEMPT", "1"))
+
+
+def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the id of the Batch job without the number of the node or child, or None outside Batch."""
+    return re.split("[#:]", environment.get("AWS_BATCH_JOB_ID", ""))[0] or None

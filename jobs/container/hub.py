@@ -1,11 +1,10 @@
-"""The optional push of what a run made to the Hugging Face Hub: a model with its tokenizer, or an artifact.
+"""The optional push of a run's result to the Hugging Face Hub: a model with its tokenizer, or an artifact.
 
-A corpus or packed tokens become a data set, a tokenizer a model repository. Each has a card (README.md) that names the
-result, the arguments and where it came from, but no licence: whoever publishes the repository chooses one.
+A corpus or packed tokens become a data set, a tokenizer becomes a model repository. Each has a card (README.md) with
+the result, the arguments and the provenance, but without a license, which the publisher of the repository chooses.
 
-huggingface_hub itself reads the token, HF_TOKEN of the environment: it is in no argument, so in no list of processes,
-and in no log. A push comes last, when everything is on S3. If it fails, a warning says how to repeat it, and the run
-succeeds.
+huggingface_hub reads the token from the variable HF_TOKEN, so that it is in no argument, process list or log. The push
+is the last step, after everything is on S3. If it fails, a warning says how to repeat it, and the run succeeds.
 """
 
 import json
@@ -37,20 +36,20 @@ CARD = "README.md"
 
 
 def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
-    """Check that a push could succeed, and make the repository if there is none.
+    """Check that a push can succeed, and create the repository if it does not exist.
 
-    The launcher of each node calls it before any rank starts. Raises ConfigurationError or UsageError where the push
-    could not succeed. Where the hub does not answer now, it only warns, since it may answer later. It also only warns
-    in a later attempt: a token that has expired meanwhile must not end what has been trained.
+    The launcher of each node calls this before any rank starts. Raises ConfigurationError or UsageError if the push
+    cannot succeed. If the hub does not answer, it only warns, because the hub may answer later. In later attempts it
+    also only warns, because an expired token must not end a training that has made progress.
     """
     repository = arguments.hub_repository
     if repository is None:
         return
     if not os.environ.get(TOKEN_VARIABLE):
         raise ConfigurationError(
-            f"push_to_hub: there is no {TOKEN_VARIABLE} here to push to {repository} with",
-            next_step="put the team's token into its secret (huggingface_token in infra/settings.py makes one), or "
-            "leave push_to_hub out",
+            f"push_to_hub: {TOKEN_VARIABLE} is not set, so nothing can be pushed to {repository}",
+            next_step="store the team's token in its secret (created by huggingface_token in infra/settings.py), or "
+            "remove push_to_hub",
         )
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -60,16 +59,16 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
     except OfflineModeIsEnabled:
         raise ConfigurationError(
             f"push_to_hub: HF_HUB_OFFLINE is set, so nothing can be pushed to {repository}",
-            next_step="unset it, or leave push_to_hub out",
+            next_step="unset it, or remove push_to_hub",
         ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if is_first_attempt and status in (400, 401, 403, 404):
             raise UsageError(
                 f"push_to_hub: the token may not write to {repository}: the hub answered {hub_answer(error)}",
-                next_step="check the name, and that the token is valid and has the right to write there",
+                next_step="check the name, and that the token is valid and has write access",
             ) from None
-        log.warning("warning: push_to_hub: the hub does not answer as it should: %s", _first_line(error))
+        log.warning("warning: push_to_hub: unexpected answer of the hub: %s", _first_line(error))
     except OSError as error:
         log.warning("warning: push_to_hub: the hub cannot be reached now: %s", _first_line(error))
 
@@ -77,16 +76,16 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
 def write_card(
     folder: Path, *, run: S3Location, recipe: Recipe, result: Mapping[str, Any], world_size: int, accelerator: str
 ) -> None:
-    """Write the model's card into its folder, from which it goes to S3 and to the hub."""
+    """Write the model's card into its folder, which is uploaded to S3 and to the hub."""
     environment = {"ranks": world_size, "accelerator": accelerator}
     (folder / CARD).write_text(model_card(run, recipe, result, environment), encoding="utf-8")
 
 
 def push(folder: Path, *, run: S3Location, repository: str) -> None:
-    """Push the model in `folder`. A failure is a warning: the model is on S3."""
+    """Push the model in `folder`. A failure is only a warning, because the model is on S3."""
     try:
         _upload(folder, run=run, repository=repository, repository_type="model")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the run
+    except Exception as error:  # noqa: BLE001 - no error of the push may fail the run
         log.warning(
             "warning: the model was not pushed to %s: %s. To repeat it: aws s3 cp --recursive %s model && hf upload %s "
             "model . --private",
@@ -100,9 +99,9 @@ def push(folder: Path, *, run: S3Location, repository: str) -> None:
 def push_artifact(
     location: S3Location, *, kind: str, arguments: Arguments, run: S3Location, s3: "S3Client", scratch: Path
 ) -> None:
-    """Push a complete artifact with a card, if `arguments` ask for it.
+    """Push a complete artifact with a card, if `arguments` request it.
 
-    A failure is a warning: the artifact is on S3, and a run that finds it there pushes it too.
+    A failure is only a warning, because the artifact is on S3. A later run that finds it there pushes it, too.
     """
     repository = arguments.hub_repository
     if repository is None:
@@ -110,13 +109,13 @@ def push_artifact(
     try:
         artifact = open_artifact(str(location), kind=kind, s3=lambda: s3, scratch=scratch / "push")
         folder = artifact.download()
-        # With the manifest a downloaded copy is an artifact too.
+        # With its manifest, a downloaded copy is an artifact as well.
         (folder / MANIFEST).write_text(artifact.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (folder / CARD).write_text(artifact_card(repository, location, artifact.manifest), encoding="utf-8")
         _upload(folder, run=run, repository=repository, repository_type=arguments.HUB_REPOSITORY_TYPE)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the artifact
+    except Exception as error:  # noqa: BLE001 - no error of the push may fail the run
         log.warning(
-            "warning: the %s was not pushed to %s: %s. To repeat it: submit the same job once more, which finds %s and "
+            "warning: the %s was not pushed to %s: %s. To repeat it: submit the same job again, which finds %s and "
             "pushes it",
             kind,
             repository,
@@ -126,11 +125,11 @@ def push_artifact(
 
 
 def _upload(folder: Path, *, run: S3Location, repository: str, repository_type: str) -> None:
-    """Make the repository if there is none, and put all files of `folder` into it in one commit."""
+    """Create the repository if it does not exist, and push all files of `folder` in one commit."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    disable_progress_bars()  # the log is read by lines
+    disable_progress_bars()  # the log consists of lines
     api = HfApi()
     _create(api, repository, repository_type)
     message = f"Run {run_id(run)}"
@@ -166,7 +165,7 @@ def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], envir
     return _card(
         metadata,
         title=recipe.push_to_hub or run_id(run),
-        summary=f"{_summary(recipe)} Made by trainyard's run `{run_id(run)}`.",
+        summary=f"{_summary(recipe)} Produced by trainyard's run `{run_id(run)}`.",
         tables=[
             ("Result", "metric", result),
             ("Inputs", "argument", {**inputs, **({"model's commit": commit} if commit else {})}),
@@ -177,12 +176,12 @@ def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], envir
 
 
 def artifact_card(repository: str, location: S3Location, manifest: Manifest) -> str:
-    """Return the card of an artifact. It describes the run that made it, not the one that pushes it."""
+    """Return the card of an artifact. It describes the run that produced the artifact, not the one that pushes it."""
     metadata: dict[str, Any] = {"tags": ["trainyard", manifest.kind]}
     if manifest.kind == "tokenizer":
         metadata["library_name"] = "transformers"
     else:
-        metadata["viewer"] = False  # the hub would show the shards' bytes as rows
+        metadata["viewer"] = False  # the viewer would show the bytes of shards as rows
     data_sets = sorted(set(_data_sets(manifest.inputs)))
     if data_sets:
         metadata["datasets" if manifest.kind == "tokenizer" else "source_datasets"] = data_sets
@@ -205,7 +204,7 @@ def run_id(run: S3Location) -> str:
 
 
 def cached_commit(location: str) -> str | None:
-    """Return the commit of the model at `hf://…` that lies in this machine's cache; None where it does not say."""
+    """Return the commit of the model at `hf://…` in this machine's cache, or None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
     name, options = hub_parts(location)
@@ -214,7 +213,7 @@ def cached_commit(location: str) -> str | None:
 
 
 def _card(metadata: Mapping[str, Any], *, title: str, summary: str, tables: list[tuple[str, str, Any]]) -> str:
-    # JSON is YAML too, and quotes whatever needs it.
+    # JSON is valid YAML, and quotes what needs quotes.
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
     sections = "\n".join(f"## {name}\n\n{_table(heading, rows)}" for name, heading, rows in tables)
     return f"---\n{header}---\n\n# {title}\n\n{summary}\n\n{sections}"
@@ -237,13 +236,13 @@ def _summary(recipe: Recipe) -> str:
 
 
 def _counts(manifest: Manifest) -> dict[str, int]:
-    """Sum the counts over the files, without those that are places (jobs.container.kinds.prepare_corpus)."""
+    """Return the sums of the files' counts, without the positions of jobs.container.kinds.prepare_corpus."""
     names = {name: None for file in manifest.files.values() for name in file.counts if not name.startswith("next_")}
     return {name: manifest.count(name) for name in names}
 
 
 def _data_sets(inputs: Any) -> Iterator[str]:
-    """Return the names on the hub, wherever they stand among the identities of the inputs."""
+    """Return the data sets of the hub at any depth of the inputs' identities."""
     if isinstance(inputs, dict):
         if "data_set" in inputs and "commit" in inputs:
             yield str(inputs["data_set"])

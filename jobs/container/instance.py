@@ -1,7 +1,7 @@
-"""The EC2 instance that the launcher runs on: what its metadata service (IMDSv2) says, and its own disks.
+"""The EC2 instance of the launcher: its metadata service (IMDSv2) and its own disks.
 
-Where nobody answers (a laptop, a job of several nodes, whose containers are kept from the metadata service, a hop limit
-that is too low) there is no news, and no word about it: SIGTERM comes all the same.
+The metadata service does not answer on a laptop, in a multi-node job, whose containers have no access to it, or if the
+hop limit is too low. The job then runs without it, and does not log that: SIGTERM arrives all the same.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from jobs.core.locations import S3Location
 from jobs.core.queues import CAPACITY_NAMES, Capacity
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""The SDKs' own name for another address of the metadata service."""
+"""The AWS SDKs' variable for the address of the metadata service."""
 
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 
@@ -36,15 +36,15 @@ _ANSWER_SECONDS = 1.0
 _TOKEN_SECONDS = 60
 
 _END_SECONDS = 3.0
-"""The time that ranks have to end after their launcher was killed: the kernel kills them with it."""
+"""Time for ranks to end after their launcher was killed. The kernel kills them with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpotNotice:
-    """EC2's notice that it takes the instance away."""
+    """EC2's notice that it reclaims the instance."""
 
     action: str
-    """terminate, stop or hibernate."""
+    """`terminate`, `stop` or `hibernate`."""
     time: datetime
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class SpotNotice:
 
 
 class InstanceMetadata:
-    """The instance's metadata service. No question to it raises, or takes longer than two seconds."""
+    """The instance's metadata service. Requests never raise, and take at most two seconds."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint.rstrip("/")
@@ -61,16 +61,16 @@ class InstanceMetadata:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], *, on_instance: bool) -> "InstanceMetadata | None":
-        """Return the service at the address that the environment names; None where there is none to ask."""
+        """Return the service at the address set in the environment, or None if there is no service."""
         if environment.get(DISABLED_VARIABLE, "").lower() == "true":
             return None
         endpoint = environment.get(ENDPOINT_VARIABLE) or (_ENDPOINT if on_instance else None)
         return cls(endpoint) if endpoint else None
 
     def capacity(self) -> Capacity | None:
-        """Return what the instance is paid as, since a Spot queue may start On-Demand ones where Spot has none.
+        """Return how the instance is billed. A Spot queue may start On-Demand instances if Spot has none.
 
-        None where nobody says, or where it is something else.
+        None if the service does not answer or reports another life cycle.
         """
         found = self._text("instance-life-cycle")
         return next((capacity for capacity in CAPACITY_NAMES if capacity == found), None)
@@ -102,15 +102,19 @@ class InstanceMetadata:
         return found if isinstance(found, dict) else None
 
     def _text(self, path: str) -> str | None:
-        """Ask with a token of its own, so that none can expire. None is also the answer of 404, which means no news."""
+        """Return one value, or None on 404 or without an answer. Each request gets a new token, so none expires."""
         try:
-            token = self._ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)})
-            return self._ask(f"/latest/meta-data/{path}", "GET", {"X-aws-ec2-metadata-token": token.decode()}).decode()
+            token = self._request(
+                "/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
+            )
+            return self._request(
+                f"/latest/meta-data/{path}", "GET", {"X-aws-ec2-metadata-token": token.decode()}
+            ).decode()
         except (urllib.error.URLError, HTTPException, OSError, ValueError):
             return None
 
-    def _ask(self, path: str, method: str, headers: Mapping[str, str]) -> bytes:
-        request = urllib.request.Request(  # noqa: S310 - always http, to the instance itself
+    def _request(self, path: str, method: str, headers: Mapping[str, str]) -> bytes:
+        request = urllib.request.Request(  # noqa: S310 - always http, to the instance
             self._endpoint + path, method=method, headers=dict(headers)
         )
         with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer:
@@ -119,12 +123,12 @@ class InstanceMetadata:
 
 
 def cpus() -> int:
-    """Return the number of this machine's CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def capacity_paid(asked: Capacity | None, environment: Mapping[str, str], *, on_instance: bool) -> Capacity | None:
-    """Return what the instance is paid as; what was asked for where it does not say."""
+def billed_capacity(asked: Capacity | None, environment: Mapping[str, str], *, on_instance: bool) -> Capacity | None:
+    """Return how the instance is billed, or the requested capacity if the instance does not report it."""
     if asked == "on-demand":
         return asked
     metadata = InstanceMetadata.of(environment, on_instance=on_instance)
@@ -132,7 +136,7 @@ def capacity_paid(asked: Capacity | None, environment: Mapping[str, str], *, on_
 
 
 def zone(environment: Mapping[str, str], *, on_instance: bool) -> str | None:
-    """Return the availability zone of the instance; None where it does not say."""
+    """Return the availability zone of the instance, or None if the instance does not report it."""
     metadata = InstanceMetadata.of(environment, on_instance=on_instance)
     return metadata.zone() if metadata is not None else None
 
@@ -140,39 +144,39 @@ def zone(environment: Mapping[str, str], *, on_instance: bool) -> str | None:
 def own_address(metadata: InstanceMetadata | None, s3_endpoint: str) -> str:
     """Return the address at which the other nodes reach this one.
 
-    It is what EC2 says of the instance; elsewhere the address from which this machine talks to S3.
+    It is the address in EC2's metadata or, without metadata, the address from which this machine connects to S3.
     """
-    said = metadata.local_ipv4() if metadata is not None else None
-    if said is not None:
-        return said
+    address = metadata.local_ipv4() if metadata is not None else None
+    if address is not None:
+        return address
     endpoint = urlsplit(s3_endpoint)
-    return address_towards(endpoint.hostname, endpoint.port or (443 if endpoint.scheme == "https" else 80))
+    return source_address(endpoint.hostname, endpoint.port or (443 if endpoint.scheme == "https" else 80))
 
 
-def address_towards(host: str | None, port: int) -> str:
-    """Return the address of this machine from which it talks to another. Raises OSError where there is no way."""
+def source_address(host: str | None, port: int) -> str:
+    """Return the address from which this machine connects to another. Raises OSError if there is no route."""
     towards = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as talk:
-        talk.connect(towards)  # sends nothing: the kernel only picks the way
+        talk.connect(towards)  # sends nothing; the kernel only chooses the route
         address: str = talk.getsockname()[0]
         return address
 
 
 @contextlib.contextmanager
 def scratch_folder(disks: Path, run: S3Location, *, node: int, on_instance: bool) -> Iterator[Path]:
-    """Make a folder for what the attempt downloads and writes, and remove it at the end.
+    """Create a folder for the attempt's downloads and files, and remove it at the end.
 
-    Its path is the same in every attempt of a run, since checkpoints of scripts contain absolute paths. Only while a
-    process of an earlier attempt still uses that folder is it another one. It is on the instance's own disks if the
-    container has them at `disks`: they are larger and faster than its root volume.
+    The path is the same in every attempt of a run, because checkpoints of scripts contain absolute paths. It differs
+    only while a process of an earlier attempt still uses the folder. The folder is on the instance's own disks if the
+    container has them at `disks`, because they are larger and faster than the root volume.
     """
-    # The nodes of one run share a machine on the emulator only: on instances all have the same path.
+    # Nodes of one run share a machine only on the emulator. On instances all have the same path.
     text = str(run) if on_instance or not node else f"{run}#{node}"
-    name = f"trainyard-{hashlib.sha256(text.encode()).hexdigest()[:8]}"  # short: sockets below it have 107 bytes
+    name = f"trainyard-{hashlib.sha256(text.encode()).hexdigest()[:8]}"  # short: a socket's path has at most 107 bytes
     temporary = Path(tempfile.gettempdir())
     folder, lock = None, None
     for place in [disks, temporary] if on_instance else [temporary]:
-        with contextlib.suppress(OSError):  # there is no such folder, or it is not ours
+        with contextlib.suppress(OSError):  # the folder does not exist, or is not writable
             lock = _locked(place / name)
             folder = place / name if lock is not None else Path(tempfile.mkdtemp(prefix="trainyard-", dir=place))
             break
@@ -186,9 +190,9 @@ def scratch_folder(disks: Path, run: S3Location, *, node: int, on_instance: bool
 
 
 def _locked(folder: Path) -> int | None:
-    """Make the folder, or empty what a killed attempt has left of it, and return a lock on it that is to be closed.
+    """Create the folder, or empty the one of a killed attempt. Returns an open lock on it, for the caller to close.
 
-    Return None if somebody else has it. Raises OSError if it cannot be made.
+    Returns None if another process uses the folder. Raises OSError if it cannot be created.
     """
     while True:
         with contextlib.suppress(FileExistsError):
@@ -197,15 +201,15 @@ def _locked(folder: Path) -> int | None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(lock).st_uid == os.geteuid() and _is_same(folder, lock):
-                if _is_left(folder):
+                if _becomes_unused(folder):
                     for path in folder.iterdir():
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
                     return lock
-            elif not folder.exists():  # its attempt has ended just now, and removed it
+            elif not folder.exists():  # its attempt has just ended and removed it
                 os.close(lock)
                 continue
         except BlockingIOError:
-            pass  # a launcher that lives
+            pass  # another launcher is running
         except OSError:
             os.close(lock)
             raise
@@ -220,8 +224,8 @@ def _is_same(folder: Path, opened: int) -> bool:
         return False
 
 
-def _is_left(folder: Path) -> bool:
-    """Return whether no process works below the folder. Those of a killed launcher have a moment to end."""
+def _becomes_unused(folder: Path) -> bool:
+    """Return whether no process uses the folder, after a moment for the ranks of a killed launcher to end."""
     until = time.monotonic() + _END_SECONDS
     while any(folder.iterdir()) and _is_used(folder):
         if time.monotonic() > until:
@@ -235,7 +239,7 @@ def _is_used(folder: Path) -> bool:
     for process in Path("/proc").glob("[0-9]*"):
         if process.name == str(os.getpid()):
             continue
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             for link in (process / "cwd", *(process / "fd").iterdir()):
                 with contextlib.suppress(OSError):
                     if f"{link.readlink()}/".startswith(below):

@@ -1,7 +1,7 @@
-"""libfabric, over which cards of several nodes talk: whether it can be loaded, and the providers that it has.
+"""libfabric, through which the cards of several nodes communicate: whether it loads, and which providers it has.
 
-HCCL and NCCL load it by themselves, each through a library of its own. Where either cannot be loaded HCCL has no way to
-another node, and NCCL silently takes TCP.
+HCCL and NCCL load it through a plugin each. If libfabric or the plugin cannot be loaded, HCCL cannot reach other nodes,
+and NCCL silently uses TCP.
 """
 
 import ctypes
@@ -18,30 +18,30 @@ log = logging.getLogger("trainyard")
 LIBFABRIC = "libfabric.so.1"
 
 WRAPPERS: dict[Name, str] = {"hpu": "libhccl_ofi_wrapper.so", "cuda": "libnccl-net.so"}
-"""Accelerator to the library by which its collectives reach libfabric: Habana's wrapper, and what NCCL looks for, which
-is aws-ofi-nccl (its src/Makefile.am). One that is not named here needs neither."""
+"""For each accelerator, the library that connects its collectives to libfabric: Habana's wrapper, and aws-ofi-nccl
+under the name that NCCL looks for (its src/Makefile.am). Other accelerators need none."""
 
 NCCL_NET = {"NCCL_NET": "Libfabric"}
-"""With it NCCL takes aws-ofi-nccl, by the name that it has in NCCL (src/nccl_ofi_interface_nvidia of 1.14 to 1.21), or
-fails; without it NCCL takes TCP where anything is wrong."""
+"""Makes NCCL use aws-ofi-nccl, by its name in NCCL (src/nccl_ofi_interface_nvidia of 1.14 to 1.21), or fail. Without
+it, NCCL falls back to TCP if anything is wrong."""
 
 EFA = "efa"
 
 EFA_DEVICES = Path("/dev/infiniband"), "uverbs[0-9]*"
-"""Folder and names of the devices by which libfabric reaches EFA; Batch hands them to jobs of several nodes."""
+"""Folder and names of the EFA devices, which Batch passes to multi-node jobs."""
 
 _API_VERSION = 1 << 16 | 9
-"""FI_VERSION(1, 9), of 2019: what is read below is the same in all later ones."""
+"""FI_VERSION(1, 9), of 2019. The fields read below are the same in all later versions."""
 
 
 class _FabricAttributes(ctypes.Structure):
-    """fi_fabric_attr, up to what is read of it (fi_fabric(3))."""
+    """fi_fabric_attr, up to the fields that are read here (fi_fabric(3))."""
 
     _fields_ = (("fabric", ctypes.c_void_p), ("name", ctypes.c_char_p), ("provider_name", ctypes.c_char_p))
 
 
 class _Info(ctypes.Structure):
-    """fi_info, up to what is read of it (fi_getinfo(3))."""
+    """fi_info, up to the fields that are read here (fi_getinfo(3))."""
 
 
 _Info._fields_ = (
@@ -58,10 +58,10 @@ _Info._fields_ = (
 
 
 def load(name: Name) -> ctypes.CDLL | None:
-    """Load what `name`'s collectives talk to other nodes with, and return libfabric; None where they need none.
+    """Load the libraries with which `name`'s collectives reach other nodes. Returns libfabric, or None if not needed.
 
-    NCCL needs it for EFA alone, HCCL for any way to another node. Raises ConfigurationError where a library cannot be
-    loaded.
+    NCCL needs libfabric only for EFA, HCCL for any connection to another node. Raises ConfigurationError if a library
+    cannot be loaded.
     """
     if name not in WRAPPERS or (name == "cuda" and not has_efa()):
         return None
@@ -69,45 +69,45 @@ def load(name: Name) -> ctypes.CDLL | None:
 
 
 def load_for(name: Name) -> ctypes.CDLL:
-    """Load the same whether or not this node has EFA devices, of an accelerator in `WRAPPERS`."""
+    """Load the libraries of an accelerator in `WRAPPERS`, with or without EFA devices on this node."""
     libfabric = _load(LIBFABRIC)
     _load(WRAPPERS[name])
     return libfabric
 
 
 def has_efa() -> bool:
-    """Return whether this node has EFA devices; Batch hands them to jobs whose nodes start together."""
+    """Return whether this node has EFA devices. Batch passes them to multi-node jobs only."""
     folder, names = EFA_DEVICES
     return any(folder.glob(names))
 
 
 def environment(name: Name, *, nnodes: int) -> dict[str, str]:
-    """Return the variables with which the ranks of a job use the EFA of their nodes, or fail.
+    """Return the variables that make the ranks of a job use the EFA devices of their nodes, or fail.
 
-    Raises ConfigurationError where the image cannot: over TCP a job would pay for cards that wait. An image that sets
-    NCCL_NET itself has chosen (`Socket` is NCCL's name for TCP), and is left alone.
+    Raises ConfigurationError if the image does not support EFA, because over TCP a job would pay for cards that wait.
+    An image that sets NCCL_NET has made its choice (`Socket` is NCCL's name for TCP), which is kept.
     """
     if name != "cuda" or nnodes == 1 or not has_efa():
         return {}
     (variable,) = NCCL_NET
     if os.environ.get(variable, NCCL_NET[variable]) != NCCL_NET[variable]:
-        log.warning("warning: this node has EFA, and %s=%s has NCCL not use it", variable, os.environ[variable])
+        log.warning("warning: this node has EFA, but with %s=%s NCCL does not use it", variable, os.environ[variable])
         return {}
     try:
         load(name)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"this node has EFA, and NCCL would take TCP, at a fraction of its speed: {error.args[0]}",
-            next_step=f"run the job in the image that its instance type's row names, or set {variable}=Socket in yours "
-            "to train over TCP all the same",
+            f"this node has EFA, but NCCL would use TCP, which is many times slower: {error.args[0]}",
+            next_step=f"run the job in the standard image of its instance type, or set {variable}=Socket in your image "
+            "to train over TCP anyway",
         ) from None
     return NCCL_NET
 
 
 def providers(libfabric: ctypes.CDLL) -> list[str]:
-    """Return the providers that libfabric has on this node, in its own order.
+    """Return the providers that libfabric finds on this node, in libfabric's order.
 
-    Raises ConfigurationError where it has none.
+    Raises ConfigurationError if it finds none.
     """
     first = ctypes.POINTER(_Info)()
     libfabric.fi_getinfo.argtypes = (
@@ -123,34 +123,35 @@ def providers(libfabric: ctypes.CDLL) -> list[str]:
     code = libfabric.fi_getinfo(_API_VERSION, None, None, 0, None, ctypes.byref(first))
     if code:
         raise ConfigurationError(
-            f"libfabric finds no provider on this node (error {code})", next_step="FI_LOG_LEVEL=info says why"
+            f"libfabric finds no provider on this node (error {code})",
+            next_step="set FI_LOG_LEVEL=info to log the reason",
         )
     found: dict[str, None] = {}
     info = first
     while info:
-        # A layer on top of another is named after both: `tcp;ofi_rxm`.
+        # A layered provider has both names: `tcp;ofi_rxm`.
         found.setdefault(info.contents.fabric.contents.provider_name.decode().partition(";")[0])
         info = info.contents.next
     libfabric.fi_freeinfo(first)
     return list(found)
 
 
-def taken(found: Sequence[str]) -> str:
-    """Return the provider that HCCL takes of these: EFA, else verbs, else TCP (docs.habana.ai, Scale-out via Host NIC).
+def preferred_provider(found: Sequence[str]) -> str:
+    """Return the provider that HCCL uses: EFA, else verbs, else TCP (docs.habana.ai, Scale-out via Host NIC).
 
-    Raises ConfigurationError where none of them is there, or the node has EFA devices and libfabric has no EFA.
+    Raises ConfigurationError if there is none of them, or if the node has EFA devices but libfabric has no EFA.
     """
     if EFA not in found and has_efa():
         raise ConfigurationError(
-            f"this node has EFA devices, and libfabric has no provider '{EFA}' for them, only {', '.join(found)}",
-            next_step="FI_LOG_LEVEL=info says why; see the AMI's driver of EFA and the security group",
+            f"this node has EFA devices, but libfabric has no provider '{EFA}', only {', '.join(found)}",
+            next_step="set FI_LOG_LEVEL=info to log the reason; check the AMI's EFA driver and the security group",
         )
     for provider in (EFA, "verbs", "tcp"):
         if provider in found:
             return provider
     raise ConfigurationError(
         f"libfabric has no provider that reaches another node, only {', '.join(found)}",
-        next_step="FI_LOG_LEVEL=info says why",
+        next_step="set FI_LOG_LEVEL=info to log the reason",
     )
 
 
@@ -159,6 +160,6 @@ def _load(library: str) -> ctypes.CDLL:
         return ctypes.CDLL(library)
     except OSError as error:
         raise ConfigurationError(
-            f"{library} cannot be loaded ({error}): cards of this node cannot reach another's",
-            next_step="run the job in the image that its instance type's row names; `trainyard images test` loads it",
+            f"{library} cannot be loaded ({error}), so the cards of this node cannot reach other nodes",
+            next_step="run the job in the standard image of its instance type; `trainyard images test` checks this",
         ) from None

@@ -1,9 +1,9 @@
-"""Requirements of a script or a tracker, installed on top of the image's packages: once for all that ask for the same.
+"""Packages of a script or a tracker, installed on top of the image's packages, once for all jobs that need the same.
 
-    s3://<run bucket>/<team>/environments/<fingerprint>.tar   what pip has installed, and nothing of the image's own
+    s3://<run bucket>/<team>/environments/<fingerprint>.tar   what pip has installed, without the image's packages
 
-The image's packages stay as they are: pip gets each of their versions as a constraint. The main node installs and
-uploads; the others, and every later attempt, take what is there.
+The image's packages do not change: pip gets each of their versions as a constraint. The main node installs and uploads
+the packages. The other nodes and every later attempt download them.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 ENVIRONMENTS = "environments/"
-"""Folder of a team's environments, beside its runs."""
+"""The folder of a team's environments, next to its runs."""
 
 INSTALL_SECONDS = 1800.0
 
 _POLL_SECONDS = 2.0
 
-_TOLD_LINES = 12
-"""So many of pip's last lines are told where it fails."""
+_SHOWN_LINES = 12
+"""Number of pip's last lines that an error shows."""
 
 
 def image_packages() -> dict[str, str]:
-    """Return the version of every package that the image has."""
+    """Return the version of every package of the image."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
@@ -54,9 +54,10 @@ def image_packages() -> dict[str, str]:
 
 
 def fingerprint(code: Path, requirements: Requirements, packages: Mapping[str, str], wheels: Mapping[str, str]) -> str:
-    """Return 64 digits that identify an environment by all that it is installed from.
+    """Return the SHA-256 of everything that an environment is installed from, in hex.
 
-    `wheels` are those it may come from, with hashes. An installed folder may use any file of the code, so all count.
+    `wheels` maps the wheels it may be installed from to their hashes. If a requirement is a folder of the code, all
+    files of the code count, because its installation may use any of them.
     """
     paths = {path for _, path in requirements.paths}
     if any((code / path).is_dir() for path in paths):
@@ -74,10 +75,10 @@ def fingerprint(code: Path, requirements: Requirements, packages: Mapping[str, s
 
 
 class Environment:
-    """The packages of one script beside the image's own, in a folder of this node."""
+    """The packages of one script or tracker in addition to the image's, in a folder of this node."""
 
     def __init__(self, s3: "S3Client", run: S3Location, folder: Path, *, code: Path, requirements: str) -> None:
-        """`requirements` is a file of the folder `code`."""
+        """`requirements` is the name of a file in the folder `code`."""
         self._s3 = s3
         self._folder = folder
         self._code = code
@@ -85,10 +86,10 @@ class Environment:
         self._team = S3Location(run.bucket, run.key.partition("/")[0])
 
     def make(self, *, wheels: Path | None, installs: bool) -> dict[str, str]:
-        """Return the variables with which a process finds the packages, once they are here.
+        """Install or download the packages. Returns the variables with which a process finds them.
 
-        `wheels`: the only place that they come from. `installs`: False waits for another node to do it. Raises
-        UsageError where the requirements cannot be met.
+        With `wheels`, they are installed from that folder only. With `installs=False`, another node installs them and
+        this one waits. Raises UsageError if the requirements cannot be met.
         """
         requirements = read_requirements(self._code, self._name)
         packages = image_packages()
@@ -103,10 +104,10 @@ class Environment:
                     _extract(packed, self._folder)
             except (tarfile.TarError, EOFError, ValueError) as error:
                 raise UsageError(
-                    f"{place}, which has the packages of {self._name}, is damaged: {error}",
-                    next_step=f"aws s3 rm {place}, then submit the spec again: they are installed again",
+                    f"{place}, the archive of the packages of {self._name}, is damaged: {error}",
+                    next_step=f"aws s3 rm {place}, then submit the spec again to reinstall them",
                 ) from None
-            log.info("packages: those of %s, made before, in %.1f s", self._name, time.monotonic() - started)
+            log.info("packages: restored those of %s in %.1f s", self._name, time.monotonic() - started)
         else:
             self._install(requirements, packages, wheels)
             with tarfile.open(archive, "w") as packed:
@@ -123,7 +124,7 @@ class Environment:
             if not wait:
                 return False
             if time.monotonic() > until:
-                raise TrainyardError(f"the main node has not installed {self._name} within {INSTALL_SECONDS:.0f} s")
+                raise TrainyardError(f"the main node did not install {self._name} within {INSTALL_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
         return True
 
@@ -135,7 +136,7 @@ class Environment:
         asked = self._written("requirements", (line.text for line in requirements.lines))
         source = ["--no-index", "--find-links", str(wheels)] if wheels else []
         command = [
-            # Isolated: a module of the code may have the name of one of Python's own.
+            # Isolated, because a module of the code may have the name of a standard one.
             *(sys.executable, "-I", "-m", "pip", "install", "--prefix", str(self._folder)),
             *("--constraint", str(image), "--constraint", str(constraints), "--requirement", str(asked)),
             *("--no-compile", "--no-cache-dir", "--no-warn-script-location", "--disable-pip-version-check"),
@@ -155,12 +156,12 @@ class Environment:
         except subprocess.TimeoutExpired:
             raise TrainyardError(
                 f"{self._name} was not installed within {INSTALL_SECONDS:.0f} s",
-                next_step="pin its packages, so that pip need not try versions, or give a wheelhouse",
+                next_step="pin its packages, so that pip does not have to try versions, or set a wheelhouse",
             ) from None
         if done.returncode:
             raise UsageError(
-                f"{self._name} cannot be installed on top of the image's packages: {_told(done.stdout, image)}",
-                next_step="ask for versions that fit those of the image (trainyard images list), or leave them open",
+                f"{self._name} cannot be installed on top of the image's packages: {_pip_errors(done.stdout, image)}",
+                next_step="require versions that match the image's (trainyard images list), or leave them open",
             )
 
     def _written(self, suffix: str, lines: Iterable[str]) -> Path:
@@ -177,13 +178,13 @@ class Environment:
         return {"PYTHONPATH": ":".join(folders), "PATH": str(self._folder / "bin")}
 
 
-def _told(output: str, image: Path) -> str:
-    """Return what pip says of its failure: its lines of errors, or its last ones, on one line."""
+def _pip_errors(output: str, image: Path) -> str:
+    """Return pip's error lines or, without any, its last lines, joined to one line."""
     text = output.replace(f" (from -c {image} ", " (the image's, ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("ERROR:", "The conflict", "The user requested"))]
+    errors = [line for line in lines if line.startswith(("ERROR:", "The conflict", "The user requested"))]
     conflict = [line for line in lines if " depends on " in line or "(constraint)" in line]
-    return "; ".join(dict.fromkeys([*told, *conflict])) or "; ".join(lines[-_TOLD_LINES:])
+    return "; ".join(dict.fromkeys([*errors, *conflict])) or "; ".join(lines[-_SHOWN_LINES:])
 
 
 def _extract(packed: tarfile.TarFile, folder: Path) -> None:
@@ -191,4 +192,4 @@ def _extract(packed: tarfile.TarFile, folder: Path) -> None:
     if hasattr(tarfile, "data_filter"):
         packed.extractall(folder, filter="data")
     else:
-        packed.extractall(folder)  # noqa: S202 - what this team's own jobs have packed, by an older Python
+        packed.extractall(folder)  # noqa: S202 - packed by this team's own jobs; this Python has no filters

@@ -1,11 +1,11 @@
-"""One rank: what it knows of its peers and its run, and how it ends.
+"""A rank of a job: its peers, its run, and how it ends.
 
-An entrypoint's module is `python -m` of every rank; it hands its function to `run`:
+Every rank runs an entrypoint's module with `python -m`. The module passes its function to `run`:
 
     if __name__ == "__main__":
         run(finetune, FinetuneClassification)
 
-A user's mistake ends a rank with one line and exit code 1, everything unexpected with its traceback and exit code 1.
+A user's mistake ends the rank with one line and exit code 1, an unexpected error with its traceback and exit code 1.
 """
 
 import contextlib
@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from jobs.container.channel import Heartbeat, HeartbeatFile
-from jobs.container.start_up import StartUp
-from jobs.container.store import connect_store
+from jobs.container.channel import Heartbeat, HeartbeatFile, connect_store
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.core.locations import S3Location
 from jobs.spec.arguments import ArgumentsT, error_in_words, parse_flags
@@ -37,29 +35,64 @@ from jobs.spec.launcher_options import RUN_URI_VARIABLE
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
 
+
+LAUNCHED_AT_VARIABLE = "TRAINYARD_LAUNCHED_AT"
+"""Unix time at which the launcher's process started."""
+
+
+class StartUp:
+    """Measures the parts of a rank's start, from the start of its launcher to the end of the first step.
+
+    The log line is:
+
+        start-up: … s to the end of step N (CPU of this rank in brackets): launcher and imports … (…), tokenizer …
+
+    A part that takes longer than its CPU time waits: for the network, a disk, a card, or a busy processor.
+    """
+
+    def __init__(self) -> None:
+        began = os.environ.get(LAUNCHED_AT_VARIABLE)
+        self._ended = time.monotonic() - (max(0.0, time.time() - float(began)) if began else 0.0), 0.0
+        self.parts: dict[str, tuple[float, float]] = {}
+        """Seconds and CPU seconds of this process for each part, in order."""
+
+    def done(self, name: str) -> None:
+        """End the current part and give it a name. Times of parts with the same name are added."""
+        now = time.monotonic(), time.process_time()
+        taken = self.parts.get(name, (0.0, 0.0))
+        self.parts[name] = taken[0] + now[0] - self._ended[0], taken[1] + now[1] - self._ended[1]
+        self._ended = now
+
+    def line(self, step: int) -> str:
+        """Return the parts as a log line. `step` is the first step of the attempt."""
+        total = sum(seconds for seconds, _ in self.parts.values())
+        parts = ", ".join(f"{name} {seconds:.1f} ({cpu:.1f})" for name, (seconds, cpu) in self.parts.items())
+        return f"start-up: {total:.1f} s to the end of step {step} (CPU of this rank in brackets): {parts}"
+
+
 log = logging.getLogger("trainyard")
 
 SCRATCH_VARIABLE = "TRAINYARD_SCRATCH"
-"""A local folder that the launcher makes for its node's ranks and removes when they have ended."""
+"""A local folder that the launcher creates for its node's ranks and removes when they have ended."""
 
 LAUNCHER_PID_VARIABLE = "TRAINYARD_LAUNCHER_PID"
 
 ALLOW_CHANGES_VARIABLE = "TRAINYARD_ALLOW_CHANGES"
-"""1: a checkpoint that was made with other arguments is resumed all the same."""
+"""1 allows resuming a checkpoint that was made with other arguments."""
 
 ALONE = "--alone"
-"""Stands before what a script's process runs, where that starts its own ranks."""
+"""Flag before the command of a script that starts its own ranks."""
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")
-"""Beginnings of what a rank is told of its peers. Trainer, accelerate and torchrun take themselves for a rank by it."""
+"""Prefixes of the variables that describe a rank's peers, by which Trainer, accelerate and torchrun detect a rank."""
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 _OWN_PREFIX = "TRAINYARD_"
-"""Begins the names of what `hide_place` has hidden."""
+"""Prefix of the names of hidden variables (`hide_torchrun_variables`)."""
 
 _DEEPSPEEDS_NAMES = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "GROUP_RANK": "CROSS_RANK"}
-"""What DeepSpeed's launcher calls them (deepspeed/launcher/launch.py); all else has torchrun's names."""
+"""Names in DeepSpeed's launcher (deepspeed/launcher/launch.py) that differ from torchrun's."""
 
 _MPIS_NAMES = (
     {
@@ -75,29 +108,29 @@ _MPIS_NAMES = (
         "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
     },
 )
-"""What mpirun calls them: Open MPI's, which `gaudi_spawn.py --use_mpi` runs, and that of MPICH and Intel MPI."""
+"""Names in mpirun: Open MPI's, which `gaudi_spawn.py --use_mpi` runs, and those of MPICH and Intel MPI."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
-"""The number of the attempt in its run; there on the main node."""
+"""The number of the attempt in its run. Set on the main node only."""
 
 ARGUMENTS_FILE = "@"
-"""Stands before the name of a file that holds the arguments of a rank, in place of its flags."""
+"""Prefix of the name of a file with a rank's arguments, in place of flags."""
 
 
 class ResumeLaterError(Exception):
-    """The rank has saved and ends before its work is done: a next attempt goes on. Its message says why."""
+    """The rank has saved and ends early; the next attempt resumes. The message says why."""
 
 
 class NodeFailedError(Exception):
-    """What this node needs it cannot have now, through no fault of the job's: a next attempt starts over."""
+    """This node cannot get something that it needs, which is not the job's fault. The next attempt starts over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """This process among its peers."""
+    """One process of the job, with its place among its peers and the location of its run."""
 
     rank: int
     local_rank: int
@@ -108,11 +141,11 @@ class Rank:
     run: S3Location
     scratch: Path
     allows_changes: bool = False
-    """True where a checkpoint that was made with other arguments may be resumed."""
+    """Whether a checkpoint that was made with other arguments may be resumed."""
     attempt: int | None = None
-    """The number of the attempt in its run; None where it has no record, or on other nodes than the main one."""
+    """The number of the attempt in its run. None without a record, and on nodes other than the main one."""
     start_up: StartUp = field(default_factory=StartUp, compare=False, repr=False)
-    """What its start takes."""
+    """The times of the parts of its start."""
 
     @property
     def is_first(self) -> bool:
@@ -124,7 +157,7 @@ class Rank:
 
     @classmethod
     def from_environment(cls) -> "Rank":
-        """Read what torchrun and the launcher have set. Raises ConfigurationError where they have not."""
+        """Read the variables that torchrun and the launcher set. Raises ConfigurationError if one is missing."""
         try:
             world_size, local_world_size = int(_place("WORLD_SIZE")), int(_place("LOCAL_WORLD_SIZE"))
             return cls(
@@ -141,25 +174,25 @@ class Rank:
             )
         except KeyError as missing:
             raise ConfigurationError(
-                f"{missing.args[0]} is not set: a rank is started by the launcher",
+                f"{missing.args[0]} is not set; ranks must be started by the launcher",
                 next_step="python -m jobs.container.launch --help",
             ) from None
 
     @cached_property
     def store(self) -> "Store":
-        """The key-value store that the launcher of the main node keeps: it outlives any rank."""
+        """The key-value store that the main node's launcher serves. It outlives all ranks."""
         return self.connect_store()
 
     def connect_store(self) -> "Store":
-        """Return a connection of one's own: a thread that waits on one would block the others that share it."""
+        """Return a new connection. A thread that waits on a shared connection would block the others."""
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # re-exported from C++
 
         return PrefixStore("trainyard", connect_store(_place("MASTER_ADDR"), int(_place("MASTER_PORT"))))
 
     def once_per_node(self, name: str, work: Callable[[], Any]) -> Any:
-        """Have one rank of each node do `work()`; all get its value (which must pass through JSON).
+        """Run `work()` on one rank of each node, and return its value on all of them. The value must be valid JSON.
 
-        A rank that fails in it ends its process; the launcher then stops those that wait.
+        If `work` fails, its process ends, and the launcher stops the ranks that wait.
         """
         key = f"{name}/{self.node}"
         if self.is_first_on_node:
@@ -167,18 +200,18 @@ class Rank:
         return json.loads(self.store.get(key))
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
-        """Have rank 0 of all do `work()`; all get its value (which must pass through JSON)."""
+        """Run `work()` on rank 0, and return its value on all ranks. The value must be valid JSON."""
         if self.is_first:
             self.store.set(name, json.dumps(work()))
         return json.loads(self.store.get(name))
 
 
 def _place(name: str) -> str:
-    """Return a variable of torchrun's: of whoever has started this rank, else what `hide_place` has hidden."""
+    """Return a torchrun variable as set by the starter of this rank, else as hidden by `hide_torchrun_variables`."""
     if "RANK" in os.environ:
         return os.environ[name if name in os.environ else _DEEPSPEEDS_NAMES.get(name, name)]
     mpis = next((names for names in _MPIS_NAMES if names["RANK"] in os.environ), {})
-    if name == "GROUP_RANK" and mpis:  # mpirun fills a node before the next
+    if name == "GROUP_RANK" and mpis:  # mpirun fills one node after the other
         return str(int(os.environ[mpis["RANK"]]) // int(os.environ[mpis["LOCAL_WORLD_SIZE"]]))
     if name in mpis:
         return os.environ[mpis[name]]
@@ -186,47 +219,47 @@ def _place(name: str) -> str:
     return os.environ[hidden if hidden in os.environ else name]
 
 
-def hide_place() -> None:
-    """Take what torchrun has set out of the environment, for a script that starts its own ranks, or is to have none.
+def hide_torchrun_variables() -> None:
+    """Hide torchrun's variables from a script that starts its own ranks or needs none.
 
-    The platform's library still finds this process's place, and so it does in processes that it starts.
+    The library `trainyard` still finds this process's place, also in processes that the script starts.
     """
     for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
-        if name != _ERROR_FILE_VARIABLE:  # `tell_the_launcher` needs it, and so does torchrun where the script runs it
+        if name != _ERROR_FILE_VARIABLE:  # needed by `report_failure`, and by torchrun if the script runs it
             os.environ[_OWN_PREFIX + name] = os.environ.pop(name)
 
 
 def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -> None:
-    """Run an entrypoint's module as a rank: parse the arguments, become a rank, call `main`, exit."""
+    """Run an entrypoint as a rank: parse the arguments, call `main`, report errors, exit."""
     parsed = _parsed(sys.argv[1:], arguments, program=f"python -m {main.__module__}")
-    begin()
+    prepare_process()
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     code = 0
     try:
         rank = Rank.from_environment()
-        give_first_heartbeat(rank)
+        write_first_heartbeat(rank)
         rank.start_up.done("launcher and imports")
         main(rank, parsed)
     except ResumeLaterError as interruption:
         code = INTERRUPTED_EXIT_CODE
-        tell_the_launcher(str(interruption))
+        report_failure(str(interruption))
     except NodeFailedError as failure:
         code = INTERRUPTED_EXIT_CODE
-        tell_the_launcher(str(failure), explained=True)
+        report_failure(str(failure), explained=True)
     except (TrainyardError, ValidationError) as error:
         code = 1
-        # The launcher prints it, once for all ranks that met it.
-        tell_the_launcher(one_line(error), explained=True)
-    except Exception as error:  # noqa: BLE001 - the process ends here; torch's threads would otherwise keep it alive
+        # The launcher prints the message once, even if several ranks report it.
+        report_failure(one_line(error), explained=True)
+    except Exception as error:  # noqa: BLE001 - torch's threads would otherwise keep the process alive
         code = 1
         traceback.print_exc()
-        tell_the_launcher(f"{type(error).__name__}: {error}")
+        report_failure(f"{type(error).__name__}: {error}")
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        # Not sys.exit: a rank whose peers are gone would wait for them in the clean-up of its process group.
+        # Not sys.exit: it would clean up the process group, and wait there for peers that are gone.
         os._exit(code)
 
 
@@ -237,7 +270,7 @@ def _parsed(given: Sequence[str], arguments: type[ArgumentsT], *, program: str) 
 
 
 def one_line(error: Exception) -> str:
-    """Write an error as the one line that a log shows: what is wrong, where, and what next."""
+    """Return an error as one line for the log: what is wrong, where, and what to do next."""
     if isinstance(error, ValidationError):
         return "; ".join(
             f"{'.'.join(str(part) for part in item['loc']) or error.title}: {error_in_words(item)}"
@@ -246,10 +279,10 @@ def one_line(error: Exception) -> str:
     return str(error).replace("\nNext: ", ". Next: ").replace("\n", "; ")
 
 
-def give_first_heartbeat(rank: Rank) -> None:
-    """Let the launcher see from now on if this process is stopped; a training gives further heartbeats.
+def write_first_heartbeat(rank: Rank) -> None:
+    """Write a first heartbeat, so that the launcher notices if this process is stopped. Training writes further ones.
 
-    No thread gives any: a process that forks should have none.
+    No thread writes heartbeats, because a process that forks should have no threads.
     """
     first = Heartbeat(
         rank=rank.rank, node=rank.node, pid=os.getpid(), number=0, place=0, step=0, doing="working", paced=False
@@ -257,30 +290,30 @@ def give_first_heartbeat(rank: Rank) -> None:
     HeartbeatFile(rank.scratch, rank.local_rank).write(first)
 
 
-def begin() -> None:
-    """Make of this process one that its launcher watches over."""
+def prepare_process() -> None:
+    """Make this process die with its launcher, use one output stream, and print its stack on SIGUSR1."""
     _die_with_the_launcher()
-    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # its last lines are those of one stream
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the launcher asks where a rank hangs
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # one stream, so that its last lines are in order
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # sent by the launcher when ranks hang
 
 
 def _die_with_the_launcher() -> None:
-    """Have the kernel kill this process when the launcher ends, however that ends: kill -9 of it leaves no rank."""
+    """Make the kernel kill this process when the launcher ends, even by kill -9."""
     launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
     if launcher:
         die_with_parent(int(launcher))
 
 
 def die_with_parent(pid: int) -> None:
-    """Have the kernel kill this process when its parent, which is `pid`, ends."""
+    """Make the kernel kill this process when its parent `pid` ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != pid:  # it ended before the kernel was told
+        if os.getppid() != pid:  # the parent ended before prctl
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def tell_the_launcher(message: str, *, explained: bool = False) -> None:
-    """Write torchrun's error file, from which the launcher takes which rank failed first, and why."""
+def report_failure(message: str, *, explained: bool = False) -> None:
+    """Write torchrun's error file, from which the launcher reads which rank failed first, and why."""
     path = os.environ.get(_ERROR_FILE_VARIABLE)
     if not path:
         print(f"error: {message}", flush=True)
@@ -288,7 +321,28 @@ def tell_the_launcher(message: str, *, explained: bool = False) -> None:
         content = {"message": message, "timestamp": int(time.time()), "explained": explained}
         try:
             Path(path).write_text(json.dumps(content))
-        except OSError:  # the disk is full; torchrun cannot read what is there by half
+        except OSError:  # the disk is full, and torchrun cannot read a partial file
             Path(path).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 print(f"error: {message}", flush=True)
+
+
+class Callback:
+    """Receives the events of a training, as transformers' TrainerCallback does. The base of all callbacks here.
+
+    Both a Trainer and the loop of a custom script call it. It does not inherit from TrainerCallback, because a loop
+    without transformers should not wait seconds for that import.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            """Return a method that does nothing for an event without a handler. Releases differ in their events."""
+            if name.startswith("on_"):
+                setattr(Callback, name, staticmethod(_nothing))  # skips this method next time: events are frequent
+                return _nothing
+            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Ignore an event."""

@@ -58,21 +58,21 @@ class Attempt(BaseModel):
     instance_type: str
     capacity: Capacity | None = None
     """Capacity whose price applies: as reported by the main node's instance, else as submitted. On-Demand if any node
-    of a gang on Spot is On-Demand."""
+    of a node group on Spot is On-Demand."""
     spot_usd_per_hour: float | None = None
     """EC2's price for an hour of one Spot instance when the run was submitted or resumed.
 
     None if EC2 gave no price; then the recorded price applies."""
     zone: str | None = None
-    """Availability zone of the main node, or None if unknown. All nodes of one job are in one zone; those of a gang may
-    be in several."""
+    """Availability zone of the main node, or None if unknown. All nodes of one job are in one zone; those of a node
+    group may be in several."""
     accelerator: str
     nnodes: int
     world_size: int
     ran_with: dict[str, str] = {}
     """Image with release, code revision and digest, if the attempt ran in one; and versions by package."""
     waited_instance_seconds: float = 0.0
-    """Total time that the nodes of a gang, which are separate jobs, waited for each other before this attempt."""
+    """Total time that the nodes of a node group, which are separate jobs, waited for each other before this attempt."""
     training_started_at: datetime | None = None
     """Start of the first step. None if there was no step, or the job does not train."""
     resumed_from_step: int = 0

@@ -10,7 +10,7 @@ One submission is one run, through all its attempts. A run writes only below `s3
     model/                    the folder that `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends
     utilization/N.jsonl       one object per minute of attempt N: `time`, and how busy the cards of all nodes were
-    gang/JOB/                 how the nodes of a gang find each other (jobs.container.launcher.gang_folder)
+    rendezvous/JOB/           how the nodes of a node group find each other (jobs.container.launcher.rendezvous_folder)
     moves/JOB.json            written once, when the run continues as a Batch job other than JOB: {"successor": …}
     notebook/                 the folder of a notebook, saved while it runs
     notebook.json             one `NotebookServer`, while the notebook runs
@@ -43,7 +43,7 @@ TENSORBOARD = "tensorboard/"
 MODEL = "model/"
 ATTEMPTS = "attempts/"
 UTILIZATION = "utilization/"
-GANG = "gang/"
+RENDEZVOUS = "rendezvous/"
 RECEIPT = "receipt.json"
 DATA = "data.json"
 INPUTS = "inputs.json"

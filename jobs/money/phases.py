@@ -1,6 +1,6 @@
 """The phases of a run, computed from the records of its attempts: time and cost of each phase.
 
-waiting    nodes of a gang waited for each other
+waiting    nodes of a node group waited for each other
 starting   from an attempt's start to its first step: container, inputs, checkpoint, model
 compiling  extra time of steps in which a graph was compiled for a new batch shape (HPUs, torch_compile)
 working    steps, evaluations and the last uploads; all of a job that does not train

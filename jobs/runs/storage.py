@@ -18,12 +18,12 @@ from jobs.core.retries import CLAIMS
 from jobs.core.run import (
     ATTEMPTS,
     CHECKPOINTS,
-    GANG,
     LATEST,
     LISTING_SUFFIX,
     METRICS,
     NOTEBOOK_SERVER,
     RECEIPT,
+    RENDEZVOUS,
     SPEC,
     checkpoint_step,
     is_latest,
@@ -33,7 +33,7 @@ from jobs.core.run import (
 )
 from jobs.core.stage import DeployedStage
 
-_OF_THE_PLATFORM = (CLAIMS, GANG)
+_OF_THE_PLATFORM = (CLAIMS, RENDEZVOUS)
 """Folders with which jobs coordinate; nobody else needs them."""
 
 

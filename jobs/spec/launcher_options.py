@@ -64,8 +64,9 @@ class Health(Strict):
 RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 
-GANG_WAIT_SECONDS = 900.0
-"""Default time that the nodes of a gang wait for all of them; then training starts if at least min_nnodes are there."""
+RENDEZVOUS_WAIT_SECONDS = 900.0
+"""Default time that the nodes of a node group wait for all of them; then training starts if at least min_nnodes are
+there."""
 
 START_TIMEOUT_SECONDS = 900.0
 """Default time that the nodes of a multi-node job wait for each other, because EC2 may start them minutes apart."""
@@ -118,7 +119,7 @@ class _Instance(Strict):
     instance_type: str
     """EC2 instance type whose price the receipt uses."""
     nproc_per_node: int = Field(ge=1)
-    """Ranks on this node."""
+    """Number of ranks on this node."""
     capacity: Capacity | None = None
     """Price that the receipt and the budget use: spot or on-demand. Default: unknown."""
     spot_usd_per_hour: float | None = None
@@ -128,13 +129,14 @@ class _Instance(Strict):
 class LauncherOptions(Limits, _Instance):  # the fields of the last base come first
     """All options of the launcher, except the job's kind and that kind's arguments."""
 
-    gang_min_nnodes: int | None = None
-    """Train as a gang, the children of an array job, on at least this many nodes. Default: the job is not a gang."""
-    gang_attempts: int | None = None
-    """Maximum attempts of each child of a gang. The others do not wait for a child without attempts left. Default:
-    unknown."""
-    gang_wait_seconds: Seconds = GANG_WAIT_SECONDS
-    """Seconds that the nodes of a gang wait for missing nodes."""
+    rendezvous_min_nnodes: int | None = None
+    """Train as a node group, the children of an array job, on at least this many nodes. Default: the job is not a node
+    group."""
+    rendezvous_attempts: int | None = None
+    """Maximum attempts of each child of a node group. The others do not wait for a child without attempts left.
+    Default: unknown."""
+    rendezvous_wait_seconds: Seconds = RENDEZVOUS_WAIT_SECONDS
+    """Seconds that the nodes of a node group wait for missing nodes."""
     sweep_attempts: int | None = None
     """Run as a worker of a sweep, with at most this many attempts of each point. Default: the job is not a sweep."""
     sweep_timeout_seconds: Seconds | None = None

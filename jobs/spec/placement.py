@@ -73,7 +73,7 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
             f"resources.nnodes: '{spec.job}' runs on one node, not on {requested.nnodes}",
             next_step="remove resources.nnodes",
         )
-    several_nodes = requested.nnodes > 1 and not requested.is_gang
+    several_nodes = requested.nnodes > 1 and not requested.is_node_group
     for queue in QUEUES.values():
         if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):
             continue
@@ -106,7 +106,7 @@ def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
         )
     if not queue.accelerated:
         return f"'{spec.job}' needs no accelerator"
-    if spec.resources.is_gang:
+    if spec.resources.is_node_group:
         return f"{spec.resources.nnodes} nodes of {row.name} on Spot: each starts separately, and again after a reclaim"
     if queue.capacity == "on-demand":
         return f"one node of {row.name}, On-Demand as resources.capacity requests: never interrupted"

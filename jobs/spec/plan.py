@@ -19,7 +19,7 @@ from jobs.money.budget import MIN_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
 from jobs.money.prices import Prices, recorded
 from jobs.spec.arguments import Arguments, JobKind
 from jobs.spec.code import Pack
-from jobs.spec.launcher_options import GANG_WAIT_SECONDS, LauncherOptions
+from jobs.spec.launcher_options import RENDEZVOUS_WAIT_SECONDS, LauncherOptions
 from jobs.spec.placement import Placement, place
 from jobs.spec.recipe import TRACKER_VARIABLES, Recipe
 from jobs.spec.spec import JobSpec, PlannedPoint
@@ -227,15 +227,15 @@ def _refusal(check: Callable[[], None]) -> Iterator[TrainyardError]:
 
 def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, allow_changes: bool) -> LauncherOptions:
     spot = prices.spot
-    is_gang = spec.resources.is_gang
+    is_node_group = spec.resources.is_node_group
     return LauncherOptions(
         instance_type=placement.instance_type.name,
         nproc_per_node=placement.nproc_per_node,
         capacity=placement.queue.capacity,
         spot_usd_per_hour=None if spot == recorded(placement.instance_type).spot else spot.usd_per_hour,
         **spec.limits(),
-        gang_min_nnodes=spec.resources.fewest_nnodes if is_gang else None,
-        gang_attempts=spec.attempts if is_gang else None,
+        rendezvous_min_nnodes=spec.resources.fewest_nnodes if is_node_group else None,
+        rendezvous_attempts=spec.attempts if is_node_group else None,
         sweep_attempts=spec.attempts if spec.sweep else None,
         sweep_timeout_seconds=3600 * (spec.timeout_hours or spec.kind.timeout_hours) if spec.sweep else None,
         halving=spec.sweep.comparison(spec.entrypoint_arguments()) if spec.sweep else None,
@@ -260,8 +260,8 @@ def _notes(
         notes.append(
             f"uses {wanted} of the {row.accelerators} {row.card}s of a {row.name}; you pay for the whole instance"
         )
-    if spec.resources.is_gang:
-        notes.append(_gang_note(spec))
+    if spec.resources.is_node_group:
+        notes.append(_node_group_note(spec))
     notes += [note for run in dependencies if (note := run.note(stage))]
     if local < wanted:
         notes.append(
@@ -270,10 +270,10 @@ def _notes(
     return notes
 
 
-def _gang_note(spec: JobSpec) -> str:
+def _node_group_note(spec: JobSpec) -> str:
     """Return a note on the extra costs of nodes that start one by one instead of together."""
     nnodes, fewest = spec.resources.nnodes, spec.resources.fewest_nnodes
-    start = f"; after {GANG_WAIT_SECONDS / 60:g} minutes, {fewest} are enough to start" if fewest < nnodes else ""
+    start = f"; after {RENDEZVOUS_WAIT_SECONDS / 60:g} minutes, {fewest} are enough to start" if fewest < nnodes else ""
     return (
         f"the {nnodes} nodes start one by one, and cost money while they wait for each other{start}; if one is "
         f"reclaimed, all save and restart, which counts as one of {counted(spec.attempts, 'attempt')}"

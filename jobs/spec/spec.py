@@ -40,7 +40,7 @@ MIN_TIMEOUT_HOURS = 1 / 60
 MAX_TIMEOUT_HOURS = 14 * 24
 """Longer runs must be resumed."""
 
-MAX_GANG_NODES = 10_000
+MAX_SPOT_NODES = 10_000
 """Limit of AWS Batch: children of an array job."""
 
 MAX_REPORTED_ERRORS = 20
@@ -61,7 +61,7 @@ class Resources(Strict):
     on-demand for several."""
 
     @property
-    def is_gang(self) -> bool:
+    def is_node_group(self) -> bool:
         """Return whether the job has several nodes on Spot: Batch starts each separately, and they find each other."""
         return self.nnodes > 1 and self.capacity == "spot"
 
@@ -72,11 +72,11 @@ class Resources(Strict):
 
     @model_validator(mode="after")
     def _check_nodes(self) -> Self:
-        if self.is_gang and self.nnodes > MAX_GANG_NODES:
-            raise ValueError(f"nnodes: a job on Spot can have at most {MAX_GANG_NODES} nodes")
+        if self.is_node_group and self.nnodes > MAX_SPOT_NODES:
+            raise ValueError(f"nnodes: a job on Spot can have at most {MAX_SPOT_NODES} nodes")
         if self.min_nnodes is None:
             return self
-        if not self.is_gang:
+        if not self.is_node_group:
             raise ValueError("min_nnodes needs several nodes on Spot: set capacity: spot and nnodes to more than 1")
         if self.min_nnodes > self.nnodes:
             raise ValueError(f"min_nnodes ({self.min_nnodes}) is more than nnodes ({self.nnodes})")

@@ -83,7 +83,7 @@ def submit_job_request(
     several_nodes = placement.queue.several_nodes
     overrides = _container_overrides(run_location, accelerator=placement.accelerator, flags=flags)
     timeout_hours = spec.timeout_hours or spec.kind.timeout_hours
-    children = placement.nnodes if spec.resources.is_gang else sweep.workers if sweep else 1
+    children = placement.nnodes if spec.resources.is_node_group else sweep.workers if sweep else 1
     rounds = sweep.rounds if sweep else 1
     return {
         "jobName": run_id,

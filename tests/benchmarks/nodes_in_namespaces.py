@@ -2,19 +2,19 @@
 
 python -m tests.benchmarks.nodes_in_namespaces               jobs of 2 and of 4 nodes
 python -m tests.benchmarks.nodes_in_namespaces --nodes 8     another number of nodes, which divides 16
-python -m tests.benchmarks.nodes_in_namespaces --job gang    nodes that are separate jobs, on Spot
+python -m tests.benchmarks.nodes_in_namespaces --job node-group nodes that are separate jobs, on Spot
 python -m tests.benchmarks.nodes_in_namespaces --logs logs   keep the output of all launchers
 
 Needs Linux, root and iproute2; exits with 3 without them. The namespaces are connected to a bridge, as is the tests' S3
 server. Each runs a launcher with Batch's variables and one rank. A fine-tuning of a two-layer BERT runs first without
 interruption. Further runs are interrupted: all processes of a node are killed, a node is disconnected, or a launcher
 gets SIGTERM. All launchers must exit: the main node's with 75 and the lost node's name; after SIGTERM, all with the
-same saved step; in a gang, all survivors with 75. A second attempt of all nodes must end with the weights and metrics
-of the uninterrupted run.
+same saved step; in a node group, all survivors with 75. A second attempt of all nodes must end with the weights and
+metrics of the uninterrupted run.
 
-In one more test, half of a gang starts because one node is late. When that node arrives, the others must save and exit
-with 75, and all nodes must continue from there. The result must have the steps of the uninterrupted run, but not its
-values: on fewer nodes a step draws other random numbers. Exit code 1: one of these failed.
+In one more test, half of a node group starts because one node is late. When that node arrives, the others must save and
+exit with 75, and all nodes must continue from there. The result must have the steps of the uninterrupted run, but not
+its values: on fewer nodes a step draws other random numbers. Exit code 1: one of these failed.
 """
 
 import argparse
@@ -54,7 +54,7 @@ SIGTERM, SIGTERM_OF_CHILD, KILLED_MAIN = "SIGTERM to the main node", "SIGTERM to
 LATE = "one node is late"
 WAYS: dict[Kind, tuple[str, ...]] = {
     "multi-node": (KILLED, CUT_OFF, SIGTERM),  # without its main node a job has no exit code
-    "gang": (KILLED, CUT_OFF, SIGTERM_OF_CHILD, KILLED_MAIN, LATE),
+    "node-group": (KILLED, CUT_OFF, SIGTERM_OF_CHILD, KILLED_MAIN, LATE),
 }
 
 
@@ -181,7 +181,7 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
         what=way,
         main_seconds=times.get(0, math.inf) - at,
         all_seconds=(max(times.values()) if len(times) == job.nnodes else math.inf) - at,
-        reason=reason.partition("; if it is started again, ")[0],
+        reason=reason.partition("; if retried, ")[0],
         resumed_from=f"step {resumed[1]}" if resumed else "-",
         wrong="; ".join(wrong),
     )
@@ -192,8 +192,8 @@ def _late(job: Job, whole: Run) -> Row:
     job.least, last = job.nnodes // 2, job.nnodes - 1
     others = job.started(range(1, last), 1)
     for node in others:
-        node.wait_for_line("it waits for the others")
-    main = job.started([0], 1, "--gang-wait-seconds=1", f"--hang-timeout-seconds={PATIENCE_SECONDS}")
+        node.wait_for_line("for the others")
+    main = job.started([0], 1, "--rendezvous-wait-seconds=1", f"--hang-timeout-seconds={PATIENCE_SECONDS}")
     begun, waiting = [*main, *others][: job.least], [*main, *others][job.least :]
     begun[0].wait_for_line(INTERRUPTED_AT)
     ranks = [rank for node in begun for rank in node.ranks()]
@@ -236,7 +236,7 @@ def _late(job: Job, whole: Run) -> Row:
 
 
 def _counted(job: Job, way: str) -> list[int]:
-    """Return the nodes whose exit codes matter to Batch: the main node, or every node of a gang."""
+    """Return the nodes whose exit codes matter to Batch: the main node, or every node of a node group."""
     if "SIGTERM" in way:
         return list(range(job.nnodes))
     if job.kind == "multi-node":

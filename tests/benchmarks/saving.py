@@ -36,13 +36,13 @@ from transformers import BertConfig, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from jobs.aws import s3 as object_store
+from jobs.container.channel import LOOPBACK, serve_store
 from jobs.container.models.masked_bert import BertForMaskedLM
 from jobs.container.rank import Rank
 from jobs.container.saving.manifest import Retention, Throughput
 from jobs.container.saving.metrics import RunMetrics
 from jobs.container.saving.snapshot import BackgroundSave
 from jobs.container.saving.upload import CheckpointUploads
-from jobs.container.store import LOOPBACK, serve_store
 from jobs.container.trainer.trainer import Options, trainer_class
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 from tests.support.benchmarks.launched import launcher

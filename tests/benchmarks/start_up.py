@@ -4,7 +4,7 @@ python -m tests.benchmarks.start_up                      a small BERT on one and
 python -m tests.benchmarks.start_up --requirements FILE  a script's packages: installed first, later taken from S3
 
 A fine-tuning is killed after its first checkpoint, and the benchmark measures its second attempt. The parts are those
-of the log line `start-up:` (jobs/container/start_up.py). CPU seconds include the launcher and its ranks, but not the S3
+of the log line `start-up:` (jobs/container/rank.py). CPU seconds include the launcher and its ranks, but not the S3
 server, which also runs on this machine. On a busy machine, only the CPU seconds are comparable.
 
 The model is a BERT with two layers, on 188 sentences. Pass the total of the last column to `goodput --restart-seconds`.

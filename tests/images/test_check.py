@@ -34,7 +34,7 @@ SERVE_NOTEBOOK = """\
 import json, sys, time
 from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
-from jobs.container.kinds.notebook.jupyter import JupyterLab
+from jobs.container.kinds.notebook import JupyterLab
 
 root = Path.home() / "notebook"
 root.mkdir()

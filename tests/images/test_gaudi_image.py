@@ -74,7 +74,7 @@ def test_image_finds_libfabric_and_builds_the_wrapper(docker_engine: Any, gaudi:
     load = ["python3", "-c", "import ctypes; ctypes.CDLL('libfabric.so.1')"]
     with pytest.raises(ContainerError, match=r"libfabric\.so\.1: cannot open shared object file"):
         run(docker_engine, base, load)
-    code = "from jobs.container import libfabric as f; print(f.taken(f.providers(f.load('hpu'))))"
+    code = "from jobs.container import libfabric as f; print(f.preferred_provider(f.providers(f.load('hpu'))))"
     assert run(docker_engine, name, ["python", "-c", code]) == "tcp\n"
     run(docker_engine, name, ["ls", "/usr/lib/habanalabs/libhccl_ofi_wrapper.so"])
 

@@ -1,1 +1,1 @@
-"""The entrypoints, one a kind of job: a module, or a folder with its entrypoint.py."""
+"""The entrypoints of the kinds of jobs, one module for each kind."""

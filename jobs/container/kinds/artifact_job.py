@@ -1,6 +1,6 @@
-"""What the jobs share that make an artifact instead of training: one process, its metrics, progress and result.
+"""What jobs without a Trainer share: their metrics, progress and result.
 
-They are `prepare_corpus`, `train_tokenizer` and `tokenize`.
+Used by `prepare_corpus`, `train_tokenizer`, `tokenize` and `evaluate`.
 """
 
 import json
@@ -28,17 +28,17 @@ PROGRESS_EVERY_SECONDS = 5.0
 
 
 UPLOADS = 2
-"""Files that go to S3 while the next one is made; each lies on the disk for so long."""
+"""Maximum number of files that are uploaded while the next one is made. They stay on disk until then."""
 
 
 class JobMetrics:
-    """Writes metrics.jsonl, progress lines and the result of the receipt.
+    """Writes metrics.jsonl, progress lines and the result of the receipt, for jobs without a Trainer.
 
-    There is no Trainer that would: the steps are pieces of work, shards or parts of the input.
+    A step is a piece of work: a shard, or a part of the input.
     """
 
     def __init__(self, rank: Rank, s3: "S3Client", *, done_steps: int = 0) -> None:
-        """`done_steps` were done by earlier attempts."""
+        """`done_steps` is the number of steps that earlier attempts have done."""
         self._rank = rank
         self._s3 = s3
         self._done_before = done_steps
@@ -49,9 +49,9 @@ class JobMetrics:
         self._status(done_steps)
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Note that a piece of work is done: a line of metrics.jsonl.
+        """Record a finished step as a line of metrics.jsonl.
 
-        Raises SupersededError where a newer attempt of the run has begun.
+        Raises SupersededError if a newer attempt of the run has started.
         """
         row = {"step": step, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), **values}
         self._lines.append(json.dumps(row))
@@ -60,14 +60,14 @@ class JobMetrics:
         self._status(step)
 
     def show(self, step: int, total_steps: int, note: str, *, at_once: bool = False) -> None:
-        """Print a line of progress, now and then."""
+        """Print a progress line, at most every five seconds unless `at_once`."""
         now = time.monotonic()
         if at_once or now - self._shown_at >= PROGRESS_EVERY_SECONDS:
             self._shown_at = now
             print(Progress(step, total_steps, note), flush=True)
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the final metrics: the last line of the file, the result of the receipt, and a line of the log."""
+        """Write the final metrics to the last line of the file, to the receipt, and to the log."""
         self.step(step, values)
         self._status(step, values)
         log.info("result: %s", ", ".join(f"{result_label(name)} {_short(value)}" for name, value in values.items()))

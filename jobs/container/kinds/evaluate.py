@@ -1,9 +1,9 @@
-r"""Have a classifier predict the classes of a table, and hold them against the table's own.
+r"""Predict the classes of a table with a classifier, and compare them with the table's labels.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 evaluate --model=s3://…/model --data=s3://…/eval.jsonl
 
-It leaves output/predictions.parquet, with the table's texts in their order, and where the table has classes
-output/metrics.parquet and classes.json. An attempt that is interrupted is done again: it has nothing to go on from.
+Writes output/predictions.parquet, with the table's texts in their order and, if the table has labels,
+output/metrics.parquet and classes.json. An interrupted attempt starts over, because it has no checkpoints.
 """
 
 import functools
@@ -44,12 +44,12 @@ METRICS = "metrics.parquet"
 
 
 def evaluate(rank: Rank, arguments: Evaluate) -> None:
-    """Predict, measure, and leave both under the run."""
+    """Predict, measure, and upload the results to the run."""
     sources.stay_offline((arguments.model, *arguments.tables()))
     accelerator = of_rank(os.environ)
     s3 = object_store.connect() if rank.is_first_on_node else None
     if not rank.is_first_on_node:
-        accelerator.trainer_class()  # loading it takes seconds, which the first rank needs for the data
+        accelerator.trainer_class()  # importing it takes seconds, during which the first rank prepares the data
     folder, prepared = _prepare(rank, arguments, s3)
     metrics = JobMetrics(rank, s3) if rank.is_first and s3 is not None else None
     started = time.monotonic()
@@ -59,24 +59,24 @@ def evaluate(rank: Rank, arguments: Evaluate) -> None:
     logits = batches.in_order(trainer.predict(batches).predictions)
     heartbeats.end()
     if metrics is not None and s3 is not None:
-        result = _leave(rank, arguments, prepared, logits, s3)
+        result = _upload(rank, arguments, prepared, logits, s3)
         seconds = time.monotonic() - started
         speed = {"samples_per_second": round(len(examples) / seconds, 3), "runtime_seconds": round(seconds, 3)}
         metrics.result(1, {**result, "eval_samples": len(examples), **speed})
-    # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
+    # All ranks wait until rank 0 has uploaded everything. The launcher would otherwise consider the node done.
     rank.once("finished", lambda: True)
 
 
 def class_names(folder: Path, location: str) -> list[str]:
-    """Return the names of a classifier's classes, by its configuration. Raises UsageError if it is no classifier."""
+    """Return the class names of a classifier's configuration. Raises UsageError if the model is not a classifier."""
     return model_files.class_names(json.loads((folder / model_files.CONFIGURATION).read_bytes()), location)
 
 
 def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Path, Prepared]:
-    """Return model and texts as local files, which one rank of a node fetches and tokenizes."""
+    """Return model and texts as local files, which one rank of each node downloads and tokenizes."""
 
     def model() -> str:
-        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        assert s3 is not None  # noqa: S101 - set on the one rank that gets here
         return str(
             pretrained.model_folder(
                 arguments.model, s3=lambda: s3, scratch=rank.scratch, max_length=arguments.max_length
@@ -121,17 +121,17 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
 def _trainer(
     rank: Rank, arguments: Evaluate, folder: Path, accelerator: Accelerator, metrics: JobMetrics | None
 ) -> "tuple[Any, Heartbeats]":
-    """Return what predicts on the rank's device, and gives a heartbeat for each batch."""
+    """Return a Trainer that predicts on the rank's device, and its heartbeats, one for each batch."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.trainer_callback import PrinterCallback
 
-    from jobs.container.callback import Callback
     from jobs.container.models import fitting
+    from jobs.container.rank import Callback
     from jobs.container.trainer.heartbeat import Heartbeats
     from jobs.container.trainer.trainer import Options, trainer_class
 
     class Shown(Callback):
-        """Shows how far the evaluation is."""
+        """Prints the progress of the evaluation."""
 
         done = 0
 
@@ -173,10 +173,10 @@ def _trainer(
     return trainer, heartbeats
 
 
-def _leave(
+def _upload(
     rank: Rank, arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]", s3: "S3Client"
 ) -> Mapping[str, float]:
-    """Put predictions and metrics on S3, and return the metrics."""
+    """Upload predictions and metrics. Returns the metrics."""
     folder = rank.scratch / "result"
     (folder / OUTPUT).mkdir(parents=True)
     labels = prepared.evaluation.labels
@@ -194,7 +194,7 @@ def _leave(
 
 
 def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]") -> dict[str, Any]:
-    """Return the columns of the predictions: the table's own by their names, and what the model makes of them."""
+    """Return the columns of the predictions: the table's own columns, and the model's predictions."""
     names = prepared.class_names
     columns = {"text": arguments.text_column, "pair": arguments.text_pair_column}
     own: dict[str, list[str]] = {}

@@ -1,10 +1,10 @@
-r"""Fine-tune a pretrained encoder to put sentences, or pairs of them, into classes.
+r"""Fine-tune a pretrained encoder to classify sentences or pairs of sentences.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=2 finetune-classification \
         --model=s3://…/minilm --train-data=s3://…/train.jsonl --eval-data=s3://…/eval.jsonl
 
-The same file runs on HPU, CUDA and CPU. A recipe is stated by its global batch size, which is split over the ranks and
-accumulated where a rank's share is more than it can hold, so that it means the same on eight HPUs and on a laptop.
+The same file runs on HPU, CUDA and CPU. A recipe sets its global batch size, which is split over the ranks and
+accumulated if a rank cannot hold its share. A recipe therefore trains the same on eight HPUs as on a laptop.
 """
 
 import functools
@@ -47,7 +47,7 @@ log = logging.getLogger("trainyard")
 
 
 def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
-    """Train, evaluate, and leave model, metrics and checkpoints under the run."""
+    """Train, evaluate, and save model, metrics and checkpoints to the run."""
     if arguments.push_to_hub is None:
         inputs = arguments.inputs()
         sources.stay_offline((arguments.model, *inputs.train, *inputs.evaluation))
@@ -56,7 +56,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     train_data, order = _training_data(rank, arguments, prepared)
     evaluation = _Evaluation(prepared, arguments)
     rank.start_up.done("order")
-    # Now, not above: it loads the Trainer, which takes seconds that the data need first.
+    # Imported here, because loading the Trainer takes seconds that preparing the data needs first.
     from jobs.container.trainer.training import Task, train
 
     rank.start_up.done("imports")
@@ -98,11 +98,12 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:
     """Return the model's tokenizer and the examples as local files.
 
-    One rank of a node makes them, the others load torch. The weights follow, where no checkpoint has them.
+    One rank of each node prepares them while the others import torch. The weights are downloaded later, if there is no
+    checkpoint.
     """
 
     def data() -> dict[str, Any]:
-        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        assert s3 is not None  # noqa: S101 - set on the one rank that gets here
         tokenized = _tokenized(rank, arguments, folder, s3)
         prepared = tokenized.bucketed(_length_buckets(rank, arguments, s3), max_length=arguments.max_length)
         if rank.is_first:
@@ -111,21 +112,21 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
         return prepared.model_dump(mode="json")
 
     if not rank.is_first_on_node:
-        of_rank(os.environ).trainer_class()  # loading it takes seconds, which the first rank needs for the data
+        of_rank(os.environ).trainer_class()  # importing it takes seconds, during which the first rank prepares the data
     folder = Path(rank.once_per_node("tokenizer", lambda: str(_fetched(rank, arguments, s3, weights=False))))
     rank.start_up.done("tokenizer")
     return folder, Prepared.model_validate(rank.once_per_node("data", data))
 
 
 def _fetched(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None", *, weights: bool = True) -> Path:
-    assert s3 is not None  # noqa: S101 - it is there on the first rank of a node
+    assert s3 is not None  # noqa: S101 - set on the first rank of a node
     return pretrained.model_folder(
         arguments.model, s3=lambda: s3, scratch=rank.scratch, max_length=arguments.max_length, weights=weights
     )
 
 
 def _tokenized(rank: Rank, arguments: FinetuneClassification, folder: Path, s3: "S3Client") -> Prepared:
-    """Read the tables, and tokenize them with the tokenizer in `folder`."""
+    """Read the tables and tokenize them with the tokenizer in `folder`."""
     bad = labelled_text.bad_rows(arguments)
     names, train, held_out = labelled_text.load(arguments, s3=lambda: s3, bad=bad)
     rank.start_up.done("table")
@@ -144,9 +145,9 @@ def _tokenized(rank: Rank, arguments: FinetuneClassification, folder: Path, s3: 
 
 
 def _length_buckets(rank: Rank, arguments: FinetuneClassification, s3: "S3Client") -> int:
-    """Return the number of widths, as asked for, or as an earlier attempt chose it, whatever that ran on.
+    """Return the number of widths: the requested one, the one that an earlier attempt has chosen, or the default.
 
-    With another number the examples of an epoch would come in another order.
+    A different number would change the order of an epoch's examples.
     """
     left = object_store.read(s3, rank.run / DATA) if arguments.length_buckets == "auto" else None
     earlier: int | None = json.loads(left).get("length_buckets") if left is not None else None
@@ -154,7 +155,7 @@ def _length_buckets(rank: Rank, arguments: FinetuneClassification, s3: "S3Client
 
 
 def _record(rank: Rank, arguments: FinetuneClassification, summary: DataSummary, s3: "S3Client") -> None:
-    """Show what is trained on, and leave it with the run."""
+    """Log the summary of the data, and save it to the run."""
     inputs = arguments.inputs()
     for location in dict.fromkeys([*inputs.train, *inputs.evaluation]):
         if not sources.is_on_hub(location):
@@ -168,7 +169,7 @@ def _record(rank: Rank, arguments: FinetuneClassification, summary: DataSummary,
 def _training_data(
     rank: Rank, arguments: FinetuneClassification, prepared: Prepared
 ) -> "tuple[TokenizedExamples, Order]":
-    """Return the examples, and the order in which an epoch takes them. Logs the shapes of their batches."""
+    """Return the examples and their order in an epoch. Logs the shapes of the batches."""
     train_data, batch = prepared.train, arguments.global_batch_size
     if rank.is_first:
         widths, padding = train_data.shapes(batch)
@@ -191,7 +192,7 @@ def _tokenizer(folder: Path, location: str) -> Any:
 def _model(
     folder: Path, location: str, names: list[str], tokenizer: Any, *, max_length: int, **further: Any
 ) -> tuple[Any, str]:
-    """Return the model with the data's classes, and what became of its head."""
+    """Return the model with the data's classes, and a note on what happened to its head."""
     from transformers import AutoModelForSequenceClassification
 
     from jobs.container.models import fitting
@@ -215,7 +216,7 @@ def _model(
 
 
 class _Evaluation:
-    """Evaluates on every rank, and keeps what the last evaluation predicted."""
+    """Evaluates on every rank, and keeps the predictions of the last evaluation."""
 
     def __init__(self, prepared: Prepared, arguments: FinetuneClassification) -> None:
         self._prepared = prepared
@@ -232,8 +233,8 @@ class _Evaluation:
         )
 
     def leave(self, folder: Path) -> None:
-        """Write what was predicted, and how well each class was found."""
-        assert self._logits is not None  # noqa: S101 - the last evaluation has been
+        """Write the last predictions and the metrics of each class."""
+        assert self._logits is not None  # noqa: S101 - set by the last evaluation
         prepared = self._prepared
         write_predictions(
             folder, self._logits, prepared.evaluation.labels, prepared.class_names, prepared.evaluation_texts()

@@ -1,10 +1,10 @@
-r"""Gather documents from tables and text files into one corpus, with a part held out.
+r"""Gather documents from tables and text files into one corpus, with a held-out split.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 prepare-corpus \
         '--data=["s3://…/articles.jsonl", "hf://org/name?split=train"]' '--text-columns=["body", "text"]'
 
-Inputs are streamed, and shards go to S3 as they are full: neither memory nor disk grows with the corpus. Each shard
-notes how far in the inputs it reaches, so that a restarted job makes the missing shards only.
+Inputs are streamed, and each shard is uploaded when it is full, so that neither memory nor disk grows with the corpus.
+Each shard records its end position in the inputs, so that a restarted job produces only the missing shards.
 """
 
 import logging
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 Place = tuple[int, At]
-"""The number of an input, and where in it."""
+"""The number of an input, and the position in it."""
 
 
 def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
-    """Make the corpus, or find it made. Raises UsageError where the inputs hold no text."""
+    """Produce the corpus, unless it exists. Raises UsageError if the inputs have no text."""
     s3 = object_store.connect()
     inputs = [
         Input(
@@ -56,7 +56,7 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
         kind=corpus_files.KIND,
         version=corpus_files.VERSION,
         options=options,
-        # A list, as the order of the inputs is that of the documents.
+        # A list, because the order of the inputs is the order of the documents.
         inputs={"data": [source.identity() for source in inputs]},
     )
     if not builder.existing():
@@ -67,7 +67,7 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
 
 
 class _Preparation:
-    """Makes one corpus."""
+    """Produces one corpus."""
 
     def __init__(
         self, rank: Rank, arguments: PrepareCorpus, inputs: list[Input], builder: Builder, s3: "S3Client"
@@ -80,15 +80,15 @@ class _Preparation:
         self._done = builder.done_shards()
         self._sizes = [source.size() for source in inputs]
         self._seen: set[int] | None = set() if arguments.drop_duplicates else None
-        """Of each document that was read 64 bits: two that differ are taken for equal in one of 3,700 corpora of 100
-        million."""
+        """64-bit hashes of all documents read. Two different documents of 100 million have the same hash in one of
+        3,700 corpora."""
         complete = [number for number in range(len(self._done)) if self._recorded(number) is not None]
         self._metrics = JobMetrics(rank, s3, done_steps=len(complete))
         if complete:
-            log.info("start: %s shards are there already", len(complete))
+            log.info("start: %s shards exist already", len(complete))
 
     def make(self) -> None:
-        """Make all shards that are missing. Raises UsageError where there is no text, or none of it is held out."""
+        """Produce all missing shards. Raises UsageError if there is no text, or if one of the splits is empty."""
         started = time.monotonic()
         place: Place | None = (0, BEGINNING)
         number = bytes_here = 0
@@ -106,7 +106,7 @@ class _Preparation:
                     if counts["read"]:
                         uploads.append(pool.submit(self._upload, number, counts))
                         bytes_here += sum(counts[f"{part} bytes"] for part in SPLITS)
-                        self._tell(number, place, counts)
+                        self._report(number, place, counts)
                     while len(uploads) > UPLOADS:
                         uploads.pop(0).result()
                 number += 1
@@ -115,7 +115,7 @@ class _Preparation:
         self._finish(bytes_here, time.monotonic() - started)
 
     def _recorded(self, number: int) -> Place | None:
-        """Return where the inputs go on behind a shard that is done, or None."""
+        """Return the position in the inputs after a finished shard, or None if it is missing."""
         files = [self._done.get(file_name(part, number)) for part in SPLITS]
         if files[0] is None or files[1] is None:
             return None
@@ -123,7 +123,7 @@ class _Preparation:
         return counts["next_input"], At(counts["next_offset"], counts["next_line"])
 
     def _remember(self, number: int) -> None:
-        """Note the documents of a shard that is done, to which later ones are compared."""
+        """Add the hashes of a finished shard's documents, to find later duplicates."""
         if self._seen is None:
             return
         for part in SPLITS:
@@ -138,9 +138,9 @@ class _Preparation:
                 yield (number, read.after), read
 
     def _write_shard(self, number: int, reader: Iterator[tuple[Place, Read]]) -> tuple[Place, Counter[str]]:
-        """Write as many documents as fill a shard into two local files.
+        """Write documents to two local files until they fill a shard.
 
-        Returns the place behind them, and what was counted.
+        Returns the position after them, and their counts.
         """
         counts: Counter[str] = Counter()
         place: Place = (len(self._inputs), At())
@@ -172,13 +172,12 @@ class _Preparation:
         return place, counts
 
     def _kept(self, content: str | Broken, counts: Counter[str]) -> Iterator[bytes]:
-        """Give a document as it is kept: no white space around it, no NULs in it, in pieces where it is too long."""
+        """Yield a document without surrounding white space and NULs, split if it is too long."""
         if isinstance(content, Broken):
             if self._arguments.on_broken_text == "error":
                 raise UsageError(
                     content.reason,
-                    next_step="convert the file (iconv -f LATIN1 -t UTF-8, if that is its encoding), or set "
-                    "on_broken_text to skip",
+                    next_step="convert the file (for example iconv -f LATIN1 -t UTF-8), or set on_broken_text: skip",
                 )
             counts["broken"] += 1
             return
@@ -191,7 +190,7 @@ class _Preparation:
         yield from pieces
 
     def _upload(self, number: int, counts: Counter[str]) -> None:
-        # The training part comes last: with it, the shard is done.
+        # The training part is uploaded last. It completes the shard.
         for part in reversed(SPLITS):
             path = self._scratch / file_name(part, number)
             recorded = {"documents": counts[f"{part} documents"], "text_bytes": counts[f"{part} bytes"]}
@@ -200,7 +199,7 @@ class _Preparation:
             self._builder.put_file(path, counts=recorded)
             path.unlink()
 
-    def _tell(self, number: int, place: Place, counts: Counter[str]) -> None:
+    def _report(self, number: int, place: Place, counts: Counter[str]) -> None:
         documents = sum(counts[f"{part} documents"] for part in SPLITS)
         text_bytes = sum(counts[f"{part} bytes"] for part in SPLITS)
         self._metrics.step(number + 1, {"documents": documents, "bytes": text_bytes})
@@ -230,7 +229,7 @@ class _Preparation:
         self._metrics.result(result["shards"], {**result, "seconds": round(seconds, 3), "bytes_per_second": speed})
 
     def _check(self, totals: Mapping[str, Counter[str]]) -> None:
-        """Raise UsageError where there is no text, or none in one of the parts."""
+        """Raise UsageError if there is no text, or if one of the splits is empty."""
         documents = sum(counts["documents"] for counts in totals.values())
         if not documents:
             dropped = totals[corpus_files.TRAIN]
@@ -242,18 +241,18 @@ class _Preparation:
         for part in SPLITS:
             if not totals[part]["documents"]:
                 raise UsageError(
-                    f"none of {documents} documents is in the part '{part}', with held_out_fraction "
+                    f"none of {documents} documents is in the split '{part}', with held_out_fraction "
                     f"{self._arguments.held_out_fraction}",
-                    next_step="set it higher" if part == corpus_files.HELD_OUT else "set it lower",
+                    next_step=f"{'raise' if part == corpus_files.HELD_OUT else 'lower'} held_out_fraction",
                 )
 
 
 _DROPPED = ("empty", "broken", "duplicates", "cuts")
-"""Names of what a shard's record counts beside what it holds; `cuts`: long documents were cut so often."""
+"""Counts in a shard's record other than its content. `cuts` is the number of cuts in long documents."""
 
 
 def _totals(files: Mapping[str, ArtifactFile], part: str) -> Counter[str]:
-    """Add up what the records of a part's files count."""
+    """Return the sums of the counts of a split's files."""
     own = [file.counts for name, file in files.items() if name.startswith(part)]
     return Counter(
         {name: sum(counts.get(name, 0) for counts in own) for name in ("documents", "text_bytes", *_DROPPED)}

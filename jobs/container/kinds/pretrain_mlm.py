@@ -1,10 +1,10 @@
-r"""Pre-train a BERT by masked language modelling on packed tokens, from random weights or from a model's.
+r"""Pre-train a BERT by masked language modelling on packed tokens, from random weights or from an existing model.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=8 pretrain-mlm --data=s3://…/packed-tokens-…/
 
-The same file runs on HPU, CUDA and CPU. What it leaves loads with `AutoModelForMaskedLM`, and as the encoder of a
-fine-tuning. Step n trains on the same sequences with the same masks whatever the number of ranks, and whether or not
-an attempt was interrupted before it.
+The same file runs on HPU, CUDA and CPU. The result loads with `AutoModelForMaskedLM`, and as the encoder of a
+fine-tuning. Step n trains on the same sequences with the same masks for any number of ranks, and whether or not an
+earlier attempt was interrupted.
 """
 
 import json
@@ -40,26 +40,26 @@ log = logging.getLogger("trainyard")
 CONFIG = "config.json"
 
 VOCABULARY_MULTIPLE = 128
-"""The head is as wide as the vocabulary, and matrices whose sides divide by 128 suit an HPU (and a GPU) best: the model
-has some tokens more than the tokenizer, which never occur."""
+"""The vocabulary is padded to a multiple of this, because an HPU (and a GPU) is fastest with matrix sides that divide
+by 128. The additional tokens never occur."""
 
 POSITIONS = 512
-"""The least number of positions of a model, as BERT has: a fine-tuning may need more than its pre-training."""
+"""Minimum number of positions of a model, as in BERT. Fine-tuning may need more positions than pre-training."""
 
 
 class Inputs(BaseModel):
-    """Data and configuration that one rank of a node has fetched for all of them."""
+    """The data and configuration that one rank of a node has downloaded for all its ranks."""
 
     folder: Path
     fingerprint: str
     config: dict[str, Any] | None
-    """The shape of a model with random weights."""
+    """The configuration of a model with random weights, or None."""
     model: Path | None = None
-    """The model to go on from."""
+    """The model whose weights are the start, or None."""
 
 
 def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
-    """Train, evaluate, and leave model, metrics and checkpoints under the run."""
+    """Train, evaluate, and save model, metrics and checkpoints to the run."""
     if arguments.push_to_hub is None:
         sources.stay_offline(location for _, location, _ in arguments.sources())
     accelerator = replace(of_rank(os.environ), torch_compile=arguments.torch_compile)
@@ -68,11 +68,11 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     s3 = object_store.connect() if rank.is_first_on_node else None
 
     def fetch() -> dict[str, Any]:
-        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        assert s3 is not None  # noqa: S101 - set on the one rank that gets here
         return fetch_inputs(arguments, s3, rank.scratch).model_dump(mode="json")
 
     if not rank.is_first_on_node:
-        accelerator.trainer_class()  # loading it takes seconds, which the first rank needs for the data
+        accelerator.trainer_class()  # importing it takes seconds, during which the first rank prepares the data
     inputs = Inputs.model_validate(rank.once_per_node("data", fetch))
     train_data, eval_data = masked_data(arguments, inputs)
     sequences = len(PackedTokens(inputs.folder, "train"))
@@ -87,20 +87,20 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             inputs.fingerprint,
         )
     rank.start_up.done("data")
-    # Now, not above: it loads the Trainer, which takes seconds that the data need first.
+    # Imported here, because loading the Trainer takes seconds that preparing the data needs first.
     from jobs.container.trainer.training import Task, train
 
     rank.start_up.done("imports")
     train(
         rank,
-        # A checkpoint is resumed with the same arguments only, and so with the same data only.
+        # A checkpoint is resumed only with the same arguments, and therefore only with the same data.
         arguments.model_copy(update={"data_fingerprint": inputs.fingerprint}),
         Task(
             model=lambda _: bert(arguments, inputs, accelerator),
             start="random weights" if inputs.model is None else f"the weights of {arguments.model}",
             train_data=train_data,
             eval_data=eval_data,
-            # An HPU would compile another graph for a batch without a mask.
+            # An HPU would compile another graph for a batch without an attention mask.
             collate=MaskedSequences.collate if accelerator.name == "hpu" else MaskedSequences.collate_unpadded,
             evaluate=lambda trainer: evaluate(trainer, eval_data),
             save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
@@ -113,35 +113,35 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
 
 
 def check_compiler(accelerator: Accelerator) -> None:
-    """Raise ConfigurationError where torch.compile was not made to work: on an HPU, and without a compiler.
+    """Raise ConfigurationError if torch.compile cannot work: on an HPU, or without a compiler.
 
-    A GPU's kernels are of Triton, which needs one of C to load them (triton/runtime/build.py); a CPU's are C++
+    On a GPU, Triton needs a C compiler to load its kernels (triton/runtime/build.py). On a CPU, the kernels are C++
     (torch/_inductor/config.py, `cpp.cxx`).
     """
     name = accelerator.name
     if name == "hpu":
         raise ConfigurationError(
-            "torch_compile is for GPUs; on HPUs it would take Habana's backend, which nobody could try",
-            next_step="leave out torch_compile",
+            "torch_compile is not supported on HPUs: Habana's backend for it has not been tested",
+            next_step="remove torch_compile",
         )
     of_cpu = ["clang++" if sys.platform == "darwin" else "g++"]
     variable, compilers = ("CC", ["gcc", "clang"]) if name == "cuda" else ("CXX", of_cpu)
     if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else compilers)):
         has_one = "use the image `cuda`, which has gcc" if name == "cuda" else f"install {compilers[0]}"
         raise ConfigurationError(
-            f"torch_compile needs a compiler on {name}, and there is no {' and no '.join(compilers)} here",
-            next_step=f"{has_one}, or leave out torch_compile",
+            f"torch_compile needs a compiler on {name}, but there is no {' and no '.join(compilers)} here",
+            next_step=f"{has_one}, or remove torch_compile",
         )
 
 
 def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Inputs:
-    """Download data and configuration. Raises UsageError and NotFoundError where they are not what they should be."""
+    """Download data and configuration. Raises UsageError or NotFoundError if they are missing or do not match."""
     artifact = open_artifact(arguments.data, kind=packed_tokens.KIND, s3=lambda: s3, scratch=scratch)
     fingerprint = artifact.manifest.fingerprint
     if not fingerprint.startswith(arguments.data_fingerprint or ""):
         raise UsageError(
             f"{arguments.data} has the fingerprint {fingerprint}, not {arguments.data_fingerprint}",
-            next_step="name the data that was meant, or correct data_fingerprint",
+            next_step="correct data or data_fingerprint",
         )
     folder = artifact.download()
     index = packed_tokens.Index.read(folder)
@@ -150,8 +150,8 @@ def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Input
         found = index.sequences(split)
         if found < count:
             raise UsageError(
-                f"{arguments.data} has {found} sequences of part '{split}': at least {count} are needed",
-                next_step="make the data of more text, or with shorter sequences, or set global_batch_size lower",
+                f"{arguments.data} has {found} sequences in the split '{split}'; at least {count} are needed",
+                next_step="use more text or shorter sequences for the data, or lower global_batch_size",
             )
     if arguments.model is None:
         return Inputs(folder=folder, fingerprint=fingerprint, config=_configuration(arguments, index, s3))
@@ -161,18 +161,18 @@ def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Input
 
 
 def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_tokens.Index) -> None:
-    """Raise UsageError where a model is no BERT, or none that has learnt these tokens."""
+    """Raise UsageError if the model is not a BERT, or was trained with another vocabulary or fewer positions."""
     location = arguments.model
     config = json.loads((model / CONFIG).read_bytes())
     if config["model_type"] != "bert":
         raise UsageError(
-            f"{location} is of type '{config['model_type']}': only a 'bert' can be pre-trained",
-            next_step="name a BERT, or leave model out",
+            f"{location} is of type '{config['model_type']}'; only a 'bert' can be pre-trained",
+            next_step="set model to a BERT, or remove it",
         )
     most = model_files.positions(config)
     if most is not None and most < index.sequence_length:
         raise UsageError(
-            f"{arguments.data} has sequences of {index.sequence_length} tokens, {location} has positions for {most}",
+            f"{arguments.data} has sequences of {index.sequence_length} tokens, {location} only {most} positions",
             next_step=f"tokenize the corpus with sequence_length: {most}",
         )
     with pretrained.explained_loading(str(location), "its tokenizer cannot be loaded"):
@@ -183,12 +183,12 @@ def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_
         raise UsageError(
             f"{arguments.data} was not tokenized as {location} was trained: '{other}' is "
             f"{of_data.get(other, 'nothing')} there and {own.get(other, 'nothing')} here",
-            next_step=f"tokenize the corpus with tokenizer: {location}, and name the run that does",
+            next_step=f"tokenize the corpus with tokenizer: {location}, and set data to the result",
         )
 
 
 def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, MaskedSequences]:
-    """Return the sequences that are trained on, in their order, and those that are evaluated."""
+    """Return the training sequences in their order, and the evaluation sequences."""
     train = PackedTokens(inputs.folder, "train")
 
     def masking(seed: int) -> Masking:
@@ -210,7 +210,7 @@ def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, 
 
 
 def bert(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
-    """Return the model that the training starts from, whose head works on the masked places."""
+    """Return the model that the training starts from. Its head computes only the masked positions."""
     model = _first_model(arguments, inputs, accelerator)
     if accelerator.torch_compile:
         model.compile_parts()
@@ -219,7 +219,7 @@ def bert(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> An
 
 def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
     if inputs.model is None:
-        assert inputs.config is not None  # noqa: S101 - where there is no model
+        assert inputs.config is not None  # noqa: S101 - set if there is no model
         return new_model(inputs.config, accelerator)
     from jobs.container.models import fitting
     from jobs.container.models.masked_bert import BertForMaskedLM
@@ -235,14 +235,14 @@ def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerato
     )
     if start.new:
         log.warning(
-            "warning: the model has no head for masked language modelling; a new one starts from random weights (%s)",
+            "warning: the model has no head for masked language modelling; a new head starts from random weights (%s)",
             ", ".join(start.new),
         )
     return start.model
 
 
 def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
-    """Return a BERT with random weights, whose head works on the masked places."""
+    """Return a BERT with random weights. Its head computes only the masked positions."""
     from transformers import BertConfig
 
     from jobs.container.models.masked_bert import BertForMaskedLM
@@ -251,14 +251,14 @@ def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
 
 
 def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
-    """Return the mean loss of all masked tokens, and its exponential: among how many tokens the model guesses."""
+    """Return the mean loss over all masked tokens, and its exponential, the perplexity."""
     sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
     loss = float(sums[0] / sums[1])
     return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
 
 def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Client") -> dict[str, Any]:
-    """Return the configuration for BertConfig. Raises UsageError where the data does not fit to the one given."""
+    """Return the configuration for BertConfig. Raises UsageError if the given one does not match the data."""
     if arguments.config is None:
         return {
             "hidden_size": arguments.hidden_size,
@@ -272,8 +272,8 @@ def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Cl
     config = _read_configuration(arguments.config, s3)
     if config.get("model_type") != "bert":
         raise UsageError(
-            f"{arguments.config} has a {CONFIG} of '{config.get('model_type')}': only 'bert' can be pre-trained",
-            next_step="name a BERT's, or leave config out",
+            f"{arguments.config}: {CONFIG} is of type '{config.get('model_type')}'; only 'bert' can be pre-trained",
+            next_step="set config to a BERT's, or remove it",
         )
     for key, need, default in (
         ("vocab_size", index.vocabulary_size, 30522),
@@ -282,7 +282,7 @@ def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Cl
         if config.get(key, default) < need:
             raise UsageError(
                 f"{arguments.config}: {key} is {config.get(key, default)}, but {arguments.data} needs {need}",
-                next_step=f"set {key} to {need} or more, or leave config out",
+                next_step=f"set {key} to {need} or more, or remove config",
             )
     return {**config, "pad_token_id": index.pad_id}
 
@@ -303,7 +303,7 @@ def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{location}: its {CONFIG} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise UsageError(f"{location}: its {CONFIG} is no configuration but {type(config).__name__}")
+        raise UsageError(f"{location}: its {CONFIG} is not an object but {type(config).__name__}")
     return config
 
 

@@ -1,11 +1,11 @@
-"""A rank of a script of one's own: the script, in a process that its launcher watches over.
+"""A rank of a custom script: the script, in a process that its launcher watches.
 
     python -m jobs.container.kinds.script FOLDER train.py --epochs 3
     python -m jobs.container.kinds.script --alone FOLDER accelerate launch train.py
 
-A Python script runs in this process, as `python train.py` would: its folder is the first place that it imports from and
-`__main__` is its own. Any other program takes this process's place. `--alone` is for what starts its own ranks: it
-finds nothing in its environment by which it would take itself for one.
+A Python script runs in this process, as with `python train.py`: its folder is first on `sys.path`, and it is
+`__main__`. Any other program replaces this process. `--alone` is for programs that start their own ranks: it removes
+the variables by which they would take themselves for a rank.
 """
 
 import contextlib
@@ -18,29 +18,36 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from jobs.container.rank import ALONE, Rank, begin, give_first_heartbeat, hide_place, one_line, tell_the_launcher
+from jobs.container.rank import (
+    ALONE,
+    Rank,
+    hide_torchrun_variables,
+    one_line,
+    prepare_process,
+    report_failure,
+    write_first_heartbeat,
+)
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.spec.recipe import TRACKER_VARIABLES
 
 CLEAN_UP_SECONDS = 10.0
-"""The time that a script which has failed gets for what it does at its exit: its peers are waiting, or gone."""
+"""Time for the exit handlers of a failed script. Its peers are waiting for it, or gone."""
 
 
 def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None:
-    """Run the command in the folder. Ends this process, unless the script comes to its end."""
-    begin()
+    """Run the command in the folder. Returns only after a Python script that succeeded."""
+    prepare_process()
     if alone:
-        hide_place()
-    with contextlib.suppress(PermissionError):  # it leads a session already
-        os.setpgid(0, 0)  # what it starts ends with it
+        hide_torchrun_variables()
+    with contextlib.suppress(PermissionError):  # it already leads a session
+        os.setpgid(0, 0)  # so that its child processes end with it
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
     try:
         rank = Rank.from_environment()
-        give_first_heartbeat(rank)
+        write_first_heartbeat(rank)
         if rank.is_first and not os.environ.keys().isdisjoint(TRACKER_VARIABLES.values()):
-            from jobs.container.trainer.trackers import (
-                join_run_of_script,
-            )  # its imports take time that others need not wait for
+            # Imported here, because it is slow and most scripts do not need it.
+            from jobs.container.trainer.trackers import join_run_of_script
 
             join_run_of_script(rank.run)
         os.chdir(folder)
@@ -51,12 +58,12 @@ def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None
         else:
             _become(command)
     except (TrainyardError, ConfigurationError) as error:
-        tell_the_launcher(one_line(error), explained=True)
-        _leave()
-    except Exception as error:  # noqa: BLE001 - the process ends here, and says why
-        _print_own(error)
-        tell_the_launcher(f"{type(error).__name__}: {error}")
-        _leave()
+        report_failure(one_line(error), explained=True)
+        _fail()
+    except Exception as error:  # noqa: BLE001 - the process reports any error and ends
+        _print_traceback(error)
+        report_failure(f"{type(error).__name__}: {error}")
+        _fail()
 
 
 def _run_file(path: Path, arguments: list[str]) -> None:
@@ -74,30 +81,32 @@ def _run_module(folder: Path, module: str, arguments: list[str]) -> None:
 
 
 def _become(command: list[str]) -> None:
-    """Let the program take this process's place; the kernel's word to the launcher's end goes with it."""
+    """Replace this process by the program, which keeps dying with the launcher (prctl survives exec)."""
     found = shutil.which(command[0]) or (f"./{command[0]}" if Path(command[0]).is_file() else None)
     if found is None:
         raise UsageError(
             f"there is no program '{command[0]}' in the image, in the requirements, or in the code",
-            next_step="correct arguments.command, or name the package that brings it in the requirements",
+            next_step="correct arguments.command, or add the package that contains it to the requirements",
         )
     sys.stdout.flush()
     try:
-        os.execv(found, command)  # noqa: S606 - the user's own program, whose words no shell reads
+        os.execv(found, command)  # noqa: S606 - the user's program, run without a shell
     except OSError as error:
-        raise UsageError(f"'{command[0]}' cannot be run: {error.strerror}", next_step="is it executable?") from None
+        raise UsageError(
+            f"'{command[0]}' cannot be run: {error.strerror}", next_step="check that it is executable"
+        ) from None
 
 
-def _print_own(error: BaseException) -> None:
-    """Print the traceback from the script's own first line on."""
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback without our own frames."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
 
 
-def _leave() -> None:
-    """End with exit code 1, in some seconds whatever holds this process."""
+def _fail() -> None:
+    """Exit with code 1, at most ten seconds later."""
     sys.stdout.flush()
     timer = threading.Timer(CLEAN_UP_SECONDS, os._exit, [1])
     timer.daemon = True

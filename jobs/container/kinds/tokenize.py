@@ -1,11 +1,11 @@
-r"""Turn a corpus into token ids, packed into sequences of one length, shard by shard.
+r"""Encode a corpus as token ids, packed into sequences of one length, shard by shard.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 tokenize \
         --corpus=s3://…/artifacts/corpus-… --tokenizer=s3://…/artifacts/tokenizer-…
 
-The ids are those of Hugging Face's tokenizer, whichever library makes them (jobs.container.data.packed_tokens); the
-files are described in jobs.container.data.packed_tokens. Shards are fetched, encoded and put on S3 at once, one after
-the other, so that neither memory nor disk grows with the corpus, and a restarted job makes the missing ones only.
+The ids are those of Hugging Face's tokenizer, whichever library encodes them (jobs.container.data.packed_tokens).
+jobs.container.data.packed_tokens describes the files. Each shard is downloaded, encoded and uploaded before the next
+one, so that neither memory nor disk grows with the corpus, and a restarted job produces only the missing shards.
 """
 
 import logging
@@ -37,7 +37,7 @@ log = logging.getLogger("trainyard")
 
 
 def tokenize(rank: Rank, arguments: Tokenize) -> None:
-    """Make the packed tokens, or find them made."""
+    """Produce the packed tokens, unless they exist."""
     s3 = object_store.connect()
     corpus = open_artifact(arguments.corpus, kind=corpus_files.KIND, s3=lambda: s3, scratch=rank.scratch)
     tokenizer = tokenizer_files(arguments.tokenizer, s3=lambda: s3, scratch=rank.scratch)
@@ -91,12 +91,10 @@ class _Tokenization:
         self._metrics = JobMetrics(rank, s3, done_steps=len(filled) - len(self._missing))
         self._files = len(filled)
         if len(self._missing) < len(filled):
-            log.info(
-                "start: %s of %s are there already", len(filled) - len(self._missing), counted(len(filled), "file")
-            )
+            log.info("start: %s of %s exist already", len(filled) - len(self._missing), counted(len(filled), "file"))
 
     def make(self) -> None:
-        """Make all files that are missing, and the index over all."""
+        """Produce all missing files, and the index of all files."""
         started = time.monotonic()
         tokens = text_bytes = 0
         uploads: list[Future[ArtifactFile]] = []
@@ -147,15 +145,15 @@ class _Tokenization:
         self._metrics.result(self._files, {**result, **encoder, **speeds})
 
     def _spelled(self, done: Mapping[str, ArtifactFile]) -> int:
-        """Return how many special tokens the documents spell, and warn of them."""
+        """Return how often the text of documents contains special tokens, and warn about it."""
         counts = {name: sum(file.counts.get(f"spelled_{name}", 0) for file in done.values()) for name in _SPELLED}
         if any(counts.values()):
             shown = ", ".join(f"{count:,} [{name.upper()}]" for name, count in counts.items() if count)
-            log.warning("warning: the corpus spells special tokens, and its tokens have them: %s", shown)
+            log.warning("warning: the text of the corpus contains special tokens, which are encoded as such: %s", shown)
         return sum(counts.values())
 
     def _put_index(self, done: Mapping[str, ArtifactFile]) -> Index:
-        """Put what says how the files are read beside them: the index, and the tokenizer."""
+        """Upload the index and the tokenizer, which are needed to read the files."""
         index = Index(
             sequence_length=self._sequence_length,
             vocabulary_size=self._vocabulary_size,
@@ -170,12 +168,12 @@ class _Tokenization:
 
 
 _SPELLED = ("pad", "cls", "sep", "mask")
-"""Special tokens whose text in a document becomes the token itself, as Hugging Face's tokenizers do. [UNK] stands for
-unknown characters too."""
+"""Special tokens whose text in a document is encoded as the token itself, as in Hugging Face's tokenizers. [UNK] is not
+counted, because it also replaces unknown characters."""
 
 
 def _spelled(path: Path, tokens: int, documents: int, ids: Mapping[str, int]) -> dict[str, int]:
-    """Count the special tokens that a file's documents spell: all but the [CLS] and [SEP] around each."""
+    """Return the counts of special tokens in a file's documents, without the [CLS] and [SEP] around each."""
     packed = np.load(path, mmap_mode="r").reshape(-1)[:tokens]
     found = {name: int(np.count_nonzero(packed == ids[name])) for name in _SPELLED}
     return {f"spelled_{name}": max(0, n - documents * (name in ("cls", "sep"))) for name, n in found.items()}
@@ -199,7 +197,7 @@ def _special_ids(tokenizer: Any, location: str) -> dict[str, int]:
     if missing:
         raise UsageError(
             f"{location}: its tokenizer has no [{missing[0].upper()}]",
-            next_step="name what train-tokenizer made, or a BERT's",
+            next_step="use a tokenizer of train-tokenizer, or a BERT's",
         )
     return ids
 

@@ -1,9 +1,9 @@
-r"""Learn a WordPiece vocabulary from a sample of a corpus, and leave what `AutoTokenizer.from_pretrained` loads.
+r"""Train a WordPiece vocabulary on a sample of a corpus, and save a tokenizer for `AutoTokenizer.from_pretrained`.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 train-tokenizer --corpus=s3://…/artifacts/corpus-…
 
-The same corpus, options and seed give the same vocabulary. How well it fits is measured on held-out text: the fewer
-tokens a byte takes, the more text a sequence holds.
+The same corpus, options and seed give the same vocabulary. Held-out text measures how well it fits: the fewer tokens a
+byte takes, the more text a sequence holds.
 """
 
 import logging
@@ -32,19 +32,19 @@ KIND = TOKENIZER_KIND
 VERSION = 1
 
 MEASURED_BYTES = 16 << 20
-"""Held-out text that a vocabulary is measured on, at most, from all shards alike."""
+"""Maximum held-out text that a vocabulary is measured on, in equal parts from all shards."""
 
 AUTO_FRACTION = 0.1
 AUTO_LEAST_BYTES = 16_000_000
-"""`sample_fraction: auto` takes this share of a corpus, and so much text of a small one. Held-out text then takes
-0.48 % more tokens than with a vocabulary learnt from all of 125 MB, and 0.18 % more than with one from 27 MB; with a
-tenth of the latter it took 3.13 % more (python -m tests.benchmarks.vocabulary_sample)."""
+"""`sample_fraction: auto` takes this fraction of a corpus, but at least this many bytes. Held-out text then needs 0.48
+% more tokens than with a vocabulary from all of 125 MB, and 0.18 % more than with one from all of 27 MB. With a tenth
+of the 27 MB it needed 3.13 % more (python -m tests.benchmarks.vocabulary_sample)."""
 
 _BATCH_BYTES = 4 << 20
 
 
 def train_tokenizer(rank: Rank, arguments: TrainTokenizer) -> None:
-    """Make the tokenizer, or find it made."""
+    """Produce the tokenizer, unless it exists."""
     s3 = object_store.connect()
     corpus = open_artifact(arguments.corpus, kind=corpus_files.KIND, s3=lambda: s3, scratch=rank.scratch)
     builder = Builder(
@@ -56,15 +56,15 @@ def train_tokenizer(rank: Rank, arguments: TrainTokenizer) -> None:
         inputs={"corpus": corpus.manifest.fingerprint},
     )
     if not builder.existing():
-        _make(rank, arguments, corpus, builder, s3)
+        _produce(rank, arguments, corpus, builder, s3)
     push_artifact(builder.location, kind=KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch)
 
 
-def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: Builder, s3: "S3Client") -> None:
+def _produce(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: Builder, s3: "S3Client") -> None:
     metrics = JobMetrics(rank, s3)
     started = time.monotonic()
-    sample = _drawn(rank, arguments, corpus, metrics)
-    drawn_at = time.monotonic()
+    sample = _sampled(rank, arguments, corpus, metrics)
+    sampled_at = time.monotonic()
     tokenizer = train_wordpiece(
         lambda: corpus_files.batches(corpus_files.documents(sample.path), at_most_bytes=_BATCH_BYTES),
         size=arguments.vocabulary_size,
@@ -85,14 +85,14 @@ def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: 
         builder.put_file(folder / name, name)
     builder.finish(result)
     seconds = {
-        "sampling_seconds": round(drawn_at - started, 3),
-        "training_seconds": round(learnt_at - drawn_at, 3),
+        "sampling_seconds": round(sampled_at - started, 3),
+        "training_seconds": round(learnt_at - sampled_at, 3),
     }
     metrics.result(1, {**result, **seconds})
 
 
 def sample_fraction(arguments: TrainTokenizer, text_bytes: int) -> float:
-    """Return the share of a corpus of so many bytes that a vocabulary is learnt from."""
+    """Return the fraction of a corpus of `text_bytes` that the vocabulary is trained on."""
     if arguments.sample_fraction != "auto":
         return arguments.sample_fraction
     return min(1.0, max(AUTO_FRACTION, AUTO_LEAST_BYTES / max(1, text_bytes)))
@@ -102,7 +102,7 @@ def _warn_if_small(tokenizer: Any, arguments: TrainTokenizer) -> None:
     size = tokenizer.get_vocab_size()
     if size < arguments.vocabulary_size:
         log.warning(
-            "warning: the sample gives %s tokens only, not %s; a larger sample_fraction may give more",
+            "warning: the sample yields only %s tokens, not %s; a larger sample_fraction may yield more",
             size,
             arguments.vocabulary_size,
         )
@@ -110,7 +110,7 @@ def _warn_if_small(tokenizer: Any, arguments: TrainTokenizer) -> None:
 
 @dataclass(frozen=True)
 class _Sample:
-    """What a vocabulary is learnt from, and measured on."""
+    """The sample that a vocabulary is trained on, and the held-out text that it is measured on."""
 
     path: Path
     documents: int
@@ -118,8 +118,8 @@ class _Sample:
     held_out: list[str]
 
 
-def _drawn(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics: JobMetrics) -> _Sample:
-    """Draw a share of every shard into one local file, and held-out texts. Raises UsageError where nothing is drawn."""
+def _sampled(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics: JobMetrics) -> _Sample:
+    """Sample every shard into one local file, and held-out texts. Raises UsageError if the sample is empty."""
     path = rank.scratch / "sample.txt"
     fraction = sample_fraction(arguments, corpus.manifest.count("text_bytes"))
     held_out: list[str] = []
@@ -139,9 +139,9 @@ def _drawn(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics:
             metrics.show(number // 2 + 1, len(shards), f"shards, {text_bytes} bytes sampled")
     if not documents:
         raise UsageError(
-            f"none of the corpus's {corpus.manifest.count('documents')} documents was drawn with sample_fraction "
+            f"none of the corpus's {corpus.manifest.count('documents')} documents was sampled with sample_fraction "
             f"{fraction:g}",
-            next_step="set it higher",
+            next_step="raise sample_fraction",
         )
     log.info(
         "sample: %s documents, %s bytes, from %s shards (%.1f %% of the corpus%s)",
@@ -149,13 +149,13 @@ def _drawn(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics:
         text_bytes,
         len(shards),
         100 * fraction,
-        ", as sample_fraction auto takes" if arguments.sample_fraction == "auto" else "",
+        ", by sample_fraction: auto" if arguments.sample_fraction == "auto" else "",
     )
     return _Sample(path, documents, text_bytes, held_out)
 
 
 def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
-    """Measure how the vocabulary fits text that it has not seen."""
+    """Return how well the vocabulary fits held-out text."""
     ids = HuggingFace(tokenizer).encode([text.encode() for text in texts])
     own = len(ids) - 2 * len(texts)  # without [CLS] and [SEP]
     text_bytes = sum(len(text.encode()) for text in texts)
@@ -168,7 +168,7 @@ def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
 
 
 def _save(tokenizer: Any, folder: Path, arguments: TrainTokenizer) -> None:
-    """Save the tokenizer as `save_pretrained` does. Raises UsageError where what is loaded again gives other ids."""
+    """Save the tokenizer as `save_pretrained` does, and check that it gives the same ids when it is loaded again."""
     from transformers import AutoTokenizer, BertTokenizerFast
 
     BertTokenizerFast(
@@ -183,7 +183,7 @@ def _save(tokenizer: Any, folder: Path, arguments: TrainTokenizer) -> None:
 def _check_same(tokenizer: Any, loaded: Any, texts: Iterable[str]) -> None:
     for text in texts:
         if tokenizer.encode(text).ids != loaded.encode(text).ids:
-            raise AssertionError(f"the saved tokenizer gives other ids for {text!r}")
+            raise AssertionError(f"the saved tokenizer gives different ids for {text!r}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The account that the main node keeps of an attempt: its record and the run's receipt on S3, and the budget.
+"""The main node's accounting of an attempt: its record and the run's receipt on S3, and the budget.
 
-The record (attempts/N.json) and the receipt over all attempts are written at the start, every half minute, and at the
-end; so an attempt whose node was lost still has its last heartbeat. A run that nears its budget saves and stops.
+The record (attempts/N.json) and the receipt over all attempts are written at the start, every 30 seconds, and at the
+end. An attempt whose node is lost therefore still has its last heartbeat. A run that nears its budget saves and stops.
 """
 
 import json
@@ -12,18 +12,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
-from jobs.container.batch_job import job_id
-from jobs.container.channel import RankStatus, told_result, told_verdict
-from jobs.container.environment import ran_with
+from jobs.container.channel import RankStatus, read_result, read_verdict
+from jobs.container.environment import job_id, ran_with
 from jobs.container.instance import zone
-from jobs.container.launcher.attempt import NodeAttempt
 from jobs.container.launcher.outcome import End
 from jobs.container.launcher.request import Launch
+from jobs.container.launcher.utilization import Utilization
 from jobs.container.rank import one_line
 from jobs.container.saving import interruption as shutdown
 from jobs.container.saving.manifest import complete_steps, list_steps
@@ -52,13 +52,20 @@ State = Literal["running", "interrupted", "succeeded", "failed"]
 class AttemptRecord:
     """The record of this attempt, kept up to date on S3 from `start` to `finish`."""
 
-    def __init__(self, attempt: NodeAttempt) -> None:
-        """Number the attempt in its run. Raises TrainyardError where the run cannot be read."""
-        launch = attempt.launch
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        accelerator: str,
+        scratch: Path,
+        utilization: Utilization,
+        waited_instance_seconds: float = 0.0,
+    ) -> None:
+        """Find the number of the attempt in its run. Raises TrainyardError if the run's records cannot be read."""
         self._s3 = object_store.connect()
         self._launch = launch
-        self._scratch = attempt.scratch
-        self._utilization = attempt.utilization
+        self._scratch = scratch
+        self._utilization = utilization
         self._minutes_written = 0
         self._clock = SteadyClock()
         self._recorded = RecordedAttempts(self._s3, launch.run)
@@ -74,10 +81,10 @@ class AttemptRecord:
             capacity=launch.capacity,
             spot_usd_per_hour=launch.options.spot_usd_per_hour,
             zone=zone(os.environ, on_instance=launch.on_instance),
-            accelerator=attempt.accelerator.name,
+            accelerator=accelerator,
             nnodes=launch.node.nnodes,
             world_size=launch.world_size,
-            waited_instance_seconds=attempt.gang.waited_seconds if attempt.gang is not None else 0.0,
+            waited_instance_seconds=waited_instance_seconds,
             ran_with=ran_with(),
         )
         self._earlier: list[Attempt] | None = None
@@ -90,22 +97,22 @@ class AttemptRecord:
         return self._attempt.number
 
     def start(self) -> None:
-        """Begin the record. Raises TrainyardError where the run cannot be written to: better now than hours later."""
+        """Write the first record. Raises TrainyardError if the run cannot be written to, now instead of hours later."""
         self._write("running")
         self._thread.start()
 
     def spent(self) -> Spent:
-        """Return what the run has taken up to now, over all its attempts."""
+        """Return the cost and hours of the run so far, over all its attempts."""
         now = self._attempt.model_copy(update={"last_seen_at": self._clock.now()})
-        if self._earlier is None:  # they do not change any more; S3 may fail when it is asked again
+        if self._earlier is None:  # they no longer change, and S3 might fail the next time
             self._earlier = [item for item in self._recorded.read() if item.number != now.number]
         return spent([*self._earlier, now])
 
-    def with_outlook(self, end: End, *, comes_again: bool) -> End:
-        """Return how the attempt ended, with what comes of the run after it, as far as S3 tells.
+    def with_outlook(self, end: End, *, rejoins: bool) -> End:
+        """Return the end with what happens to the run next, as far as S3's records show.
 
-        It is not to be started again where a newer attempt of the run has begun meanwhile. `comes_again`: started
-        again, it joins that one.
+        An attempt is not retried if a newer attempt of the run has already started. With `rejoins` it is retried,
+        because it then joins the newer one.
         """
         try:
             newest = max(self._recorded.numbers(), default=0)
@@ -115,33 +122,33 @@ class AttemptRecord:
             return end
         if end.code == 0:
             return end
-        if comes_again:
+        if rejoins:
             return replace(end, code=INTERRUPTED_EXIT_CODE)
         if end.code != INTERRUPTED_EXIT_CODE:
             return end
-        return replace(end, code=1, reason=f"{end.reason}; attempt {newest} goes on with the run")
+        return replace(end, code=1, reason=f"{end.reason}; attempt {newest} continues the run")
 
     def _next_start(self) -> str:
-        """Say where another attempt would begin. Whether there is one, only Batch knows."""
+        """Return where another attempt would start. Only Batch knows whether there will be one."""
         status = RankStatus.read(self._scratch)
         if status.starts_over:
-            where = "starts over: it does not load its checkpoint"
+            where = "starts over: its script loads no checkpoint"
         elif complete_steps(list_steps(self._s3, self._launch.run / CHECKPOINTS)):
             reads_itself = status.restored_step is not None
             where = (
                 "finds its newest checkpoint in its folder" if reads_itself else "resumes from the newest checkpoint"
             )
         elif self._launch.kind.makes is not None and status.last_step:
-            where = "continues with what is not done yet"
+            where = "continues with the unfinished work"
         else:
-            where = "starts over: it has saved no checkpoint"
-        return f"if it is started again, it {where}"
+            where = "starts over: no checkpoint was saved"
+        return f"if retried, it {where}"
 
     def finish(self, end: End) -> None:
-        """Write how the attempt ended. Raises TrainyardError where S3 does not take that the run is done."""
+        """Write how the attempt ended. Raises TrainyardError if a success cannot be recorded."""
         self._finished.set()
         if self._thread.is_alive():
-            # No longer: it may hang in tries of a service that is gone, and Batch's grace time runs.
+            # Not longer: the thread may be retrying a service that is gone, while Batch's grace period runs.
             self._thread.join(_LAST_HEARTBEAT_SECONDS)
         state: State = {0: "succeeded", INTERRUPTED_EXIT_CODE: "interrupted"}.get(end.code, "failed")  # type: ignore[assignment]
         ended = {"finished_at": self._clock.now(), "exit_code": end.code, "reason": end.reason}
@@ -151,14 +158,14 @@ class AttemptRecord:
         except TrainyardError as error:
             if end.code == 0:
                 raise
-            # The code decides whether Batch starts the job again; a record that is late must not change that.
-            log.warning("warning: the attempt's record is unfinished: %s", error.args[0])
+            # The exit code decides whether Batch retries the job. An incomplete record must not change it.
+            log.warning("warning: the attempt's record is incomplete: %s", error.args[0])
 
     def _beat(self) -> None:
         while not self._finished.wait(HEARTBEAT_SECONDS):
             try:
                 self._write("running")
-            except Exception as error:  # noqa: BLE001, PERF203 - without heartbeats the attempt would pass for lost
+            except Exception as error:  # noqa: BLE001, PERF203 - without heartbeats the attempt would count as lost
                 log.warning("warning: the attempt's record is late: %s", one_line(error))
 
     def _write(self, state: State) -> None:
@@ -185,21 +192,21 @@ class AttemptRecord:
         for other in self._recorded.read():
             attempts.setdefault(other.number, other)
         if max(attempts) > self.number:
-            return  # the receipt is that attempt's to write, which says how the run stands
+            return  # a newer attempt writes the receipt
         bill = receipt(
             run,
             [attempts[number] for number in sorted(attempts)],
             job=self._launch.kind.name,
             instance=self._launch.instance,
             state=state,
-            result={**status.result, **told_result(self._scratch)},
+            result={**status.result, **read_result(self._scratch)},
             budget=self._launch.options.budget,
             on_instance=self._launch.on_instance,
-        ).model_copy(update={"halving": told_verdict(self._scratch)})
+        ).model_copy(update={"halving": read_verdict(self._scratch)})
         object_store.write(self._s3, run / RECEIPT, _json(bill))
 
     def _write_utilization(self, run: S3Location) -> None:
-        """Write the minutes of this attempt's cards where there are new ones: S3 has no append."""
+        """Write the utilization file if it has new lines. S3 cannot append, so the whole file is written."""
         lines = self._utilization.lines()
         if len(lines) > self._minutes_written:
             content = "".join(f"{json.dumps(line)}\n" for line in lines)
@@ -208,9 +215,9 @@ class AttemptRecord:
 
 
 class SteadyClock:
-    """Tells the time, in UTC, as its first reading of the clock plus what has passed since.
+    """A UTC clock that reads the system clock once and then counts elapsed time.
 
-    A clock that is set meanwhile would bill hours that nobody took, or give some back.
+    If the system clock were adjusted during the attempt, the receipt would have too many or too few hours.
     """
 
     def __init__(self) -> None:
@@ -222,26 +229,25 @@ class SteadyClock:
 
 
 class RecordedAttempts:
-    """The records of a run's attempts on S3. One that cannot be read is left out, with a warning, and ends nothing."""
+    """The records of a run's attempts on S3. Unreadable records are skipped with a warning."""
 
     def __init__(self, s3: "S3Client", run: S3Location) -> None:
         self._s3 = s3
         self._run = run
 
     def read(self) -> list[Attempt]:
-        """Return all that can be read. Raises TrainyardError where S3 does not give them."""
+        """Return all readable records. Raises TrainyardError if S3 fails."""
         return [attempt for attempt in self._by_name().values() if attempt is not None]
 
     def numbers(self) -> list[int]:
-        """Return those of all records, readable or not. Raises TrainyardError where S3 does not give them."""
+        """Return the numbers of all records, readable or not. Raises TrainyardError if S3 fails."""
         return [recorded_number(name) or 0 for name in object_store.sizes(self._s3, self._run / ATTEMPTS)]
 
     def next_number(self, *, job_id: str | None, attempt: int) -> int:
-        """Return the number that an attempt has in its run, which may have begun as another Batch job, on Spot.
+        """Return the number of an attempt in its run, which may have started as another Batch job.
 
-        It follows all that the jobs before have recorded. They have ended, so the answer is the same however often it
-        is asked for. What cannot be read keeps its number, or it would be written over.
-        Raises TrainyardError where S3 does not give the records.
+        It continues after all attempts of earlier jobs. Those have ended, so repeated calls return the same number.
+        Unreadable records keep their numbers, or they would be overwritten. Raises TrainyardError if S3 fails.
         """
         before = [0]
         for name, recorded in self._by_name().items():
@@ -262,7 +268,7 @@ class RecordedAttempts:
 
 
 class BudgetWatch:
-    """Stops the run before it passes its budget."""
+    """Stops the run before it exceeds its budget."""
 
     def __init__(self, record: AttemptRecord, launch: Launch) -> None:
         self._record = record
@@ -271,9 +277,9 @@ class BudgetWatch:
         self._timer: threading.Timer | None = None
 
     def start(self) -> End | None:
-        """Return how the attempt ends where the budget is used up already; None where it may go on.
+        """Return how the attempt ends if the budget is already used up, else None.
 
-        The ranks are then asked to save and stop before it is used up.
+        Otherwise a timer asks the ranks to save and stop before it is used up.
         """
         left = self._left()
         if left is None:
@@ -287,11 +293,11 @@ class BudgetWatch:
         return None
 
     def stop(self, end: End) -> End:
-        """Return how the attempt ended, which is `end` unless the budget was the cause of it."""
+        """Cancel the timer. Returns `end`, or the end by the budget if that interrupted the ranks."""
         if self._timer is not None:
             self._timer.cancel()
         if self._reason is not None and end.code == INTERRUPTED_EXIT_CODE:
-            return End(code=1, reason=self._reason, cause="own")  # another attempt would not get further
+            return End(code=1, reason=self._reason, cause="own")  # another attempt could not get further
         return end
 
     def _left(self) -> RemainingBudget | None:
@@ -318,7 +324,7 @@ class BudgetWatch:
         return End(code=1, reason=self._reason, cause="own")
 
     def _stop_ranks(self, left: RemainingBudget) -> None:
-        """End as before a reclaim: on SIGTERM the launcher asks the ranks to save and stop."""
+        """Send SIGTERM to this launcher, which then asks the ranks to save and stop."""
         self._end(left)
         shutdown.end_self(f"budget: {left.key} {left.limit:g} is nearly used up")
 
@@ -334,9 +340,9 @@ def receipt(
     budget: Budget = NO_BUDGET,
     on_instance: bool,
 ) -> Receipt:
-    """Add up what the attempts took, at recorded prices and those that EC2 said, which makes it an estimate.
+    """Return the receipt over a run's attempts. Costs are estimates, from recorded prices and EC2's Spot price.
 
-    `on_instance` is False where the job runs on some other machine than the instance type it names.
+    `on_instance` is False if the job runs on another machine than the instance type it names.
     """
     team, _, run_id = run.key.strip("/").rpartition("/")
     return Receipt(
@@ -356,17 +362,17 @@ def receipt(
 
 
 def _estimate_note(attempts: list[Attempt], instance: InstanceType, *, on_instance: bool) -> str:
-    """Say what the receipt's figures are an estimate of, and what they leave out."""
+    """Return what the receipt's estimate includes and leaves out."""
     rows = {attempt.instance_type: instance_type(attempt.instance_type) for attempt in attempts}
     others = [f"{row.name} as of {row.price_date}" for row in rows.values() if row.name != instance.name]
     quoted = dict.fromkeys(
         f"{attempt.spot_usd_per_hour:g}" for attempt in attempts if attempt.spot_usd_per_hour is not None
     )
     parts = [
-        "without storage, transfer and the time in which the instance boots",
+        "without storage, data transfer and the boot time of instances",
         *([f"with the prices of {' and '.join(others)}"] if others else []),
-        *([f"Spot at the {' and '.join(quoted)} USD an hour that EC2 named at submission"] if quoted else []),
-        *([] if on_instance else [f"with the time of a stand-in for {instance.name} ({attempts[-1].accelerator})"]),
+        *([f"Spot at the {' and '.join(quoted)} USD an hour that EC2 reported at submission"] if quoted else []),
+        *([] if on_instance else [f"with the hours of a stand-in for {instance.name} ({attempts[-1].accelerator})"]),
     ]
     return ", ".join(parts)
 

@@ -1,8 +1,8 @@
-"""The health of a node, looked at before its ranks start: a bad one ends the attempt with 75, named, and goes.
+"""Check the health of a node before its ranks start. A bad node is named, and the attempt ends with 75.
 
-Its cards are counted, Gaudi's driver is held against the image's release, and a process on each card multiplies and
-adds up for some seconds (jobs.container.launcher.health_rank). The next attempt meets another node where the host takes
-the word for it: it finds the file that is left on /scratch, and shuts down (infra/compute/boot/bad_node.sh).
+The check counts the cards, compares Gaudi's driver with the image's release, and runs a process on each card that
+multiplies and all-reduces for some seconds (jobs.container.launcher.health_rank). The host of a bad node finds a file
+on /scratch and shuts down (infra/compute/boot/bad_node.sh), so that the next attempt gets another node.
 """
 
 import contextlib
@@ -21,42 +21,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.container.accelerator import Accelerator
+from jobs.container.channel import LOOPBACK, loopback_sockets, serve_store
 from jobs.container.instance import InstanceMetadata, cpus
-from jobs.container.launcher.attempt import NodeAttempt
+from jobs.container.launcher.attempt import Attempt
 from jobs.container.launcher.nodes import Nodes
 from jobs.container.launcher.outcome import End, of_node, retried
 from jobs.container.launcher.request import Launch, Node
 from jobs.container.rank import LAUNCHER_PID_VARIABLE
-from jobs.container.store import LOOPBACK, loopback_sockets, serve_store
 from jobs.spec.launcher_options import BAD_NODE_FILE, MATMUL_FLOOR, Health
 
 log = logging.getLogger("trainyard")
 
 START_SECONDS = 180.0
-"""The processes of the check have so long beyond the time that they measure for: they load PyTorch, reach their cards
-and connect them."""
+"""Time that the check's processes have in addition to the measurement: to load PyTorch and to connect their cards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the process on one card found; None: it did not come so far."""
+    """What the process on one card measured. None for a measurement that it did not reach."""
 
     teraflops: float | None = None
     gigabytes_per_second: float | None = None
     fault: str | None = None
 
 
-def check_nodes(attempt: NodeAttempt, nodes: Nodes | None) -> End | None:
-    """Return how the attempt ends where this node or another of `nodes` is bad; None: all are well, or nobody asked."""
+def check_nodes(attempt: Attempt) -> End | None:
+    """Check this node and wait for the others. Returns how the attempt ends if a node is bad, else None."""
     launch = attempt.launch
     seconds = launch.options.health.seconds_on(attempt.accelerator.name, on_instance=launch.on_instance)
     if not seconds:
         return None
     own = _check_this_node(attempt, seconds=seconds)
-    return own if nodes is None else all_well(nodes, launch.node, own, seconds=seconds)
+    return own if attempt.nodes is None else _wait_until_all_healthy(attempt.nodes, launch.node, own, seconds=seconds)
 
 
-def _check_this_node(attempt: NodeAttempt, *, seconds: float) -> End | None:
+def _check_this_node(attempt: Attempt, *, seconds: float) -> End | None:
     launch, accelerator = attempt.launch, attempt.accelerator
     started = time.monotonic()
     health = launch.options.health.with_floors_of(launch.instance, accelerator.name)
@@ -67,25 +66,25 @@ def _check_this_node(attempt: NodeAttempt, *, seconds: float) -> End | None:
         faults = measured_faults(measured, health, card=_card(accelerator))
     took = time.monotonic() - started
     if not faults:
-        log.info("health: node %s is well: %s; %.0f s", launch.node.index, summary(measured, health), took)
+        log.info("health: node %s is healthy: %s; %.0f s", launch.node.index, summary(measured, health), took)
         return None
     name = node_name(launch)
     log.info("health: %s is bad after %.0f s: %s", name, took, "; ".join(faults))
     if launch.on_instance:
-        leave_word(attempt.disks, f"{name}: {'; '.join(faults)}")
+        _report_bad_node(attempt.disks, f"{name}: {'; '.join(faults)}")
     return retried(f"{name} is bad: {'; '.join(faults)}", "lost")
 
 
-def all_well(nodes: Nodes, node: Node, own: End | None, *, seconds: float) -> End | None:
-    """Hold this node's ranks back until all nodes are known to be well. `own`: how the attempt ends here, if it is bad.
+def _wait_until_all_healthy(nodes: Nodes, node: Node, own: End | None, *, seconds: float) -> End | None:
+    """Wait until all nodes are known to be healthy. `own` is how the attempt ends if this node is bad.
 
-    Returns how the attempt ends where one of them is bad: ranks that wait for those of another node hear nothing else.
+    Returns how the attempt ends if a node is bad. Without this wait, ranks would wait in vain for those of a bad node.
     """
     if own is not None:
-        nodes.tell(own)
+        nodes.send_end(own)
         return own
     if not node.is_main:
-        nodes.tell_well()
+        nodes.send_healthy()
     others = set(range(1, node.nnodes))
     deadline = time.monotonic() + seconds + 2 * START_SECONDS
     while time.monotonic() < deadline:
@@ -93,44 +92,44 @@ def all_well(nodes: Nodes, node: Node, own: End | None, *, seconds: float) -> En
             return retried(f"the main node ended the attempt: {nodes.order.reason}", "ended")
         for index, end in sorted(nodes.ends.items()):
             found = of_node(index, end)
-            nodes.tell(found)
+            nodes.send_end(found)
             return found
-        if node.is_main and nodes.well == others:
-            nodes.tell_well()
+        if node.is_main and nodes.healthy == others:
+            nodes.send_healthy()
             return None
         if nodes.may_start:
             return None
         time.sleep(0.05)
-    silent = ", ".join(f"node {index}" for index in (sorted(others - nodes.well) if node.is_main else [0]))
-    end = retried(f"{silent} gave no word of its health", "lost")
-    nodes.tell(end)
+    silent = ", ".join(f"node {index}" for index in (sorted(others - nodes.healthy) if node.is_main else [0]))
+    end = retried(f"{silent} did not report its health", "lost")
+    nodes.send_end(end)
     return end
 
 
 def static_faults(launch: Launch, accelerator: Accelerator) -> list[str]:
-    """Return what is wrong with a node before anything is run on its cards."""
+    """Return what is wrong with a node, before anything runs on its cards."""
     faults = []
     expected = launch.instance.accelerators
     if launch.on_instance and accelerator.name == launch.instance.accelerator and accelerator.devices < expected:
-        faults.append(f"it has {accelerator.devices} of a {launch.instance.name}'s {expected} cards")
+        faults.append(f"it has {accelerator.devices} of the {expected} cards of a {launch.instance.name}")
     if accelerator.name == "hpu" and (fault := driver_fault(driver_version(), plugin_version())):
         faults.append(fault)
     return faults
 
 
 def driver_fault(driver: str | None, release: str | None) -> str | None:
-    """Return how the host's driver does not fit the image's software; None where it does, or one is not known."""
+    """Return how the host's driver does not match the image's release. None if it does, or if one is unknown."""
     if driver is None or release is None:
         log.info("health: driver %s, release %s: not compared", driver or "unknown", release or "unknown")
         return None
-    # Patches of a release go together (docs.habana.ai, Support Matrix, has a row for each minor release).
+    # Patch versions of one release work together: docs.habana.ai, Support Matrix, has a row for each minor release.
     if driver.split(".")[:2] == release.split(".")[:2]:
         return None
-    return f"its driver is {driver}, and the image's release is {release}"
+    return f"its driver is {driver}, but the image's release is {release}"
 
 
 def driver_version() -> str | None:
-    """Return the version of Gaudi's driver as Habana's tool prints it (`Driver Version: 1.21.0-ad17d8c`)."""
+    """Return the version of Gaudi's driver, which hl-smi prints as `Driver Version: 1.21.0-ad17d8c`."""
     try:
         done = subprocess.run(["hl-smi"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -139,7 +138,7 @@ def driver_version() -> str | None:
     found = re.search(r"^\W*Driver Version:\s*(\d+\.\d+\.\d+)", done.stdout, re.MULTILINE)
     if found is None:
         words = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()
-        log.warning("warning: hl-smi names no driver (exit code %s): %s", done.returncode, words[0])
+        log.warning("warning: hl-smi reported no driver version (exit code %s): %s", done.returncode, words[0])
     return found[1] if found else None
 
 
@@ -151,7 +150,7 @@ def plugin_version() -> str | None:
 
 
 def measure(nproc: int, accelerator: Accelerator, scratch: Path, *, seconds: float) -> list[Measured]:
-    """Run a process on each of `nproc` cards, all at once. Returns what each of them found."""
+    """Run one process on each of `nproc` cards, all at once. Returns what each of them measured."""
     folder = scratch / "health"
     folder.mkdir(exist_ok=True)
     store = serve_store(LOOPBACK)
@@ -166,7 +165,7 @@ def measure(nproc: int, accelerator: Accelerator, scratch: Path, *, seconds: flo
         deadline = time.monotonic() + seconds + START_SECONDS
         while time.monotonic() < deadline and any(process.poll() is None for process in processes):
             if any(process.returncode for process in processes):
-                deadline = min(deadline, time.monotonic() + 5)  # the others wait for it
+                deadline = min(deadline, time.monotonic() + 5)  # the others wait for the failed one
             time.sleep(0.05)
     finally:
         for process in processes:
@@ -176,7 +175,7 @@ def measure(nproc: int, accelerator: Accelerator, scratch: Path, *, seconds: flo
 
 
 def measured_faults(measured: list[Measured], health: Health, *, card: str) -> list[str]:
-    """Return which cards are bad, and what is wrong with what connects them."""
+    """Return which cards are bad, and whether the connection between them is too slow."""
     reached = [found.teraflops for found in measured if found.teraflops is not None]
     least = health.min_teraflops
     if least is None and len(reached) > 1:
@@ -195,7 +194,7 @@ def measured_faults(measured: list[Measured], health: Health, *, card: str) -> l
 
 
 def summary(measured: list[Measured], health: Health) -> str:
-    """Return what a healthy node reached, beside what it had to."""
+    """Return what a healthy node reached, with the required minimum."""
     slowest = min(found.teraflops for found in measured if found.teraflops is not None)
     floor = f" (at least {health.min_teraflops:.3g})" if health.min_teraflops is not None else ""
     text = f"{slowest:.3g} TFLOP/s on the slowest{floor}"
@@ -207,14 +206,14 @@ def summary(measured: list[Measured], health: Health) -> str:
 
 
 def node_name(launch: Launch) -> str:
-    """Return the node by its number, and by what somebody finds its instance with."""
+    """Return the node's number, with its instance id or, elsewhere, its host name."""
     metadata = InstanceMetadata.of(os.environ, on_instance=launch.on_instance)
     instance = metadata.instance_id() if metadata is not None else None
     return f"node {launch.node.index} ({instance or socket.gethostname()})"
 
 
-def leave_word(disks: Path, reason: str) -> None:
-    """Tell the host that its cards are not to be met again; where there is no folder for it nobody hears it."""
+def _report_bad_node(disks: Path, reason: str) -> None:
+    """Write the file that makes the host shut down, if the folder for it exists."""
     with contextlib.suppress(OSError):
         (disks / BAD_NODE_FILE).write_text(f"{reason}\n")
 
@@ -225,7 +224,7 @@ def _environment(accelerator: Accelerator, *, nproc: int, port: int) -> Mapping[
         "LOCAL_WORLD_SIZE": str(nproc),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: no rank makes one
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already; no rank serves one
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cpus() // nproc))),
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
         **loopback_sockets(),
@@ -240,9 +239,9 @@ def _read(file: Path, code: int) -> Measured:
         found = Measured()
     if code == 0:
         return found
-    how = "did not come to an end" if code == -9 else f"failed with exit code {code}"
+    how = "did not finish" if code == -9 else f"failed with exit code {code}"
     during = "multiplication" if found.teraflops is None else "all-reduce"
-    return Measured(teraflops=found.teraflops, fault=found.fault or f"{how} in the {during} of the check")
+    return Measured(teraflops=found.teraflops, fault=found.fault or f"{how} during the {during} of the health check")
 
 
 def _card(accelerator: Accelerator) -> str:

@@ -1,9 +1,9 @@
-"""One card's part in the check of its node's health: multiply matrices, add up among the node's cards, say how fast.
+"""One card's part in the health check of its node: multiply matrices, all-reduce with the node's other cards.
 
     python -m jobs.container.launcher.health_rank SECONDS RESULT_FILE
 
-The launcher (jobs.container.launcher.health) starts one for each card, as it would ranks, before it starts those.
-Values are whole numbers that bfloat16 holds exactly, so a card that computes wrongly is told from one that is slow.
+The launcher (jobs.container.launcher.health) starts one process per card before it starts the ranks. All values are
+whole numbers that bfloat16 represents exactly, which distinguishes a card that computes wrongly from a slow one.
 """
 
 import json
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import torch
 
 CARD_SIZE = 8192
-"""Rows and columns of the matrices on a card: enough to fill it, at 128 MiB each."""
+"""Rows and columns of the matrices on a card: enough to keep it busy, at 128 MiB each."""
 
 CPU_SIZE = 512
 
 _ADDENDS = 256
-"""The most numbers of one that are added up in a product: bfloat16 holds whole numbers up to there."""
+"""Maximum number of ones that a product adds up: bfloat16 represents whole numbers exactly up to here."""
 
 _CHECKED_ROWS = 16
-"""Rows of the product that the host computes as well."""
+"""Rows of the product that the host computes as well, for comparison."""
 
 _MESSAGE_BYTES = {"hpu": 64 << 20, "cuda": 64 << 20, "cpu": 4 << 20}
 
@@ -45,13 +45,13 @@ def main() -> None:
     result = {"teraflops": teraflops, "fault": fault}
     _write(result_file, result)
     if world_size > 1:
-        bandwidth, wrong_sum = add_up(accelerator, device, rank=rank, world_size=world_size, seconds=share)
+        bandwidth, wrong_sum = all_reduce(accelerator, device, rank=rank, world_size=world_size, seconds=share)
         _write(result_file, {**result, "gigabytes_per_second": bandwidth, "fault": fault or wrong_sum})
-    os._exit(0)  # not by way of the process group's end, in which a peer that is gone would be waited for
+    os._exit(0)  # skips the shutdown of the process group, which would wait for a peer that is gone
 
 
 def multiply(accelerator: Accelerator, device: "torch.device", *, seconds: float) -> tuple[float, str | None]:
-    """Return the TFLOP/s of a large multiplication over about `seconds`, and what was wrong with its result."""
+    """Return the TFLOP/s of a matrix multiplication over about `seconds`, and what is wrong with it, or None."""
     import torch
 
     size = CPU_SIZE if accelerator.name == "cpu" else CARD_SIZE
@@ -59,23 +59,22 @@ def multiply(accelerator: Accelerator, device: "torch.device", *, seconds: float
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, (size, size), generator=generator, dtype=torch.int8) * 2 - 1
     left = signs.clone()
-    left[:, _ADDENDS:] = 0  # so that no sum passes what bfloat16 holds
+    left[:, _ADDENDS:] = 0  # so that no sum exceeds what bfloat16 represents exactly
     ours, theirs = left.to(dtype).to(device), signs.to(dtype).to(device)
     first = (ours @ theirs).cpu()
     expected = left[:_CHECKED_ROWS].float() @ signs.float()
-    times = _repeated(accelerator, lambda: ours @ theirs, seconds=seconds)
+    count, took = _repeated(accelerator, lambda: ours @ theirs, seconds=seconds)
     last = (ours @ theirs).cpu()
     fault = None
     if not torch.equal(first[:_CHECKED_ROWS].float(), expected) or not torch.equal(first, last):
-        fault = "multiplies wrongly"
-    count, took = times
+        fault = "returns wrong products"
     return 2 * size**3 * count / took / 1e12, fault
 
 
-def add_up(
+def all_reduce(
     accelerator: Accelerator, device: "torch.device", *, rank: int, world_size: int, seconds: float
 ) -> tuple[float, str | None]:
-    """Return the bus bandwidth of an all-reduce in GB/s, as nccl-tests define it, and what was wrong with a sum."""
+    """Return the bus bandwidth of an all-reduce in GB/s, as nccl-tests define it, and what is wrong, or None."""
     import torch
     import torch.distributed as dist
 
@@ -94,17 +93,17 @@ def add_up(
         accelerator.synchronize()
         return time.perf_counter() - started
 
-    # All repeat it as often as the slowest has time for.
+    # All ranks repeat it as often as the slowest one can in the time.
     wish = torch.tensor([seconds / max(reduce_some(3) / 3, 1e-6)], device=device)
     dist.all_reduce(wish, op=dist.ReduceOp.MIN)
     times = max(1, min(10_000, int(wish.item())))
     took = reduce_some(times)
     bus_bytes = count * 4 * 2 * (world_size - 1) / world_size
-    return bus_bytes * times / took / 1e9, None if right else "gets a wrong sum from the others"
+    return bus_bytes * times / took / 1e9, None if right else "receives a wrong sum from the others"
 
 
 def _repeated(accelerator: Accelerator, work: Callable[[], object], *, seconds: float) -> tuple[int, float]:
-    """Return how often `work` was done in about `seconds`, and the seconds that it took."""
+    """Repeat `work` for about `seconds`. Returns the number of repetitions and the seconds that they took."""
     work()
     accelerator.synchronize()
     started = time.perf_counter()

@@ -1,5 +1,6 @@
-"""The ranks of one node: started, watched, and how they ended. torchrun as a library, since its command turns every
-failure into 1.
+"""The ranks of one node: their environment, their start, and how they ended.
+
+torchrun is used as a library, because its command turns every failure into exit code 1.
 """
 
 import contextlib
@@ -10,21 +11,37 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.container.channel import ask_comparison, stopped, told_verdict
-from jobs.container.instance import InstanceMetadata
-from jobs.container.launcher.attempt import NodeAttempt
-from jobs.container.launcher.gang import Latecomers
-from jobs.container.launcher.nodes import Nodes
+import psutil
+
+from jobs.container import libfabric
+from jobs.container.accelerator import Accelerator
+from jobs.container.channel import (
+    STORE_TIMEOUT,
+    loopback_sockets,
+    read_stopped,
+    read_verdict,
+    serve_store,
+    sockets_of_interface,
+    write_comparison,
+)
+from jobs.container.instance import InstanceMetadata, cpus, source_address
+from jobs.container.launcher.attempt import Attempt
 from jobs.container.launcher.outcome import End, Failure, line_of_lost_peers, outcome, retried, with_full_disk
-from jobs.container.launcher.rank_environment import rank_environment
 from jobs.container.launcher.rank_lines import RankLines
-from jobs.container.launcher.request import Launch
+from jobs.container.launcher.rendezvous import LatecomerWatch
+from jobs.container.launcher.request import Launch, Node
 from jobs.container.launcher.watchdog import Idleness, Silence, Watchdog
-from jobs.container.rank import ARGUMENTS_FILE, one_line
+from jobs.container.rank import (
+    ALLOW_CHANGES_VARIABLE,
+    ARGUMENTS_FILE,
+    LAUNCHED_AT_VARIABLE,
+    LAUNCHER_PID_VARIABLE,
+    SCRATCH_VARIABLE,
+    one_line,
+)
 from jobs.container.saving import interruption as shutdown
 from jobs.container.saving.interruption import Interrupted, ShutdownWatch
 from jobs.container.script.job import ScriptJob
-from jobs.container.store import STORE_TIMEOUT, serve_store
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.spec.kinds.script import Script
 
@@ -34,18 +51,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
+_NCCL_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
+"""When NCCL has lost a peer, PyTorch's watchdog waits four times this long for the ranks' debug dumps before it ends
+its rank (ProcessGroupNCCL.cpp, getDumpTimeout): 60 s by default, during which the other nodes are billed, measured with
+`python -m tests.benchmarks.lost_peer --device cuda`. Nobody reads the dumps."""
+
+RECIPES_MB = 8 * 1024
+"""Size of the recipe cache: 1 GB for each of eight cards, as in the bridge's example."""
+
 _REASON_CHARACTERS = 200
-"""More of a rank's last line than a person reads in a reason; the log has all of it."""
+"""Maximum length of a rank's last line in a reason. The log has the whole line."""
 
 RENDEZVOUS_SECONDS = 900
-"""Torchrun's own limit; the nodes have met before."""
+"""Timeout of torchrun's rendezvous. The launchers have already met by then."""
 
 VMSTAT = Path("/proc/vmstat")
 
 
-def run_ranks(attempt: NodeAttempt, nodes: Nodes | None) -> End:
-    """Run this node's ranks until they have ended. Returns how the attempt ended, for all nodes on the main one."""
-    launch, scratch, gang = attempt.launch, attempt.scratch, attempt.gang
+def run_ranks(attempt: Attempt) -> End:
+    """Run this node's ranks until they have ended. Returns how the attempt ended: on the main node, for all nodes."""
+    launch, scratch = attempt.launch, attempt.scratch
     with shutdown.signals_held_back():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -53,21 +78,21 @@ def run_ranks(attempt: NodeAttempt, nodes: Nodes | None) -> End:
 
     _silence_torchrun()
     if launch.options.halving is not None:
-        ask_comparison(scratch, launch.options.halving)
+        write_comparison(scratch, launch.options.halving)
     lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
     script = _script(attempt)
     try:
         os.environ.update(rank_environment(launch, attempt.accelerator, scratch))
     except TrainyardError as error:
         return End(code=1, reason=one_line(error), cause="own")
-    # Any free port, no race for it; there until the ranks have ended.
+    # On a single node: any free port, served until the ranks have ended, so that no other process can take it.
     store = serve_store(launch.node.main_address) if launch.node.nnodes == 1 else None
     config = _torchrun_config(launch, lines, port=launch.node.port if store is None else store.port)
     stopping = _shutdown_of_ranks(launch, scratch, script)
     watchdog = Watchdog(
         scratch,
         node=launch.node,
-        nodes=nodes,
+        nodes=attempt.nodes,
         nproc_per_node=launch.nproc_per_node,
         hang_timeout_seconds=launch.options.hang_timeout_seconds,
         last_lines=lines.last,
@@ -75,11 +100,15 @@ def run_ranks(attempt: NodeAttempt, nodes: Nodes | None) -> End:
         silence=_silence(script, lines),
         idleness=Idleness(launch.idle_limit_seconds, attempt.utilization.idle_seconds),
     )
-    latecomers = Latecomers(gang, stopping.ask_to_stop) if gang is not None and launch.node.is_main else None
-    kills_before = memory_kills()
+    late_nodes: contextlib.AbstractContextManager[object] = (
+        LatecomerWatch(attempt.rendezvous, stopping.ask_to_stop)
+        if attempt.rendezvous is not None and launch.node.is_main
+        else contextlib.nullcontext()
+    )
+    kills_before = oom_kills()
     end = End(code=0, reason=None, cause="done")
     try:
-        with lines, stopping, watchdog, latecomers or contextlib.nullcontext():
+        with lines, stopping, watchdog, late_nodes:
             program = ["-m", launch.kind.entrypoint]
             if script is None:
                 program += _arguments_of_ranks(launch, scratch)
@@ -93,25 +122,25 @@ def run_ranks(attempt: NodeAttempt, nodes: Nodes | None) -> End:
     except (Interrupted, SignalException) as interruption:
         end = _interrupted(interruption, stopping)
     except ChildFailedError as error:
-        lacked_memory = None if kills_before is None else memory_kills() != kills_before
-        end = with_full_disk(_failed(error.failures, launch, lines, stopping, lacked_memory=lacked_memory), scratch)
+        out_of_memory = None if kills_before is None else oom_kills() != kills_before
+        end = with_full_disk(_failed(error.failures, launch, lines, stopping, out_of_memory=out_of_memory), scratch)
     if script is not None:
         end = _end_of_script(script, end, stopping, scratch)
-    if end.code == 0 and (halving := launch.options.halving) is not None and told_verdict(scratch) is None:
+    if end.code == 0 and (halving := launch.options.halving) is not None and read_verdict(scratch) is None:
         log.warning(
-            "warning: this point was compared with no other: it had no %s at or after step %s and before its last. "
-            "Next: lower sweep.halving.from_step, or evaluate more often",
-            halving.metric,
+            "warning: this point was not compared with the others: no evaluation from step %s on and before the last "
+            "step reported %s. Next: lower sweep.halving.from_step, or evaluate more often",
             halving.from_step,
+            halving.metric,
         )
-    end = watchdog.concluded(end)
+    end = watchdog.conclude(end)
     for line in end.lines:
         log.info("%s", line)
     return end
 
 
-def _script(attempt: NodeAttempt) -> ScriptJob | None:
-    """Return what the launcher does for a script of one's own; None where the ranks are of one of our kinds."""
+def _script(attempt: Attempt) -> ScriptJob | None:
+    """Return the launcher's part in a custom script, or None for our own kinds of jobs."""
     launch = attempt.launch
     if not isinstance(launch.arguments, Script):
         return None
@@ -131,16 +160,16 @@ def _script(attempt: NodeAttempt) -> ScriptJob | None:
 def _silence(script: ScriptJob | None, lines: RankLines) -> Silence | None:
     if script is None:
         return None
-    return Silence(script.silence_seconds, lambda: max(lines.last_line_at, script.last_sign()))
+    return Silence(script.silence_seconds, lambda: max(lines.last_line_at, script.last_activity()))
 
 
 def _end_of_script(script: ScriptJob, end: End, stopping: ShutdownWatch, scratch: Path) -> End:
-    """Keep what a script has left, and return how the attempt ended: its own exit code does not tell all."""
-    if end.code == 0 and (reason := stopped(scratch)) is not None:
+    """Save what the script has left. Returns how the attempt ended, which its exit code alone does not show."""
+    if end.code == 0 and (reason := read_stopped(scratch)) is not None:
         end = End(code=INTERRUPTED_EXIT_CODE, reason=reason, cause="done")
     elif stopping.has_signalled and end.cause in ("done", "ended"):
         late = stopping.overdue_seconds
-        how = "got SIGTERM" if late is None else f"had not ended {late:.0f} s after SIGTERM, and was killed"
+        how = "received SIGTERM" if late is None else f"had not ended {late:.0f} s after SIGTERM, and was killed"
         end = retried(f"{stopping.reason}; the script {how}", "ended")
     if script.refusal is not None:
         end = End(code=1, reason=one_line(script.refusal), cause="own")
@@ -148,15 +177,15 @@ def _end_of_script(script: ScriptJob, end: End, stopping: ShutdownWatch, scratch
         script.finish(ended_well=end.code == 0)
     except TrainyardError as error:
         if end.code == 0:
-            return End(code=1, reason=f"what the script has left could not be kept: {one_line(error)}", cause="own")
-        log.warning("warning: not all that the script has left is kept: %s", one_line(error))
+            return End(code=1, reason=f"the script's files could not be saved: {one_line(error)}", cause="own")
+        log.warning("warning: not all of the script's files were saved: %s", one_line(error))
     return end
 
 
 def _arguments_of_ranks(launch: Launch, scratch: Path) -> list[str]:
-    """Return the command line of each rank: a file's name where the job's arguments came in one, else flags.
+    """Return the arguments of each rank: flags, or a file's name if the job's arguments came in a file.
 
-    Linux takes 128 KiB of one flag.
+    Linux limits one flag to 128 KiB.
     """
     if launch.options.arguments_file is None:
         return launch.arguments.to_flags()
@@ -165,11 +194,10 @@ def _arguments_of_ranks(launch: Launch, scratch: Path) -> list[str]:
     return [f"{ARGUMENTS_FILE}{file}"]
 
 
-def memory_kills(vmstat: Path = VMSTAT) -> int | None:
-    """Return how often the kernel has killed a process for want of memory since the machine started.
+def oom_kills(vmstat: Path = VMSTAT) -> int | None:
+    """Return how many processes the kernel's OOM killer has ended since boot, in all containers (`oom_kill` of vmstat).
 
-    It counts those in all containers, whichever limit was passed (`oom_kill` of proc_vmstat), and tells a rank that
-    took too much from one that somebody killed. None where nobody counts: on other systems than Linux.
+    The count distinguishes a rank that used too much memory from one that was killed otherwise. None outside Linux.
     """
     try:
         counters = vmstat.read_text().splitlines()
@@ -180,9 +208,9 @@ def memory_kills(vmstat: Path = VMSTAT) -> int | None:
 
 
 def _silence_torchrun() -> None:
-    """Turn off torchrun's own log: what it has to say (a table, a line for each signal) our own last line says."""
+    """Turn off torchrun's log (a table, a line for each signal). Our last line has the same information."""
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # PyTorch 2.2 gives each of its loggers a level of its own
+        if name.startswith("torch.distributed.elastic"):  # PyTorch 2.2 sets a level for each of its loggers
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
@@ -194,25 +222,25 @@ def _torchrun_config(launch: Launch, lines: RankLines, *, port: int) -> "LaunchC
         max_nodes=launch.node.nnodes,
         nproc_per_node=launch.nproc_per_node,
         run_id=f"attempt-{launch.attempt}",
-        # Batch has numbered the nodes, so rank 0 is on the main node. Torch's other rendezvous keeps a store for the
-        # ranks in later releases only; PyTorch 2.2 leaves them a port where nobody answers.
+        # Batch has numbered the nodes, so rank 0 is on the main node. With PyTorch 2.2, torch's other rendezvous
+        # (c10d) does not keep its store open for the ranks; later releases do.
         rdzv_backend="static",
         rdzv_endpoint=f"{launch.node.main_address}:{port}",
         rdzv_configs={"rank": launch.node.index, "timeout": _rendezvous_seconds(launch)},
         local_addr=launch.node.main_address if launch.node.nnodes == 1 else None,
-        max_restarts=0,  # Batch's retry is the restart, on a node that is known to live
+        max_restarts=0,  # Batch's retry is the restart
         start_method="spawn",
         **lines.launch_options(),
     )
 
 
 def _rendezvous_seconds(launch: Launch) -> int:
-    """Return how long a node waits for the others: those of a script may still fetch what it needs."""
+    """Return how long a node waits for the others. A script's nodes may still be fetching its inputs."""
     return int(STORE_TIMEOUT.total_seconds()) if isinstance(launch.arguments, Script) else RENDEZVOUS_SECONDS
 
 
 def _shutdown_of_ranks(launch: Launch, scratch: Path, script: ScriptJob | None) -> ShutdownWatch:
-    """Return the ShutdownWatch that takes SIGTERM once torchrun has started the ranks."""
+    """Return the watch that handles SIGTERM once torchrun has started the ranks."""
     from torch.distributed.elastic.multiprocessing import api
 
     stopping = ShutdownWatch(
@@ -222,21 +250,21 @@ def _shutdown_of_ranks(launch: Launch, scratch: Path, script: ScriptJob | None) 
         give_up=_end_at_once,
         pids_of_script=script.pids if script is not None else None,
     )
-    # Torch makes this its handler of SIGTERM once it has started the ranks; its own ends them at once, saved or not.
-    # No release lets one choose it, and the older ones of our images have no setting for the signals either.
+    # Torch installs this function as its SIGTERM handler once it has started the ranks. Its own handler ends them at
+    # once, saved or not. No release makes the handler configurable.
     api._terminate_process_handler = lambda signum, frame: stopping.on_signal(signum)  # noqa: SLF001, ARG005
     return stopping
 
 
 def _end_at_once(number: int) -> None:
-    """Have torchrun end the ranks, saved or not."""
+    """Make torchrun end the ranks, saved or not."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
 
 
 def _interrupted(interruption: BaseException, stopping: ShutdownWatch) -> End:
-    """Return how the attempt ended where the launcher ended the ranks."""
+    """Return how the attempt ended after the launcher has ended the ranks."""
     number = getattr(interruption, "sigval", None)
     reason = stopping.reason or (str(interruption) if number is None else shutdown.signal_name(number))
     late = f"; not saved within {stopping.overdue_seconds:.0f} s" if stopping.overdue_seconds is not None else ""
@@ -249,42 +277,97 @@ def _failed(
     lines: RankLines,
     stopping: ShutdownWatch,
     *,
-    lacked_memory: bool | None,
+    out_of_memory: bool | None,
 ) -> End:
-    """Return how the attempt ended where ranks ended by themselves, before their work was done."""
+    """Return how the attempt ended after ranks have failed."""
     known = {rank: _failure(failure, lines.kept(rank)) for rank, failure in failures.items()}
-    end = outcome(known, node=launch.node.index, last_lines=lines.last, lacked_memory=lacked_memory)
+    end = outcome(known, node=launch.node.index, last_lines=lines.last, out_of_memory=out_of_memory)
     if stopping.reason is not None and end.code != INTERRUPTED_EXIT_CODE:
-        # Whether that was its own fault, the next attempt shows: what ends an instance may well break a rank first.
+        # The shutdown of an instance may break a rank first. If the error is the job's own, the next attempt shows it.
         return retried(f"{stopping.reason}; {end.reason}", "ended")
     return end
 
 
 def _failure(failure: "ProcessFailure", kept_lines: list[str]) -> Failure:
-    """Return what torchrun found of a rank, with what the rank told it (jobs.container.rank), if it did.
+    """Return a rank's failure from torchrun's report and, if there is one, the rank's error file (jobs.container.rank).
 
-    One that a library aborted could tell nothing but what it wrote.
+    A rank that a library aborted has written no error file, only its output.
     """
     if failure.exitcode == -signal.SIGABRT and (line := line_of_lost_peers(kept_lines)):
         return Failure(code=failure.exitcode, time=failure.timestamp, message=line, is_explained=False)
-    told = failure.error_file_data if "timestamp" in failure.error_file_data else None
-    if not told:
+    reported = failure.error_file_data if "timestamp" in failure.error_file_data else None
+    if not reported:
         return Failure(
             code=failure.exitcode,
             time=failure.timestamp,
             message=f"it ended with exit code {failure.exitcode}",
             is_explained=False,
-            last_line=_last_words(kept_lines),
+            last_line=_last_line(kept_lines),
         )
     return Failure(
         code=failure.exitcode,
         time=failure.timestamp,
         message=failure.message,
-        is_explained=bool(told.get("explained")),
+        is_explained=bool(reported.get("explained")),
     )
 
 
-def _last_words(lines: list[str]) -> str:
-    """Return the last line that has any text, cut to a reason's length; of an error of ours without its next step."""
+def _last_line(lines: list[str]) -> str:
+    """Return the last line with text, shortened for a reason, without the next step of our own errors."""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "").partition(" Next: ")[0]
     return last if len(last) <= _REASON_CHARACTERS else f"{last[: _REASON_CHARACTERS - 1]}…"
+
+
+def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
+    """Return the variables that the launcher sets for its ranks, in addition to torchrun's."""
+    share = str(max(1, cpus() // launch.nproc_per_node))
+    return {
+        # Each rank's share of the cores. By default each PyTorch process uses all of them, and torch.compile up to 32.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share),
+        "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", share),
+        # The one rank of a node that tokenizes turns it on meanwhile (jobs.container.data.labelled_tokens).
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        # Otherwise transformers looks for TensorFlow and Flax, and loads them if installed.
+        "USE_TF": "0",
+        "USE_FLAX": "0",
+        # Otherwise releases of datasets before 4 run the code of a data set on the hub.
+        "HF_DATASETS_TRUST_REMOTE_CODE": "0",
+        SCRATCH_VARIABLE: str(scratch),
+        "TMPDIR": str(scratch),  # PyTorch leaves folders behind
+        LAUNCHER_PID_VARIABLE: str(os.getpid()),
+        LAUNCHED_AT_VARIABLE: str(psutil.Process().create_time()),
+        ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
+        **(loopback_sockets() if launch.node.nnodes == 1 else _sockets_towards(launch.node)),
+        **accelerator.environment,
+        **_unless_set(_recipes(scratch) if accelerator.name == "hpu" else {}),
+        **libfabric.environment(accelerator.name, nnodes=launch.node.nnodes),
+        **_unless_set(_NCCL_DUMP if accelerator.backend == "nccl" else {}),
+    }
+
+
+def _recipes(scratch: Path) -> dict[str, str]:
+    """Return the variable that lets the HPUs of a node share compiled graphs instead of each compiling all of them.
+
+    Its format, which Habana's bridge checks: a folder, whether to empty it first, and its size in MB.
+    """
+    return {"PT_HPU_RECIPE_CACHE_CONFIG": f"{scratch / 'recipes'},false,{RECIPES_MB}"}
+
+
+def _sockets_towards(node: Node) -> dict[str, str]:
+    """Return the variables that make the ranks of several nodes use the network interface that leads to the main node.
+
+    On the main node it is the interface with its address. If no interface is found, the libraries choose one.
+    """
+    try:
+        own = source_address(node.main_address, node.port)
+    except OSError:
+        return {}
+    carriers = [name for name, found in psutil.net_if_addrs().items() if own in (one.address for one in found)]
+    chosen = sockets_of_interface(carriers[0]) if carriers else {}
+    return _unless_set(chosen)
+
+
+def _unless_set(chosen: dict[str, str]) -> dict[str, str]:
+    """Return the variables that neither the image nor the job has set."""
+    return {name: value for name, value in chosen.items() if name not in os.environ}

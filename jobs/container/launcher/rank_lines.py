@@ -1,4 +1,4 @@
-"""What the ranks of one node print: their lines on their way into the job's log, and the last lines of each."""
+"""The output of a node's ranks on its way to the job's log, and the last lines of each rank."""
 
 import collections
 import contextlib
@@ -19,25 +19,25 @@ from jobs.container.launcher.request import Node
 _LAST_LINES = 10
 
 _KEPT_LINES = 200
-"""More of a rank than is shown: a library that aborts writes its stack after the reason."""
+"""Lines kept of each rank, more than are shown: a library that aborts prints its stack after the reason."""
 
 _READ_BYTES = 64 * 1024
-"""What a pipe holds."""
+"""The capacity of a pipe."""
 
 _LINE_BYTES = 64 * 1024
-"""A longer line is parted; CloudWatch Logs takes 1 MiB."""
+"""Longer lines are split. CloudWatch Logs accepts 1 MiB."""
 
 LOG_BYTES = 200_000_000
-"""So much of what a node's ranks print goes into the job's log as it is: one line at each of two million steps."""
+"""Output of a node's ranks that is logged in full. Enough for one line at each of two million steps."""
 
 _ONE_LINE_IN = 1000
-"""Of what comes after that."""
+"""After that, one line in this many is logged."""
 
 _PROGRESS = b"[progress] "
-"""Begins the lines that the command line draws its bar from (jobs.core.output)."""
+"""Prefix of the lines from which the command line draws its progress bar (jobs.core.output)."""
 
 _BAR_SECONDS = 10.0
-"""The time between two states of a bar in the log."""
+"""Interval at which a progress bar is logged."""
 
 _LOOK_SECONDS = 0.1
 
@@ -46,14 +46,14 @@ _GOODBYE_SECONDS = 5.0
 
 @dataclass(kw_only=True)
 class _Stream:
-    """What one rank prints."""
+    """The output of one rank."""
 
     pipe: Path
     reader: int
     prefix: str
-    """Stands before each of its lines; empty for rank 0, whose lines are the job's own."""
-    begun: bytes = b""
-    """The line that has not ended."""
+    """Prefix of each of its lines in the log. Empty for rank 0."""
+    unfinished: bytes = b""
+    """The unfinished last line."""
     bar_at: float = 0.0
     newest: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=_KEPT_LINES))
 
@@ -62,10 +62,9 @@ class _Stream:
 
 
 class RankLines:
-    """What a node's ranks print: their lines on their way into the job's log, and the last lines of each.
+    """Passes the output of a node's ranks to the job's log, and keeps the last lines of each. A context manager.
 
-    Torchrun would write a rank's lines to a file, which grows as long as it prints, and read them from there. Here they
-    pass through a pipe: a disk that is full does not stop them. A context manager, while the ranks run.
+    Torchrun would write each rank's output to a growing file and read it from there. A pipe also works on a full disk.
     """
 
     def __init__(self, scratch: Path, *, node: Node, nproc_per_node: int) -> None:
@@ -73,7 +72,7 @@ class RankLines:
         self._node = node
         self._nproc_per_node = nproc_per_node
         self.last_line_at = time.monotonic()
-        """When a rank of this node was last seen to print something."""
+        """When a rank of this node last printed something."""
         self._closed = threading.Event()
         self._passed_bytes = self._further = self._left_out = self._left_out_bytes = 0
         self._streams = [self._stream(local_rank) for local_rank in range(nproc_per_node)]
@@ -81,11 +80,11 @@ class RankLines:
 
     @property
     def pipes(self) -> list[Path]:
-        """Return the pipes that the ranks write to."""
+        """The pipes that the ranks write to."""
         return [stream.pipe for stream in self._streams]
 
     def launch_options(self) -> dict[str, Any]:
-        """Return the arguments of torchrun's LaunchConfig for where the ranks write."""
+        """Return the arguments of torchrun's LaunchConfig that send the ranks' output to the pipes."""
         from torch.distributed.elastic.multiprocessing import api
 
         pipes = dict(enumerate(map(str, self.pipes)))
@@ -100,7 +99,7 @@ class RankLines:
         return {"logs_specs": Logs(log_dir=str(self._scratch / "logs"))}
 
     def last(self, ranks: Iterable[int]) -> tuple[str, ...]:
-        """Return the last lines of those of these ranks that are on this node, for the log."""
+        """Return the last lines of the given ranks that are on this node, for the log."""
         first = self._node.index * self._nproc_per_node
         here = [rank for rank in ranks if first <= rank < first + self._nproc_per_node]
         return tuple(
@@ -110,7 +109,7 @@ class RankLines:
         )
 
     def kept(self, rank: int) -> list[str]:
-        """Return what is still known of what a rank of this node wrote, the newest line last."""
+        """Return the kept lines of a rank of this node, oldest first."""
         return self._streams[rank - self._node.index * self._nproc_per_node].kept()
 
     def __enter__(self) -> Self:
@@ -118,7 +117,7 @@ class RankLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close once all that was written has been passed on."""
+        """Pass on all remaining output, then close."""
         self._closed.set()
         self._thread.join(_GOODBYE_SECONDS)
 
@@ -126,7 +125,7 @@ class RankLines:
         rank = self._node.index * self._nproc_per_node + local_rank
         pipe = self._scratch / f"rank-{rank}"
         os.mkfifo(pipe)
-        # Open for both, there is no end of the file before the rank has come, and none when it has gone.
+        # Opened for reading and writing, the pipe has no end-of-file before the rank opens it or after it closes it.
         reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         return _Stream(pipe=pipe, reader=reader, prefix=f"[rank {rank}] " if rank else "")
 
@@ -134,58 +133,60 @@ class RankLines:
         streams = {stream.reader: stream for stream in self._streams}
         is_last = False
         while not is_last:
-            is_last = self._closed.is_set()  # what was written before is still there
+            is_last = self._closed.is_set()  # one more round for output that was written before
             while readable := select.select(list(streams), [], [], 0 if is_last else _LOOK_SECONDS)[0]:
                 self.last_line_at = time.monotonic()
                 for reader in readable:
                     self._read(streams[reader])
         for stream in self._streams:
-            self._print(stream, [stream.begun] if stream.begun else [])
+            self._print(stream, [stream.unfinished] if stream.unfinished else [])
             os.close(stream.reader)
         if self._left_out:
-            self._say(
-                f"log: {self._left_out} lines ({self._left_out_bytes / 1e6:.1f} MB) were left out of it; the last:"
+            self._write_line(
+                f"log: {self._left_out} lines ({self._left_out_bytes / 1e6:.1f} MB) were left out; the last lines:"
             )
             for stream in self._streams:
                 for line in stream.kept()[-_LAST_LINES:]:
-                    self._say(f"{stream.prefix}{line}")
+                    self._write_line(f"{stream.prefix}{line}")
 
     def _read(self, stream: _Stream) -> None:
-        *lines, stream.begun = (stream.begun + os.read(stream.reader, _READ_BYTES)).split(b"\n")
+        *lines, stream.unfinished = (stream.unfinished + os.read(stream.reader, _READ_BYTES)).split(b"\n")
         self._print(stream, lines)
         self._shorten(stream)
 
     def _shorten(self, stream: _Stream) -> None:
-        """Keep of a line that has not ended no more than is needed: of a bar that draws itself anew (with carriage
-        returns) the newest state, which is printed now and then, and of one without an end no more than fits the log.
+        """Shorten an unfinished line.
+
+        Of a progress bar, which redraws itself with carriage returns, only the newest state is kept, and logged at an
+        interval. Any other line is split at the maximum length.
         """
-        drawn, carriage_return, newest = stream.begun.rpartition(b"\r")
+        drawn, carriage_return, newest = stream.unfinished.rpartition(b"\r")
         if carriage_return and time.monotonic() - stream.bar_at >= _BAR_SECONDS:
             stream.bar_at = time.monotonic()
             self._print(stream, [drawn.rpartition(b"\r")[2]])
         if carriage_return:
-            stream.begun = drawn.rpartition(b"\r")[2] + b"\r" + newest
-        elif len(stream.begun) >= _LINE_BYTES:
-            self._print(stream, [stream.begun])
-            stream.begun = b""
+            stream.unfinished = drawn.rpartition(b"\r")[2] + b"\r" + newest
+        elif len(stream.unfinished) >= _LINE_BYTES:
+            self._print(stream, [stream.unfinished])
+            stream.unfinished = b""
 
     def _print(self, stream: _Stream, lines: list[bytes]) -> None:
         for line in lines:
             stream.newest.append(line)
             if self._fits(line):
-                self._say(f"{stream.prefix}{_text(line)}")
+                self._write_line(f"{stream.prefix}{_text(line)}")
 
     def _fits(self, line: bytes) -> bool:
-        """Return whether the log has room for the line, which counts from then on."""
+        """Count the line, and return whether to log it."""
         before = self._passed_bytes
         self._passed_bytes += len(line) + 1
         if self._passed_bytes <= LOG_BYTES or line.startswith(_PROGRESS):
             return True
         if before <= LOG_BYTES:
-            self._say(
-                f"warning: the ranks of node {self._node.index} have printed {LOG_BYTES / 1e6:g} MB. From here on one "
-                f"line in {_ONE_LINE_IN} is in the log, and the last ones at the end. Next: print less, or into a file "
-                "below $TRAINYARD_OUTPUT"
+            self._write_line(
+                f"warning: the ranks of node {self._node.index} have printed {LOG_BYTES / 1e6:g} MB. From now on the "
+                f"log has one line in {_ONE_LINE_IN}, and the last lines at the end. Next: print less, or print to a "
+                "file in $TRAINYARD_OUTPUT"
             )
         self._further += 1
         if self._further % _ONE_LINE_IN == 0:
@@ -194,11 +195,11 @@ class RankLines:
         self._left_out_bytes += len(line) + 1
         return False
 
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a rank must not wait for a pipe that nobody empties
+    def _write_line(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a rank must not block on a pipe that is never read
             sys.stdout.write(f"{text}\n")
 
 
 def _text(line: bytes) -> str:
-    """Return a line as it is shown: of what was drawn over, the last (a bar ends with it), and no raw bytes."""
+    """Return a line as text: the last state of a redrawn line, with undecodable bytes replaced."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")

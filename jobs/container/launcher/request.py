@@ -1,4 +1,4 @@
-"""The launcher's command line and Batch's variables become one `Launch`, checked before anything heavy loads."""
+"""The launcher's command line and Batch's variables, parsed and checked before anything heavy is imported."""
 
 import argparse
 import contextlib
@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from jobs.aws import s3 as object_store
 from jobs.container import hub
 from jobs.container.accelerator import AUTO
-from jobs.container.batch_job import attempt_number, job_id
+from jobs.container.channel import LOOPBACK
+from jobs.container.environment import attempt_number, job_id
 from jobs.container.saving.interruption import DEFAULT_STOP_TIMEOUT_SECONDS
-from jobs.container.store import LOOPBACK
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, NotFoundError, UsageError
 from jobs.core.instance_types import STOP_TIMEOUT_SECONDS, InstanceType, instance_type
 from jobs.core.locations import S3Location
@@ -23,16 +23,16 @@ from jobs.spec.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, L
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """This container among those of its job, as Batch's variables tell."""
+    """This container's place among the nodes of its job."""
 
     index: int
     """0 is the main node."""
     nnodes: int
     main_address: str
-    """The address at which the ranks meet. Batch gives it to the others only: the main node of several looks for its
-    own (jobs.container.launch), and has none before."""
+    """The address at which the ranks meet. Batch gives it to the other nodes only. On the main node of several it is
+    empty until the attempt has found it."""
     port: int
-    """0: any free one, which is enough for a single node."""
+    """The port at which the ranks meet. 0 on a single node: any free port."""
 
     @property
     def is_main(self) -> bool:
@@ -40,7 +40,7 @@ class Node:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Node":
-        """Raises ConfigurationError where Batch's variables contradict each other."""
+        """Read Batch's variables. Raises ConfigurationError if a child node has no address of the main node."""
         nnodes = int(environment.get("AWS_BATCH_JOB_NUM_NODES", "1"))
         if nnodes == 1:
             return cls(index=0, nnodes=1, main_address=LOOPBACK, port=0)
@@ -49,49 +49,50 @@ class Node:
         address = environment.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
         if index and not address:
             raise ConfigurationError("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set on a child node")
-        # All nodes know the job and the attempt, so they agree on a port without a word; jobs side by side on one
-        # machine (the emulator) get different ones.
+        # All nodes know the job and the attempt, so they derive the same port. Jobs that share a machine (on the
+        # emulator) get different ports.
         meeting = f"{job_id(environment) or ''}/{attempt_number(environment)}"
         port = 20_000 + zlib.crc32(meeting.encode()) % 10_000
         return cls(index=index, nnodes=nnodes, main_address=address or "", port=port)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gang:
-    """Children of an array job that train together, each on a node of its own (jobs.container.launcher.gang)."""
+class NodeGroup:
+    """Children of an array job that train together, one a node (jobs.container.launcher.rendezvous)."""
 
     index: int
     size: int
-    """Children of the job."""
+    """The number of children of the job."""
     sizes: tuple[int, ...]
-    """Numbers of nodes that it may train on, the smallest first."""
+    """The numbers of nodes that may train, in ascending order."""
     wait_seconds: float
-    """They wait so long for all; then they begin on fewer, where they may."""
+    """Time to wait for all nodes before starting on fewer."""
     is_last: bool = False
-    """True: Batch does not start this child again."""
+    """Whether this is the last attempt that Batch allows this child."""
 
     def most(self, count: int) -> int:
-        """Return how many of so many nodes may train; 0: none."""
+        """Return how many of `count` nodes may train, or 0."""
         return max((size for size in self.sizes if size <= count), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch, with all that is known of it before anything heavy starts."""
+    """A launch as parsed and checked, before anything heavy is imported."""
 
     kind: JobKind
     arguments: Arguments
     instance: InstanceType
     options: LauncherOptions
     node: Node
-    """The node of this container; in a gang a node of its own, until they have met."""
-    gang: Gang | None
+    """The node of this container. In a node group it is a single node until the nodes have met."""
+    group: NodeGroup | None
+    """The node group of this container, or None."""
     run: S3Location
     accelerator_asked: str
     attempt: int
-    """Number of the Batch job's attempt; the run's own number goes on where another job of the run left off."""
+    """The number of the Batch job's attempt. The run's count of attempts continues over all its jobs."""
     capacity: Capacity | None
-    """The capacity that its instances are really priced at; what the options say, until the instance was asked."""
+    """The capacity that prices its instances: first from the options, then from the instance's metadata."""
     stop_timeout_seconds: float
     """Time between SIGTERM and SIGKILL."""
 
@@ -105,7 +106,7 @@ class Launch:
 
     @property
     def idle_limit_seconds(self) -> float:
-        """Return for how long no card may do anything; 0: as long as they like."""
+        """The time that all cards may be idle, in seconds. 0 disables the limit."""
         minutes = self.options.stop_if_idle_minutes
         if minutes is None:
             minutes = self.kind.stop_if_idle_minutes if self.kind.accelerated else 0.0
@@ -113,12 +114,12 @@ class Launch:
 
     @property
     def on_instance(self) -> bool:
-        """Return whether it runs on the instance that it asks for; on a laptop it takes whatever is there."""
+        """Whether it runs on the requested instance type. On a laptop the accelerator is `auto`."""
         return self.accelerator_asked != AUTO
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
-    """Return what is to be started. Raises TrainyardError or pydantic's ValidationError on what cannot work."""
+    """Parse and check a launch. Raises TrainyardError or pydantic's ValidationError if it cannot work."""
     parser = _parser()
     given = parser.parse_args(list(argv))
     kind = CATALOG[given.kind]
@@ -135,7 +136,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         instance=instance_type(options.instance_type),
         options=options,
         node=Node.from_environment(environment),
-        gang=None,
+        group=None,
         run=run,
         accelerator_asked=accelerator_asked,
         attempt=attempt_number(environment),
@@ -150,94 +151,96 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
 def parse_worker(
     argv: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[LauncherOptions, JobKind, S3Location] | None:
-    """Return what a worker of a sweep runs, and where the sweep lies; None where the container is no such worker."""
+    """Return the options, kind and location of a sweep if this container is one of its workers, else None."""
     given, _ = _parser().parse_known_args(list(argv))
     options = from_flags(LauncherOptions, vars(given))
     return (options, CATALOG[given.kind], _run(environment)) if options.sweep_attempts is not None else None
 
 
 def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
-    """Return the launch with its gang, if it is part of one, once the arguments have accepted its ranks."""
+    """Check the number of ranks. Returns the launch with its node group, if it has one."""
     kind, world_size = launch.kind, launch.world_size
     if kind.one_process and world_size != 1:
         raise UsageError(f"{kind.name} is one process, not {world_size}", next_step="--nproc-per-node=1")
-    if launch.options.gang_min_nnodes is None:
+    if launch.options.rendezvous_min_nnodes is None:
         launch.arguments.check(world_size)
         return launch
-    gang = _gang(
-        launch.options.gang_min_nnodes,
+    group = _node_group(
+        launch.options.rendezvous_min_nnodes,
         launch.options,
         environment,
         lambda nnodes: launch.arguments.check(nnodes * launch.nproc_per_node),
     )
-    if len(gang.sizes) > 1 and not launch.arguments.resumes_on_other_ranks:
+    if len(group.sizes) > 1 and not launch.arguments.resumes_on_other_ranks:
         raise UsageError(
-            f"a gang of {gang.size} nodes cannot go on with fewer: its checkpoints are of one number of ranks",
-            next_step=f"set min_nnodes to {gang.size}",
+            f"{kind.name} cannot train on fewer than {group.size} nodes: its checkpoints need the same number of ranks",
+            next_step=f"set min_nnodes to {group.size}",
         )
-    return replace(launch, gang=gang)
+    return replace(launch, group=group)
 
 
 def _parser() -> argparse.ArgumentParser:
     kinds = "\n".join(f"  {kind.name:<26}{kind.summary}" for kind in CATALOG.values())
     parser = argparse.ArgumentParser(
         prog="python -m jobs.container.launch",
-        description="Start a job's ranks inside its container, and watch over them.",
+        description="Start a job's ranks inside its container, and watch them.",
         epilog=f"job kinds (KIND --help lists its flags):\n{kinds}\n\n"
         "environment:\n"
-        f"  {RUN_URI_VARIABLE:<26}s3://bucket/team/run-id/: where the run reads and writes; required\n"
+        f"  {RUN_URI_VARIABLE:<26}s3://bucket/team/run-id/, the folder of the run; required\n"
         f"  {ACCELERATOR_VARIABLE:<26}hpu, cuda, cpu or auto (the default)\n"
         "  AWS_BATCH_JOB_…           attempt, node and child, set by AWS Batch\n\n"
-        f"exit codes: 0 done; 1 the job's own fault; {INTERRUPTED_EXIT_CODE} interrupted, to be resumed",
+        f"exit codes: 0 done; 1 error of the job; {INTERRUPTED_EXIT_CODE} interrupted, to be retried",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_flags(parser, LauncherOptions)
-    parser.add_argument("kind", metavar="KIND", choices=sorted(CATALOG), help="what to run")
-    parser.add_argument("flags", metavar="--flag=value", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("kind", metavar="KIND", choices=sorted(CATALOG), help="the kind of job")
+    parser.add_argument("flags", metavar="--flag=value", nargs=argparse.REMAINDER, help="the arguments of the kind")
     return parser
 
 
 def _stored(file: S3Location) -> bytes:
     content = object_store.read(object_store.connect(), file)
     if content is None:
-        raise NotFoundError(f"{file}, which holds the job's arguments, is gone", next_step="trainyard resume RUN")
+        raise NotFoundError(f"{file}, the file of the job's arguments, is missing", next_step="trainyard resume RUN")
     return content
 
 
 def _run(environment: Mapping[str, str]) -> S3Location:
     if not environment.get(RUN_URI_VARIABLE):
         raise ConfigurationError(
-            f"{RUN_URI_VARIABLE} is not set: there is no place for the run's files",
+            f"{RUN_URI_VARIABLE} is not set, so the run has no folder on S3",
             next_step="set it to s3://bucket/team/run-id/, as `trainyard submit` does",
         )
     return S3Location.parse(environment[RUN_URI_VARIABLE])
 
 
-def _gang(least: int, options: LauncherOptions, environment: Mapping[str, str], check: Callable[[int], None]) -> Gang:
-    """Return the gang that this container is a child of.
+def _node_group(
+    least: int, options: LauncherOptions, environment: Mapping[str, str], check: Callable[[int], None]
+) -> NodeGroup:
+    """Return the node group of this container.
 
-    `check` raises UsageError on a number of nodes that the arguments do not work on.
+    `check` raises UsageError for a number of nodes that the arguments do not support.
     """
     try:
         index = int(environment["AWS_BATCH_JOB_ARRAY_INDEX"])
         size = int(environment["AWS_BATCH_JOB_ARRAY_SIZE"])
     except KeyError as missing:
         raise ConfigurationError(
-            f"{missing.args[0]} is not set: the nodes of a gang are the children of an array job"
+            f"{missing.args[0]} is not set: the nodes of a node group are the children of an array job"
         ) from None
     if not 1 <= least <= size:
-        raise UsageError(f"--gang-min-nnodes is {least}; it goes from 1 to {size}")
+        raise UsageError(f"--rendezvous-min-nnodes is {least}; it must be from 1 to {size}")
     check(size)
     sizes = [size]
     for fewer in range(least, size):
         with contextlib.suppress(UsageError):
             check(fewer)
             sizes.append(fewer)
-    return Gang(
+    return NodeGroup(
         index=index,
         size=size,
         sizes=tuple(sorted(sizes)),
-        wait_seconds=options.gang_wait_seconds,
-        is_last=options.gang_attempts is not None and attempt_number(environment) >= options.gang_attempts,
+        wait_seconds=options.rendezvous_wait_seconds,
+        is_last=options.rendezvous_attempts is not None and attempt_number(environment) >= options.rendezvous_attempts,
     )

@@ -1,8 +1,9 @@
-"""A worker of a sweep: runs one point after the other, each in a launcher of its own, until nobody has one left.
+"""A worker of a sweep: it runs one point after the other, each in a separate launcher, until no point is left.
 
-A worker takes the next point with an object that S3 writes only where there is none (claims/JOB/N.json), so that no two
-run the same. Started again after a reclaim it first goes on with the point that it had; one whose own fault it was has
-failed, and the next is taken. The budget is the sweep's: what all points have taken is added up again and again.
+A worker claims a point with an object that S3 creates only if it does not exist (claims/JOB/N.json), so that no two
+workers run the same point. A worker that is retried after a reclaim first continues its point. If a point fails with
+its own error, the worker takes the next one. The budget is the sweep's: the worker adds up the cost of all points again
+and again.
 """
 
 import contextlib
@@ -20,8 +21,8 @@ from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import AUTO
-from jobs.container.batch_job import job_id
-from jobs.container.instance import capacity_paid
+from jobs.container.environment import job_id
+from jobs.container.instance import billed_capacity
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE, NotFoundError, TrainyardError
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 LOOK_SECONDS = 30.0
-"""The time between two looks at what all points have taken: as often as they write it."""
+"""Interval at which the cost of all points is read: as often as the points write it."""
 
 _LAUNCHER = "jobs.container.launch"
 
@@ -69,12 +70,12 @@ Ended = Literal["succeeded", "stopped early", "failed", "stopped"]
 
 
 class Worker:
-    """One child of a sweep's array job, or its only job."""
+    """One worker of a sweep: a child of its array job, or its only job."""
 
     def __init__(
         self, options: LauncherOptions, kind: JobKind, sweep: S3Location, environment: Mapping[str, str]
     ) -> None:
-        """Raises TrainyardError where the points cannot be read."""
+        """Read the sweep's points. Raises TrainyardError if they cannot be read."""
         self._options = options
         self._kind = kind
         self._sweep = sweep
@@ -85,16 +86,16 @@ class Worker:
         self._points = {point.number: point for point in _record(self._s3, sweep).points}
         self._spending = Spending(self._s3, sweep, self._points, job=self._job, halves=options.halving is not None)
         on_instance = environment.get(ACCELERATOR_VARIABLE, AUTO) != AUTO
-        self._capacity = capacity_paid(options.capacity, environment, on_instance=on_instance)
+        self._capacity = billed_capacity(options.capacity, environment, on_instance=on_instance)
         self._process: subprocess.Popen[bytes] | None = None
         self._signals: list[int] = []
-        """Those that came; with the first one the worker ends, once its point has saved."""
+        """The signals received. After the first one the worker ends as soon as its point has saved."""
 
     def work(self) -> int:
-        """Run points until there are none, or the budget is used up.
+        """Run points until none is left or the budget is used up.
 
-        Returns the exit code for Batch: `SWEEP_OVER_EXIT_CODE` if any of its points has failed, or a point is left that
-        the budget does not allow. By it, and by 0, Batch's other workers are known to have nothing left to do.
+        Returns the exit code for Batch: `SWEEP_OVER_EXIT_CODE` if a point of this worker failed, or if the budget does
+        not allow the remaining points. This code and 0 mean that no point is left for other workers.
         """
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
@@ -114,7 +115,7 @@ class Worker:
             if number in claims or self._spending.is_done(number):
                 continue
             if (over := self._over(of_new_point=True)) is not None:
-                reason = f"point {number} is not begun: {over}"
+                reason = f"point {number} was not started: {over}"
                 print(f"error: {reason}", flush=True)
                 stop = Claim(child=self._child, ended="stopped", reason=reason)
                 object_store.write(self._s3, self._sweep / stop_name(self._job), stop.model_dump_json().encode())
@@ -129,7 +130,7 @@ class Worker:
         return 0 if all(ended in ("succeeded", "stopped early") for ended in ends) else SWEEP_OVER_EXIT_CODE
 
     def _claims(self) -> dict[int, Claim]:
-        """Return who has which point, of this job."""
+        """Return the claims of all workers of this job, by the number of the point."""
         names = object_store.sizes(self._s3, self._sweep / f"{SWEEP_CLAIMS}{self._job}")
         numbers = [number for _, number in claimed([f"{self._job}/{name}" for name in names])]
         with ThreadPoolExecutor(_READERS) as threads:
@@ -140,7 +141,7 @@ class Worker:
         return parse_record(Claim, object_store.read(self._s3, place) or b"{}", place=place)
 
     def _claim(self, number: int) -> Claim | None:
-        """Take a point. Returns None where another worker has it."""
+        """Claim a point. Returns None if another worker has it."""
         wanted = Claim(child=self._child)
         place = self._sweep / claim_name(self._job, number)
         object_store.create(self._s3, place, wanted.model_dump_json().encode())
@@ -148,7 +149,7 @@ class Worker:
         return found if found == wanted else None
 
     def _run(self, point: PointRecord, claim: Claim) -> Ended | None:
-        """Run a point that is this worker's. Returns how it ended; None: it is to go on when the worker comes again."""
+        """Run a claimed point. Returns how it ended, or None if it continues when the worker is retried."""
         attempts = self._options.sweep_attempts or 1
         if claim.starts >= attempts:
             return self._note(point, claim, "failed", _interrupted(attempts))
@@ -177,7 +178,7 @@ class Worker:
         return None
 
     def _launch(self, point: PointRecord, start: int) -> tuple[int, str | None]:
-        """Run the launcher of a point to its end. Returns its exit code, and why this worker ended it, if it did."""
+        """Run the launcher of a point. Returns its exit code, and the reason if this worker stopped it, else None."""
         place = S3Location(self._sweep.bucket, f"{self._sweep.key.rstrip('/').rpartition('/')[0]}/{point.run_id}/")
         own = {"sweep_attempts": None, "sweep_timeout_seconds": None, "max_usd": None, "max_hours": None}
         arguments = self._kind.arguments.model_validate(point.arguments)
@@ -197,13 +198,13 @@ class Worker:
                 return self._process.wait(max(_LEAST_PAUSE_SECONDS, min(pauses))), None
             why = self._over()
             if why is None and until is not None and time.monotonic() >= until:
-                why = f"its timeout_hours were over: {(limit or 0) / 3600:g}"
+                why = f"it exceeded timeout_hours: {(limit or 0) / 3600:g}"
             if why is not None:
                 self._process.terminate()
                 return self._process.wait(), why
 
     def _launcher(self, flags: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-        """Start a launcher in a session of its own: signals reach it through this process alone."""
+        """Start a launcher in a separate session, so that signals reach it only through this process."""
         return subprocess.Popen([sys.executable, "-m", _LAUNCHER, *flags], env=environment, start_new_session=True)
 
     def _note(self, point: PointRecord, claim: Claim, ended: Ended, reason: str) -> Ended:
@@ -217,14 +218,14 @@ class Worker:
         object_store.write(self._s3, place, claim.model_dump_json().encode())
 
     def _left(self, *, of_new_point: bool = False) -> RemainingBudget | None:
-        """Return what is left of the budget for each of the points that run; None where nothing limits them."""
+        """Return what is left of the budget for each running point, or None without a budget."""
         budget = self._options.budget
         if budget == Budget():
             return None
         try:
             so_far, running = self._spending.now()
-        except TrainyardError as error:  # S3, which was tried for minutes: the next look may know
-            log.warning("warning: what the sweep has taken is not known: %s", str(error).splitlines()[0])
+        except TrainyardError as error:  # S3 failed for minutes; the next look may succeed
+            log.warning("warning: the cost of the sweep so far is unknown: %s", str(error).splitlines()[0])
             return None
         price = usd_per_hour(
             instance_type(self._options.instance_type),
@@ -234,7 +235,7 @@ class Worker:
         return budget.left(so_far, usd_per_hour=price, nnodes=max(1, running + of_new_point))
 
     def _over(self, *, of_new_point: bool = False) -> str | None:
-        """Return why no point may go on, or with `of_new_point` none may begin; None where it may."""
+        """Return why no point may continue (with `of_new_point`: start) within the budget, or None if it may."""
         left = self._left(of_new_point=of_new_point)
         if left is None or left.seconds > (MIN_SECONDS if of_new_point else SAVE_SECONDS):
             return None
@@ -256,12 +257,12 @@ class Worker:
 
 
 class Spending:
-    """What all points of a sweep have taken, from their receipts. One that has ended for good is read once."""
+    """The cost of all points of a sweep, from their receipts. The receipt of a point that has ended is read once."""
 
     def __init__(
         self, s3: "S3Client", sweep: S3Location, points: Mapping[int, PointRecord], *, job: str, halves: bool
     ) -> None:
-        """`halves`: points that successive halving has stopped stay so; else they are run to their ends."""
+        """With `halves`, points that successive halving has stopped count as done. Otherwise they run to the end."""
         self._halves = halves
         self._s3 = s3
         self._sweep = sweep
@@ -270,11 +271,11 @@ class Spending:
         self._ended: dict[int, Receipt] = {}
 
     def now(self) -> tuple[Spent, int]:
-        """Return it, and how many points run. Raises TrainyardError where S3 does not tell."""
+        """Return the cost so far and the number of running points. Raises TrainyardError if S3 fails."""
         names = list(object_store.sizes(self._s3, self._sweep / SWEEP_CLAIMS))
-        begun = {number for _, number in claimed(names) if number in self._points}
+        started = {number for _, number in claimed(names) if number in self._points}
         with ThreadPoolExecutor(_READERS) as threads:
-            receipts = [receipt for receipt in threads.map(self._receipt, begun) if receipt is not None]
+            receipts = [receipt for receipt in threads.map(self._receipt, started) if receipt is not None]
         running = sum(receipt.state == "running" and self._is_of_job(receipt) for receipt in receipts)
         return spent(attempt for receipt in receipts for attempt in receipt.attempts), running
 
@@ -283,7 +284,7 @@ class Spending:
         return receipt is not None and self._is_done(receipt)
 
     def stopped_early(self, number: int) -> Verdict | None:
-        """Return why successive halving has stopped a point; None where it has not."""
+        """Return the verdict by which successive halving has stopped a point, or None."""
         receipt = self._receipt(number)
         return receipt.halving if receipt is not None and receipt.stopped_early else None
 
@@ -301,7 +302,7 @@ class Spending:
         try:
             receipt = Receipt.model_validate_json(content)
         except ValidationError:
-            log.warning("warning: %s cannot be read: what that point took is left out", place)
+            log.warning("warning: %s cannot be read: the cost of that point is left out", place)
             return None
         if self._is_done(receipt) or (receipt.state == "failed" and self._is_of_job(receipt)):
             self._ended[number] = receipt
@@ -312,11 +313,13 @@ class Spending:
 
 
 def _interrupted(attempts: int) -> str:
-    return f"it was interrupted in each of its {attempts} attempts" if attempts > 1 else "it was interrupted"
+    return f"all {attempts} attempts were interrupted" if attempts > 1 else "it was interrupted"
 
 
 def _record(s3: "S3Client", sweep: S3Location) -> SweepRecord:
     content = object_store.read(s3, sweep / SWEEP)
     if content is None:
-        raise NotFoundError(f"{sweep / SWEEP}, which holds the sweep's points, is gone", next_step="submit it again")
+        raise NotFoundError(
+            f"{sweep / SWEEP}, the file of the sweep's points, is missing", next_step="submit the sweep again"
+        )
     return parse_record(SweepRecord, content, place=sweep / SWEEP)

@@ -1,14 +1,14 @@
-"""How busy a node's accelerators are, and for how long they have done nothing: looked at every ten seconds.
+"""The use of a node's accelerators, sampled every ten seconds, and how long they have been idle.
 
-Once a minute the mean goes to the job's log, as a JSON line of which CloudWatch makes a metric, and to the run's
-`utilization/N.jsonl`:
+Once a minute the mean is written to the run's `utilization/N.jsonl` and to the job's log, as a JSON line from which
+CloudWatch makes a metric:
 
     {"accelerator_utilization_percent": 87.5, "accelerator_memory_percent": 61.2, "accelerators": 8, "node": 0}
 
-The tool that comes with the accelerator's driver is asked: nvidia-smi, or hl-smi, whose options are those of Habana's
-System Management Interface guide and were not tried on a Gaudi [?]. Of a job on CPUs the kernel says how much of them
-its processes took; that is not logged, since the metric is of cards. Where there is no tool, or it fails, nothing is
-said and the job does not notice.
+The samples come from the tool of the accelerator's driver: nvidia-smi, or hl-smi with the options from Habana's System
+Management Interface guide, which were never tested on a Gaudi. For a job on CPUs they are the CPU time of its
+processes, which is not logged, because the metric is for cards. If there is no tool, or it fails, the job continues
+without them.
 """
 
 import contextlib
@@ -36,53 +36,52 @@ from jobs.core.records import CardUse
 log = logging.getLogger("trainyard")
 
 INTERVAL_SECONDS = 60.0
-"""The time that a line of the log and of the record stands for."""
+"""The interval covered by one line of the log and of the record."""
 
-LOOKS = 6
-"""Looks in that time: a tool says what the cards do at that moment."""
+SAMPLES = 6
+"""Samples in that interval. A tool reports only the current moment."""
 
 TOOL_TIMEOUT_SECONDS = 10.0
 
 IDLE_PERCENT = 1.0
-"""A card that is less busy than that does nothing."""
+"""A card below this utilization is idle."""
 
 IDLE_CPUS = 0.1
-"""A job on CPUs does nothing where its processes take less than so much of one: launcher and waiting ranks look around
-now and then."""
+"""A job on CPUs is idle if its processes use less than this share of one CPU, which polling alone can take."""
 
 _TOOLS = {
     "hpu": ["hl-smi", "-Q", "utilization.aip,memory.used,memory.total", "-f", "csv,noheader"],
     "cuda": ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader"],
 }
-"""The tool of each kind of accelerator: it prints a line for each, with per cent, memory used and memory in
-all, with or without units."""
+"""The tool for each kind of accelerator. It prints one line per card: utilization in percent, memory used, and total
+memory, with or without units."""
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What a node's accelerators do at a moment; of several looks: their means."""
+class Sample:
+    """The use of a node's accelerators at one moment, or the mean of several samples."""
 
     utilization_percent: float
     memory_percent: float
     accelerators: int
     is_busy: bool
-    """True where any of them does anything."""
+    """True if any accelerator is busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
-    """What a node tells the main one of its accelerators."""
+    """The use of a node's accelerators, as reported to the main node."""
 
     utilization_percent: float
     memory_percent: float
     idle_seconds: float
-    """The time for which all of them have done nothing."""
+    """The time for which all of them have been idle."""
 
 
 class Utilization:
-    """Looks at this node's accelerators in a thread of its own, and keeps what it saw: a context manager."""
+    """Samples the use of this node's accelerators in a thread, and keeps the results. A context manager."""
 
     def __init__(
         self,
@@ -92,16 +91,16 @@ class Utilization:
         interval_seconds: float = INTERVAL_SECONDS,
         limit_seconds: float = 0.0,
     ) -> None:
-        """`limit_seconds`: it looks several times in what the accelerators may idle; 0: there is no limit."""
+        """`limit_seconds` is the idle limit, which shortens the sampling interval if it is small. 0: no limit."""
         self.other_nodes: Callable[[], Iterable[NodeUse]] = tuple
-        """Returns what the other nodes have told last: what is kept for the record is of all together."""
-        self._look = _sensor(accelerator)
+        """Returns the latest reports of the other nodes. The record is the mean over all nodes."""
+        self._sample = _sensor(accelerator)
         self._is_logged = accelerator in _TOOLS
         self._node = node
-        self._pause_seconds = min(interval_seconds / LOOKS, limit_seconds / 3 or interval_seconds)
+        self._pause_seconds = min(interval_seconds / SAMPLES, limit_seconds / 3 or interval_seconds)
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._minute: list[Look] = []
+        self._minute: list[Sample] = []
         self._newest: NodeUse | None = None
         self._busy_at = time.monotonic()
         self._lines: list[dict[str, Any]] = []
@@ -109,7 +108,7 @@ class Utilization:
 
     def __enter__(self) -> "Utilization":
         self._busy_at = time.monotonic()
-        if self._look is not None:
+        if self._sample is not None:
             self._thread.start()
         return self
 
@@ -118,24 +117,24 @@ class Utilization:
     ) -> None:
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join(1.0)  # a tool that hangs must not hold the job's end up
+            self._thread.join(1.0)  # a tool that hangs must not delay the end of the job
         with self._lock:
             if self._minute and self._newest is not None:
-                self._end_minute(self._newest)  # what there is of it
+                self._end_minute(self._newest)  # the last, shorter interval
 
     @property
     def newest(self) -> NodeUse | None:
-        """Return what this node's accelerators have done in the last minute; None where nothing is known of them."""
+        """The use of this node's accelerators in the last minute, or None if it is unknown."""
         with self._lock:
             return self._newest
 
     def idle_seconds(self) -> float:
-        """Return for how long all accelerators of all nodes have done nothing; 0 where any node says nothing."""
+        """Return how long all accelerators of all nodes have been idle, or 0 if this node's use is unknown."""
         own = self.newest
         return 0.0 if own is None else min([own.idle_seconds, *(node.idle_seconds for node in self.other_nodes())])
 
     def record(self, *, working_since: datetime | None) -> CardUse | None:
-        """Return what is kept of all nodes' accelerators for the attempt's record; None where nothing is known."""
+        """Return the use of all nodes' accelerators for the attempt's record, or None if it is unknown."""
         with self._lock:
             if not self._lines:
                 return None
@@ -154,35 +153,35 @@ class Utilization:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return a line for each minute so far: `time`, the means over all nodes, and the main node's idle seconds."""
+        """Return a line for each minute so far: `time`, the means over all nodes, and this node's idle seconds."""
         with self._lock:
             return list(self._lines)
 
     def _run(self) -> None:
-        assert self._look is not None  # noqa: S101 - the thread runs only where there is one
+        assert self._sample is not None  # noqa: S101 - the thread runs only if there is a sensor
         try:
             while not self._over.wait(self._pause_seconds):
-                self._keep(self._look())
-        except Exception as error:  # noqa: BLE001 - a job must not end for idle cards by what was seen before
+                self._keep(self._sample())
+        except Exception as error:  # noqa: BLE001 - old samples must not end the job as idle
             if not self._over.is_set():
                 with self._lock:
-                    self._newest = None  # what failed once is asked no more, and nothing is judged by it
-                log.warning("warning: %s; from here on it is not known whether cards are idle", error)
+                    self._newest = None  # a failed tool is not run again, and nothing is concluded from it
+                log.warning("warning: %s; idle cards are no longer detected", error)
 
-    def _keep(self, look: Look) -> None:
+    def _keep(self, sample: Sample) -> None:
         now = time.monotonic()
         with self._lock:
-            self._minute.append(look)
-            if look.is_busy:
+            self._minute.append(sample)
+            if sample.is_busy:
                 self._busy_at = now
-            minute = mean_of(self._minute[-LOOKS:])
+            minute = mean_of(self._minute[-SAMPLES:])
             self._newest = NodeUse(
                 utilization_percent=minute.utilization_percent,
                 memory_percent=minute.memory_percent,
                 idle_seconds=now - self._busy_at,
             )
-            # The first look stands for itself: a run of some seconds has its line too, and a panel something to show.
-            if self._lines and len(self._minute) < LOOKS:
+            # The first sample is a line by itself, so that a run of a few seconds has one, too.
+            if self._lines and len(self._minute) < SAMPLES:
                 return
             self._end_minute(self._newest)
         if self._is_logged:
@@ -190,7 +189,7 @@ class Utilization:
 
     def _end_minute(self, own: NodeUse) -> None:
         nodes = [own, *self.other_nodes()]
-        idle = self._pause_seconds * sum(not look.is_busy for look in self._minute)
+        idle = self._pause_seconds * sum(not sample.is_busy for sample in self._minute)
         self._minute = []
         self._lines.append(
             {
@@ -202,21 +201,21 @@ class Utilization:
         )
 
 
-def _log_line(look: Look, *, node: int) -> dict[str, float | int]:
+def _log_line(sample: Sample, *, node: int) -> dict[str, float | int]:
     return {
-        UTILIZATION_KEY: round(look.utilization_percent, 1),
-        MEMORY_KEY: round(look.memory_percent, 1),
-        "accelerators": look.accelerators,
+        UTILIZATION_KEY: round(sample.utilization_percent, 1),
+        MEMORY_KEY: round(sample.memory_percent, 1),
+        "accelerators": sample.accelerators,
         "node": node,
     }
 
 
-def mean_of(looks: list[Look]) -> Look:
-    return Look(
-        utilization_percent=_mean(look.utilization_percent for look in looks),
-        memory_percent=_mean(look.memory_percent for look in looks),
-        accelerators=looks[-1].accelerators,
-        is_busy=any(look.is_busy for look in looks),
+def mean_of(samples: list[Sample]) -> Sample:
+    return Sample(
+        utilization_percent=_mean(sample.utilization_percent for sample in samples),
+        memory_percent=_mean(sample.memory_percent for sample in samples),
+        accelerators=samples[-1].accelerators,
+        is_busy=any(sample.is_busy for sample in samples),
     )
 
 
@@ -225,17 +224,17 @@ def _mean(values: Iterable[float]) -> float:
     return sum(found) / len(found)
 
 
-def _sensor(accelerator: str) -> "Callable[[], Look] | None":
-    """Return what looks at this node's accelerators, and raises if it cannot; None where there is no such tool."""
+def _sensor(accelerator: str) -> "Callable[[], Sample] | None":
+    """Return a function that takes a sample of this node's accelerators, or None if its tool is not installed."""
     if accelerator == "cpu":
-        return Cpus().look
+        return Cpus().sample
     command = _TOOLS[accelerator]
     tool = shutil.which(command[0])
-    return functools.partial(ask_tool, [tool, *command[1:]]) if tool else None
+    return functools.partial(run_tool, [tool, *command[1:]]) if tool else None
 
 
-def ask_tool(command: list[str]) -> Look:
-    """Ask the tool of the cards' driver. Raises RuntimeError with its name if it fails, hangs or lists no cards."""
+def run_tool(command: list[str]) -> Sample:
+    """Run the tool of the cards' driver. Raises RuntimeError with its name if it fails, hangs or lists no cards."""
     try:
         done = subprocess.run(
             command,
@@ -246,7 +245,7 @@ def ask_tool(command: list[str]) -> Look:
             timeout=TOOL_TIMEOUT_SECONDS,
             check=True,
         )
-        return read(done.stdout)
+        return parse(done.stdout)
     except subprocess.CalledProcessError as error:
         words = error.stdout.strip().splitlines() or ["it printed nothing"]
         reason = f"exit code {error.returncode}: {words[0]}"
@@ -255,12 +254,12 @@ def ask_tool(command: list[str]) -> Look:
     raise RuntimeError(f"{Path(command[0]).name} failed: {reason}")
 
 
-def read(output: str) -> Look:
-    """Return the mean over the accelerators that a tool has listed. Raises ValueError on what is no such list."""
+def parse(output: str) -> Sample:
+    """Return the mean over the accelerators in a tool's output. Raises ValueError if the output cannot be parsed."""
     cards = [[_number(part) for part in line.split(",")] for line in output.splitlines() if line.strip()]
     if not cards or any(len(card) != 3 or not card[2] for card in cards):
-        raise ValueError("no accelerators are listed")
-    return Look(
+        raise ValueError("it listed no accelerators")
+    return Sample(
         utilization_percent=_mean(card[0] for card in cards),
         memory_percent=100 * sum(card[1] for card in cards) / sum(card[2] for card in cards),
         accelerators=len(cards),
@@ -271,12 +270,12 @@ def read(output: str) -> Look:
 def _number(text: str) -> float:
     match = _NUMBER.search(text)
     if match is None:
-        raise ValueError(f"'{text}' is no number")
+        raise ValueError(f"'{text}' is not a number")
     return float(match[0])
 
 
 class Cpus:
-    """The CPUs that this process and those it started, ranks and theirs, have taken since the last look."""
+    """The CPU time of this process and all its descendants since the last sample."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -284,13 +283,13 @@ class Cpus:
         self._seconds = self._taken()[0]
         self._at = time.monotonic()
 
-    def look(self) -> Look:
+    def sample(self) -> Sample:
         seconds, memory_bytes = self._taken()
         now = time.monotonic()
-        # A process that ended without being waited for takes its time with it: never below 0.
+        # The time of a process that ended without being waited for is lost, so the difference may be negative.
         taken = max(0.0, seconds - self._seconds) / max(1e-3, now - self._at)
         self._seconds, self._at = seconds, now
-        return Look(
+        return Sample(
             utilization_percent=min(100.0, 100 * taken / cpus()),
             memory_percent=min(100.0, 100 * memory_bytes / self._memory_bytes),
             accelerators=cpus(),
@@ -298,10 +297,10 @@ class Cpus:
         )
 
     def _taken(self) -> tuple[float, int]:
-        """Return the seconds and the bytes of memory that all of them have taken."""
+        """Return the CPU seconds and the bytes of memory of all processes."""
         seconds, memory_bytes = 0.0, 0
         for process in (self._process, *self._process.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
-                seconds += sum(process.cpu_times()[:4])  # user and system, its own and of children that have ended
+                seconds += sum(process.cpu_times()[:4])  # user and system time, of the process and its ended children
                 memory_bytes += process.memory_info().rss
         return seconds, memory_bytes

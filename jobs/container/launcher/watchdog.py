@@ -1,7 +1,7 @@
-"""The launcher's watch over what nobody else would notice: ranks that hang, nodes that are lost or whose ranks failed.
+"""The launcher's watch for ranks that hang, cards that are idle, and nodes that are lost or have failed.
 
-It ends the attempt for all nodes, saying who was the cause. The main node judges, since AWS Batch takes its exit code
-for the job's; a child only ends when it is told to, or when the main node itself is gone.
+It ends the attempt on all nodes and names the cause. The main node decides, because AWS Batch uses its exit code for
+the whole job. A child ends only on the main node's order, or when the main node is lost.
 """
 
 import contextlib
@@ -23,54 +23,51 @@ from jobs.container.launcher.request import Node
 log = logging.getLogger("trainyard")
 
 START_SECONDS = 900.0
-"""The limit for what is known to be slow (the start, a save, graphs that are compiled), unless the limit that was asked
-for is longer."""
+"""Minimum limit for phases that are known to be slow: the start, a save, the compilation of graphs."""
 
 _LOOK_SECONDS = 1.0
 
 _TRACE_SECONDS = 1.0
-"""The time that ranks have to print where they are."""
+"""Time for ranks to print their stacks."""
 
 _KILL_AFTER_SECONDS = 4.0
-"""The time between the ranks' SIGTERM and their SIGKILL: a rank that hangs may not take the first, and torch waits for
-30 s."""
+"""Time between the ranks' SIGTERM and their SIGKILL. A rank that hangs may ignore SIGTERM, and torch waits for 30 s."""
 
 _REPORT_SECONDS = 40.0
-"""The time that the other nodes have to end their ranks and say how it went; torch gives a rank that ignores SIGTERM
-30 s."""
+"""Time for the other nodes to end their ranks and report it. Torch gives a rank that ignores SIGTERM 30 s."""
 
 _LEAVE_SECONDS = 10.0
-"""The same where the cause is known: they only need to hear that it is over, and to kill a rank that hangs."""
+"""The same if the cause is already known. The other nodes then only have to end their ranks."""
 
 _SILENT_SECONDS = 10.0
-"""The time after which a node that says nothing is taken for lost, once ranks have failed or hang."""
+"""Time without a heartbeat after which a node counts as lost, once ranks have failed or hang."""
 
 _NAMED = 8
-"""The number of ranks that a message names one by one."""
+"""Maximum number of ranks that a message names."""
 
 
 @dataclass(frozen=True)
 class Silence:
-    """How a script that gives no heartbeats is seen to hang: it prints nothing and writes nothing for too long."""
+    """The rule by which a script without heartbeats hangs: it prints nothing and writes no file for too long."""
 
     seconds: float
-    """0: it may be silent as long as it likes."""
-    last_sign: Callable[[], float]
-    """Returns when it was last seen to do either, on the clock of time.monotonic."""
+    """The limit. 0 disables it."""
+    last_activity: Callable[[], float]
+    """Returns when the script last printed or wrote something, by time.monotonic."""
 
 
 @dataclass(frozen=True)
 class Idleness:
-    """How cards are seen to do nothing: of a run that nobody needs any more, or that waits for what never comes."""
+    """The rule by which a run is idle: no card of any node has done anything for too long."""
 
     seconds: float
-    """0: they may do nothing as long as they like."""
+    """The limit. 0 disables it."""
     idle_seconds: Callable[[], float]
-    """Returns for how long no card of any node has done anything."""
+    """Returns how long all cards of all nodes have been idle."""
 
 
 class Watchdog:
-    """One launcher's watch while its ranks run: a context manager. `concluded` then says how the attempt ended."""
+    """One launcher's watch over its ranks, as a context manager. `conclude` then returns how the attempt ended."""
 
     def __init__(
         self,
@@ -85,9 +82,9 @@ class Watchdog:
         silence: Silence | None = None,
         idleness: Idleness | None = None,
     ) -> None:
-        """`nodes` is None where there is one only. `last_lines` returns those of ranks of this node, for the log.
+        """`nodes` is None on a single node. `last_lines` returns the last lines of ranks of this node, for the log.
 
-        `end_ranks` makes the main thread end the ranks, saved or not. `silence` is that of a script.
+        `end_ranks` makes the main thread end the ranks, saved or not. `silence` is given for scripts only.
         """
         self._scratch = scratch
         self._node = node
@@ -109,17 +106,17 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:  # no signal comes later
+        with self._lock:  # no signal is sent afterwards
             self._closed.set()
 
-    def concluded(self, end: End) -> End:
-        """Return how the attempt ended, where this node's ranks ended with `end`, and tell the other nodes."""
+    def conclude(self, end: End) -> End:
+        """Return how the attempt ended if this node's ranks ended with `end`, and notify the other nodes."""
         if self._verdict is not None and end.cause == "ended":
             end = self._verdict
         if self._nodes is None:
             return end
         if not self._node.is_main:
-            self._nodes.tell(end)
+            self._nodes.send_end(end)
         elif end.cause != "done":
             end = self._over_all_nodes(self._nodes, end)
         return end
@@ -131,14 +128,14 @@ class Watchdog:
                 if verdict is not None:
                     self._end(verdict, order)
                     return
-            except Exception as error:  # noqa: BLE001, PERF203 - a hang that nobody sees is paid for until the time limit
-                log.warning("warning: whether the ranks hang could not be seen: %s: %s", type(error).__name__, error)
+            except Exception as error:  # noqa: BLE001, PERF203 - an undetected hang would cost money until the time limit
+                log.warning("warning: the check for hanging ranks failed: %s: %s", type(error).__name__, error)
 
     def _end(self, verdict: End, order: Order) -> None:
         self._verdict = replace(verdict, lines=(*verdict.lines, *self._last_lines(order.ranks)))
         if self._nodes is not None and self._node.is_main:
             self._nodes.order_end(order)
-        self._ask_where(order.ranks)
+        self._request_stacks(order.ranks)
         with self._lock:
             if self._closed.is_set():
                 return
@@ -149,7 +146,7 @@ class Watchdog:
                     os.kill(heartbeat.pid, signal.SIGKILL)
 
     def _judge(self) -> tuple[End | None, Order]:
-        """Return how the attempt is to end now, and what the other nodes are told; None: it goes on."""
+        """Return how the attempt must end now, and the order for the other nodes. None if it may continue."""
         now = time.monotonic()
         heartbeats = read_heartbeats(self._scratch)
         states = process_states(heartbeats)
@@ -172,34 +169,34 @@ class Watchdog:
             return End(code=1, reason=idle, cause="idle"), Order(reason=idle, ranks=tuple(sorted(heartbeats)))
         if hang is None:
             return None, Order(reason="")
-        # Where steps take longer than a node's beat, the ranks of a node that is gone gave theirs before its last one.
+        # If steps take longer than a node's heartbeat interval, a lost node looks like ranks that hang.
         if self._nodes is not None and (silent := self._silent(self._nodes, now, _SILENT_SECONDS)):
             return retried(silent, "lost"), Order(reason=silent)
         return retried(hang.reason, "hung"), Order(reason=hang.reason, ranks=hang.ranks)
 
     def _idle(self) -> str:
-        """Say that the cards have done nothing for too long; empty: they have not."""
+        """Return the reason to end the run because its cards are idle for too long, or an empty string."""
         if self._idleness is None or not self._idleness.seconds:
             return ""
         idle_seconds = self._idleness.idle_seconds()
         if idle_seconds < self._idleness.seconds:
             return ""
         return (
-            f"no card did anything for {idle_seconds / 60:.3g} minutes, which stop_if_idle_minutes allows no longer; "
-            "where each rank was stands in the log. Next: give it more minutes, or 0 for no limit, and resume the run"
+            f"all cards were idle for {idle_seconds / 60:.3g} minutes, the limit of stop_if_idle_minutes; the log has "
+            "the stack of each rank. Next: raise stop_if_idle_minutes, or set it to 0 for no limit, and resume the run"
         )
 
     def _silent(self, nodes: Nodes, now: float, seconds: float) -> str:
-        """Name the nodes that have come, and since then neither beat nor said how they ended; empty: there is none."""
+        """Return the reason that names nodes without a heartbeat or a report of their end, or an empty string."""
         lost = [
             f"node {index}"
             for index, heard_at in sorted(nodes.heard_at.items())
             if index not in nodes.ends and seconds and now - heard_at >= seconds
         ]
-        return f"{', '.join(lost)} lost: no sign of life for {seconds:.0f} s" if lost else ""
+        return f"{', '.join(lost)} lost: no heartbeat for {seconds:.0f} s" if lost else ""
 
     def _over_all_nodes(self, nodes: Nodes, own: End) -> End:
-        """Return the cause among the ends of all nodes: where one rank fails, others do, on its node and elsewhere."""
+        """Return the end of the node that caused the others to end: when one rank fails, its peers fail, too."""
         nodes.order_end(Order(reason=own.reason or ""))
         is_known = own.cause in ("killed", "hung", "lost", "ended", "idle")
         deadline = time.monotonic() + (_LEAVE_SECONDS if is_known else _REPORT_SECONDS)
@@ -220,46 +217,46 @@ class Watchdog:
             return retried(silent if own.cause == "peers" else f"{silent}; {own.reason}", "lost")
         if at_fault := [end for end in [own, *named] if end.cause == "own"]:
             return at_fault[0]
-        return retried(f"what connects the nodes broke: {own.reason}", "peers")
+        return retried(f"the connection between nodes broke: {own.reason}", "peers")
 
-    def _ask_where(self, ranks: Iterable[int]) -> None:
-        """Have the named ranks that are on this node print where they are, if they can."""
+    def _request_stacks(self, ranks: Iterable[int]) -> None:
+        """Make the given ranks that are on this node print their stacks, if they can."""
         asked = [heartbeat for rank, heartbeat in sorted(read_heartbeats(self._scratch).items()) if rank in ranks]
         for heartbeat in asked:
             with contextlib.suppress(OSError):
-                if _catches(heartbeat.pid, signal.SIGUSR1):  # jobs.container.rank; what does not would die of it
+                if _catches(heartbeat.pid, signal.SIGUSR1):  # without a handler (jobs.container.rank) it would die
                     os.kill(heartbeat.pid, signal.SIGUSR1)
         if asked:
             time.sleep(_TRACE_SECONDS)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process has a handler of the signal (proc(5): SigCgt). Raises OSError where it has ended."""
+    """Return whether a process has a handler for the signal (proc(5): SigCgt). Raises OSError if it has ended."""
     [mask] = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line]
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A hang that was found, for which the attempt has to end."""
+    """A hang that ends the attempt."""
 
     reason: str
     ranks: tuple[int, ...]
-    """The ranks that it names."""
+    """The ranks that hang."""
 
 
 class HangWatch:
-    """Judges by the heartbeats of a job's ranks and a clock, nothing else, whether they hang and which is named.
+    """Decides from heartbeats and a clock alone whether the ranks of a job hang, and which ranks to name.
 
-    In a training all ranks wait for the slowest in every step, so that one which hangs stops the heartbeats of all.
-    They hang when none of them has given a heartbeat for the limit; those are named that are behind the others or,
-    where all are at the same place, those whose process the kernel holds. Before a training and after it, and in jobs
-    that do not train, a rank may work or wait for others as long as it takes: there one hangs whose process is stopped.
-    A script hangs only where it is silent as well, and without heartbeats where it is silent for its own limit.
+    During training all ranks wait for the slowest one in every step, so a rank that hangs stops the heartbeats of all.
+    They hang if none has sent a heartbeat within the limit. The ranks that are behind the others are named or, if none
+    is behind, those whose process the kernel holds. Before and after training, and in jobs that do not train, a rank
+    may take as long as it needs, and hangs only if its process is stopped. A script hangs only if it is silent as well;
+    a script without heartbeats hangs if it is silent for its own limit.
     """
 
     def __init__(self, *, world_size: int, hang_timeout_seconds: float, silence: Silence | None = None) -> None:
-        """Where `hang_timeout_seconds` is 0, nothing counts as hung."""
+        """`hang_timeout_seconds` of 0 disables the watch."""
         self._world_size = world_size
         self._timeout_seconds = hang_timeout_seconds or math.inf
         self._silence = silence
@@ -268,54 +265,54 @@ class HangWatch:
         self._stopped_at: dict[int, float] = {}
 
     def look(self, now: float, heartbeats: Mapping[int, Heartbeat], states: Mapping[int, str]) -> Hang | None:
-        """Return the hang that is found; None where all goes on, or nobody has given a heartbeat yet.
+        """Return the hang, if there is one. None also before the first heartbeat.
 
-        `states` are those of the ranks' processes (jobs.container.channel).
+        `states` are the states of the ranks' processes (jobs.container.channel).
         """
         if any(self._heartbeats.get(rank) != heartbeat for rank, heartbeat in heartbeats.items()):
             self._newest = now
         self._heartbeats |= heartbeats
-        return self._pace(now, states) or self._stop(now, states) or self._be_silent(now)
+        return self._without_step(now, states) or self._stopped(now, states) or self._silent(now)
 
-    def _stop(self, now: float, states: Mapping[int, str]) -> Hang | None:
-        """Find ranks whose processes are stopped, whatever they do."""
+    def _stopped(self, now: float, states: Mapping[int, str]) -> Hang | None:
+        """Return ranks whose processes are stopped, in any phase."""
         stopped = [rank for rank in sorted(self._heartbeats) if states.get(rank) == STOPPED]
         self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
         named = [rank for rank, at in self._stopped_at.items() if now - at >= self._timeout_seconds]
         if not named:
             return None
         shown = [_text(self._heartbeats[rank], STOPPED) for rank in named]
-        return Hang(reason=f"{_list(shown)}: no sign of life for {self._timeout_seconds:.0f} s", ranks=tuple(named))
+        return Hang(reason=f"{_list(shown)}: still stopped after {self._timeout_seconds:.0f} s", ranks=tuple(named))
 
-    def _be_silent(self, now: float) -> Hang | None:
-        """Find a script that gives no heartbeats, and no other sign either."""
+    def _silent(self, now: float) -> Hang | None:
+        """Return a script that sends no heartbeats and is silent as well."""
         if self._silence is None or not self._silence.seconds or not self._heartbeats:
             return None
         if any(heartbeat.paced for heartbeat in self._heartbeats.values()):
             return None
-        silent = now - max(self._silence.last_sign(), self._newest)
+        silent = now - max(self._silence.last_activity(), self._newest)
         patience = max(heartbeat.patience_seconds for heartbeat in self._heartbeats.values())
         if silent < self._silence.seconds or now - self._newest < patience:
             return None
         reason = f"the script has printed nothing and written no file for {silent:.0f} s"
         return Hang(reason=reason, ranks=tuple(sorted(self._heartbeats)))
 
-    def _pace(self, now: float, states: Mapping[int, str]) -> Hang | None:
-        """Find ranks that train and have finished nothing for too long."""
+    def _without_step(self, now: float, states: Mapping[int, str]) -> Hang | None:
+        """Return ranks that are training and have not finished a step for too long."""
         watched = {rank: heartbeat for rank, heartbeat in sorted(self._heartbeats.items()) if heartbeat.paced}
         if not watched or any(heartbeat.place == 0 for heartbeat in self._heartbeats.values()):
-            return None  # those of one node may still prepare what they train on
+            return None  # the ranks of a node may still be preparing their data
         slow = any(heartbeat.slow for heartbeat in watched.values())
         patience = max(heartbeat.patience_seconds for heartbeat in watched.values())
         limit = max(self._timeout_seconds, START_SECONDS if slow else 0.0, patience)
-        newest = self._newest if self._silence is None else max(self._newest, self._silence.last_sign())
+        newest = self._newest if self._silence is None else max(self._newest, self._silence.last_activity())
         if now - newest < limit:
             return None
         furthest = max(heartbeat.place for heartbeat in self._heartbeats.values())
         behind = {rank: heartbeat for rank, heartbeat in watched.items() if heartbeat.place < furthest} or watched
         named = {rank: heartbeat for rank, heartbeat in behind.items() if states.get(rank)} or behind
         absent = [rank for rank in range(self._world_size) if rank not in self._heartbeats]
-        shown = [f"rank {rank} gave no sign at all" for rank in absent]
+        shown = [f"rank {rank} never sent a heartbeat" for rank in absent]
         if not shown:
             shown = [_text(heartbeat, states.get(rank, "")) for rank, heartbeat in named.items()]
         return Hang(reason=f"{_list(shown)}: no step for {limit:.0f} s", ranks=tuple(named))

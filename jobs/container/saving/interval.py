@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jobs.container.callback import Callback
+from jobs.container.rank import Callback
 from jobs.core.words import counted
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
-from jobs.container.callback import Callback
 from jobs.container.channel import RankStatus
-from jobs.container.rank import one_line
+from jobs.container.rank import Callback, one_line
 from jobs.container.saving.manifest import SupersededError, Throughput, check_newest
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location

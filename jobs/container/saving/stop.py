@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from jobs.container.callback import Callback
 from jobs.container.channel import Asked, Request, RequestFiles
+from jobs.container.rank import Callback
 
 if TYPE_CHECKING:
     from jobs.container.rank import Rank

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.container.callback import Callback
-from jobs.container.channel import note_checkpoint
+from jobs.container.channel import write_saved_step
+from jobs.container.rank import Callback
 from jobs.container.saving.manifest import (
     Decisive,
     Manifest,
@@ -199,7 +199,7 @@ class CheckpointUploads(Callback):
         # A resume keeps the metrics up to its checkpoint, so they must be on S3 before it.
         self._metrics.upload()
         publish(s3, remote, manifest, tag=tag, check=check)
-        note_checkpoint(rank.scratch, step)
+        write_saved_step(rank.scratch, step)
         sent = size(manifest.total_bytes)
         log.info("checkpoint: step %s, %s uploaded in %.1f s", step, sent, time.monotonic() - started)
         with warning_on_failure():

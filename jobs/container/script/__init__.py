@@ -1,4 +1,4 @@
-"""What a node's launcher does for a script of one's own: its code, packages and inputs, and what it leaves.
+"""A custom script on a node: its code, packages and inputs, and the files that it leaves.
 
-`job` puts them together; the ranks themselves are jobs.container.kinds.script.
+`job` combines them for the launcher. The ranks run jobs.container.kinds.script.
 """

@@ -1,4 +1,4 @@
-"""A script's inputs: each is brought to this node once, as the file or the folder that it is."""
+"""A script's code and inputs: downloaded to each node once, and checked against what was submitted."""
 
 import logging
 import shutil
@@ -12,18 +12,20 @@ from jobs.container.data.sources import hub_folder
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.locations import HUB, S3, S3Location, refuse_unresolved
 from jobs.core.words import counted, size
+from jobs.spec.code import fingerprint_of, read_archive, write_file
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
+
 log = logging.getLogger("trainyard")
 
 PROGRESS_SECONDS = 30.0
-"""Between two lines about an input that is being fetched."""
+"""Interval between two log lines about an input that is being downloaded."""
 
 
-def bring(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
-    """Return where the input lies on this node. Raises NotFoundError where there is none."""
+def fetch(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
+    """Download an input, and return its path on this node. Raises NotFoundError if there is none."""
     refuse_unresolved(location)
     started = time.monotonic()
     if location.startswith(HUB):
@@ -46,49 +48,64 @@ def _from_s3(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
     names = [key for key in below if key and not key.endswith("/")]
     target = folder / name
     if place.key in sizes and not location.endswith("/"):
-        log.info("input %s: %s, %s to fetch", name, location, size(sizes[place.key]))
+        log.info("input %s: %s, %s to download", name, location, size(sizes[place.key]))
         _check_room(name, location, sizes[place.key], folder)
         path = target / PurePosixPath(place.key).name
         object_store.download(s3, place, path, on_bytes=_Progress(name, sizes[place.key]))
         return path
     if not names:
-        raise NotFoundError(f"inputs.{name}: there is nothing at {location}", next_step=f"aws s3 ls {location}")
+        raise NotFoundError(f"inputs.{name}: {location} does not exist", next_step=f"aws s3 ls {location}")
     total = sum(sizes[f"{place.key}/{key}"] for key in names)
-    log.info("input %s: %s, %s, %s to fetch", name, location, counted(len(names), "file"), size(total))
+    log.info("input %s: %s, %s, %s to download", name, location, counted(len(names), "file"), size(total))
     _check_room(name, location, total, folder)
     object_store.download_all(s3, place, names, target, on_bytes=_Progress(name, total))
     return target
 
 
 class _Progress:
-    """Tells now and then how much of an input has come."""
+    """Logs at an interval how much of an input has been downloaded."""
 
     def __init__(self, name: str, total_bytes: int) -> None:
         self._name, self._total_bytes = name, total_bytes
         self._bytes = 0
-        self._told_at = time.monotonic()
+        self._logged_at = time.monotonic()
         self._lock = threading.Lock()
 
     def __call__(self, more_bytes: int) -> None:
         with self._lock:
             self._bytes += more_bytes
-            if time.monotonic() - self._told_at < PROGRESS_SECONDS:
+            if time.monotonic() - self._logged_at < PROGRESS_SECONDS:
                 return
-            self._told_at = time.monotonic()
-        log.info("input %s: %s of %s fetched", self._name, size(self._bytes), size(self._total_bytes))
+            self._logged_at = time.monotonic()
+        log.info("input %s: %s of %s downloaded", self._name, size(self._bytes), size(self._total_bytes))
 
 
 def _check_room(name: str, location: str, size_bytes: int, folder: Path) -> None:
-    """Raise UsageError where the disk has no room for an input, before hours go into a part of it."""
+    """Raise UsageError if an input does not fit the disk, before hours are spent on a part of it."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if size_bytes > free:
         raise UsageError(
             f"inputs.{name}: {location} has {size_bytes / 1e9:.1f} GB; this node's disk has {free / 1e9:.1f} GB free",
-            next_step=f"streamed_inputs: [{name}], or a larger volume for the instance",
+            next_step=f"set streamed_inputs: [{name}], or use an instance with a larger volume",
         )
 
 
 def _bytes(path: Path) -> int:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
+
+
+def unpack(s3: "S3Client", location: str, folder: Path) -> int:
+    """Unpack the code at `location` into `folder`. Returns the number of files.
+
+    Raises NotFoundError if there is none, UsageError if it does not match the fingerprint in its name.
+    """
+    expected = fingerprint_of(location)
+    content = object_store.read(s3, S3Location.parse(location))
+    if content is None:
+        raise NotFoundError(f"the code of this run is missing: {location}", next_step="submit the spec again")
+    files = read_archive(content, location=location, fingerprint=expected)
+    for file, data in files:
+        write_file(file, data, folder)
+    return len(files)

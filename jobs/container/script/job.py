@@ -1,4 +1,4 @@
-"""A script on this node, from its code to what it leaves: prepared before its ranks run, accompanied while they do."""
+"""A script on this node, from its code to its saved files: prepared before its ranks run, and watched while they do."""
 
 import contextlib
 import errno
@@ -17,15 +17,14 @@ from typing_extensions import Self
 
 import jobs
 from jobs.aws import s3 as object_store
-from jobs.container.channel import noted_checkpoint, read_heartbeats, uses_library
+from jobs.container.channel import read_heartbeats, read_saved_step, uses_library
 from jobs.container.packages import Environment
 from jobs.container.rank import ALONE, ATTEMPT_VARIABLE, one_line
 from jobs.container.saving.manifest import SupersededError, check_newest, complete_steps, list_steps
 from jobs.container.saving.saved_folder import SavedFolder
 from jobs.container.saving.script_checkpoints import ScriptCheckpoints, ShardedError
 from jobs.container.saving.script_complete import trainer_step
-from jobs.container.script.code import unpack
-from jobs.container.script.inputs import bring
+from jobs.container.script.inputs import fetch, unpack
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINTS
@@ -53,7 +52,7 @@ LOOK_SECONDS = 1.0
 
 
 class ScriptJob:
-    """One script on this node: a context manager while its ranks run."""
+    """One script on this node. A context manager while its ranks run."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class ScriptJob:
         self._saved: SavedFolder | None = None
         self._lock = threading.Lock()
         self._output_lock = threading.Lock()
-        """Apart from the other: an output of 100 GB must not keep checkpoints waiting."""
+        """Separate from the other lock, because an output of 100 GB must not delay checkpoints."""
         self._closed = threading.Event()
         self._output_is_due = threading.Event()
         self._threads = [
@@ -105,7 +104,7 @@ class ScriptJob:
         self._newest_time = 0
         self._noted: int | None = None
         self.refusal: ShardedError | None = None
-        """Why nothing that the script saves can be kept, and it was ended for that."""
+        """The error for which the script was ended: its checkpoints cannot be saved."""
 
     @property
     def silence_seconds(self) -> float:
@@ -113,7 +112,7 @@ class ScriptJob:
 
     @property
     def program(self) -> list[str]:
-        """Return what each rank runs, for Python's command line: our start of it, its folder, its command."""
+        """The arguments of Python for each rank: our module, the script's folder, and its command."""
         inputs = {f"inputs.{name}": at for name, at in self._inputs.items()}
         parameters = {f"parameters.{name}": text for name, text in self._arguments.parameter_texts.items()}
         words = self._arguments.filled({**self._places, **inputs, **parameters})
@@ -121,9 +120,9 @@ class ScriptJob:
         return ["-m", "jobs.container.kinds.script", *alone, str(self._code), *words]
 
     def prepare(self) -> dict[str, str]:
-        """Bring all that the script needs to this node. Returns the variables of its ranks.
+        """Download everything that the script needs. Returns the variables of its ranks.
 
-        Raises TrainyardError where something cannot be had.
+        Raises TrainyardError if something cannot be downloaded or does not fit the disk.
         """
         try:
             return self._prepare()
@@ -134,7 +133,7 @@ class ScriptJob:
             raise TrainyardError(
                 f"code, packages and inputs do not fit the disk of {self._scratch}: "
                 f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB are free",
-                next_step="stream the largest input (arguments.streamed_inputs), or give the instance a larger volume",
+                next_step="stream the largest input (arguments.streamed_inputs), or use a larger volume",
             ) from None
 
     def _prepare(self) -> dict[str, str]:
@@ -146,12 +145,14 @@ class ScriptJob:
         packages = self._packages(s3)
         for name, location in self._arguments.inputs.items():
             streamed = name in self._arguments.streamed_inputs
-            found = location if streamed else str(bring(s3, name, location, self._scratch / "inputs"))
+            found = location if streamed else str(fetch(s3, name, location, self._scratch / "inputs"))
             self._inputs[name] = found
         if self._is_main and self._arguments.inputs:
-            from jobs.container.data.artifacts import record_inputs  # no script without inputs waits for its imports
+            from jobs.container.data.artifacts import (
+                record_inputs,
+            )  # its imports are slow, and a script without inputs does not need them
 
-            # A streamed input may be too large to be listed.
+            # A streamed input may be too large to list.
             read = {
                 name: at for name, at in self._arguments.inputs.items() if name not in self._arguments.streamed_inputs
             }
@@ -179,25 +180,25 @@ class ScriptJob:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def last_sign(self) -> float:
-        """Return when the script was last seen to write a file, on the clock of time.monotonic."""
+    def last_activity(self) -> float:
+        """Return when the script last wrote a file, by time.monotonic."""
         newest = _newest_time(self._output, self._checkpoints)
         if newest != self._newest_time:
             self._newest_time, self._activity_at = newest, time.monotonic()
         return self._activity_at
 
     def pids(self) -> list[int]:
-        """Return the ranks that have said that they run."""
+        """Return the process ids of the ranks that have sent a heartbeat."""
         return [heartbeat.pid for heartbeat in read_heartbeats(self._scratch).values()]
 
     def finish(self, *, ended_well: bool) -> None:
-        """Take what the script has left, and end what it has left running. Raises TrainyardError where S3 fails."""
+        """Save the script's files, and kill the processes that it left running. Raises TrainyardError if S3 fails."""
         self._close()
         self._kill_ranks()
         try:
             with self._lock:
                 if self._taken is not None:
-                    self._take_the_last(self._taken, ended_well=ended_well)
+                    self._take_last_checkpoint(self._taken, ended_well=ended_well)
         finally:
             with self._output_lock:
                 if self._saved is not None:
@@ -205,17 +206,17 @@ class ScriptJob:
         left = [path for folder in (self._output, self._checkpoints) for path in folder.iterdir()]
         if ended_well and self._is_main and not left and not uses_library(self._scratch):
             log.warning(
-                "warning: the script ended well and has left nothing with the run. Next: let it write below $%s, or "
-                "name {output} in its command",
+                "warning: the script succeeded, but the run has no files of it. Next: make the script write to $%s, or "
+                "use {output} in its command",
                 OUTPUT_VARIABLE,
             )
 
     def _kill_ranks(self) -> None:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # each rank leads a group of its own
+                os.killpg(pid, signal.SIGKILL)  # each rank leads its own process group
 
-    def _take_the_last(self, taken: ScriptCheckpoints, *, ended_well: bool) -> None:
+    def _take_last_checkpoint(self, taken: ScriptCheckpoints, *, ended_well: bool) -> None:
         taken.check_newest()
         if self.refusal is None and not uses_library(self._scratch):
             taken.upload("done" if ended_well else "ended")
@@ -231,14 +232,14 @@ class ScriptJob:
             return {}
         wheels = None
         if self._arguments.wheelhouse is not None:
-            wheels = bring(s3, "wheelhouse", self._arguments.wheelhouse, self._scratch / "wheels")
+            wheels = fetch(s3, "wheelhouse", self._arguments.wheelhouse, self._scratch / "wheels")
         environment = Environment(
             s3, self._run, self._scratch / "packages", code=self._code, requirements=self._arguments.requirements
         )
         return environment.make(wheels=wheels, installs=self._is_main)
 
     def _restore(self, s3: "S3Client") -> None:
-        """Put back what earlier attempts have left: the output of this node, and on every node the checkpoints."""
+        """Restore this node's output, and on every node the checkpoints, from earlier attempts."""
         place = self._run / (OUTPUT if self._is_main else f"{OUTPUT}-of-node-{self._node}")
         attempt = int(os.environ[ATTEMPT_VARIABLE]) if ATTEMPT_VARIABLE in os.environ else None
         self._saved = SavedFolder(
@@ -265,29 +266,31 @@ class ScriptJob:
         )
         taken.restore(allow_changes=self._allow_changes)
         self._saved.restore_links()
-        self._taken = taken if self._is_main else None  # what other nodes write, the main one cannot vouch for
+        self._taken = (
+            taken if self._is_main else None
+        )  # uploaded from the main node only, which cannot vouch for files of other nodes
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             try:
                 self._look()
-            except SupersededError as error:  # noqa: PERF203 - the one before it is the last
+            except SupersededError as error:  # noqa: PERF203 - no further round
                 log.warning("%s", error.args[0])
                 os.kill(os.getpid(), signal.SIGTERM)  # the launcher ends the script
                 return
             except ShardedError as error:
                 self.refusal = error
-                self._kill_ranks()  # none has anything to save, and torchrun would wait for those of other nodes
+                self._kill_ranks()  # they have nothing to save, and torchrun would wait for those of other nodes
                 return
-            except Exception as error:  # noqa: BLE001 - the next look may have more luck, and must not be the last
-                log.warning("warning: what the script has saved is late: %s", one_line(error))
+            except Exception as error:  # noqa: BLE001 - the next round may succeed
+                log.warning("warning: the upload of the script's checkpoints is late: %s", one_line(error))
 
     def _look(self) -> None:
         with self._lock:
             if self._closed.is_set() or self._taken is None:
                 return
             if uses_library(self._scratch):
-                noted = noted_checkpoint(self._scratch)
+                noted = read_saved_step(self._scratch)
                 has_saved, self._noted = noted != self._noted, noted
             else:
                 has_saved = self._taken.upload("running")
@@ -295,7 +298,7 @@ class ScriptJob:
             self._output_is_due.set()
 
     def _keep_output(self) -> None:
-        """Save the output after each checkpoint, beside the watch for the next one."""
+        """Save the output after each checkpoint, in parallel with the watch for the next one."""
         while self._output_is_due.wait() and not self._closed.is_set():
             self._output_is_due.clear()
             try:
@@ -303,19 +306,19 @@ class ScriptJob:
                     if self._saved is not None and not self._closed.is_set():
                         self._saved.save()
             except Exception as error:  # noqa: BLE001 - as above
-                log.warning("warning: what the script has written is late: %s", one_line(error))
+                log.warning("warning: the upload of the script's output is late: %s", one_line(error))
 
 
 def _is_no_output(name: str) -> bool:
-    """Return whether what lies in the output is a checkpoint of a Trainer."""
+    """Return whether an entry of the output folder is a checkpoint of a Trainer."""
     return trainer_step(name) is not None
 
 
 def _is_event_file(name: str) -> bool:
     """Return whether a file is TensorBoard's.
 
-    Where there is no checkpoint, all that it shows is done again. And a Trainer writes it into its output folder before
-    anything else; the examples of transformers take no folder that has something, but no checkpoint, in it.
+    Without a checkpoint, the steps of its events are repeated. It must also be removed because the examples of
+    transformers refuse an output folder that has files but no checkpoint.
     """
     return ".tfevents." in name
 
@@ -333,9 +336,9 @@ def _newest_time(*folders: Path) -> int:
 
 
 def _search_paths(packages: dict[str, str]) -> dict[str, Any]:
-    """Return the variables by which ranks find the script's packages first, and ours whatever folder they run in.
+    """Return the search paths of the ranks: the script's packages first, then ours, in whatever folder they run.
 
-    The programs of this Python's packages (torchrun, accelerate) are there too, where nobody has activated its venv.
+    PATH includes the programs of this Python's packages (torchrun, accelerate), even if its venv is not activated.
     """
     ours = str(Path(jobs.__path__[0]).parent)
     own = [packages["PYTHONPATH"]] if packages.get("PYTHONPATH") else []

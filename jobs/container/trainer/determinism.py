@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler, SequentialSampler
 
-from jobs.container.callback import Callback
+from jobs.container.rank import Callback
 from jobs.container.saving.snapshot import random_state, set_random_state
 from jobs.core.errors import TrainyardError
 

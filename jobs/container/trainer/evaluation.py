@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.container.callback import Callback
+from jobs.container.rank import Callback
 from jobs.container.saving.manifest import IncompleteError, fetch
 from jobs.container.saving.metrics import RunMetrics
 from jobs.container.saving.stop import Shutdown

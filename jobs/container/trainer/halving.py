@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
-from jobs.container.channel import asked_comparison, tell_verdict
+from jobs.container.channel import read_comparison, write_verdict
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location
@@ -38,7 +38,7 @@ class Rungs:
     @classmethod
     def of(cls, rank: "Rank", s3: "S3Client | None", heartbeats: Heartbeats) -> "Rungs | None":
         """Return the rungs of this run, or None if it is not compared with others. `s3` is needed on rank 0."""
-        comparison = asked_comparison(rank.scratch)
+        comparison = read_comparison(rank.scratch)
         return None if comparison is None else cls(rank, s3, comparison, heartbeats)
 
     def was_stopped(self, step: int) -> bool:
@@ -65,7 +65,7 @@ class Rungs:
     def report_stop(self) -> None:
         """Report that the training ends because its point is stopped."""
         if self._rank.is_first and self._verdict is not None:
-            tell_verdict(self._rank.scratch, self._verdict)
+            write_verdict(self._rank.scratch, self._verdict)
 
     def _answer(self, rung: int, step: int, evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return, on rank 0, the verdict at a rung, or None if there is none yet or S3 does not answer."""
@@ -78,7 +78,7 @@ class Rungs:
         if found is None:
             return None
         if not found.stops:
-            tell_verdict(self._rank.scratch, found)
+            write_verdict(self._rank.scratch, found)
         return found.model_dump(mode="json")
 
     def _found(self, s3: "S3Client", rung: int, step: int, evaluation: Mapping[str, Any]) -> Verdict | None:

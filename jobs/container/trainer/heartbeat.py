@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jobs.container.callback import Callback
 from jobs.container.channel import Heartbeat, HeartbeatFile
+from jobs.container.rank import Callback
 
 if TYPE_CHECKING:
     from jobs.container.rank import Rank

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator, of_rank
-from jobs.container.channel import tell_stopped, write_library_note
+from jobs.container.channel import mark_library_used, write_stopped
 from jobs.container.rank import Rank
 from jobs.container.saving.manifest import IncompleteError, fetch
 from jobs.container.saving.resume import Resume, newest_complete
@@ -57,7 +57,7 @@ class Platform:
         self.s3: S3Client | None = object_store.connect() if rank.is_first_on_node else None
         self._trains = False
         if rank.is_first_on_node:
-            write_library_note(rank.scratch)
+            mark_library_used(rank.scratch)
 
     @cached_property
     def resume(self) -> Resume | None:
@@ -104,7 +104,7 @@ class Platform:
     def report_stopped(self, reason: str) -> None:
         """Report that the script has saved and ends before its work is done, so that the launcher requeues the run."""
         if self.rank.is_first_on_node:
-            tell_stopped(self.rank.scratch, reason)
+            write_stopped(self.rank.scratch, reason)
 
 
 @functools.cache

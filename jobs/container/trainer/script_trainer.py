@@ -15,7 +15,7 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from jobs.container.callback import Callback
+from jobs.container.rank import Callback
 from jobs.container.saving.resume import LossSinceLog, Resume
 from jobs.container.saving.snapshot import BackgroundSave
 from jobs.container.trainer.components import Components, Saves

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jobs.container.callback import Callback
 from jobs.container.packages import Environment
+from jobs.container.rank import Callback
 from jobs.core.locations import S3Location
 from jobs.spec.recipe import TRACKER_VARIABLES, Tracker
 

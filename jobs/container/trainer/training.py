@@ -22,8 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from jobs.aws import s3 as object_store
 from jobs.container import hub
 from jobs.container.accelerator import Accelerator
-from jobs.container.callback import Callback
-from jobs.container.rank import Rank, ResumeLaterError
+from jobs.container.rank import Callback, Rank, ResumeLaterError
 from jobs.container.saving.manifest import check_newest
 from jobs.container.saving.metrics import StopOnNan
 from jobs.container.saving.resume import LossSinceLog, Resume, checkpoint_of_recipe, seed_of_rank

@@ -33,7 +33,7 @@ class FabricCheck(Arguments):
 KIND = JobKind(
     name="fabric-check",
     summary="check and measure the connections between ranks",
-    entrypoint="jobs.container.kinds.fabric_check.entrypoint",
+    entrypoint="jobs.container.kinds.fabric_check",
     arguments=FabricCheck,
     accelerated=True,
     timeout_hours=1,

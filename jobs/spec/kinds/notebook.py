@@ -29,7 +29,7 @@ class Notebook(Arguments):
 KIND = JobKind(
     name="notebook",
     summary="JupyterLab and TensorBoard on the instance",
-    entrypoint="jobs.container.kinds.notebook.entrypoint",
+    entrypoint="jobs.container.kinds.notebook",
     arguments=Notebook,
     accelerated=True,
     timeout_hours=12,

@@ -167,7 +167,7 @@ def test_two_spot_nodes_restart_together_after_a_reclaim(
     wait_for(emulated, stage, other, state="RUNNING")
     with follow("resources.nnodes=2", "resources.capacity=spot", stage=DEFAULT_STAGE) as following:
         # WHEN the second node starts after a wait, and one node is reclaimed after a checkpoint
-        following.read_until("[node 0] gang: this is node 0 of 2")
+        following.read_until("[node 0] rendezvous: node 0 of 2")
         [job] = batch.find_jobs(emulated, stage, following.run_id)
         assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot@research", {"RUNNABLE": 1, "RUNNING": 1})
         batch.terminate_id(emulated, other, reason="the test goes on")
@@ -182,7 +182,7 @@ def test_two_spot_nodes_restart_together_after_a_reclaim(
     assert main[0]["taskProperties"][0]["containers"][0]["exitCode"] == INTERRUPTED_EXIT_CODE
     assert child[0]["statusReason"].startswith("Host EC2")
     for meeting in (1, 2):
-        assert following.log.count(f"[node 1] gang: meeting {meeting}, of the nodes 0, 1 of 2\n") == 1
+        assert following.log.count(f"[node 1] rendezvous: meeting {meeting} of nodes 0, 1 of 2\n") == 1
     assert "1 of 2 nodes (what keeps the others: trainyard why tiny-" in following.stderr
     # AND it is one run, whose second attempt resumed from a checkpoint of the first
     assert {(stream.attempt, stream.node) for stream in job.log_streams} == {(1, 0), (1, 1), (2, 0), (2, 1)}

@@ -1,4 +1,4 @@
-"""An S3 over HTTP in a process of its own, a tiny model, and runs of the real launcher."""
+"""An S3 over HTTP in a separate process, a tiny model, and runs of the real launcher."""
 
 import functools
 import itertools
@@ -48,12 +48,12 @@ def put(s3: "S3Client") -> Callable[[Path, str], str]:
 
 @pytest.fixture(scope="session")
 def emulated_s3(emulator: Emulator) -> "S3Client":
-    """The client that jobs use, connected to the emulator, with a bucket for inputs."""
+    """The client of jobs, connected to the S3 server, with a bucket for inputs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AWS_PROFILE", raising=False)
         for name, value in {**emulator.credentials.environment, "AWS_ENDPOINT_URL": emulator.endpoint}.items():
             patch.setenv(name, value)
-        patch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials that it was made with
+        patch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials that it was created with
         client = object_store.connect()
     client.create_bucket(Bucket=BUCKET)
     return client
@@ -61,13 +61,13 @@ def emulated_s3(emulator: Emulator) -> "S3Client":
 
 @pytest.fixture
 def workshop(s3: "S3Client", s3_endpoint: str, tmp_path: Path) -> Workshop:
-    """Jobs that prepare pre-training, run in this process."""
+    """The jobs that prepare pre-training, run in this process."""
     return Workshop(s3, s3_endpoint, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def real_corpus(s3: "S3Client", s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> OpenArtifact:
-    """A corpus of real paragraphs, odd texts and one long document: three shards, a tenth held out."""
+    """A corpus of real paragraphs, unusual texts and one long document: three shards, a tenth held out."""
     folder = tmp_path_factory.mktemp("corpus")
     texts = [*paragraphs(250), *ODD_TEXTS, *paragraphs(300)[250:], " ".join(paragraphs(100))]
     path = put_jsonl(folder / "corpus.jsonl", texts)
@@ -95,7 +95,7 @@ def remote(tmp_path: Path, emulated_s3: "S3Client") -> Place:
 
 @pytest.fixture(params=["local", "remote"])
 def place(request: pytest.FixtureRequest) -> Place:
-    """Here, then on S3."""
+    """A local folder, then S3."""
     found: Place = request.getfixturevalue(request.param)
     return found
 
@@ -127,14 +127,14 @@ def pretraining_flags(packed: Path, s3: "S3Client") -> Flags:
 
 @pytest.fixture(scope="session")
 def job_python() -> Path:
-    """Jobs run in the tests' own environment, or with the packages of the cpu image of the release that is tested."""
+    """The interpreter of jobs: the tests' own, or one with the packages of the tested release's cpu image."""
     chosen = image_environment.chosen_release()
     return image_environment.python_of("cpu", chosen) if chosen else Path(sys.executable)
 
 
 @pytest.fixture(scope="session")
 def gaudi_python() -> Path:
-    """Finds what the gaudi image's lock names."""
+    """An interpreter with the packages of the gaudi image's lock file."""
     return image_environment.python_of("gaudi", image_environment.chosen_release())
 
 
@@ -144,7 +144,7 @@ def new_run(s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path: Path) 
     numbers = itertools.count(1)
 
     def new() -> Run:
-        # Unlike any other on this machine: by its location a run's processes are told, and killed.
+        # Unique on this machine, because the location identifies the run's processes when they are killed.
         name = f"{tmp_path.name}-{next(numbers)}-{uuid.uuid4().hex}"
         location = S3Location("runs", f"research/{name}-20260102-030405-0a1b/")
         run = Run(s3, location, environment_of(s3_endpoint), tmp_path / "scratch", job_python)
@@ -162,7 +162,7 @@ def new_run(s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path: Path) 
 def uninterrupted(
     recipe: Flags, s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], Run]:
-    """Trains once on each number of ranks, with all its checkpoints kept, for all tests that only read what it left."""
+    """Trains once on each number of ranks and keeps all checkpoints, for tests that only read the result."""
 
     @functools.cache
     def trained(nproc: int) -> Run:
@@ -180,7 +180,7 @@ def uninterrupted(
         made = made_once(tmp_path_factory, f"training-of-{nproc}", train)
         run = run_at((made / "location.txt").read_text())
         files = made / "files"
-        # Each process of the tests has an S3 of its own.
+        # Each test process has its own S3.
         for path in (path for path in files.rglob("*") if path.is_file()):
             run.write(f"{path.relative_to(files)}", path.read_bytes())
         return run

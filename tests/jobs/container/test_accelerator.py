@@ -1,4 +1,4 @@
-"""The choice of what to train on: what is refused, and what is said about it."""
+"""The choice of the accelerator: what is refused, and what is logged about it."""
 
 import sys
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from tests.support.container.launching import Run
 
 CPUS = "clang++" if sys.platform == "darwin" else "g++"
 
-NEXT = "Next: run on an instance and in an image that have it, or ask for 'cpu' or 'auto'"
+NEXT = "Next: use an instance and an image that have it, or request 'cpu' or 'auto'"
 
 
-def test_the_launcher_refuses_what_is_not_here_before_anything_starts(run: Run, recipe: tuple[str, ...]) -> None:
+def test_a_missing_accelerator_is_refused_before_ranks_start(run: Run, recipe: tuple[str, ...]) -> None:
     launched = run.attempt(*recipe, expect=1, TRAINYARD_ACCELERATOR="hpu")
 
-    said = f"error: accelerator 'hpu' was asked for, but no HPU found. {NEXT}\n"
-    assert launched.lines == [said], "one line, and no word of a rank"
-    assert run.keys() == [], "no attempt was begun"
+    message = f"error: accelerator 'hpu' was requested, but no HPU found. {NEXT}\n"
+    assert launched.lines == [message], "one line, and no line of a rank"
+    assert run.keys() == [], "no attempt was started"
     assert not list(run.scratch.iterdir())
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes this a node with HPUs: the driver's files, and Habana's package where it is to be installed."""
+    """Makes this a node with HPUs: the driver's device files and, on request, Habana's package."""
 
     def make(cards: int, *, installed: bool = True, older_driver: bool = False) -> None:
         folder, name = (tmp_path / "dev", "hl") if older_driver else (tmp_path / "dev" / "accel", "accel")
@@ -50,15 +50,15 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
 @pytest.mark.parametrize("older_driver", [False, True])
 @pytest.mark.parametrize("asked", ["hpu", "auto"])
-def test_a_card_for_each_rank_is_enough(node: Callable[..., None], asked: str, older_driver: bool) -> None:
+def test_one_card_per_rank_is_enough(node: Callable[..., None], asked: str, older_driver: bool) -> None:
     node(8, older_driver=older_driver)
     chosen = choose(asked, nproc_per_node=8)
     assert (chosen.name, chosen.devices, chosen.backend) == ("hpu", 8, "hccl")
-    assert str(chosen) == {"hpu": "hpu (asked for)", "auto": "hpu (auto: 8 found)"}[asked]
+    assert str(chosen) == {"hpu": "hpu (requested)", "auto": "hpu (auto: 8 found)"}[asked]
     assert of_rank(chosen.environment).name == "hpu"
 
 
-def test_a_rank_has_the_trainer_that_was_asked_for_in_the_mode_it_was_written_for(node: Callable[..., None]) -> None:
+def test_a_rank_gets_the_requested_trainer_and_its_mode(node: Callable[..., None]) -> None:
     node(1)
     for trainer, lazy in (("optimum-habana", "1"), ("transformers", "0")):
         environment = choose("hpu", nproc_per_node=1, hpu_trainer=trainer).environment  # type: ignore[arg-type]
@@ -68,10 +68,10 @@ def test_a_rank_has_the_trainer_that_was_asked_for_in_the_mode_it_was_written_fo
     assert choose("cpu", nproc_per_node=1, hpu_trainer="transformers").environment == {"TRAINYARD_ACCELERATOR": "cpu"}
 
 
-def test_the_launcher_takes_the_trainer_of_the_job_and_says_so(
+def test_the_launcher_uses_and_logs_the_trainer_of_the_job(
     node: Callable[..., None], run: Run, recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A node with one card of eight, which is the end of the attempt before it comes to a rank."""
+    """The node has one card of eight, so the attempt ends before any rank starts."""
     node(1)
     program = (
         "import sys; from jobs.container import accelerator, launch; "
@@ -85,7 +85,7 @@ def test_the_launcher_takes_the_trainer_of_the_job_and_says_so(
         TRAINYARD_ACCELERATOR="hpu",
         PYTHONPATH=str(tmp_path / "packages"),
     )
-    assert "accelerator: hpu (asked for), the Trainer of transformers in eager mode\n" in launched.lines
+    assert "accelerator: hpu (requested), the Trainer of transformers in eager mode\n" in launched.lines
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_the_launcher_takes_the_trainer_of_the_job_and_says_so(
         (
             "cuda",
             "g++",
-            "needs a compiler on cuda, and there is no gcc and no clang here\nNext: use the image `cuda`, which",
+            "needs a compiler on cuda, but there is no gcc and no clang here\nNext: use the image `cuda`, which",
         ),
-        ("hpu", "gcc", "torch_compile is for GPUs; on HPUs it would take Habana's backend.*\nNext: leave out"),
+        ("hpu", "gcc", "torch_compile is not supported on HPUs: .*\nNext: remove torch_compile"),
     ],
 )
-def test_compiling_is_refused_where_nothing_can_compile(
+def test_torch_compile_needs_a_compiler_and_no_hpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Name, compiler: str, complaint: str | None
 ) -> None:
     program = tmp_path / compiler
@@ -112,7 +112,7 @@ def test_compiling_is_refused_where_nothing_can_compile(
     accelerator = Accelerator(name=name, devices=1, reason="a test")
     with nullcontext() if complaint is None else pytest.raises(ConfigurationError, match=complaint):
         check_compiler(accelerator)
-    # PyTorch and Triton take the one that these name
+    # PyTorch and Triton use the compilers in these variables
     if name != "hpu":
         monkeypatch.setenv("CC" if name == "cuda" else "CXX", str(program))
         check_compiler(accelerator)
@@ -121,13 +121,13 @@ def test_compiling_is_refused_where_nothing_can_compile(
 @pytest.mark.parametrize(
     ("asked", "cards", "installed", "message"),
     [
-        ("cuda", 0, False, "'cuda' was asked for, but no CUDA device found\nNext: run on an instance"),
+        ("cuda", 0, False, "'cuda' was requested, but no CUDA device found\nNext: use an instance"),
         ("hpuu", 0, False, "accelerator 'hpuu' is unknown; did you mean 'hpu'?"),
         ("hpu", 8, False, r"but no Habana PyTorch \(habana_frameworks\) installed\nNext: "),
         ("hpu", 2, True, r"4 ranks need a card each, but this node has 2 \(hpu\)\nNext: --nproc-per-node=2"),
     ],
 )
-def test_what_is_not_here_or_too_little_is_refused(
+def test_missing_or_too_few_accelerators_are_refused(
     node: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *, asked: str, cards: int, installed: bool, message: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -144,7 +144,7 @@ def test_what_is_not_here_or_too_little_is_refused(
         (2, True, "2 HPU for 4 ranks"),
     ],
 )
-def test_auto_falls_back_to_the_cpu_and_says_why(
+def test_auto_falls_back_to_the_cpu_with_a_reason(
     node: Callable[..., None], monkeypatch: pytest.MonkeyPatch, cards: int, installed: bool, because: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -1,4 +1,4 @@
-"""What a job's record says that it ran in."""
+"""The image and packages in a job's record."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ NAME = "123456789012.dkr.ecr.us-east-1.amazonaws.com/trainyard/gaudi"
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "digest"),
+    ("status", "answer", "digest"),
     [
         (200, {"Image": f"{NAME}@{DIGEST}", "ImageID": "sha256:of-its-configuration"}, DIGEST),
         (200, {"Image": f"{NAME}:latest", "ImageID": "sha256:of-its-configuration"}, None),
@@ -22,19 +22,19 @@ NAME = "123456789012.dkr.ecr.us-east-1.amazonaws.com/trainyard/gaudi"
     ],
     ids=["by digest", "by tag", "of another shape", "failing"],
 )
-def test_the_images_digest_is_what_the_ecs_agent_was_told(
-    monkeypatch: pytest.MonkeyPatch, status: int, said: Any, digest: str | None
+def test_the_image_digest_comes_from_the_ecs_agent(
+    monkeypatch: pytest.MonkeyPatch, status: int, answer: Any, digest: str | None
 ) -> None:
     class Agent(JsonHandler):
         def do_GET(self) -> None:  # noqa: N802 - http.server asks for it by this name
-            self.answer(status, said)
+            self.answer(status, answer)
 
     with serving(Agent) as port:
         monkeypatch.setenv(METADATA_VARIABLE, f"http://127.0.0.1:{port}/v4/0123")
         assert ran_with().get(IMAGE_DIGEST) == digest
 
 
-def test_where_there_is_no_agent_there_is_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_ecs_agent_there_is_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(METADATA_VARIABLE, raising=False)
     assert IMAGE_DIGEST not in ran_with()
     monkeypatch.setenv(METADATA_VARIABLE, "http://127.0.0.1:9/v4/0123")

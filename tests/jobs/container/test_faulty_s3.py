@@ -1,4 +1,4 @@
-"""What is left of a run on an S3 that fails, is slow, is cut off, or denies what it allowed before."""
+"""A run on an S3 that fails, is slow, drops connections, or denies what it allowed before."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ def faulty(s3: "S3Client", s3_endpoint: str) -> Iterator[FaultyS3]:
 
 @pytest.fixture
 def connected(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> "S3Client":
-    """As jobs are, through the proxy, but without a second try of botocore's own."""
+    """A client as in jobs, through the proxy, but without botocore's retries."""
     for name, value in environment_of(faulty.url).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -35,7 +35,7 @@ def connected(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> "S3Client":
     return object_store.connect()
 
 
-def test_a_training_on_a_faulty_s3_that_denies_an_upload_goes_on_where_it_was_when_it_is_allowed_again(
+def test_a_denied_upload_interrupts_a_run_that_later_resumes(
     run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...], faulty: FaultyS3
 ) -> None:
     whole = uninterrupted(1)
@@ -61,16 +61,16 @@ def test_a_training_on_a_faulty_s3_that_denies_an_upload_goes_on_where_it_was_wh
     assert sum(faulty.counts.values()) - faulty.counts["none"] > 5, faulty.counts
 
 
-def test_what_failed_all_its_tries_is_begun_anew(
+def test_a_download_that_failed_all_retries_is_restarted(
     connected: "S3Client", faulty: FaultyS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = S3Location("runs", f"research/{tmp_path.name}")
-    large, small = bytes(range(256)) * 80_000, b"small"  # the large one is sent in parts
+    large, small = bytes(range(256)) * 80_000, b"small"  # the large one is a multipart upload
     (tmp_path / "large").write_bytes(large)
     broken: set[str] = set()
 
     def breaks(method: str, path: str) -> Fault | None:
-        """One time each: the end of the parts, a part, an upload, a list, an answer of each kind, a permission."""
+        """Each once: the end of a multipart upload, a part, an upload, a listing, each kind of error, a denial."""
         for part, wanted, fault in (
             ("uploadId=", "POST", "cut before the answer"),
             ("partNumber=2", "PUT", "cut on the way"),
@@ -100,7 +100,7 @@ def test_what_failed_all_its_tries_is_begun_anew(
     assert any(f"cannot write {folder}/small: PutObject kept failing with SlowDown" in line for line in caplog.messages)
 
 
-def test_patience_ends_and_there_is_none_for_what_no_time_mends(
+def test_retries_end_and_permanent_errors_are_not_retried(
     connected: "S3Client", faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = S3Location("runs", "research/nothing")

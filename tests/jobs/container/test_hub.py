@@ -1,4 +1,4 @@
-"""Tables, models and artifacts of the Hugging Face hub, through its real libraries."""
+"""Tables, models and artifacts from the Hugging Face Hub, through its real libraries."""
 
 import json
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def reviews_on_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`acme/reviews` with configurations en and de, each with the splits train and test."""
+    """`acme/reviews` with the configurations en and de, each with the splits train and test."""
     import datasets
 
     monkeypatch.chdir(tmp_path)
@@ -46,9 +46,7 @@ def reviews_on_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("split=train%5B1:%5D&config=de", ["de train 1", "de train 2"]),
     ],
 )
-def test_a_hub_data_set_is_read_with_its_options_and_its_class_names(
-    local: Place, options: str, texts: list[str]
-) -> None:
+def test_a_hub_data_set_is_read_with_options_and_class_names(local: Place, options: str, texts: list[str]) -> None:
     table = local.read(f"hf://acme/reviews?{options}")
     assert table.columns["text"] == texts
     assert table.columns["label"] == [int(text[-1]) % 2 for text in texts]
@@ -65,7 +63,7 @@ def test_a_hub_data_set_is_read_with_its_options_and_its_class_names(
         ("config=en", ["txt", "label"], ": no column 'txt'; did you mean 'text'?"),
     ],
 )
-def test_what_a_hub_data_set_does_not_have_is_named(
+def test_missing_parts_of_a_hub_data_set_are_named(
     local: Place, options: str, columns: list[str], message: str
 ) -> None:
     location = f"hf://acme/reviews?{options}"
@@ -111,7 +109,7 @@ print(json.dumps(found))
 
 
 def read_from_hub(folder: Path, **environment: str) -> dict[str, Any]:
-    """What a process with this environment finds: both libraries look at it when they are imported only."""
+    """The result in a new process with this environment, because both libraries read it only at import."""
     ended = subprocess.run(
         [sys.executable, "-c", READ],
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "HF_HOME": str(folder / "hf"), **environment},
@@ -126,16 +124,16 @@ def read_from_hub(folder: Path, **environment: str) -> dict[str, Any]:
     return found
 
 
-def test_a_hub_that_is_switched_off_is_told_at_once(tmp_path: Path) -> None:
+def test_offline_mode_is_reported_at_once(tmp_path: Path) -> None:
     found = read_from_hub(tmp_path, HF_HUB_OFFLINE="1")
-    said = "UsageError hf://acme/none?config=en cannot be loaded: Couldn't reach 'acme/none' on the Hub"
-    assert found["no table"].startswith(said)
-    said = "TrainyardError hf://acme/none: the Hugging Face Hub could not be reached: "
-    assert found["no model"].startswith(said)
+    message = "UsageError hf://acme/none?config=en cannot be loaded: Couldn't reach 'acme/none' on the Hub"
+    assert found["no table"].startswith(message)
+    message = "TrainyardError hf://acme/none: the Hugging Face Hub could not be reached: "
+    assert found["no model"].startswith(message)
     assert "HF_HUB_OFFLINE" in found["no model"]
 
 
-def test_tokens_tokenizer_configuration_and_gaudi_config_are_read_from_the_hub_and_what_is_not_there_is_told(
+def test_pretraining_inputs_come_from_the_hub_or_are_reported(
     hub: Hub, packed: Path, tiny_bert: Path, s3: "S3Client", tmp_path: Path
 ) -> None:
     manifest = publish(packed, s3, S3Location("runs", "research/hub-20260102-030405-0a1b/")).existing()

@@ -1,6 +1,6 @@
-"""What cards of several nodes talk over: what is said where it is not there, and what is taken where it is.
+"""The connection between cards of several nodes: which provider is used, and the error if there is none.
 
-The real library is read in the gaudi image (tests/images/test_gaudi_image.py), which has one.
+The real library is tested in the gaudi image (tests/images/test_gaudi_image.py), which contains one.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from jobs.core.errors import ConfigurationError
 
 
 class Library:
-    """A libfabric that answers with a list of providers, laid out as fi_getinfo(3) says."""
+    """A libfabric that returns a list of providers, in the layout of fi_getinfo(3)."""
 
     def __init__(self, *names: str) -> None:
         self._fabrics = [libfabric._FabricAttributes(provider_name=name.encode()) for name in names]
@@ -35,12 +35,12 @@ class Library:
 
 @pytest.fixture
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a node's EFA devices, which has none."""
+    """The folder of a node's EFA devices, empty."""
     monkeypatch.setattr(libfabric, "EFA_DEVICES", (tmp_path, libfabric.EFA_DEVICES[1]))
     return tmp_path
 
 
-def test_every_provider_is_named_once_by_what_is_below() -> None:
+def test_each_provider_is_listed_once_by_its_base_name() -> None:
     library = Library("efa", "efa", "tcp;ofi_rxm", "tcp", "shm")
     assert libfabric.providers(library) == ["efa", "tcp", "shm"]  # type: ignore[arg-type]
     assert library.freed == 1
@@ -49,20 +49,20 @@ def test_every_provider_is_named_once_by_what_is_below() -> None:
 @pytest.mark.parametrize(
     ("found", "provider"), [(["tcp", "efa"], "efa"), (["tcp", "verbs"], "verbs"), (["shm", "tcp"], "tcp")]
 )
-def test_efa_is_taken_before_verbs_before_tcp_and_nothing_else(devices: Path, found: list[str], provider: str) -> None:
-    assert libfabric.taken(found) == provider
+def test_efa_is_preferred_to_verbs_and_verbs_to_tcp(devices: Path, found: list[str], provider: str) -> None:
+    assert libfabric.preferred_provider(found) == provider
     with pytest.raises(ConfigurationError, match="no provider that reaches another node, only shm"):
-        libfabric.taken(["shm"])
+        libfabric.preferred_provider(["shm"])
 
 
-def test_tcp_in_place_of_the_efa_that_the_node_has_is_an_error(devices: Path) -> None:
+def test_tcp_on_a_node_with_efa_is_an_error(devices: Path) -> None:
     (devices / "uverbs0").touch()
-    assert libfabric.taken(["efa", "tcp"]) == "efa"
-    with pytest.raises(ConfigurationError, match="this node has EFA devices, and libfabric has no provider 'efa'"):
-        libfabric.taken(["tcp"])
+    assert libfabric.preferred_provider(["efa", "tcp"]) == "efa"
+    with pytest.raises(ConfigurationError, match="this node has EFA devices, but libfabric has no provider 'efa'"):
+        libfabric.preferred_provider(["tcp"])
 
 
-def test_nccl_has_to_take_the_efa_of_nodes_that_start_together(
+def test_nccl_must_use_efa_on_multi_node_jobs(
     devices: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(libfabric, "_load", lambda _: object())
@@ -74,21 +74,21 @@ def test_nccl_has_to_take_the_efa_of_nodes_that_start_together(
     assert not caplog.messages
 
 
-def test_a_job_of_several_nodes_ends_where_the_image_cannot_use_their_efa(
+def test_a_multi_node_job_fails_if_its_image_lacks_efa(
     devices: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("NCCL_NET", raising=False)
     (devices / "uverbs0").touch()
-    said = r"NCCL would take TCP, .*\.so(\.1)? cannot be loaded(.|\n)*Next: run the job in the image .* NCCL_NET=Socket"
-    with pytest.raises(ConfigurationError, match=said):
+    message = r"NCCL would use TCP, .*\.so(\.1)? cannot be loaded(.|\n)*Next: run the job .* NCCL_NET=Socket"
+    with pytest.raises(ConfigurationError, match=message):
         libfabric.environment("cuda", nnodes=2)
-    # Who asks for TCP by NCCL's own variable gets it
+    # NCCL's variable can choose TCP explicitly
     monkeypatch.setenv("NCCL_NET", "Socket")
     assert libfabric.environment("cuda", nnodes=2) == {}
-    assert caplog.messages == ["warning: this node has EFA, and NCCL_NET=Socket has NCCL not use it"]
+    assert caplog.messages == ["warning: this node has EFA, but with NCCL_NET=Socket NCCL does not use it"]
 
 
-def test_a_card_without_its_libraries_is_an_error_and_a_cpu_needs_none() -> None:
+def test_missing_libraries_are_an_error_except_on_a_cpu() -> None:
     assert libfabric.load("cpu") is None
-    with pytest.raises(ConfigurationError, match=r"\.so(\.1)? cannot be loaded .*cannot reach another's"):
+    with pytest.raises(ConfigurationError, match=r"\.so(\.1)? cannot be loaded .*cannot reach other nodes"):
         libfabric.load("hpu")

@@ -1,4 +1,4 @@
-"""What S3 answers to a job's role, which may list under its team's prefix only, and how the container reads it."""
+"""How the container interprets S3's answers to a job's role, which may list only its team's prefix."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ FOLDER = S3Location("runs", "research/limited-role/")
 
 @pytest.fixture
 def limited(s3: "S3Client", s3_endpoint: str) -> Iterator["S3Client"]:
-    """A client under such a role; the buckets are the ones of `s3`."""
+    """A client with such a role, for the buckets of `s3`."""
     with LimitedRole(s3_endpoint) as proxy:
         session = boto3.Session("test", "test", region_name="us-east-1")
         client = session.client("s3", endpoint_url=proxy.url)
@@ -29,15 +29,15 @@ def limited(s3: "S3Client", s3_endpoint: str) -> Iterator["S3Client"]:
         client.close()
 
 
-def test_a_missing_object_is_missing_although_s3_says_forbidden(limited: "S3Client", tmp_path: Path) -> None:
-    # Another key that begins with the missing one must not pass for it.
+def test_a_missing_object_is_found_missing_despite_a_403(limited: "S3Client", tmp_path: Path) -> None:
+    # Another key with the missing one as prefix must not be taken for it.
     object_store.write(limited, FOLDER / "attempts.json.bak", b"{}")
     assert object_store.read(limited, FOLDER / "attempts.json") is None
     with pytest.raises(NotFoundError, match=r"s3://runs/research/limited-role/attempts\.json does not exist"):
         object_store.download(limited, FOLDER / "attempts.json", tmp_path / "x")
 
 
-def test_another_teams_object_is_forbidden_and_never_missing(limited: "S3Client", tmp_path: Path) -> None:
+def test_another_teams_object_is_forbidden_not_missing(limited: "S3Client", tmp_path: Path) -> None:
     theirs = S3Location("runs", "product/a-run/spec.yaml")
     with pytest.raises(ConfigurationError, match=r"cannot read s3://runs/product/a-run/spec\.yaml: AWS denied"):
         object_store.read(limited, theirs)
@@ -45,7 +45,7 @@ def test_another_teams_object_is_forbidden_and_never_missing(limited: "S3Client"
         object_store.download(limited, theirs, tmp_path / "x")
 
 
-def test_what_is_written_with_a_tag_carries_it(s3: "S3Client", tmp_path: Path) -> None:
+def test_an_object_written_with_a_tag_has_it(s3: "S3Client", tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"0")
     object_store.upload_all(s3, tmp_path, ["weights.bin"], FOLDER, tag=CHECKPOINT_TAG)
     object_store.write(s3, FOLDER / "manifest.json", b"{}", tag=CHECKPOINT_TAG)

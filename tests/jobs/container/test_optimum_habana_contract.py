@@ -1,10 +1,10 @@
-"""The HPU branch against the optimum-habana of a release: its real classes, on a CPU.
+"""The HPU branch with the real classes of a release's optimum-habana, on a CPU.
 
     make contract                      every release
-    make contract RELEASE=1.23.0       one
+    make contract RELEASE=1.23.0       one release
 
-Without either it is the default release's. optimum-habana is no part of the tests' environment: it asks for versions
-that only the Gaudi image has, so the image's own packages are installed beside it (image_environment.py).
+Otherwise the default release is tested. optimum-habana is not in the tests' environment, because it needs versions that
+only the Gaudi image has. The image's packages are installed into a separate environment (image_environment.py).
 """
 
 import json
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.every_release
 
 @pytest.fixture(scope="session")
 def with_peft(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Finds peft, of the packages of scripts: SciPy is among the others, of a newer NumPy than the image has."""
+    """The path of peft among the packages of scripts. The others include a SciPy for a newer NumPy than the image's."""
     folder = tmp_path_factory.mktemp("packages")
     for path in Path(PACKAGES["PYTHONPATH"]).glob("peft*"):
         (folder / path.name).symlink_to(path)
@@ -47,7 +47,7 @@ def description(gaudi_python: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return answer
 
 
-def test_the_versions_are_those_of_the_release(description: dict[str, Any]) -> None:
+def test_the_package_versions_match_the_release(description: dict[str, Any]) -> None:
     row = release(image_environment.chosen_release())
     assert description["versions"] == {
         "optimum-habana": row.optimum_habana,
@@ -56,8 +56,8 @@ def test_the_versions_are_those_of_the_release(description: dict[str, Any]) -> N
     }
 
 
-def test_every_training_argument_is_known_and_kept(description: dict[str, Any]) -> None:
-    """As for an HPU: lazy mode included, only no device is opened."""
+def test_every_training_argument_is_accepted(description: dict[str, Any]) -> None:
+    """The arguments for an HPU, with lazy mode, but without a device."""
     assert description["trainer"] == ["GaudiTrainer", "GaudiTrainingArguments"]
     assert description["arguments"]["use_habana"]
     assert description["arguments"]["use_lazy_mode"]
@@ -68,15 +68,15 @@ def test_every_training_argument_is_known_and_kept(description: dict[str, Any]) 
     assert description["model_arguments"] == {"attn_implementation": description["attention_default"]}
 
 
-def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> None:
-    """GaudiConfig drops an unknown key without a word."""
+def test_every_key_of_the_gaudi_config_is_accepted(description: dict[str, Any]) -> None:
+    """GaudiConfig silently drops unknown keys."""
     assert description["trainer_arguments"] == ["gaudi_config"]
     assert "gaudi_config" in description["trainer_arguments_known"]
     assert description["config"], "nothing reached GaudiConfig"
     assert set(description["config"]) <= set(description["config_known"])
     assert description["config_kept"] == description["config"]
     assert set(arguments.KEYS) <= set(description["config_known"])
-    # A file takes the place of the default, and another optimizer than AdamW that of the kernel
+    # A file replaces the default, and an optimizer other than AdamW replaces the fused kernel
     assert description["config_of_a_file"] == {
         "use_fused_adam": False,
         "autocast_bf16_ops": ["mm"],
@@ -96,7 +96,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
     lines = run.metrics()
     *logged, result = lines
     assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
-    # No grad_norm: GaudiTrainer logs that of Habana's own FusedClipNorm only.
+    # No grad_norm: GaudiTrainer logs only the one of Habana's FusedClipNorm.
     assert all(math.isfinite(line[name]) for line in logged for name in ("loss", "learning_rate"))
     assert logged[0]["loss"] > logged[-1]["loss"], "it did not learn"
     memory = {"memory_gib": 1.5, "max_memory_gib": 3.25, "total_memory_gib": 31.73}
@@ -108,7 +108,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
     config = json.loads(run.read("model/config.json"))
     assert config["id2label"] == {"0": "bad", "1": "good"}
 
-    # A second attempt, after one that was cut off in its last upload.
+    # A second attempt, after one that was interrupted in its last upload.
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
     output = train(run, MODULE, recipe, gaudi_python, tmp_path / "second", nproc=2)
 
@@ -119,7 +119,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
     assert run.read("model/model.safetensors") == weights, "the resumed run went another way"
 
 
-def test_gaudi_trainer_pre_trains_and_evaluates_meanwhile(
+def test_gaudi_trainer_pre_trains_and_evaluates(
     run: Run, pretraining: tuple[str, ...], gaudi_python: Path, tmp_path: Path
 ) -> None:
     output = train(run, MODULE, ("pretrain-mlm", *pretraining), gaudi_python, tmp_path, nproc=2)
@@ -135,28 +135,28 @@ def test_gaudi_trainer_pre_trains_and_evaluates_meanwhile(
     assert config["architectures"] == ["BertForMaskedLM"]
 
 
-def test_a_script_tunes_a_language_model_on_gaudi_trainer_and_goes_on(
+def test_a_script_tunes_with_gaudi_trainer_and_resumes(
     run: Run, gaudi_python: Path, with_peft: dict[str, str], tmp_path: Path
 ) -> None:
-    """jobs/specs/sft-lora, whose library call makes GaudiTrainer one that can be interrupted, and peft."""
+    """jobs/specs/sft-lora with peft, whose call of the library makes GaudiTrainer interruptible."""
     model = save_tiny_llama(tmp_path / "llama")
     data = write_lines(tmp_path / "talks.jsonl", instructions(120))
     script = str(REPOSITORY / "jobs/specs/sft-lora/train.py")
     command = ("script", script, str(model), str(data), *LANGUAGE_MODEL)
     run = replace(run, environment={**run.environment, **with_peft})
 
-    # WHEN the attempt is asked to stop
+    # WHEN the attempt receives a request to stop
     first, second = tmp_path / "first", tmp_path / "second"
     (first / "scratch").mkdir(parents=True)
     RequestFiles(first / "scratch").ask("stop", "notice")
     train(run, MODULE, command, gaudi_python, first, nproc=1)
     [saved] = run.complete_checkpoints()
     assert not (first / "output/adapter").exists()
-    # THEN the next one ends with an adapter, and a model that answers as that does
+    # THEN the next attempt saves an adapter, and a merged model that gives the same answers
     output = train(run, MODULE, command, gaudi_python, second, nproc=1)
     assert f"start: resumed from checkpoint step-{saved}\n" in output
-    assert "held-out loss: " in output
+    assert "held-out loss on " in output
     compared = (str(model), str(second / "output/adapter"), str(second / "output/model"))
-    told = run_python(gaudi_python, run.environment, "-m", "tests.support.container.language_models", *compared)
-    assert told.returncode == 0, told.stderr
-    assert float(told.stdout) < 0.2  # a bf16 has eight bits
+    done = run_python(gaudi_python, run.environment, "-m", "tests.support.container.language_models", *compared)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.2  # bf16 has a precision of eight bits

@@ -1,4 +1,4 @@
-"""A script's requirements: installed once, from wheels alone, and never in place of the image's own packages."""
+"""A script's requirements: installed once, from wheels only, without replacing packages of the image."""
 
 import logging
 import subprocess
@@ -38,7 +38,7 @@ def environment(s3: "S3Client", folder: Path, requirements: str) -> Environment:
     return Environment(s3, run, folder / "packages", code=folder / "code", requirements="r.txt")
 
 
-def test_packages_are_installed_once_for_all_that_ask_for_the_same(
+def test_equal_requirements_are_installed_once(
     s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -48,7 +48,7 @@ def test_packages_are_installed_once_for_all_that_ask_for_the_same(
     other = environment(s3, tmp_path / "two", "of_mine\n").make(wheels=wheels, installs=False)
     assert [line.split(" in ")[0] for line in caplog.messages] == [
         "packages: of_mine",
-        "packages: those of r.txt, made before,",
+        "packages: restored those of r.txt",
     ]
     shown = [sys.executable, "-c", "import of_mine; print(of_mine.NAME, of_mine.__file__)"]
     found = subprocess.run(shown, env=other, capture_output=True, text=True, check=True).stdout.split()
@@ -60,18 +60,18 @@ def test_packages_are_installed_once_for_all_that_ask_for_the_same(
     assert [(tag["Key"], tag["Value"]) for tag in tags] == [CACHE_TAG], "it would stay for ever"
 
 
-def test_what_would_replace_a_package_of_the_image_is_refused_by_its_name(s3: "S3Client", tmp_path: Path) -> None:
+def test_replacing_a_package_of_the_image_is_refused(s3: "S3Client", tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "greedy", needs="pydantic>=99")
     with pytest.raises(UsageError) as refused:
         environment(s3, tmp_path / "one", "greedy\n").make(wheels=tmp_path / "wheels", installs=True)
-    said = str(refused.value)
-    assert said.startswith("r.txt cannot be installed on top of the image's packages: "), said
-    assert "; greedy 1.0 depends on pydantic>=99" in said
-    assert "Processing" not in said
-    assert "\nNext: " in said
+    message = str(refused.value)
+    assert message.startswith("r.txt cannot be installed on top of the image's packages: "), message
+    assert "; greedy 1.0 depends on pydantic>=99" in message
+    assert "Processing" not in message
+    assert "\nNext: " in message
 
 
-def test_a_wheel_of_the_code_and_its_constraints_decide_what_is_installed(s3: "S3Client", tmp_path: Path) -> None:
+def test_wheels_and_constraints_of_the_code_are_used(s3: "S3Client", tmp_path: Path) -> None:
     def prints(place: Path) -> str:
         return fingerprint(place, read_requirements(place, "r.txt"), {}, {})
 
@@ -83,7 +83,7 @@ def test_a_wheel_of_the_code_and_its_constraints_decide_what_is_installed(s3: "S
     (tmp_path / "other script/train.py").write_text("2")
     assert prints(tmp_path / "other script") == prints(tmp_path / "one")
     assert len({prints(path) for path in tmp_path.iterdir()}) == 3
-    # An installed folder may use any file of the code
+    # The installation of a folder may use any file of the code
     for name in ("one", "other script"):
         write_files(tmp_path / name, {"r.txt": "-r base.txt", "base.txt": "-e .  # the code", "pyproject.toml": ""})
     assert prints(tmp_path / "other script") != prints(tmp_path / "one")

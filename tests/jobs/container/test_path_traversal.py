@@ -1,4 +1,4 @@
-"""Whoever may write keys to a bucket must not write files of those who download them."""
+"""A user who can write keys to a bucket must not be able to write files of users who download them."""
 
 import hashlib
 import json
@@ -61,7 +61,7 @@ def a_run(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object
 
 @pytest.fixture
 def connection(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """What the command line connects with, pointed at the same S3."""
+    """The command line's connection, to the same S3."""
     for name, value in {
         "AWS_ENDPOINT_URL": s3_endpoint,
         "AWS_ACCESS_KEY_ID": "test",
@@ -77,7 +77,7 @@ def connection(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Aws:
     "download",
     [all_of_a_folder, an_input_folder, a_notebooks_folder, an_artifact, a_run],
 )
-def test_a_key_that_leads_out_of_the_folder_is_refused(
+def test_a_key_outside_the_folder_is_refused(
     download: Download, name: str, s3: "S3Client", connection: Aws, tmp_path: Path
 ) -> None:
     folder = S3Location("runs", f"{tmp_path.name}/folder")

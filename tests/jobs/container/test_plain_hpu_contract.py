@@ -1,10 +1,10 @@
-"""The HPU branch without optimum-habana against the transformers and accelerate of a release: their real classes.
+"""The HPU branch without optimum-habana, with the real classes of a release's transformers and accelerate.
 
     make contract                      every release
-    make contract RELEASE=1.23.0       one
+    make contract RELEASE=1.23.0       one release
 
-Without either it is the default release's. transformers_on_hpu.py says what stands in for Habana's bridge, and that no
-tensor is on an HPU.
+Otherwise the default release is tested. transformers_on_hpu.py describes the replacement of Habana's bridge. No tensor
+is on an HPU.
 """
 
 import json
@@ -33,11 +33,11 @@ def description(gaudi_python: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return answer
 
 
-def test_the_versions_are_those_of_the_release(description: dict[str, Any]) -> None:
+def test_the_package_versions_match_the_release(description: dict[str, Any]) -> None:
     assert description["versions"] == {"transformers": ROW.transformers, "accelerate": ROW.accelerate}
 
 
-def test_every_argument_is_known_and_kept(description: dict[str, Any]) -> None:
+def test_every_argument_is_accepted(description: dict[str, Any]) -> None:
     assert description["trainer"] == [
         "transformers.trainer.Trainer",
         "transformers.training_args.TrainingArguments",
@@ -48,8 +48,8 @@ def test_every_argument_is_known_and_kept(description: dict[str, Any]) -> None:
     assert description["trainer_arguments"] == {}
 
 
-def test_it_trains_on_the_hpu_in_bf16_and_without_optimum_habana(description: dict[str, Any]) -> None:
-    """Whose packages are installed beside those that are used."""
+def test_it_trains_on_the_hpu_in_bf16_without_optimum_habana(description: dict[str, Any]) -> None:
+    """optimum-habana is installed, but not used."""
     assert (description["device"], description["of_accelerate"]) == ("hpu:0", "hpu")
     assert description["cards"] == 1, "more than one would be copied to by nn.DataParallel"
     assert description["autocast"] == {"hpu": True, "dtype": "torch.bfloat16"}
@@ -59,11 +59,11 @@ def test_it_trains_on_the_hpu_in_bf16_and_without_optimum_habana(description: di
 
 @pytest.mark.parametrize(
     "nproc", [1, 2] if image_environment.chosen_release() else [1]
-)  # two for `make contract` alone
+)  # two ranks only in `make contract`
 def test_it_trains_checkpoints_and_resumes(
     run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path, nproc: int
 ) -> None:
-    """Two ranks go the way of several HPUs: DistributedDataParallel over what is called HCCL."""
+    """Two ranks train as on several HPUs: DistributedDataParallel over a backend named HCCL."""
     command = ("finetune-classification", *recipe)
 
     def attempt(name: str) -> str:
@@ -83,7 +83,7 @@ def test_it_trains_checkpoints_and_resumes(
     assert len(kept) == nproc + 1
     before = [run.read(name) for name in kept]
 
-    # A second attempt, after one that was cut off in its last upload.
+    # A second attempt, after one that was interrupted in its last upload.
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
     assert "start: resumed from checkpoint step-40\n" in attempt("second")
 

@@ -1,4 +1,4 @@
-"""Which rank a process takes itself for, by what has started it."""
+"""How a process finds its place among the ranks, depending on its starter."""
 
 import importlib.util
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 import trainyard
-from jobs.container.channel import told_result
+from jobs.container.channel import LOOPBACK, connect_store, read_result, serve_store
 from jobs.container.rank import Rank
-from jobs.container.store import LOOPBACK, connect_store, serve_store
 from jobs.spec.catalog import CATALOG
 
 ALONE = {
@@ -18,7 +17,7 @@ ALONE = {
     "TRAINYARD_LOCAL_WORLD_SIZE": "1",
     "TRAINYARD_GROUP_RANK": "0",
 }
-"""What a script with `processes: 1` has, and each process that it starts inherits."""
+"""The environment of a script with `processes: 1`, which its child processes inherit."""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ ALONE = {
     ],
     ids=["Open MPI", "MPICH", "torchrun"],
 )
-def test_a_rank_that_a_script_has_started_is_not_taken_for_the_script(
+def test_a_rank_started_by_a_script_has_its_own_place(
     started: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = {"TRAINYARD_RUN_URI": "s3://runs/research/a/", "TRAINYARD_SCRATCH": str(tmp_path)}
@@ -57,10 +56,10 @@ def test_a_rank_that_a_script_has_started_is_not_taken_for_the_script(
     assert (rank.rank, rank.local_rank, rank.world_size, rank.local_world_size) == (5, 1, 8, 4)
     assert (rank.node, rank.nnodes) == (1, 2)
     trainyard.result(f1=0.1)
-    assert told_result(tmp_path) == {"f1": 0.5}, "what rank 0 said"
+    assert read_result(tmp_path) == {"f1": 0.5}, "as rank 0 reported"
 
 
-def test_a_result_that_is_a_document_is_refused_in_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nested_result_is_refused_in_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"TRAINYARD_RUN_URI": "s3://runs/research/a/", "TRAINYARD_SCRATCH": str(tmp_path)}
     for name, value in {**ALONE, **run}.items():
         monkeypatch.setenv(name, value)
@@ -69,15 +68,15 @@ def test_a_result_that_is_a_document_is_refused_in_the_script(tmp_path: Path, mo
         ValueError, match=r"takes at most 16384 bytes of JSON in all; .* most of them in 'words'\. Next: write"
     ):
         trainyard.result(more="y" * 1000)
-    assert told_result(tmp_path).keys() == {"f1", "words"}
+    assert read_result(tmp_path).keys() == {"f1", "words"}
 
 
-def test_each_store_takes_a_port_that_is_free() -> None:
+def test_each_store_takes_a_free_port() -> None:
     first, second = serve_store(LOOPBACK), serve_store(LOOPBACK)
     assert first.port != second.port
     connect_store(LOOPBACK, first.port).set("a", "b")
     assert first.get("a") == b"b"
 
 
-def test_every_kind_has_the_module_that_its_ranks_run() -> None:
+def test_every_kind_has_an_entrypoint_module() -> None:
     assert [kind.name for kind in CATALOG.values() if importlib.util.find_spec(kind.entrypoint) is None] == []

@@ -85,9 +85,9 @@ def test_script_loses_the_time_after_its_last_checkpoint() -> None:
 
 
 def test_waiting_of_nodes_is_a_phase_before_the_attempt() -> None:
-    gang = attempt(1, minutes=12, nnodes=4, waited_instance_seconds=600)
-    assert minutes_of(gang) == [(1, "waiting", 10), (1, "starting", 8), (1, "working", 40)]
-    cost = usd_by_phase([gang])
+    group = attempt(1, minutes=12, nnodes=4, waited_instance_seconds=600)
+    assert minutes_of(group) == [(1, "waiting", 10), (1, "starting", 8), (1, "working", 40)]
+    cost = usd_by_phase([group])
     assert cost == pytest.approx(
         {
             "waiting": 3.93 / 6,

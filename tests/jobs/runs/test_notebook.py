@@ -12,7 +12,7 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import read_spec
 from jobs.cli.submission import plan_run, send
-from jobs.container.kinds.notebook.entrypoint import _until_the_end
+from jobs.container.kinds.notebook import _until_the_end
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
 from jobs.core.records import NotebookServer

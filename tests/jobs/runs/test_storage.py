@@ -57,7 +57,7 @@ def test_arguments_too_long_for_a_command_line_reach_the_launcher(
     assert launch.arguments.train_data == [table.replace("data://", f"s3://{stage.data_bucket}/") for table in tables]
     # WHEN Batch refuses the job, THEN its files are deleted, and a launcher would report that
     delete_spec(emulated, planned)
-    with pytest.raises(NotFoundError, match="which holds the job's arguments, is gone"):
+    with pytest.raises(NotFoundError, match="the file of the job's arguments, is missing"):
         parse(command_of(planned)[3:], environment_of(planned))
 
 

@@ -59,7 +59,7 @@ def test_sweeps_reason_is_that_of_its_points_or_budget(
     done, waits = standing(1, "succeeded", 0.5, rung=None), standing(2, "not run", 0.5, rung=None)
     assert ended_by(emulated, run, [done, waits], failed) == exited, "nothing more is known"
     # WHEN a worker has recorded why it started no other point
-    stop = Claim(child=0, ended="stopped", reason="point 2 is not begun: budget: …")
+    stop = Claim(child=0, ended="stopped", reason="point 2 was not started: budget: …")
     place = run / stop_name(failed.id)
     emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=stop.model_dump_json().encode())
     assert ended_by(emulated, run, [done, waits], failed) == stop.reason

@@ -16,10 +16,13 @@ LEAST = {"instance_type": "dl1.24xlarge", "nproc_per_node": 8}
             {"hang_timeout_seconds": 0, "start_timeout_seconds": 60.5},
             ["--hang-timeout-seconds=0", "--start-timeout-seconds=60.5"],
         ),
-        ({"gang_min_nnodes": 2, "gang_attempts": 3}, ["--gang-min-nnodes=2", "--gang-attempts=3"]),
+        (
+            {"rendezvous_min_nnodes": 2, "rendezvous_attempts": 3},
+            ["--rendezvous-min-nnodes=2", "--rendezvous-attempts=3"],
+        ),
         ({"allow_changes": True}, ["--allow-changes"]),
         # Defaults are omitted.
-        ({"hang_timeout_seconds": 120, "gang_wait_seconds": 900, "allow_changes": False}, []),
+        ({"hang_timeout_seconds": 120, "rendezvous_wait_seconds": 900, "allow_changes": False}, []),
     ],
 )
 def test_options_become_flags_and_are_parsed_again(given: dict[str, object], flags: list[str]) -> None:

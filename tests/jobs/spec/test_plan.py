@@ -257,14 +257,14 @@ def test_multinode_job_gets_its_command_by_node_overrides() -> None:
     assert planned.request["retryStrategy"] == one.request["retryStrategy"]
 
 
-def test_gang_on_spot_is_an_array_of_single_node_jobs() -> None:
+def test_a_node_group_on_spot_is_an_array_of_single_node_jobs() -> None:
     one = plan(spec(), STAGE, run_id=RUN_ID)
     planned = plan(spec(resources={"nnodes": 4, "min_nnodes": 2, "capacity": "spot"}), STAGE, run_id=RUN_ID)
     same = {key: value for key, value in one.request.items() if key != "ecsPropertiesOverride"}
     found = {key: value for key, value in planned.request.items() if key != "ecsPropertiesOverride"}
     assert found == {**same, "arrayProperties": {"size": 4}}
     added = set(command_of(planned)) - set(command_of(one))
-    assert added == {"--gang-min-nnodes=2", "--gang-attempts=3"}
+    assert added == {"--rendezvous-min-nnodes=2", "--rendezvous-attempts=3"}
     assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("spot", "spot", 4 * 3.93)
     assert planned.queue_reason == "4 nodes of dl1.24xlarge on Spot: each starts separately, and again after a reclaim"
     assert planned.notes == (
@@ -275,7 +275,7 @@ def test_gang_on_spot_is_an_array_of_single_node_jobs() -> None:
     )
     # By default, all nodes are needed.
     whole = plan(spec(resources={"nnodes": 4, "capacity": "spot"}), LARGE, run_id=RUN_ID)
-    assert "--gang-min-nnodes=4" in command_of(whole)
+    assert "--rendezvous-min-nnodes=4" in command_of(whole)
     assert "enough" not in whole.notes[0]
 
 

@@ -131,7 +131,7 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-Kind = Literal["multi-node", "gang"]
+Kind = Literal["multi-node", "node-group"]
 """A multi-node job of AWS Batch, or an array of one-node jobs that find each other through S3."""
 
 HANG_TIMEOUT_SECONDS = 20
@@ -148,7 +148,7 @@ class Job:
         self.run = run
         self.nodes: list[Launched] = []
         self.least = nnodes
-        """Fewest nodes on which a gang may train."""
+        """Fewest nodes on which a node group may train."""
         self._network = network
         self._flags = flags
         self._logs = logs
@@ -191,12 +191,12 @@ class Job:
                 (self._logs / f"{self.kind}-{self.nnodes}-{name.replace(' ', '-')}-node-{index}.log").write_text(text)
 
     def _options(self) -> list[str]:
-        return [f"--gang-min-nnodes={self.least}"] if self.kind == "gang" else []
+        return [f"--rendezvous-min-nnodes={self.least}"] if self.kind == "node-group" else []
 
     def _batch(self, index: int) -> dict[str, Any]:
         """Return Batch's variables of a node or of an array's child. The main node does not get its own address."""
         job_id = self.run.location.key.strip("/")[-4:]
-        if self.kind == "gang":
+        if self.kind == "node-group":
             return {
                 "AWS_BATCH_JOB_ID": f"{job_id}:{index}",
                 "AWS_BATCH_JOB_ARRAY_INDEX": str(index),

@@ -1,4 +1,4 @@
-"""Attempts of one run in this process, on one rank: a tiny model, and evaluations whose results are given."""
+"""Attempts of one run in this process, on one rank, with a tiny model and given evaluation results."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch.distributed import is_initialized
 
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator
-from jobs.container.channel import RankStatus, RequestFiles, ask_comparison
+from jobs.container.channel import RankStatus, RequestFiles, write_comparison
 from jobs.container.rank import Rank
 from jobs.container.saving.manifest import Retention, Throughput
 from jobs.container.saving.metrics import RunMetrics
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 LOSSES = {3: 0.9, 6: 0.5, 9: 0.7, 12: 0.5, 15: 0.4, 18: 0.3}
-"""What an evaluation finds by its step, each the end of an epoch: after the best, two are no better, and it stops."""
+"""The loss of the evaluation at each step. After two evaluations without a better one, the training stops."""
 
 
 class Examples:
-    """Ten of two tokens in two classes: with four a step an epoch has three steps."""
+    """Ten examples of two tokens in two classes. With four per step, an epoch has three steps."""
 
     def __len__(self) -> int:
         return 10
@@ -47,24 +47,24 @@ class Attempts:
     s3: "S3Client"
     run: S3Location
     losses: dict[int, float] = field(default_factory=lambda: dict(LOSSES))
-    """What an evaluation finds by its step."""
+    """The loss of the evaluation at each step."""
     comparison: Comparison | None = None
-    """How it is compared with other points, where it is one of a sweep."""
+    """The comparison with other points, if the run is a point of a sweep."""
     evaluated: list[tuple[int, bytes]] = field(default_factory=list)
     """Step and weights of each evaluation."""
     number: int = 0
 
     def train(self, *, interrupt_at: int | None = None, fail_at: int | None = None, **arguments: Any) -> dict[str, Any]:
-        """Train, and return the result; the evaluation after a step is interrupted by its launcher, or fails."""
+        """Train and return the result. The evaluation after a given step is interrupted by the launcher, or fails."""
         self.number += 1
         scratch = self.rank.scratch / f"{self.run.key}{self.number}"
         rank = replace(self.rank, run=self.run, scratch=scratch, attempt=self.number)
-        # As the launcher does: threads of an attempt that has failed write nothing any more.
+        # As with a real launcher, threads of a failed attempt no longer write.
         object_store.write(self.s3, self.run / f"attempts/{self.number}.json", b"{}")
         rank.scratch.mkdir(parents=True)
         self.scratch = rank.scratch
         if self.comparison is not None:
-            ask_comparison(rank.scratch, self.comparison)
+            write_comparison(rank.scratch, self.comparison)
 
         def evaluate(trainer: Any) -> Mapping[str, float]:
             step = trainer.state.global_step
@@ -120,18 +120,18 @@ class Attempts:
     def curve(self) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in self.read("metrics.jsonl").splitlines()]
         kept = [{name: row[name] for name in row if not name.endswith(("time", "second", "seconds"))} for row in rows]
-        # An evaluation that is made up for stands after the other line of its step, not before.
+        # A made-up evaluation comes after the other line of its step, not before.
         return sorted(kept, key=lambda row: (row["step"], sorted(row)))
 
 
 def uploads_of(rank: Rank, s3: "S3Client | None" = None, **retention: int) -> CheckpointUploads:
-    """Return the uploads of a rank whose training a test stands in for."""
+    """Return the uploads of a rank whose training is played by a test."""
     arguments = PretrainMlm(data="run://tokens")
     return CheckpointUploads(rank, s3, arguments, metrics_of(rank), Retention(**retention))
 
 
 def metrics_of(rank: Rank, s3: "S3Client | None" = None, **options: Any) -> RunMetrics:
-    """Return the metrics of a run that begins, unless `options` has something else."""
+    """Return the metrics of a new run, with changes by `options`."""
     begins: dict[str, Any] = {
         "resumed_from_step": 0,
         "throughput": Throughput(),

@@ -1,12 +1,12 @@
-"""The code in the container against the packages of every release.
+"""Run the container's tests with the packages of every release.
 
     make contract                        all rows of images/releases.toml
-    make contract RELEASE=1.23.0         one
+    make contract RELEASE=1.23.0         one row
 
-For each: the tests marked `every_release`, those of the HPU's two branches with the gaudi image's packages, the others
-with the cpu image's. The real GaudiTrainer, and the real Trainer with what it does on an HPU, train on a CPU;
-optimum_habana_on_cpu.py and transformers_on_hpu.py say what stands in for Habana's own packages. Python and PyTorch are
-the laptop's in every row.
+For each row, the tests marked `every_release` run: those of the HPU's two branches with the gaudi image's packages, the
+others with the cpu image's. The real GaudiTrainer, and the real Trainer in its HPU mode, train on a CPU.
+optimum_habana_on_cpu.py and transformers_on_hpu.py describe the replacements of Habana's packages. Python and PyTorch
+are the laptop's in every row.
 """
 
 import os
@@ -32,7 +32,7 @@ COMMAND = (
 
 
 def main(names: list[str]) -> int:
-    """Test the rows that were named, or all, and return 0 if every row passed."""
+    """Test the given rows, or all. Returns 0 if every row passed."""
     failed = []
     for row in [release(name) for name in names] or list(releases().values()):
         with_it = f"optimum-habana {row.optimum_habana}, transformers {row.transformers}, accelerate {row.accelerate}"

@@ -1,4 +1,4 @@
-"""Real text that is always there, what was made of it, and the three jobs that prepare pre-training, run in place."""
+"""Real text that is always available, the artifacts made of it, and the three jobs that prepare pre-training."""
 
 import json
 import sysconfig
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @cache
 def paragraphs(count: int) -> Sequence[str]:
-    """A corpus of the descriptions of installed packages: English prose, code, lists, and many other characters."""
+    """A corpus of the descriptions of installed packages: English prose, code, lists, and special characters."""
     found: dict[str, None] = {}
     for path in sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/METADATA")):
         text = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[2]
@@ -48,7 +48,7 @@ def put_jsonl(path: Path, texts: Sequence[Any], *, column: str = "text") -> Path
 
 @dataclass
 class Workshop:
-    """Where jobs run one after the other, each as a run of its own."""
+    """Runs jobs one after the other, each as a separate run."""
 
     s3: "S3Client"
     endpoint: str
@@ -91,7 +91,7 @@ class Workshop:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("AWS_PROFILE", raising=False)
-            # The jobs themselves turn it on.
+            # The jobs turn it on.
             patch.setenv("TOKENIZERS_PARALLELISM", "false")
             for name, value in environment_of(self.endpoint).items():
                 patch.setenv(name, value)
@@ -103,13 +103,13 @@ class Workshop:
         return self.folder / f"scratch-{len(self.runs)}"
 
     def made(self, kind: str) -> OpenArtifact:
-        """By the newest run."""
+        """The metrics of the newest run."""
         return open_artifact(
             str(self.runs[-1]), kind=kind, s3=lambda: self.s3, scratch=self.folder / f"read-{len(self.runs)}"
         )
 
     def result(self) -> Mapping[str, Any]:
-        """The result of the newest run, as its receipt will have it."""
+        """The result of the newest run, as in its receipt."""
         return RankStatus.read(self.scratch).result
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -118,20 +118,20 @@ class Workshop:
         return [json.loads(line) for line in body.splitlines()]
 
     def delete(self, artifact: OpenArtifact, *names: str) -> None:
-        """Files of an artifact, with their records, and the manifest: as an interrupted job leaves it."""
+        """Delete files of an artifact, their records, and the manifest, as if the job had been interrupted."""
         place = S3Location.parse(artifact.location)
         for name in ["manifest.json", *names, *(f"done/{name}.json" for name in names)]:
             self.s3.delete_object(Bucket=place.bucket, Key=(place / name).key)
 
     def modified(self, artifact: OpenArtifact) -> dict[str, Any]:
-        """When each file of an artifact was written."""
+        """The modification time of each file of an artifact."""
         place = S3Location.parse(artifact.location)
         listed = self.s3.list_objects_v2(Bucket=place.bucket, Prefix=f"{place.key.rstrip('/')}/")["Contents"]
         return {item["Key"].removeprefix(place.key).lstrip("/"): item["LastModified"] for item in listed}
 
 
 def texts_of(artifact: OpenArtifact, split: Split = "train") -> list[str]:
-    """The documents of a corpus, in their order."""
+    """The documents of a corpus, in order."""
     names = sorted(name for name in artifact.manifest.files if name.startswith(split))
     folder = artifact.download(names)
     return [document.decode() for name in names for document in documents(folder / name)]

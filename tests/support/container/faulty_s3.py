@@ -1,4 +1,4 @@
-"""A proxy between jobs and their S3 that is as slow as a network, fails as S3 does, or takes a permission away."""
+"""A proxy between jobs and their S3: slow as a network, with S3's errors, or with a permission removed."""
 
 import random
 import re
@@ -17,25 +17,25 @@ from tests.support.jobs.proxies import Answer, Proxy
 Fault = Literal[
     "InternalError", "SlowDown", "AccessDenied", "slow", "cut on the way", "cut before the answer", "cut in the answer"
 ]
-"""An error of S3, one that asks for patience, or a permission that is missing this one time; an answer after a second
-or two; a connection that ends in the midst of the request, after S3 has taken it, or in the midst of the answer."""
+"""An error of S3, a request to slow down, or a permission that is missing once; an answer after a second or two; a
+connection that ends during the request, after S3 has processed it, or during the answer."""
 
 _STATUS = {"InternalError": 500, "SlowDown": 503, "AccessDenied": 403}
 
 
 class FaultyS3(Proxy):
-    """Passes requests on to `upstream`, after `latency_seconds`; a `fraction` of them goes wrong.
+    """Forwards requests to `upstream` after `latency_seconds`. A `fraction` of them fails.
 
-    Which ones is drawn from the seed, the request and how often it was seen, so it does not hang on the order in which
-    threads send them. `counts` has how many requests had which fault, "none" among them.
+    The seed, the request and its number of repetitions decide which ones fail, so that the order of threads does not
+    matter. `counts` has the number of requests by fault, including "none".
     """
 
     def __init__(self, upstream: str, *, fraction: float = 0.0, seed: int = 1, latency_seconds: float = 0.0) -> None:
         self.counts: Counter[str] = Counter()
         self.denies: Callable[[str, str], bool] = lambda _method, _path: False
-        """Which requests are denied, by method and path."""
+        """Returns whether a request is denied, by method and path."""
         self.breaks: Callable[[str, str], Fault | None] = lambda _method, _path: None
-        """What goes wrong with a request in any case, by method and path."""
+        """Returns the fault of a request, if it must have one, by method and path."""
         self._fraction = fraction
         self._seed = seed
         self._latency_seconds = latency_seconds
@@ -52,7 +52,7 @@ class FaultyS3(Proxy):
             return
         body = request.rfile.read(length)
         if len(body) < length:
-            request.close_connection = True  # the client was killed: S3 takes no half of an object either
+            request.close_connection = True  # the client was killed; S3 stores no incomplete object either
             return
         if fault == "slow":
             time.sleep(chance.uniform(1, 2))
@@ -68,7 +68,7 @@ class FaultyS3(Proxy):
                 self._answer(request, *answer, cut=fault == "cut in the answer")
 
     def _drawn(self, request: BaseHTTPRequestHandler) -> tuple[Fault | None, random.Random]:
-        # S3 gives each upload in parts a number of its own, which would draw other faults each time.
+        # Each multipart upload has a new id, which would draw different faults each time.
         asked = f"{request.command} {re.sub('research/[^/]+|uploadId=[^&]+', '', request.path)}"
         with self._lock:
             self._seen[asked] += 1
@@ -81,7 +81,7 @@ class FaultyS3(Proxy):
 
 
 def try_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the pauses of this process before it tries again what S3 did not take."""
+    """Skip the pauses of this process before it retries a request."""
     monkeypatch.setattr(object_store, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
 
 

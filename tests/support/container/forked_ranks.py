@@ -1,10 +1,9 @@
-"""Ranks of one node as torchrun starts them, but forked from one process, which has imported what they need.
+"""Ranks of one node as torchrun starts them, but forked from one process that has imported their modules.
 
     python -m tests.support.container.forked_ranks NPROC MODULE [ARGUMENT …]
 
-Torchrun would import PyTorch for itself, and each rank PyTorch, transformers and, where MODULE is that of it,
-optimum-habana: up to seven seconds of CPU each. A module that has a function `preload` names there what else is
-imported before the fork.
+Torchrun would import PyTorch, and each rank PyTorch, transformers and possibly optimum-habana: up to seven seconds of
+CPU each. A function `preload` of MODULE imports what else is needed before the fork.
 """
 
 import contextlib
@@ -15,15 +14,15 @@ from collections.abc import Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
 
-from jobs.container.imports import imports_that_stay
+from jobs.container.accelerator import imports_without_gc
 from tests.support.container.warm_ranks import run_module
 
 HOST = "127.0.0.1"
 
 
 def main(nproc: int, module: str, argv: Sequence[str]) -> int:
-    """Return 0 if all ranks have ended well, 1 otherwise."""
-    with imports_that_stay():
+    """Return 0 if all ranks have succeeded, else 1."""
+    with imports_without_gc():
         preload = getattr(importlib.import_module(module), "preload", None)
         if preload is not None:
             preload()

@@ -1,8 +1,8 @@
-"""Four ranks sum the gradients of the same step: as the first of an attempt, and after others.
+"""Four ranks sum the gradients of the same step: as the first step of an attempt, and after other steps.
 
     python -m tests.support.container.four_ranks FOLDER
 
-Prints, as JSON, whether both are equal to the bit: without `arrange_gradient_buckets`, and with it.
+Prints as JSON whether both sums are equal bit by bit, without `arrange_gradient_buckets` and with it.
 """
 
 import json
@@ -20,7 +20,7 @@ RANKS, LAYERS, WIDTH = 4, 5, 65
 
 
 class Backwards(torch.nn.Module):
-    """Uses its layers in another order than it has them, so that gradients come in another one than is expected."""
+    """Uses its layers in a different order than it defines them, so that gradients arrive in an unexpected order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def rank(number: int, folder: Path) -> None:
 if __name__ == "__main__":
     children = []
     for number in range(RANKS):
-        child = os.fork()  # PyTorch is loaded once, which takes longer than all the rest
+        child = os.fork()  # PyTorch is imported once, which takes longer than everything else
         if not child:
             rank(number, Path(sys.argv[1]))
             sys.stdout.flush()

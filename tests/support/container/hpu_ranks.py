@@ -1,4 +1,4 @@
-"""Ranks of an HPU branch on a CPU, without the launcher, which would look for the HPUs themselves."""
+"""Ranks of an HPU branch on a CPU, without the launcher, which would look for HPUs."""
 
 import os
 import subprocess
@@ -11,11 +11,11 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def described(python: Path, module: str, home: Path, **variables: str) -> str:
-    """What `module` prints of its branch, in an environment with little in it."""
+    """The description that `module` prints of its branch, in a minimal environment."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    told = run_python(python, {**kept, "HOME": str(home), **variables}, "-m", module, "describe")
-    assert told.returncode == 0, told.stdout + told.stderr
-    return told.stdout
+    done = run_python(python, {**kept, "HOME": str(home), **variables}, "-m", module, "describe")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def train(
@@ -28,9 +28,9 @@ def train(
     nproc: int,
     **variables: str,
 ) -> str:
-    """One attempt of `module`'s ranks, which is to succeed; returns what they printed.
+    """Run one attempt of `module`'s ranks, which must succeed. Returns their output.
 
-    `command`: the kind of job and its arguments. A script runs in `folder`.
+    `command` is the kind of job and its arguments. A script runs in `folder`.
     """
     for name in ("home", "scratch"):
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""A data set as the Hugging Face hub holds it: JSON lines, and a card with configurations and features.
+"""A data set as on the Hugging Face Hub: JSON lines, and a card with configurations and features.
 
-`datasets` reads a folder `org/name` below the working directory as it reads the repository of that name on the hub.
+`datasets` reads a folder `org/name` below the working directory like the repository of that name on the hub.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Splits = Mapping[str, Sequence[dict[str, Any]]]
 
 
 def save_data_set(folder: Path, configurations: Mapping[str, Splits], *, class_names: Sequence[str] | None) -> None:
-    """Each configuration with its splits; `label` is a class label where named, `idx` a number, the rest text."""
+    """Each configuration with its splits. `label` is a class label if it has names, `idx` a number, the rest text."""
     types: dict[str, Any] = {"idx": "int32"}
     if class_names is not None:
         types["label"] = {"class_label": {"names": {str(number): name for number, name in enumerate(class_names)}}}

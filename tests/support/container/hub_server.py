@@ -1,8 +1,7 @@
-"""A Hugging Face Hub that takes and gives models and data sets: the few endpoints that huggingface_hub pushes to and
-downloads from, over real HTTP.
+"""A Hugging Face Hub for models and data sets: the endpoints that huggingface_hub uses to push and download, over HTTP.
 
-Large and binary files go the way that they go on the hub: asked for by the LFS batch API, put by themselves, verified,
-and named in the commit by their hash.
+Large and binary files are uploaded as on the hub: requested by the LFS batch API, uploaded separately, verified, and
+referenced in the commit by their hash.
 """
 
 import base64
@@ -19,7 +18,7 @@ from typing import Any
 TOKEN = "hf_ofTheTeam"
 
 LARGE_BYTES = 20_000
-"""Bytes of text from which on it goes by LFS; the hub's own limit is 10 MB."""
+"""Size in bytes from which a text file uses LFS. The hub's limit is 10 MB."""
 
 _PATH = re.compile(r"(?P<type>model|dataset)s/(?P<name>[^/]+/[^/]+)/(?P<action>preupload|commit)/main")
 _LFS = re.compile(r"/(?P<data_sets>datasets/)?(?P<name>[^/]+/[^/]+)\.git/info/lfs/objects/(?P<action>batch|verify)")
@@ -29,21 +28,21 @@ _LISTED = re.compile(r"/api/(?P<type>model|dataset)s/(?P<name>[^/]+/[^/]+)(/revi
 _FILE = re.compile(r"/(?P<name>(datasets/)?[^/]+/[^/]+)/resolve/(main|[0-9a-f]{40})/(?P<file>.+)")
 
 COMMIT = "5c0ff" * 8
-"""The commit of every repository that has any."""
+"""The commit of every repository with files."""
 
 
 @dataclass
 class Hub:
-    """What was pushed, and how it answers. Data sets are called `datasets/org/name`, as in their addresses."""
+    """The pushed files, and the settings of the answers. Data sets are named `datasets/org/name`, as in their URLs."""
 
     url: str = ""
     private: dict[str, bool] = field(default_factory=dict)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     by_lfs: dict[str, set[str]] = field(default_factory=dict)
-    """Those of a repository's files that went by LFS."""
+    """The files of a repository that were uploaded with LFS."""
     commits: list[str] = field(default_factory=list)
     _objects: dict[str, bytes] = field(default_factory=dict)
-    """Put, and named by no commit perhaps: content by its sha256."""
+    """Uploaded content by its sha256, perhaps not in any commit."""
     refuses_commits: bool = False
 
 
@@ -114,7 +113,7 @@ def running_hub() -> Iterator[Hub]:
             hub.files[name] = files
 
         def do_PUT(self) -> None:
-            """Where the LFS batch API sent it to: signed addresses, which take no token."""
+            """The signed URLs of the LFS batch API, which need no token."""
             content = self.rfile.read(int(self.headers["Content-Length"]))
             oid = self.path.removeprefix("/lfs/")
             assert self.headers.get("Authorization") is None, "the token went to the storage"
@@ -173,5 +172,5 @@ def _address(repository_type: str, name: str) -> str:
 
 
 def _upload_mode(file: dict[str, Any]) -> str:
-    """As the hub decides it: by size, and by what the first bytes are."""
+    """Decide like the hub, by size and by the first bytes."""
     return "lfs" if file["size"] >= LARGE_BYTES or b"\0" in base64.b64decode(file["sample"]) else "regular"

@@ -1,8 +1,8 @@
-"""Environments with the Python packages that an image's lock names, for the tests that run jobs as that image would.
+"""Environments with the Python packages of an image's lock file, for tests that run jobs as that image would.
 
-Each is made once, by uv from the package index, and lies in build/environments/. The PyTorch in all of them is that of
-the environment the tests run in, and so is Python: the Gaudi image's own PyTorch is in no package index, and older ones
-are gigabytes each. So the lock's hashes, of files for the image's Python, are left out.
+Each is created once, by uv from the package index, in build/environments/. PyTorch and Python are those of the tests'
+environment: the Gaudi image's PyTorch is in no package index, and older versions are gigabytes each. The lock's hashes
+are ignored, because they are for the image's Python.
 """
 
 import fcntl
@@ -22,26 +22,26 @@ from jobs.core.images import image, release
 from jobs.images.lock import IMAGES, ROOT, locked
 
 RELEASE_VARIABLE = "TRAINYARD_TEST_RELEASE"
-"""Which row of images/releases.toml the tests run jobs with; `make contract` sets it."""
+"""The row of images/releases.toml for the tests' jobs. Set by `make contract`."""
 
 FOLDER = ROOT / "build" / "environments"
 
 CONTENT = "content.txt"
-"""In a complete environment: what it was made from."""
+"""The file in a complete environment that records its sources."""
 
 INSTALL_SECONDS = 240
 
 
 def chosen_release() -> str | None:
-    """Return the release that the tests shall use.
+    """Return the release for the tests.
 
-    None: jobs run in the tests' own environment, and against the default row's optimum-habana.
+    None: jobs run in the tests' own environment, and with the default row's optimum-habana.
     """
     return os.environ.get(RELEASE_VARIABLE)
 
 
 def python_of(name: str, release_name: str | None) -> Path:
-    """Return the interpreter that finds the packages of an image for a release (None: the default one)."""
+    """Return an interpreter with the packages of an image for a release (None: the default release)."""
     row = release(release_name)
     versions = locked(image(name), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
@@ -52,7 +52,9 @@ def python_of(name: str, release_name: str | None) -> Path:
     python = folder / "bin" / "python"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: another process of the tests may want the same one
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # a lock until it is closed, because another test process may need the same environment
         if not (folder / CONTENT).exists() or (folder / CONTENT).read_text() != content:
             shutil.rmtree(folder, ignore_errors=True)
             _uv("venv", "--python", sys.executable, str(folder))
@@ -65,7 +67,7 @@ def python_of(name: str, release_name: str | None) -> Path:
 
 
 def _lent_files(own: Collection[str]) -> list[Path]:
-    """Return the files in site-packages of torch, and of what it needs beyond the image's `own` packages."""
+    """Return the files in site-packages of torch and its dependencies, without the image's `own` packages."""
     lent = [
         one
         for one in _with_dependencies("torch", set())

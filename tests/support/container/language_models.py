@@ -1,9 +1,8 @@
-"""A language model made on the spot, and real text for it: the descriptions of installed packages.
+"""A small language model with random weights, and real text for it: the descriptions of installed packages.
 
     python -m tests.support.container.language_models MODEL ADAPTER MERGED
 
-prints how far the answers of the model with its adapter are from those of the merged one: the largest difference
-between two logits.
+Prints the largest difference between logits of the model with its adapter and of the merged model.
 """
 
 import json
@@ -19,7 +18,7 @@ CHAT = (
 
 
 def save_tiny_llama(folder: Path, *, chat_template: str | None = CHAT) -> Path:
-    """What `from_pretrained` loads: random weights, and a tokenizer of 600 tokens that was trained on real text."""
+    """Save a model for `from_pretrained`: random weights, and a tokenizer of 600 tokens trained on real text."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -52,7 +51,7 @@ def save_tiny_llama(folder: Path, *, chat_template: str | None = CHAT) -> Path:
         intermediate_size=64,
         max_position_embeddings=256,
         tie_word_embeddings=True,
-        initializer_range=0.2,  # or its answers hardly depended on what it is asked
+        initializer_range=0.2,  # otherwise its answers hardly depend on the question
         eos_token_id=fast.eos_token_id,
         pad_token_id=fast.pad_token_id,
         bos_token_id=None,
@@ -62,7 +61,7 @@ def save_tiny_llama(folder: Path, *, chat_template: str | None = CHAT) -> Path:
 
 
 def instructions(count: int) -> list[dict[str, str]]:
-    """Return a question about the beginning of each of some paragraphs, answered with the rest."""
+    """Return questions with the beginning of a paragraph, and its rest as the answer."""
     from tests.support.container.corpora import paragraphs
 
     found = []
@@ -80,7 +79,7 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def difference(model: str, adapter: str, merged: str) -> float:
     import torch
-    import torch.distributed.tensor  # which peft expects (optimum_habana_on_cpu.py)
+    import torch.distributed.tensor  # expected by peft (optimum_habana_on_cpu.py)
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Runs of the real launcher, as Batch would start it, against the S3 of an emulated AWS."""
+"""Runs of the real launcher, started as by Batch, with a local S3 server."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 PATIENCE_SECONDS = 120
-"""For anything that is waited for; a healthy run takes a tenth."""
+"""Timeout of every wait. A healthy run needs a tenth."""
 
 _SCAN_EVERY_SECONDS = 0.5
 
@@ -37,20 +37,20 @@ MEASURED = (
     "train_runtime_seconds",
     *(f"eval_{name}" for name in ("runtime", "samples_per_second", "steps_per_second")),
 )
-"""What two runs of the same weights do not have in common."""
+"""The metrics that differ between two runs with the same weights."""
 
 
 @dataclass
 class Launched:
-    """A launcher that runs, and what it has printed."""
+    """A running launcher, and its output so far."""
 
     process: subprocess.Popen[str] | WarmLauncher
     keeps_to_itself: bool
     lines: list[str] = field(default_factory=list)
     open_to_the_network: set[str] = field(default_factory=set)
-    """Listening sockets that others could connect to, of it and all that it has started, seen while it ran."""
+    """Listening sockets of its processes that other machines could reach, collected while it ran."""
     overlooked: bool = False
-    """Whether ranks ran and no listening socket was seen, on loopback at least: the store in which they meet is one."""
+    """Whether ranks ran but no listening socket was seen, not even that of their store."""
     _more: threading.Condition = field(default_factory=threading.Condition)
     _ended: bool = False
 
@@ -63,7 +63,7 @@ class Launched:
         return "".join(self.lines)
 
     def wait_for_line(self, part: str, patience_seconds: float = PATIENCE_SECONDS) -> str:
-        """The first line that contains `part`, as soon as it is printed."""
+        """Wait for a line that contains `part`, and return it."""
 
         def found() -> str | None:
             return next((line for line in self.lines if part in line), None)
@@ -75,16 +75,16 @@ class Launched:
         return line
 
     def wait(self) -> int:
-        """Exit code, once all output is read."""
+        """Wait for the end, and return the exit code once all output is read."""
         try:
             code = self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {PATIENCE_SECONDS} s:\n{self.output}")
         with self._more:
             assert self._more.wait_for(lambda: self._ended, PATIENCE_SECONDS)
-        # Several nodes have to reach each other; tests of theirs say how.
+        # Several nodes must reach each other. Their tests check how.
         assert not (self.keeps_to_itself and self.open_to_the_network), self.open_to_the_network
-        # A scan that does not see the store proves nothing about other sockets.
+        # A scan that misses the store proves nothing about other sockets.
         assert not (self.keeps_to_itself and self.overlooked), f"no listening socket was seen:\n{self.output}"
         return code
 
@@ -110,20 +110,20 @@ class Launched:
 
     def _scan(self) -> None:
         before: set[psutil.Process] = set()
-        """Ranks that ran after the last scan, if that found nothing."""
+        """The ranks that were running after the last scan, if it found no socket."""
         while not self._ended:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found = listeners(self.process.pid)
                 self.open_to_the_network.update(str(one) for one in found if not is_loopback(one.address))
                 after = set() if found else set(self.ranks())
-                # Who ran before this scan and after it did so meanwhile; a short run may end between two scans.
+                # Ranks that ran before and after this scan ran during it. A short run may end between two scans.
                 self.overlooked |= bool(before & after)
                 before = after
             time.sleep(_SCAN_EVERY_SECONDS)
 
 
 def _rank(process: psutil.Process) -> int | None:
-    """Its number; None: it is no rank."""
+    """The number of a rank, or None for other processes."""
     with contextlib.suppress(psutil.NoSuchProcess):
         number = process.environ().get("RANK")
         return None if number is None else int(number)
@@ -132,16 +132,16 @@ def _rank(process: psutil.Process) -> int | None:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: where it lies, and how its attempts are started."""
+    """One run: its location, and the start of its attempts."""
 
     s3: "S3Client"
     location: S3Location
     environment: Mapping[str, str]
     scratch: Path
     python: Path
-    """The interpreter of its image, so to speak: which packages a job finds."""
+    """The interpreter that plays the image: it determines the packages."""
     is_fresh: bool = False
-    """True: each launcher is a new process, since its start is measured."""
+    """Whether each launcher is a new process, because its start is measured."""
 
     def start(
         self,
@@ -157,8 +157,8 @@ class Run:
     ) -> Launched:
         """Start an attempt.
 
-        `within`: a command that becomes the one which is appended to it, somewhere else. `script_ranks`: forked ones
-        find PyTorch and transformers imported, as those of our kinds do (warm_launcher.py).
+        `within` is a command that runs the launcher elsewhere. With `script_ranks="forked"`, the ranks of a script find
+        PyTorch and transformers imported, as those of our kinds do (warm_launcher.py).
         """
         command = [
             *within,
@@ -188,11 +188,11 @@ class Run:
                 cwd=Path(__file__).parents[3],
             )
         several = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ARRAY_INDEX"} & env.keys()
-        starts_ranks_itself = "--processes=1" in flags  # a script's own torchrun listens where it likes
+        starts_ranks_itself = "--processes=1" in flags  # the torchrun of a script listens on any address
         return Launched(process, keeps_to_itself=not several and not starts_ranks_itself)
 
     def attempt(self, *flags: str, expect: int = 0, **options: Any) -> Launched:
-        """Start, wait for the end, and hold the exit code against the expected one."""
+        """Start an attempt, wait for its end, and check the exit code."""
         launched = self.start(*flags, **options)
         code = launched.wait()
         assert code == expect, f"exit code {code}:\n{launched.output}"
@@ -220,15 +220,15 @@ class Run:
         return [json.loads(line) for line in self.read(METRICS).splitlines()]
 
     def curve(self) -> list[dict[str, Any]]:
-        """What runs of the same weights have in common of their metrics, by step.
+        """The metrics that are equal in runs with the same weights, by step.
 
-        A resumed run that makes up for an evaluation writes it after the other line of the step, not before.
+        A resumed run writes a made-up evaluation after the other line of the step, not before.
         """
         lines = ({name: value for name, value in line.items() if name not in MEASURED} for line in self.metrics())
         return sorted(lines, key=lambda line: (line["step"], sorted(line)))
 
     def tensorboard_losses(self, folder: Path) -> list[tuple[int, float]]:
-        """Step and loss of each point of the curve that TensorBoard draws; the events go to `folder`."""
+        """Step and loss of each point of TensorBoard's curve. The event files are downloaded to `folder`."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(self.download("tensorboard/", folder)))
@@ -246,7 +246,7 @@ class Run:
         return sorted(int(name.split("/")[1].removeprefix("step-")) for name in manifests)
 
     def processes(self) -> Iterator[psutil.Process]:
-        """What still runs of this run, ranks whose launcher is gone included."""
+        """The running processes of this run, including ranks whose launcher is gone."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if process.environ().get("TRAINYARD_RUN_URI") == str(self.location):
@@ -261,7 +261,7 @@ NewRun = Callable[[], Run]
 
 
 def two_nodes(job: str = "8d2f") -> list[dict[str, Any]]:
-    """What AWS Batch tells the containers of a job of two nodes, the main node first."""
+    """AWS Batch's variables for the two nodes of a job, the main node first."""
     job_of_two = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
     main = {**job_of_two, "AWS_BATCH_JOB_ID": f"{job}#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
     child = {**job_of_two, "AWS_BATCH_JOB_ID": f"{job}#1", "AWS_BATCH_JOB_NODE_INDEX": "1"}
@@ -269,14 +269,14 @@ def two_nodes(job: str = "8d2f") -> list[dict[str, Any]]:
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
-    """A container's environment: what the test needs of this machine's, and AWS."""
+    """The environment of a container: some variables of this machine, and those for AWS."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     return {
         **kept,
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",  # of the stand-in for S3, which checks nothing
+        "AWS_ACCESS_KEY_ID": "test",  # for the S3 server, which does not check it
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
-        # Two runs are compared bit by bit; that holds for one number of threads.
+        # Runs are compared bit by bit, which requires the same number of threads.
         "OMP_NUM_THREADS": "1",
     }

@@ -1,4 +1,4 @@
-"""Which sockets of a running job others could connect to: what a port scan would find, seen from inside."""
+"""The sockets of a running job that other machines could reach: a port scan, seen from inside."""
 
 import contextlib
 import ipaddress
@@ -27,7 +27,7 @@ class Listener(NamedTuple):
 
 
 def listeners(pid: int) -> list[Listener]:
-    """The listening TCP sockets of a process and all that it has started."""
+    """The listening TCP sockets of a process and its descendants."""
     root = psutil.Process(pid)
     places = _listening(pid)
     found = []
@@ -38,14 +38,14 @@ def listeners(pid: int) -> list[Listener]:
 
 
 def _listening(pid: int) -> Mapping[str, tuple[str, int]]:
-    """Address and port of each listening socket that the process could have, by its inode.
+    """Address and port of each listening socket in the process's network, by inode.
 
-    psutil reads the machine's tables once for each process: ten milliseconds each time where a test has left hundreds
-    of connections that are just closed.
+    psutil would read the machine's tables once for each process, which takes ten milliseconds each time after a test
+    with hundreds of recently closed connections.
     """
     places = {}
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError):  # it has ended, or the machine has no IPv6
+        with contextlib.suppress(FileNotFoundError):  # the process has ended, or the machine has no IPv6
             for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == _LISTEN:
@@ -55,7 +55,7 @@ def _listening(pid: int) -> Mapping[str, tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """As the kernel prints it: words of four bytes, each in the order of this machine."""
+    """Parse the kernel's format: words of four bytes, each in this machine's byte order."""
     words = (bytes.fromhex(text[place : place + 8]) for place in range(0, len(text), 8))
     packed = b"".join(word if sys.byteorder == "big" else word[::-1] for word in words)
     return str(ipaddress.ip_address(packed))
@@ -71,7 +71,7 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def open_to_the_network(pid: int) -> list[str]:
-    """Those of them which are not on loopback alone."""
+    """The listening sockets that are not on loopback only."""
     return [str(one) for one in listeners(pid) if not is_loopback(one.address)]
 
 

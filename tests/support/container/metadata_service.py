@@ -1,4 +1,4 @@
-"""The metadata service of an instance, IMDSv2, on loopback."""
+"""The metadata service of an instance (IMDSv2), on loopback."""
 
 import json
 import threading
@@ -14,12 +14,12 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
 class MetadataService:
-    """It has nothing to tell until `news` says what. Answers in its `with` block."""
+    """Answers with the content of `news`, inside its `with` block."""
 
     def __init__(self) -> None:
         self.news: dict[str, dict[str, str] | str] = {}
-        self.told = threading.Event()
-        """Set as soon as somebody is told some of it."""
+        self.answered = threading.Event()
+        """Set after the first answer with some of it."""
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,7 +31,7 @@ class MetadataService:
                 if self.headers.get("X-aws-ec2-metadata-token") != "token":
                     self._answer(401, b"")
                 elif self.path in service.news:
-                    service.told.set()
+                    service.answered.set()
                     news = service.news[self.path]
                     self._answer(200, (news if isinstance(news, str) else json.dumps(news)).encode())
                 else:
@@ -50,7 +50,7 @@ class MetadataService:
         self.environment = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://127.0.0.1:{self.server.server_port}/"}
 
     def give_notice(self, seconds: float) -> str:
-        """Give a Spot notice, of an instance that ends in so many seconds. Returns what a launcher calls it."""
+        """Send a Spot notice for an instance that ends in `seconds`. Returns the launcher's text for it."""
         ends_at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         self.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
         return f"Spot notice: terminate at {ends_at:%H:%M:%SZ}"

@@ -1,13 +1,13 @@
-r"""The HPU branch on a CPU, with the real classes of optimum-habana: test_optimum_habana_contract.py runs this file.
+r"""The HPU branch on a CPU, with the real classes of optimum-habana. Run by test_optimum_habana_contract.py.
 
     python -m tests.support.container.forked_ranks 2 \
         tests.support.container.optimum_habana_on_cpu finetune-classification --model=… --train-data=… --eval-data=…
     python -m tests.support.container.optimum_habana_on_cpu describe
 
-The first is the entrypoint itself with an accelerator that changes what a CPU forces it to; the second prints, as JSON,
-what the HPU branch passes and what optimum-habana makes of it. Two things of Habana's are stood in for, because no
-registry has them: the version of habana-torch-plugin, and the memory of a card. To describe what is passed for
-DeepSpeed, an empty module takes its place: where arguments are made, nothing is asked of it but that it is found.
+The first runs the entrypoint with an accelerator that changes only what a CPU requires. The second prints, as JSON, the
+arguments of the HPU branch and what optimum-habana makes of them. Two parts of Habana's are replaced, because no
+registry has them: the version of habana-torch-plugin, and the memory of a card. To describe the arguments for
+DeepSpeed, an empty module replaces it, because it only needs to be found when arguments are created.
 """
 
 import dataclasses
@@ -34,22 +34,22 @@ from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 PACKAGES = ("optimum-habana", "transformers", "accelerate")
 
 SEEDED = "stand-in: the cards' random numbers begin at"
-"""What a rank prints where the generators of an HPU would be seeded, with the seed."""
+"""Printed by a rank, with the seed, instead of seeding the generators of an HPU."""
 
 MEMORY = {"memory_allocated (GB)": 1.5, "max_memory_allocated (GB)": 3.25, "total_memory_available (GB)": 31.73}
-"""What an HPU's memory is said to be: the names are those of optimum-habana (optimum/habana/utils.py)."""
+"""The fake memory of an HPU, with the names of optimum-habana (optimum/habana/utils.py)."""
 
 
 class HpuOnCpu(Accelerator):
-    """The accelerator of the HPU branch, with all that it passes, without the HPU."""
+    """The accelerator of the HPU branch with all its arguments, but without an HPU."""
 
     def training_arguments(self, *, alone: bool = False) -> dict[str, Any]:
-        # Lazy mode, and graphs in it, are refused without an HPU.
+        # Lazy mode and its graphs are refused without an HPU.
         refused = dict.fromkeys(("use_habana", "use_lazy_mode", "use_hpu_graphs_for_inference"), False)
         return {**super().training_arguments(alone=alone), **refused, "use_cpu": True}
 
     def set_seed(self, seed: int) -> None:
-        """Seed by optimum-habana's own function; the cards' generators are stood in for."""
+        """Seed with optimum-habana's function and a replacement for the cards' generators."""
 
         def manual_seed_all(given: int) -> None:
             print(f"{SEEDED} {given}", flush=True)
@@ -68,7 +68,7 @@ class HpuOnCpu(Accelerator):
 
 
 def stand_in_for_habana() -> None:
-    """Import optimum.habana, which otherwise fails on what `pip list` does not show."""
+    """Import optimum.habana, which would otherwise fail because a package is missing in `pip list`."""
     real = subprocess.run
     version = importlib.metadata.version("optimum-habana")
     row = next(row for row in releases().values() if row.optimum_habana == version)
@@ -86,7 +86,7 @@ def stand_in_for_habana() -> None:
 
 
 def stand_in_for_deepspeed(folder: Path) -> None:
-    """Have DeepSpeed found in `folder`, by whoever asks before transformers is imported."""
+    """Make DeepSpeed importable from `folder`. Called before transformers is imported."""
     (folder / "deepspeed.py").touch()
     described = folder / "deepspeed-0.16.1.dist-info"
     described.mkdir()
@@ -95,7 +95,7 @@ def stand_in_for_deepspeed(folder: Path) -> None:
 
 
 def synchronise_ranks() -> None:
-    """Have ranks on CPUs count as ranks on HPUs, whose models alone GaudiAccelerator makes DistributedDataParallel."""
+    """Make ranks on CPUs count as HPU ranks: GaudiAccelerator wraps only those in DistributedDataParallel."""
     from optimum.habana.accelerate import state
 
     if hasattr(state, "GaudiPartialState"):
@@ -113,9 +113,9 @@ def synchronise_ranks() -> None:
 
 
 def _synchronise_ranks_before_release_1_21(partial_state: type[Any]) -> None:
-    """Tell GaudiAccelerator's own state, in which a CPU is always alone, of an HPU named `cpu`.
+    """Give GaudiAccelerator's state, in which a CPU is always alone, an HPU named `cpu`.
 
-    A third thing of Habana's is stood in for: the function that reads a rank's place from its environment.
+    This also replaces Habana's function that reads a rank's place from its environment.
     """
     names = ["habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.distributed"]
     hccl = types.ModuleType("habana_frameworks.torch.distributed.hccl")
@@ -133,7 +133,7 @@ def _synchronise_ranks_before_release_1_21(partial_state: type[Any]) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """Return what is passed, what is known, and what became of it."""
+    """Return the arguments passed, the known arguments, and the resulting values."""
     import torch
     from optimum import habana
 
@@ -145,7 +145,7 @@ def describe() -> dict[str, Any]:
             super().__init__(**values)
 
     class OnAnyDevice(habana.GaudiTrainingArguments):  # type: ignore[misc]
-        """Training arguments that check their values as on an HPU, and open none."""
+        """Training arguments that check their values as on an HPU, without opening one."""
 
         _setup_devices = torch.device("cpu")
         distributed_state = None
@@ -183,7 +183,7 @@ def describe() -> dict[str, Any]:
 
 
 def _force(made: type[Any], **values: Any) -> None:
-    """Have all that is made of a class made with these values, whatever is asked for."""
+    """Make all objects of a class get these values, whatever is requested."""
     real = made.__init__
 
     def initialise(self: Any, *args: Any, **given: Any) -> None:
@@ -193,8 +193,8 @@ def _force(made: type[Any], **values: Any) -> None:
 
 
 def run_script(command: list[str]) -> None:
-    """Run a script of one's own, which takes optimum-habana's classes itself, with what a CPU forces them to."""
-    # peft expects that somebody has imported it, from PyTorch 2.5 on.
+    """Run a custom script that uses optimum-habana's classes, with the changes that a CPU requires."""
+    # From PyTorch 2.5 on, peft expects that it has been imported.
     import torch.distributed.tensor  # noqa: F401
     from optimum import habana
 
@@ -205,7 +205,7 @@ def run_script(command: list[str]) -> None:
 
 
 def preload() -> None:
-    """Import what all ranks need."""
+    """Import the modules that all ranks need."""
     stand_in_for_habana()
 
 

@@ -1,4 +1,4 @@
-"""Packed tokens to pre-train on, made here: sentences in which each word follows from its neighbours."""
+"""Packed tokens for pre-training: sentences in which each word follows from its neighbours."""
 
 import random
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sentences(count: int, *, seed: int) -> list[str]:
-    """Each goes a part of the way round one circle of words."""
+    """Sentences that each follow a part of one cycle of words."""
     chance = random.Random(seed)
     circle = (*FILLER, *FILLER)
     starts = [chance.randrange(len(FILLER)) for _ in range(count)]
@@ -34,7 +34,7 @@ def save_packed(
     *,
     sequence_length: int = 16,
 ) -> Path:
-    """Packed tokens as the job `tokenize` leaves them, with a file for each list of texts to train on."""
+    """Write packed tokens as the job `tokenize` does, with one file for each list of training texts."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -64,7 +64,7 @@ def save_packed(
 
 
 def publish(folder: Path, s3: "S3Client", run: S3Location, *, kind: str = packed_tokens.KIND) -> Builder:
-    """What lies in `folder`, as the artifact that a run has made."""
+    """Upload the files of `folder` as the artifact of a run."""
     builder = Builder(s3, run, kind=kind, version=packed_tokens.VERSION, options={"folder": str(folder)}, inputs={})
     for name in object_store.files_below(folder):
         builder.put_file(folder / name, name)

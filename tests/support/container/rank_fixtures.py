@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from transformers.utils import import_utils
 
+from jobs.container.channel import LOOPBACK, serve_store
 from jobs.container.rank import Rank
-from jobs.container.store import LOOPBACK, serve_store
 from jobs.core.locations import S3Location
 from tests.support.container.attempts import Attempts
 from tests.support.container.faulty_s3 import FaultyS3, try_again_at_once

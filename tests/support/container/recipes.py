@@ -1,4 +1,4 @@
-"""Trainings of a minute at most, each as the flags of a job: its model and data are on S3 then."""
+"""Trainings of at most a minute, as the flags of a job with its model and data on S3."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,8 @@ Flags = tuple[str, ...]
 def finetuning(s3: "S3Client", model: Path, folder: Path) -> Flags:
     """A recipe of 48 steps with a checkpoint every 8.
 
-    The held-out examples divide by neither the batch nor the ranks, the epochs (of 12 steps) end in the middle of a
-    batch, and most checkpoints lie in the middle of an epoch.
+    The number of held-out examples is a multiple of neither the batch nor the ranks, epochs (of 12 steps) end in the
+    middle of a batch, and most checkpoints are in the middle of an epoch.
     """
     train = put(s3, write_jsonl(folder / "train.jsonl", reviews(188, seed=1)), "reviews/train.jsonl")
     held_out = put(s3, write_jsonl(folder / "eval.jsonl", reviews(37, seed=2)), "reviews/eval.jsonl")
@@ -37,9 +37,9 @@ def finetuning(s3: "S3Client", model: Path, folder: Path) -> Flags:
 
 
 def longer_finetuning(s3: "S3Client", flags: Flags, folder: Path, key: str) -> Flags:
-    """120 steps of several accumulated batches each, with no checkpoint but those of a shutdown and the last one.
+    """A recipe of 120 steps of several accumulated batches, with checkpoints only at a shutdown and at the end.
 
-    Its held-out examples go to `key`.
+    Its held-out examples are written to `key`.
     """
     held_out = put(s3, write_jsonl(folder / "eval.jsonl", reviews(200, seed=2)), f"{key}/eval.jsonl")
     return (
@@ -55,7 +55,7 @@ def longer_finetuning(s3: "S3Client", flags: Flags, folder: Path, key: str) -> F
 
 
 def packed_sentences(model: Path, folder: Path) -> Path:
-    """Two files; neither they nor the held-out sequences divide by the batch or the ranks."""
+    """Two files. Their sizes and the held-out sequences are multiples of neither the batch nor the ranks."""
     train = [sentences(130, seed=1), sentences(37, seed=2)]
     return save_packed(folder, model, train, sentences(29, seed=3))
 

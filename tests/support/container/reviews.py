@@ -1,4 +1,4 @@
-"""Small data and a small model, made here: a BERT of two layers, and reviews that a few words decide."""
+"""Small data and a small model: a BERT of two layers, and reviews whose label depends on a few words."""
 
 import json
 import random
@@ -12,7 +12,7 @@ FILLER = ("the", "film", "is", "a", "story", "with", "and", "its", "cast", "of",
 
 
 def reviews(count: int, *, seed: int, labels: Sequence[Any] = ("bad", "good")) -> list[dict[str, Any]]:
-    """Sentences with one telling word each; every tenth tells the wrong way, so that none is perfect."""
+    """Sentences with one decisive word each. Every tenth has the wrong label, so that no model is perfect."""
     chance = random.Random(seed)
     rows = []
     for number in range(count):
@@ -30,9 +30,9 @@ def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
-    """What `from_pretrained` loads: random weights, a WordPiece vocabulary of the words above.
+    """Save a model for `from_pretrained`: random weights, and a WordPiece vocabulary of the words above.
 
-    With more `positions` than are used its checkpoints are larger, and its steps hardly slower.
+    More `positions` than are used make its checkpoints larger, but its steps hardly slower.
     """
     sizes = {
         "hidden_size": 32,
@@ -45,7 +45,7 @@ def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
 
 
 def save_new_bert(folder: Path, words: Sequence[str], **sizes: int) -> Path:
-    """Save random weights and a tokenizer that knows these words, each as one token. `sizes`: of a BertConfig."""
+    """Save random weights and a tokenizer with one token per word. `sizes` are arguments of BertConfig."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, BertTokenizerFast

@@ -1,4 +1,4 @@
-"""An S3 over HTTP in a process of its own, with a bucket for inputs and one for runs."""
+"""An S3 over HTTP in a separate process, with a bucket for inputs and one for runs."""
 
 import contextlib
 import os
@@ -43,9 +43,9 @@ signal.sigwait({signal.SIGTERM})
 
 @contextlib.contextmanager
 def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[str]:
-    """Its URL; it listens on `address` only. It ends with the block.
+    """Run a server on `address` for the block, and yield its URL.
 
-    `is_fresh`: it is a new process, which needs moto's server and S3, but nothing of the emulator's other services.
+    With `is_fresh` it is a new process with moto's server and S3 only, without the emulator's other services.
     """
     command, environment = [sys.executable, "-c", _SERVER, address], {"PATH": os.environ["PATH"]}
     server: subprocess.Popen[str] | warm_launcher.WarmLauncher
@@ -65,7 +65,7 @@ def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def s3_client(endpoint: str) -> Iterator["S3Client"]:
-    """A client of a new server, which has the buckets then."""
+    """A client of a new server, with the buckets created."""
     client = boto3.client(
         "s3",
         endpoint_url=endpoint,
@@ -80,7 +80,7 @@ def s3_client(endpoint: str) -> Iterator["S3Client"]:
 
 
 def put(s3: "S3Client", path: Path, key: str) -> str:
-    """Uploads a file, or a folder's files, to the bucket for inputs; gives its s3:// location."""
+    """Uploads a file or the files of a folder to the bucket for inputs. Returns the s3:// location."""
     for file in path.iterdir() if path.is_dir() else [path]:
         s3.upload_file(str(file), DATA, f"{key}/{file.name}" if path.is_dir() else key)
     return f"s3://{DATA}/{key}"

@@ -1,4 +1,4 @@
-"""Scripts of users, as `trainyard submit` packs them, for runs of the real launcher."""
+"""Scripts of users, packed as by `trainyard submit`, for runs of the real launcher."""
 
 import io
 import sys
@@ -17,10 +17,10 @@ TEAM = "research"
 REPOSITORY = Path(__file__).parents[3]
 
 PACKAGES = {"PYTHONPATH": str(Path(sys.prefix) / "scripts")}
-"""What lets a process find the packages of requirements-scripts.txt."""
+"""The variables with which a process finds the packages of requirements-scripts.txt."""
 
 WARM: dict[str, Any] = {"kind": "script", "script_ranks": "forked"}
-"""For a run of a script that imports PyTorch or transformers, where how it comes to them is not what is tested."""
+"""Options for scripts that import PyTorch or transformers, if the test is not about the imports."""
 
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:
@@ -32,7 +32,7 @@ def write_files(folder: Path, files: dict[str, str]) -> Path:
 
 
 def script_flags(s3: "S3Client", folder: Path, command: str, **arguments: object) -> Sequence[str]:
-    """The flags of a run of the folder's script, whose code lies on S3 then."""
+    """Upload the code of a folder, and return the flags of a run of its script."""
     pack = pack_folder(folder)
     place = pack.location("runs", TEAM)
     archive = io.BytesIO()

@@ -1,13 +1,13 @@
-r"""The HPU branch without optimum-habana, with transformers' real classes: test_plain_hpu_contract.py runs this file.
+r"""The HPU branch without optimum-habana, with transformers' real classes. Run by test_plain_hpu_contract.py.
 
     python -m tests.support.container.forked_ranks 2 \
         tests.support.container.transformers_on_hpu finetune-classification --model=… --train-data=… --eval-data=…
     python -m tests.support.container.transformers_on_hpu describe
 
-The first is the entrypoint itself; the second prints, as JSON, what the branch passes and what becomes of it. Habana's
-bridge is stood in for by modules that say there is an HPU of the first generation, by which transformers and accelerate
-go their own ways for one. Its random numbers are a generator's of PyTorch, and HCCL is gloo by that name. Its tensors
-cannot be stood in for: a training puts them on the CPU.
+The first runs the entrypoint. The second prints, as JSON, the arguments of the branch and the resulting values.
+Habana's bridge is replaced by modules that report a first-generation HPU, so that transformers and accelerate take
+their HPU branches. Its random number generator is one of PyTorch's, and HCCL is gloo under that name. Its tensors
+cannot be replaced: a training puts them on the CPU.
 """
 
 import dataclasses
@@ -33,19 +33,21 @@ HPU = Accelerator(name="hpu", devices=8, reason="a test", hpu_trainer="transform
 
 ENVIRONMENT = {
     **HPU.environment,
-    # Of accelerate itself: the device that it takes, and that DistributedDataParallel is not told of one.
+    # Two decisions of accelerate: its device, and that DistributedDataParallel gets none.
     "ACCELERATE_TORCH_DEVICE": "cpu",
     "ACCELERATE_BYPASS_DEVICE_MAP": "true",
 }
-"""What a rank that trains finds, beside the variables of the launcher."""
+"""The variables of a training rank, in addition to the launcher's."""
 
 
 def stand_in_for_the_bridge() -> None:
-    """Have Habana's bridge found and imported, as far as transformers and accelerate ask it anything."""
+    """Install modules for the parts of Habana's bridge that transformers and accelerate use."""
     random = torch.Generator()
 
     def state(*_: Any) -> torch.Tensor:
-        torch.rand(1, generator=random)  # as if steps had drawn from it: a state that is not restored comes out
+        torch.rand(
+            1, generator=random
+        )  # as if steps had drawn from it, so that a state that is not restored is noticed
         return random.get_state()
 
     drawn = _module(
@@ -77,7 +79,7 @@ def stand_in_for_the_bridge() -> None:
     torch.hpu = hpu  # type: ignore[attr-defined]  # what an import of the bridge does
     dist.Backend.register_backend("hccl", dist.ProcessGroupGloo, devices=["cpu"])
     gather = dist.all_gather_into_tensor
-    # accelerate hands on a tensor of any shape, as NCCL takes it; gloo takes a flat one.
+    # accelerate passes a tensor of any shape, which NCCL accepts. gloo needs a flat one.
     dist.all_gather_into_tensor = lambda found, own, **options: gather(found, own.flatten(), **options)
 
 
@@ -90,7 +92,7 @@ def _module(name: str, **content: Any) -> types.ModuleType:
 
 
 def describe() -> dict[str, Any]:
-    """Return what is passed, what is known, and what became of it."""
+    """Return the arguments passed, the known arguments, and the resulting values."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     HPU.prepare(alone=True)
     trainer, made = HPU.trainer_class(), HPU.training_arguments_class()
@@ -122,7 +124,7 @@ def train() -> None:
     """Run the entrypoint of a rank."""
 
     class OnCpu(Accelerator):
-        """The accelerator of the HPU branch; a single process would put its model on the HPU."""
+        """The accelerator of the HPU branch, changed because a single process would put its model on the HPU."""
 
         def training_arguments(self, *, alone: bool = False) -> dict[str, Any]:
             return {**super().training_arguments(alone=alone), **({"use_cpu": True} if alone else {})}

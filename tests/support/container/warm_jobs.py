@@ -1,13 +1,13 @@
-"""The emulator, whose jobs are forked from one process that has imported what they need.
+"""The emulator, with jobs that are forked from one process that has imported their modules.
 
     python -m tests.support.container.warm_jobs serve …        as python -m infra.emulator
 
-A job that trains on a CPU would import PyTorch and transformers anew: four seconds of CPU, some seventy times in all
-tests. What is forked is the first process of its container, so that the tree of processes, what Batch sends them and
-what it sees of their end are the same. All other commands are started as they always are, and so are the jobs of a
-server that the product starts itself (`trainyard demo`).
+A job that trains on a CPU would import PyTorch and transformers: four seconds of CPU, some seventy times in all tests.
+The fork is the first process of its container, so that the process tree, Batch's signals and the exit codes are the
+same. All other commands are started normally, and so are the jobs of a server that the product starts (`trainyard
+demo`).
 
-The server itself is forked as well, where nothing that is read during its imports speaks against it (warm_launcher.py).
+The server is forked as well, unless its environment has variables that are read during imports (warm_launcher.py).
 """
 
 import os
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, cast
 
-# moto's jsonschema loads a grammar of IRIs where it finds one: two seconds. The server keeps it out, but later.
+# moto's jsonschema loads a grammar of IRIs if it is installed, in two seconds. The server prevents that, but later.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
 
 from infra.emulator import __main__, batch  # noqa: E402 - after that
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WarmExecutor(ProcessExecutor):
-    """Starts jobs as local processes, those of the launcher by a fork."""
+    """Starts jobs as local processes, and those of the launcher by a fork."""
 
     def _started(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         status_fd, directory, *command = arguments
@@ -37,7 +37,7 @@ class WarmExecutor(ProcessExecutor):
             return super()._started(arguments, environment)
         from tests.support.container import warm_launcher
 
-        # A forked one is unbuffered as well.
+        # The output of a forked process is unbuffered as well.
         read = {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
         if not warm_launcher.forks_jobs() or not warm_launcher.can_fork([sys.executable, *command[1:]], read):
             return super()._started(arguments, environment)
@@ -52,7 +52,7 @@ class WarmExecutor(ProcessExecutor):
 
 
 class _Started:
-    """What the executor uses of a `Popen`."""
+    """The methods of `Popen` that the executor uses."""
 
     def __init__(self, process: "WarmLauncher", stdin: int, stdout: int) -> None:
         self._process = process
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     from tests.support.container import warm_launcher
 
     seldom_collect()
-    vars(batch)["ProcessExecutor"] = WarmExecutor  # what runs jobs; functions have their own
+    vars(batch)["ProcessExecutor"] = WarmExecutor  # for jobs only; functions have a separate one
     if (forked := warm_launcher.fork_for_jobs()) is not None:
         process_executor._init_pids.add(forked)
     sys.exit(__main__.main())

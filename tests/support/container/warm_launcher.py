@@ -1,10 +1,9 @@
-"""Launchers, and emulators with their jobs, forked from one process that has imported what they import.
+"""Launchers, and emulators with their jobs, forked from one process that has imported their modules.
 
-Tests launch some hundreds of trainings of a second, and would import PyTorch and transformers hundreds of times: four
-seconds of CPU each. A launcher that was forked forks its ranks in the same way (warm_ranks.py), and an emulator its
-jobs (warm_jobs.py). Whatever a launch brings along that is read during an import makes it a fresh process instead, and
-so do other packages and interpreters. Ranks of a script are fresh processes, as those of users are, unless a test asks
-for others.
+Tests start hundreds of trainings that take a second, and would import PyTorch and transformers hundreds of times, in
+four seconds of CPU each. A forked launcher forks its ranks in the same way (warm_ranks.py), and a forked emulator its
+jobs (warm_jobs.py). A launch with variables that are read during imports, or with other packages or interpreters, is a
+fresh process. Ranks of a script are fresh processes, as in production, unless a test requests forked ones.
 
     python -m tests.support.container.warm_launcher SOCKET_FD
 """
@@ -30,8 +29,7 @@ from typing import IO, Any, NoReturn
 
 from infra.emulator import REGION
 from infra.emulator.containers import container_init
-from jobs.container.accelerator import CPU
-from jobs.container.imports import imports_that_stay
+from jobs.container.accelerator import CPU, imports_without_gc
 from tests.support.collector import seldom_collect
 from tests.support.container import warm_ranks
 from tests.support.container.warm_ranks import run_module, run_to_its_end, show_environment
@@ -43,9 +41,9 @@ _KINDS = (
     *("finetune-classification", "pretrain-mlm", "evaluate", "fabric-check"),
     *("prepare-corpus", "train-tokenizer", "tokenize"),
 )
-"""Those whose ranks are forked."""
+"""The kinds whose ranks are forked."""
 _SERVICES = ("batch", "cloudformation", "ec2", "events", "iam", "logs", "s3", "ssm", "sts")
-"""Those of moto that most servers come to use."""
+"""The services of moto that most servers use."""
 _EMULATOR = (
     "access",
     "application",
@@ -57,7 +55,7 @@ _EMULATOR = (
     "server",
 )
 _IMPORTED = (
-    _SERVER,  # first: it keeps out what moto would load
+    _SERVER,  # first, because it prevents imports of moto
     _LAUNCHER,
     "torch.distributed.launcher.api",
     "jobs.container.trainer.training",
@@ -74,9 +72,9 @@ _IMPORTED = (
     *(f"moto.{name}.urls" for name in _SERVICES),
 )
 _READ_DURING_IMPORTS = ("HF_", "LD_", "MOTO_", "OMP_", "PYTHON", "S3_", "TORCH_", "TRANSFORMERS_")
-"""Beginnings of the names of variables."""
+"""Prefixes of variables."""
 _KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
-"""What a container of the tests has of this machine's environment (launching.py)."""
+"""The variables of this machine that a container of the tests gets (launching.py)."""
 _IMPORT_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -86,13 +84,13 @@ _IMPORT_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 _ROOM_BYTES = 65_536
-"""As long as an environment may get: /proc/PID/environ of a forked process is to be its own, and that is where the
-environment lies that the first process was started with."""
+"""Maximum size of an environment. /proc/PID/environ of a forked process must show its own environment, and it reads the
+memory of the first process's initial environment."""
 _REQUEST_BYTES = 1 << 20
 
 
 class WarmLauncher:
-    """A process that was forked, with what the tests use of a `Popen`."""
+    """A forked process, with the methods of `Popen` that the tests use."""
 
     def __init__(self, pid: int, stdout: IO[str] | None, ended: socket.socket) -> None:
         self.pid = pid
@@ -100,14 +98,14 @@ class WarmLauncher:
         self.returncode: int | None = None
         self._ended = ended
         self._reading = threading.Lock()
-        weakref.finalize(self, ended.close)  # of one that nobody waited for
+        weakref.finalize(self, ended.close)  # of a process without a wait
 
     def poll(self) -> int | None:
-        """Return the exit code, below 0 for the signal that ended it; None: it still runs."""
+        """Return the exit code, below 0 for a signal, or None while it runs."""
         return self._code(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for the end, and return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         code = self._code(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
@@ -133,9 +131,9 @@ class WarmLauncher:
 
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a command needs nothing but what a warm process has.
+    """Return whether a command can be forked from a warm process.
 
-    It is a launcher, a program (`python -c`) that sets something of the launcher first, or an emulator.
+    It must be a launcher, a program (`python -c`) that changes something in the launcher first, or an emulator.
     """
     imported_with = _environment()
     is_known = list(command[1:3]) in (["-m", _LAUNCHER], ["-m", _SERVER]) or (
@@ -156,10 +154,10 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: int | None = None, *, forks_script: bool = False
 ) -> WarmLauncher:
-    """Start Python with these arguments and just this environment.
+    """Start Python with these arguments and exactly this environment.
 
-    `output`: the open file for what it prints; None: a pipe, which is then its `stdout`. `forks_script`: a launcher
-    forks its ranks, even if they are those of a script.
+    `output` is the open file for its output, or None for a pipe, which becomes its `stdout`. With `forks_script`, a
+    launcher also forks the ranks of a script.
     """
     read, write = os.pipe() if output is None else (None, os.dup(output))
     pid, ended = _ask(command, environment, None, write, forks_script=forks_script)
@@ -182,7 +180,7 @@ def _ask(
     *files: int,
     forks_script: bool = False,
 ) -> tuple[int, socket.socket]:
-    """Return the process id of what was forked, and the socket that its exit code will come by."""
+    """Return the process id of the fork, and the socket that will receive its exit code."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         request = json.dumps([list(command[1:]), dict(environment), folder, forks_script]).encode()
@@ -196,17 +194,17 @@ def _environment() -> dict[str, str]:
 
 
 _of_forked_server: list[socket.socket] = []
-"""In an emulator that was forked: what it forks its jobs from."""
+"""In a forked emulator: the process from which it forks its jobs."""
 
 _is_warm = False
-"""Whether this process has imported all of it, or was forked from one that has."""
+"""Whether this process, or the one it was forked from, has imported everything."""
 
 
 def fork_for_jobs() -> int | None:
-    """In an emulator that was forked, before it has threads: fork what its jobs are to be forked from.
+    """In a forked emulator, before it has threads: fork the process from which its jobs are forked.
 
-    Jobs are descendants of their server, which adopts what a killed one leaves. Returns the process id; None: this
-    server is a fresh process, and so are its jobs.
+    Jobs are descendants of their server, which adopts the children of a killed job. Returns the process id, or None if
+    this server is a fresh process, as its jobs are then.
     """
     if not _is_warm:
         return None
@@ -241,7 +239,7 @@ def _sockets() -> tuple[socket.socket, socket.socket]:
 
 @functools.cache
 def _of_tests() -> socket.socket:
-    """Start the process that this one's launchers and servers are forked from. Returns where it takes requests."""
+    """Start the process from which launchers and servers are forked. Returns the socket for its requests."""
     here, there = _sockets()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.container.warm_launcher", str(there.fileno())],
@@ -261,24 +259,24 @@ def _of_tests() -> socket.socket:
 
 
 def serve(requests: socket.socket) -> NoReturn:
-    """Import what launchers, ranks and servers need, then fork one for each request, until nobody can ask any more."""
+    """Import the modules of launchers, ranks and servers, then fork one for each request until the socket closes."""
     global _is_warm  # noqa: PLW0603 - it holds for this process and all that it forks
     _is_warm = True
-    with imports_that_stay():
-        CPU.trainer_class()  # first: it keeps out what a rank would not load either
+    with imports_without_gc():
+        CPU.trainer_class()  # first, because it prevents imports that a rank would not make either
         from transformers import AutoModelForSequenceClassification
 
-        AutoModelForSequenceClassification._model_mapping.keys()  # imports the configurations of all models
+        AutoModelForSequenceClassification._model_mapping.keys()  # this imports the configurations of all models
         for name in _IMPORTED:
             importlib.import_module(name)
         _prepare_moto()
     seldom_collect()
-    assert threading.active_count() == 1  # a fork takes no other thread along
+    assert threading.active_count() == 1  # a fork has no other threads
     _fork_for_requests(requests)
 
 
 def _prepare_moto() -> None:
-    """Have what servers read at the first request to a service read."""
+    """Load the files that servers read at the first request to a service."""
     from moto.backends import get_backend
     from moto.core.utils import get_service_model
     from moto.moto_api._internal import mock_random
@@ -288,18 +286,18 @@ def _prepare_moto() -> None:
     networks = get_backend("ec2")
     _ = networks["000000000000"][REGION]
     networks.clear()
-    # Else the names and numbers that moto makes up would be the same in all servers.
+    # Otherwise moto's random names and numbers would be the same in all servers.
     os.register_at_fork(after_in_child=mock_random.seed)
 
 
 def _fork_for_requests(requests: socket.socket) -> NoReturn:
-    """Fork a process for each request, until nobody can ask any more."""
+    """Fork a process for each request until the socket closes."""
     woken, wake = os.pipe()
     for descriptor in (woken, wake):
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the tests as well, which end this by their socket
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the tests as well, which close the socket
     running: dict[int, socket.socket] = {}
     while True:
         ready, _, _ = select.select([requests.fileno(), woken], [], [])
@@ -336,7 +334,7 @@ def _fork_for_requests(requests: socket.socket) -> NoReturn:
 
 
 def _take_over(environment: Mapping[str, str], output: int, stdin: int = 0) -> None:
-    """Give this process what a fresh one would have been started with."""
+    """Give this process the files, folder and environment of a freshly started one."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -346,12 +344,12 @@ def _take_over(environment: Mapping[str, str], output: int, stdin: int = 0) -> N
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # read from TMPDIR when it is asked for next
+    tempfile.tempdir = None  # read from TMPDIR at the next use
     show_environment(environment)
 
 
 def _run(command: Sequence[str], *, forks_script: bool = False) -> NoReturn:
-    """Be what Python is with these arguments."""
+    """Run Python with these arguments in this process."""
     warm_ranks.fork_launchers()
     kinds = (*_KINDS, "script") if forks_script else _KINDS
     is_worker = any(word.startswith("--sweep-attempts=") for word in command)
@@ -362,7 +360,7 @@ def _run(command: Sequence[str], *, forks_script: bool = False) -> NoReturn:
             warm_ranks.fork_ranks()
         run_module(program, argv)
     if forks_ranks:
-        # Not before the program has changed what it wants changed: its ranks find that too.
+        # After the program has made its changes, because its ranks need them, too.
         launcher = importlib.import_module(_LAUNCHER)
         begin = launcher.main
 
@@ -376,14 +374,14 @@ def _run(command: Sequence[str], *, forks_script: bool = False) -> NoReturn:
 
 
 def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> NoReturn:
-    """Be the first process of a container whose command is Python with these arguments."""
+    """Become the first process of a container with Python and these arguments as its command."""
 
     def execute(_: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
         container_init.leave_init(libc)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)  # as Python has it once it has started
-        os.closerange(3, 256)  # an exec would; with `error_fd` the init process learns that it is done
+            signal.signal(number, signal.SIG_IGN)  # as after the start of Python
+        os.closerange(3, 256)  # as an exec would; closing `error_fd` tells the init process that it is done
         sys.path[0] = folder
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # TextIO does not declare it
         _run(command)
@@ -399,7 +397,7 @@ def _as_bytes(environment: Mapping[str, str]) -> bytes:
 
 if __name__ == "__main__":
     from tests.support.container import (
-        warm_launcher,  # what a server that is forked here finds, in place of a second one
+        warm_launcher,  # a server that is forked here finds this module instead of a second copy
     )
 
     warm_launcher.serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,9 +1,10 @@
-"""Ranks of a launcher that was forked: they are forked too, so that PyTorch and transformers are imported once.
+"""Forked ranks of a forked launcher, so that PyTorch and transformers are imported only once.
 
-A launcher of users starts each rank as a fresh process, four seconds of CPU before its first line. Tests start some
-hundreds. What is forked from the warm process (warm_launcher.py) makes torchrun ask a copy of it for ranks: a copy from
-before it had threads or connections, which forks one for each request and ends after the last. The kernel then gives
-the ranks to the launcher: they are its children, as fresh processes are, with their exit codes and signals.
+A real launcher starts each rank as a fresh process, in four seconds of CPU. Tests start hundreds of ranks. A launcher
+that was forked from the warm process (warm_launcher.py) makes torchrun request ranks from a copy of the launcher. The
+copy was made before the launcher had threads or connections. It forks one rank for each request and ends after the
+last. The kernel then makes the ranks children of the launcher, with their exit codes and signals, as fresh processes
+are.
 """
 
 import atexit
@@ -33,19 +34,19 @@ from jobs.container.launcher.sweep import Worker
 from jobs.container.rank import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): a process whose parent ends becomes the child of the nearest ancestor that has asked for it."""
+"""prctl(2): a process whose parent ends becomes the child of the nearest ancestor with this setting."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _LOOK_SECONDS = 0.05
-"""The time between two looks whether a process has ended, while somebody waits for it."""
+"""Interval at which a wait checks whether the process has ended."""
 
 _ENVIRONMENT_START = 47
-"""Fields of /proc/PID/stat counted from the state: env_start and, behind it, env_end (proc_pid_stat(5))."""
+"""Index of env_start in /proc/PID/stat, counted from the state, followed by env_end (proc_pid_stat(5))."""
 
 
 def fork_ranks() -> None:
-    """Make torchrun fork this launcher's ranks. To be called before the launcher has threads or connections."""
+    """Make torchrun fork this launcher's ranks. Called before the launcher has threads or connections."""
     here, there = Pipe()
     launcher = os.getpid()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -70,7 +71,7 @@ def fork_ranks() -> None:
             serving = False
             here.close()
             os.waitpid(server, 0)
-            # Whatever else loses its parent is not the launcher's to wait for.
+            # The launcher must not wait for other orphans.
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
         return _Handler(ForkedProcess(pid), int(asked["local_rank_id"]))
 
@@ -87,7 +88,7 @@ def fork_launchers() -> None:
 
 
 class ForkedProcess:
-    """A child process that was not started by `subprocess`, with what torchrun uses of a `Popen`."""
+    """A child process that `subprocess` did not start, with the methods of `Popen` that torchrun uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -95,12 +96,12 @@ class ForkedProcess:
         self._was_missed = False
 
     def poll(self) -> int | None:
-        """Return the exit code, below 0 for the signal that ended it; None: it still runs."""
+        """Return the exit code, below 0 for a signal, or None while it runs."""
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                # A signal's handler may ask in the midst of a call that has been told, and not noted it yet.
+                # A signal handler may call this during a call that has received the exit code but not stored it yet.
                 if self._was_missed:
                     raise
                 self._was_missed = True
@@ -110,7 +111,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for the end, and return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         since = time.monotonic()
         while (code := self.poll()) is None:
             if timeout is not None and time.monotonic() - since >= timeout:
@@ -130,9 +131,9 @@ class ForkedProcess:
 
 
 def _fork_launcher(flags: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-    """Fork this process and run a launcher in the copy, with just this environment, in a session of its own."""
+    """Fork this process and run a launcher in the copy, with exactly this environment, in a separate session."""
     sys.stdout.flush()
-    # A signal that comes before the copy has its own handlers waits for them: those of this process would swallow it.
+    # Signals are blocked until the copy has its handlers, because those of this process would swallow them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         pid = os.fork()
@@ -153,20 +154,20 @@ def _fork_launcher(flags: Sequence[str], environment: Mapping[str, str]) -> Fork
 
 
 class _Handler:
-    """What torchrun keeps of a rank: its SubprocessHandler, for a process that was forked."""
+    """Torchrun's SubprocessHandler for a forked rank."""
 
     def __init__(self, proc: ForkedProcess, local_rank_id: int) -> None:
         self.proc = proc
         self.local_rank_id = local_rank_id
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Send a signal to the rank and to what it has started: it leads a session of its own."""
+        """Send a signal to the rank and its children, which form a session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
 
 
 def _serve(requests: Connection, launcher: int) -> NoReturn:
-    """Fork a rank for each request, until nobody can ask any more."""
+    """Fork a rank for each request until the connection closes."""
     die_with_parent(launcher)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher as well, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -197,43 +198,43 @@ def _fork_rank(
                     os.close(file)
             _be_as_new(environment)
             os.close(leads)
-            while os.getppid() == server:  # it may not become the launcher's child before all have been forked
+            while os.getppid() == server:  # it must not become the launcher's child before all are forked
                 time.sleep(0.001)
             run_module(module, argv)
         finally:
             os._exit(1)
     os.close(leads)
-    os.read(ready, 1)  # ends when the other side is closed
+    os.read(ready, 1)  # ends when the other side closes
     os.close(ready)
     return pid
 
 
 def _be_as_new(environment: Mapping[str, str]) -> None:
-    """Put away what this process has of the one that it was forked from, and take this environment."""
+    """Drop the state of the process that this one was forked from, and set this environment."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout, sys.stderr = _unbuffered(1, "strict"), _unbuffered(2, "backslashreplace")
     logging.root.handlers.clear()  # the launcher's
     os.environ.clear()
     os.environ.update(environment)
     show_environment(environment)
-    tempfile.tempdir = None  # read from TMPDIR when it is asked for next
+    tempfile.tempdir = None  # read from TMPDIR at the next use
 
 
 def _unbuffered(number: int, errors: str) -> io.TextIOWrapper:
-    """Return the stream that Python makes of a standard stream where PYTHONUNBUFFERED is set."""
+    """Return a standard stream as Python creates it with PYTHONUNBUFFERED."""
     raw = io.FileIO(number, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding=sys.stdout.encoding, errors=errors, write_through=True)
 
 
 def run_module(module: str, argv: Sequence[str]) -> NoReturn:
-    """Run a module as `python -m` does, and end as Python does after it."""
-    sys.modules.pop(module, None)  # the launcher's copy; runpy warns of it
+    """Run a module like `python -m`, and exit like Python."""
+    sys.modules.pop(module, None)  # the launcher's copy, about which runpy warns
     sys.argv = [module, *argv]
     run_to_its_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
 
 
 def run_to_its_end(program: Callable[[], object]) -> NoReturn:
-    """Run a program in this process, and end as Python does after it."""
+    """Run a program in this process, and exit like Python."""
     code, interrupted = 0, False
     try:
         program()
@@ -256,7 +257,7 @@ def run_to_its_end(program: Callable[[], object]) -> NoReturn:
 
 
 def show_environment(environment: Mapping[str, str]) -> None:
-    """Write the environment where /proc/PID/environ reads it: over the one that this process was started with."""
+    """Write the environment over the initial one of this process, where /proc/PID/environ reads it."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = map(int, fields[_ENVIRONMENT_START : _ENVIRONMENT_START + 2])
     text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())

@@ -1,4 +1,4 @@
-"""What a classifier makes of a table: as transformers by hand, in the table's order, with the table's own classes."""
+"""The predictions of a classifier for a table: the same as with transformers, in the table's order."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ NAMES = ["bad", "fine", "good"]
 
 @pytest.fixture(scope="module")
 def classifier(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of three classes, as nobody has trained it."""
+    """An untrained classifier with three classes."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     torch.manual_seed(1)
@@ -39,7 +39,7 @@ def classifier(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         tiny_bert, num_labels=3, id2label=names, label2id=numbers
     )
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
-    # Untrained, it would give all texts about the same; so each is judged by how it differs from their mean
+    # Untrained, it gives nearly equal logits for all texts, so each text is judged by its difference from their mean
     encoded = tokenizer([row["text"] for row in reviews(45, seed=5)], padding=True, return_tensors="pt")
     with torch.no_grad():
         mean = model.eval().bert(**encoded).pooler_output.mean(dim=0)
@@ -50,7 +50,7 @@ def classifier(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_two_ranks_predict_as_one_would_and_leave_tables(
+def test_two_ranks_predict_like_one_and_write_tables(
     run: Run, classifier: Path, put: Callable[[Path, str], str], tmp_path: Path
 ) -> None:
     rows = reviews(45, seed=5)
@@ -95,7 +95,7 @@ def test_two_ranks_predict_as_one_would_and_leave_tables(
     assert all(re.fullmatch("[0-9a-f]{16}", digits) for digits in read.values())
 
 
-def test_texts_without_classes_are_predicted_too(
+def test_texts_without_labels_are_predicted_too(
     run: Run, classifier: Path, put: Callable[[Path, str], str], tmp_path: Path
 ) -> None:
     table = tmp_path / "pairs.jsonl"
@@ -138,14 +138,14 @@ def _by_hand(folder: Path, texts: list[str]) -> torch.Tensor:
         (NAMES, ["bad", "awful"], [0, 1], "has the class 'awful', but the model knows 'bad', 'fine', 'good'\nNext: "),
     ],
 )
-def test_a_tables_classes_are_those_of_the_model_by_their_names_and_no_others(
+def test_labels_must_be_class_names_of_the_model(
     monkeypatch: pytest.MonkeyPatch,
     names: list[str],
     of_table: list[str] | None,
     labels: list[Any],
     expected: list[int] | str,
 ) -> None:
-    """The table is one of the hub, which names its numbers, or a file."""
+    """The table is a hub data set with class names, or a file."""
     bad = BadRows()
     columns: dict[str, list[Any]] = {"text": ["one", "two"], "label": labels}
     table = Table(location="t", columns=columns, lines=[1, 2], unit="line", class_names=of_table, bad=bad)
@@ -162,7 +162,7 @@ def test_a_tables_classes_are_those_of_the_model_by_their_names_and_no_others(
         assert read() == expected
 
 
-def test_what_is_no_classifier_is_refused(tiny_bert: Path, classifier: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_a_classifier_is_refused(tiny_bert: Path, classifier: Path, tmp_path: Path) -> None:
     assert class_names(classifier, "m") == NAMES
     config = json.loads((classifier / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
@@ -172,6 +172,6 @@ def test_what_is_no_classifier_is_refused(tiny_bert: Path, classifier: Path, tmp
         class_names(tmp_path, "m")
 
 
-def test_columns_of_the_predictions_own_names_are_refused() -> None:
+def test_column_names_of_the_predictions_are_refused() -> None:
     with pytest.raises(ValidationError, match="'confidence' is a column of the predictions"):
         Evaluate(model="m", data="t.csv", text_column="confidence")

@@ -1,4 +1,4 @@
-"""A fabric-check over real gloo ranks: what it says of healthy ones, and of one that is wrong, hung or slow."""
+"""A fabric-check over real gloo ranks: healthy ones, and a wrong, hanging or slow one."""
 
 import json
 import re
@@ -11,21 +11,21 @@ import torch
 
 from jobs.container import libfabric
 from jobs.container.accelerator import Accelerator
-from jobs.container.kinds.fabric_check.entrypoint import (
+from jobs.container.kinds.fabric_check import (
     contribution,
     own_values,
-    taken_providers,
+    preferred_providers,
     wrong_gathering,
     wrong_sum,
 )
-from jobs.container.kinds.fabric_check.report import FabricReport, Measurement, below_minimum, laggards
+from jobs.container.kinds.fabric_report import FabricReport, Measurement, below_minimum, slow_nodes
 from jobs.container.rank import Rank
 from jobs.core.locations import S3Location
 from tests.support.container.launching import Run, two_nodes
 
 
-def test_two_nodes_are_measured_each_by_itself_and_between_them(run: Run) -> None:
-    """Also: a bandwidth below what was asked for fails the job, once everything is measured."""
+def test_two_nodes_are_measured_alone_and_together(run: Run) -> None:
+    """A bandwidth below the minimum also fails the job, after everything is measured."""
     sizes = ("--smallest-message-bytes=64", "--largest-message-bytes=65536", "--growth=1024")
     flags = (*sizes, "--seconds-per-measurement=0.02", "--minimum-bus-gigabytes-per-second-across-nodes=1000")
     started = [run.start(*flags, kind="fabric-check", nproc=2, **node) for node in two_nodes()]
@@ -50,7 +50,7 @@ def test_two_nodes_are_measured_each_by_itself_and_between_them(run: Run) -> Non
         ("all ranks", "all ranks", 4),
     }
     assert lines[-1].startswith("error: all-reduce of 64 KiB, card 0 of every node: ")
-    assert "less than the 1000 asked for; all-reduce of 64 KiB, card 1 of every node: " in lines[-1]
+    assert "less than the minimum of 1000; all-reduce of 64 KiB, card 1 of every node: " in lines[-1]
     assert "Traceback" not in started[0].output
 
 
@@ -64,7 +64,7 @@ if os.environ.get("RANK") == "1":
         return intact(tensor, *arguments, **named)
     dist.all_reduce = all_reduce
 """
-"""What Python runs first in each process: rank 1 has a fault in large messages."""
+"""The sitecustomize module of each process: rank 1 has a fault in large messages."""
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ if os.environ.get("RANK") == "1":
     ],
     ids=["lost", "hung"],
 )
-def test_a_rank_whose_part_is_lost_or_that_hangs_is_named(
+def test_a_rank_with_missing_values_or_a_hang_is_named(
     run: Run, tmp_path: Path, fault: str, code: int, reason: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAULTY_RANKS.format(fault=fault))
@@ -99,15 +99,13 @@ def test_a_rank_whose_part_is_lost_or_that_hangs_is_named(
     assert re.match(reason, launched.lines[-1]), launched.output
     assert "Traceback" not in launched.output
     if code == 1:
-        # float32 and bfloat16, and nothing of the small message and the other collectives.
+        # In float32 and bfloat16, but not for the small message and the other collectives.
         wrong = json.loads(run.read("fabric.json"))["wrong"]
         assert [line.partition(", node")[0] for line in wrong] == ["all-reduce of 1 MiB"] * 2
         assert run.receipt().result["wrong_results"] == 2
 
 
-def test_the_provider_of_each_node_is_asked_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_provider_of_each_node_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
     store = dist.HashStore()  # type: ignore[attr-defined]  # re-exported from C++
@@ -127,12 +125,12 @@ def test_the_provider_of_each_node_is_asked_before_anything_is_measured(
             scratch=tmp_path,
         )
         rank.__dict__["store"] = store
-        return taken_providers(rank, Accelerator(name=name, devices=1, reason="asked for"))
+        return preferred_providers(rank, Accelerator(name=name, devices=1, reason="asked for"))
 
     assert providers(0, nnodes=1) == []
     assert providers(0, name="cpu") == []
     with ThreadPoolExecutor() as nodes:
-        # One after the other into the library's answers, and then each waits for the other's.
+        # Each node first publishes its provider, then waits for the other's.
         first = nodes.submit(providers, 0)
         store.get("fabric/provider/0")
         assert providers(1) == first.result() == ["efa", "tcp"]
@@ -151,7 +149,9 @@ MEMBERS = (4, 5, 6)
         ((4, 4, 6), "rank 4's values are damaged (133 of 133), rank 5's values are missing"),
     ],
 )
-def test_a_sum_tells_whose_part_is_wrong(dtype: torch.dtype, parts: tuple[int, ...], fault: str | None) -> None:
+def test_a_wrong_sum_names_the_rank_with_the_wrong_part(
+    dtype: torch.dtype, parts: tuple[int, ...], fault: str | None
+) -> None:
     count = 2 * 3 * 133
     total = torch.zeros(count, dtype=dtype)
     for rank in parts:
@@ -159,14 +159,14 @@ def test_a_sum_tells_whose_part_is_wrong(dtype: torch.dtype, parts: tuple[int, .
     assert wrong_sum(total, MEMBERS) == fault
     if fault is None:
         total[-1] += 1
-        assert wrong_sum(total, MEMBERS) == "what all ranks add up to is wrong (1 values)"
+        assert wrong_sum(total, MEMBERS) == "the sum over all ranks is wrong (1 values)"
 
 
-def test_gathered_values_tell_whose_place_they_are_in() -> None:
+def test_swapped_gathered_values_are_reported() -> None:
     parts = [own_values(rank, 500, torch.bfloat16) for rank in MEMBERS]
     assert wrong_gathering(torch.cat(parts), MEMBERS) is None
     parts[1] = parts[0]
-    assert wrong_gathering(torch.cat(parts), MEMBERS) == "in place of rank 5's values there are rank 4's"
+    assert wrong_gathering(torch.cat(parts), MEMBERS) == "rank 4's values instead of rank 5's"
 
 
 def measurement(group: str, microseconds: float, *, collective: Any = "all-reduce") -> Measurement:
@@ -181,8 +181,8 @@ def measurement(group: str, microseconds: float, *, collective: Any = "all-reduc
 
 
 @pytest.mark.parametrize(("collective", "bus"), [("all-reduce", 1.75), ("all-gather", 0.875), ("broadcast", 1.0)])
-def test_bandwidths_are_those_of_nccl_tests(collective: Any, bus: float) -> None:
-    """8 ranks, 1 MB in 1 ms: 1 GB/s of algorithm bandwidth, times the factor of doc/PERFORMANCE.md there."""
+def test_bandwidths_are_defined_as_in_nccl_tests(collective: Any, bus: float) -> None:
+    """8 ranks, 1 MB in 1 ms: 1 GB/s of algorithm bandwidth, times the factor in their doc/PERFORMANCE.md."""
     measured = measurement("node 0", 1000.0, collective=collective)
     assert measured.bus_gigabytes_per_second == pytest.approx(bus)
 
@@ -193,11 +193,11 @@ def report(*measurements: Measurement) -> FabricReport:
     )
 
 
-def test_a_slow_node_is_named_and_those_that_wait_for_it_are_not() -> None:
+def test_only_the_slow_node_is_named() -> None:
     found = report(measurement("node 0", 1000.0), measurement("node 1", 5000.0), measurement("node 2", 1100.0))
-    assert laggards(found) == ["node 1 is slow: its all-reduce reaches 0.35 GB/s, the others' 1.67 GB/s"]
+    assert slow_nodes(found) == ["node 1 is slow: its all-reduce reaches 0.35 GB/s, the others' 1.67 GB/s"]
     assert below_minimum(found, 1.0, 99.0) == [
-        "all-reduce of 976.6 KiB, node 1: 0.35 GB/s of bus bandwidth, less than the 1 asked for"
+        "all-reduce of 976.6 KiB, node 1: 0.35 GB/s of bus bandwidth, less than the minimum of 1"
     ]
     assert below_minimum(found, None, None) == []
-    assert laggards(report(measurement("node 0", 1000.0), measurement("node 1", 1500.0))) == []
+    assert slow_nodes(report(measurement("node 0", 1000.0), measurement("node 1", 1500.0))) == []

@@ -1,4 +1,4 @@
-"""A fine-tuning from the launcher's start to the files it leaves, over real ranks."""
+"""A fine-tuning from the launcher's start to its saved files, with real ranks."""
 
 import csv
 import io
@@ -20,12 +20,10 @@ from tests.support.container.reviews import reviews
 
 
 @pytest.mark.every_release
-def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
-    run: Run, recipe: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_two_ranks_train_evaluate_and_save_everything(run: Run, recipe: tuple[str, ...], tmp_path: Path) -> None:
     launched = run.attempt(*recipe, nproc=2)
 
-    # What a user reads while it trains.
+    # The log during the training.
     assert "accelerator: cpu (auto: no HPU found, no CUDA device found)\n" in launched.lines
     progress = [line for line in map(Progress.parse, launched.lines) if line]
     assert [line.step for line in progress] == [0, *range(4, 49, 4)]
@@ -35,7 +33,7 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     assert "[rank 1]" not in launched.output, "rank 1 has nothing to say in a healthy run"
     assert "arning" not in launched.output
 
-    # The result is that of the model it left, over each held-out example once.
+    # The result is that of the saved model, over each held-out example once.
     receipt = run.receipt()
     expected = _evaluated_by_hand(run.download("model/", tmp_path / "model"))
     for name, value in expected.items():
@@ -44,7 +42,7 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     assert receipt.result["eval_samples"] == 37
     assert receipt.result["train_samples_per_second"] > 0
 
-    # What it predicted of each of them, with its text, and how well each class was found.
+    # The prediction of each of them with its text, and the metrics of each class.
     predictions = [json.loads(line) for line in run.read("predictions.jsonl").splitlines()]
     right = [line["label"] == line["predicted"] for line in predictions]
     assert sum(right) / 37 == pytest.approx(receipt.result["eval_accuracy"])
@@ -53,7 +51,7 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     assert report.confusion is not None
     assert sum(report.confusion[number][number] for number in range(2)) == sum(right)
 
-    # Metrics: one line for each log, the result last, and the same in TensorBoard.
+    # Metrics: one line for each log, the result in the last, and the same in TensorBoard.
     lines = run.metrics()
     assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
     assert lines[0]["loss"] > lines[-2]["loss"], "it did not learn"
@@ -70,7 +68,7 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     ]
     assert not torch.equal(*states), "both ranks draw the same dropout"
 
-    # The receipt: what it cost, and what that figure is not.
+    # The receipt: the cost, and what it excludes.
     assert receipt.state == "succeeded"
     assert (receipt.team, receipt.job) == ("research", "finetune-classification")
     assert run.location.key == f"research/{receipt.run_id}/"
@@ -86,13 +84,13 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     seconds = (attempt.finished_at - attempt.started_at).total_seconds()
     assert receipt.duration_seconds == pytest.approx(seconds, abs=0.01)
     assert receipt.on_demand_usd == pytest.approx(seconds / 3600 * 13.10904, abs=1e-5)
-    assert "with the time of a stand-in for dl1.24xlarge (cpu)" in receipt.estimate_note
+    assert "with the hours of a stand-in for dl1.24xlarge (cpu)" in receipt.estimate_note
 
     assert not list(run.scratch.iterdir()), "files left behind on the node"
     run.wait_until_gone()
 
 
-def test_a_resumed_attempt_reads_no_pretrained_weights_and_ends_as_if_uninterrupted(
+def test_a_resumed_attempt_ends_as_if_uninterrupted(
     run: Run,
     recipe: tuple[str, ...],
     uninterrupted: Callable[[int], Run],
@@ -122,8 +120,8 @@ def test_a_resumed_attempt_reads_no_pretrained_weights_and_ends_as_if_uninterrup
 
 
 @pytest.mark.every_release
-def test_pairs_with_codes_as_labels_from_csv_with_a_share_held_out(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
-    """Also: a local model and table with what it warns of, and a batch of which a rank holds a quarter at once."""
+def test_pairs_with_numeric_labels_are_read_from_csv(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    """Also with a local model and table, warnings, and a batch of which a rank holds a quarter at once."""
     rows = [
         {"first": a["text"], "second": b["text"], "class": f"0{a['label'] + b['label']}"}
         for a, b in zip(reviews(80, seed=3, labels=(0, 1)), reviews(80, seed=4, labels=(0, 1))[20:] * 2, strict=False)
@@ -181,7 +179,7 @@ def test_the_global_batch_is_split_over_ranks_and_accumulated(
 
 
 def _evaluated_by_hand(folder: Path) -> dict[str, float]:
-    """The figures of the model in `folder` on the recipe's held-out examples, without any code of ours."""
+    """The metrics of the model in `folder` on the recipe's held-out examples, without our code."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A corpus from tables and text files: all that should be in it, in its order, once."""
+"""A corpus from tables and text files: all documents, in order, once."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def all_texts(artifact: Any) -> Counter[str]:
 
 
 def save_in_every_format(folder: Path, texts: list[str]) -> dict[str, str]:
-    """Name and column of each, with the same documents."""
+    """The name and column of each table, with the same documents."""
     import csv
 
     put_jsonl(folder / "a.jsonl", texts, column="body")
@@ -59,7 +59,7 @@ def test_every_format_gives_the_same_documents_shard_by_shard(
     assert len(shards) >= 6
     assert all_texts(corpus) == Counter(without_empty_lines)
 
-    # AND a job that was interrupted goes on where its shards end, in the middle of the file
+    # AND an interrupted job continues where its shards end, in the middle of the file
     workshop.delete(corpus, "train-00001.txt", "train-00002.txt", "held-out-00002.txt")
     again = workshop.corpus(
         data=[location],
@@ -71,7 +71,7 @@ def test_every_format_gives_the_same_documents_shard_by_shard(
     assert contents(again.manifest) == contents(corpus.manifest)
 
 
-def test_a_data_set_of_the_hub_is_streamed(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_data_set_is_streamed(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = paragraphs(120)
     rows = [{"text": text, "title": str(number)} for number, text in enumerate(texts)]
     save_data_set(tmp_path / "org" / "articles", {"en": {"train": rows}}, class_names=())
@@ -89,7 +89,7 @@ def test_a_data_set_of_the_hub_is_streamed(workshop: Workshop, tmp_path: Path, m
         workshop.corpus(**arguments, text_columns=["body"])
 
 
-def test_a_corpus_is_made_once(workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corpus_is_produced_once(workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(100)))]
     first = workshop.corpus(data=data, held_out_fraction=0.1)
     written = workshop.modified(first)
@@ -98,7 +98,7 @@ def test_a_corpus_is_made_once(workshop: Workshop, tmp_path: Path, caplog: pytes
     assert "corpus exists" in caplog.text
     assert second.location == first.location
     assert workshop.modified(first) == written
-    # AND other content is another corpus
+    # AND different content gives a different corpus
     put_jsonl(tmp_path / "a.jsonl", paragraphs(101))
     assert workshop.corpus(data=data, held_out_fraction=0.1).location != first.location
 
@@ -111,7 +111,7 @@ def test_empty_documents_and_nuls_are_dropped(workshop: Workshop, tmp_path: Path
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_equal_documents_are_dropped_where_that_is_asked_for(workshop: Workshop, tmp_path: Path, drop: bool) -> None:
+def test_duplicate_documents_are_dropped_on_request(workshop: Workshop, tmp_path: Path, drop: bool) -> None:
     texts = [*paragraphs(100), *paragraphs(50)]
     arguments: dict[str, Any] = {
         "data": [str(put_jsonl(tmp_path / "a.jsonl", texts))],
@@ -122,14 +122,14 @@ def test_equal_documents_are_dropped_where_that_is_asked_for(workshop: Workshop,
     corpus = workshop.corpus(**arguments)
     assert all_texts(corpus) == Counter(paragraphs(100) if drop else texts)
     assert workshop.result()["dropped_duplicates"] == (50 if drop else 0)
-    # AND a job that goes on knows what its earlier shards hold
+    # AND a resumed job knows the documents of its earlier shards
     last = max(name for name in corpus.manifest.files if name.startswith("train"))
     workshop.delete(corpus, last)
     assert contents(workshop.corpus(**arguments).manifest) == contents(corpus.manifest)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_document_that_is_too_long_is_split_at_whitespace(workshop: Workshop, tmp_path: Path, name: str) -> None:
+def test_a_too_long_document_is_split_at_whitespace(workshop: Workshop, tmp_path: Path, name: str) -> None:
     long = " ".join(f"wörd{number}" for number in range(1000))
     texts = [*(text.replace("\n", " ").replace("\r", " ") for text in paragraphs(60)), long, "漢" * 2000]
     if name == "a.txt":
@@ -148,10 +148,8 @@ def test_a_document_that_is_too_long_is_split_at_whitespace(workshop: Workshop, 
 
 
 @pytest.mark.parametrize(("kind", "place"), [("jsonl", "line 4"), ("csv", "line 5"), ("parquet", "row 4")])
-def test_a_row_that_no_memory_may_hold_is_told_with_its_place(
-    workshop: Workshop, tmp_path: Path, kind: str, place: str
-) -> None:
-    """In CSV it has many lines, none of which is long; counted are bytes, of which it has more than characters."""
+def test_a_row_too_large_for_memory_is_reported(workshop: Workshop, tmp_path: Path, kind: str, place: str) -> None:
+    """In CSV the row has many short lines. The limit is in bytes, of which it has more than characters."""
     texts = ["one", "two", "three", "é\n" * 1500]
     path = tmp_path / f"a.{kind}"
     if kind == "jsonl":
@@ -168,7 +166,7 @@ BROKEN = b"caf\xe9 au lait"
 
 
 def put_broken(folder: Path, kind: str) -> Path:
-    """A file with 60 documents, of which the 41st is no UTF-8."""
+    """A file with 60 documents, of which the 41st is not UTF-8."""
     texts = [text.replace("\n", " ").replace("\r", " ").replace('"', "") for text in paragraphs(60)]
     lines = [text.encode() for text in texts]
     lines[40] = BROKEN
@@ -191,7 +189,7 @@ def put_broken(folder: Path, kind: str) -> Path:
     ("kind", "place", "position"),
     [("txt", "line 41", 4), ("jsonl", "line 41", 14), ("csv", "line 42", 4), ("parquet", "row 41", 4)],
 )
-def test_broken_text_is_told_with_its_place_or_counted_and_skipped(
+def test_broken_text_is_reported_or_skipped_and_counted(
     workshop: Workshop, tmp_path: Path, kind: str, place: str, position: int
 ) -> None:
     path = put_broken(tmp_path, kind)
@@ -210,10 +208,10 @@ def test_broken_text_is_told_with_its_place_or_counted_and_skipped(
         ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', "line 2: 'text' is not text but 5"),
         ("a.jsonl", b'{"text": "fine"}\n{"text": "\\ud800 alone"}\n', r"line 2: not UTF-8 \(half of a surrogate pair"),
         ("a.csv", b"", "line 1: no column 'text'"),
-        ("a.jsonl", b'{"text": "only one"}\n', "none of 1 documents is in the part"),
+        ("a.jsonl", b'{"text": "only one"}\n', "none of 1 documents is in the split"),
     ],
 )
-def test_bad_input_is_told(workshop: Workshop, tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_bad_input_is_reported(workshop: Workshop, tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=message):
         workshop.corpus(data=[str(tmp_path / name)])
@@ -228,6 +226,6 @@ def test_bad_input_is_told(workshop: Workshop, tmp_path: Path, name: str, conten
         ({"data": ["a.jsonl"], "held_out_fraction": 0}, "greater than 0"),
     ],
 )
-def test_nonsense_is_refused_before_anything_runs(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_before_the_start(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrepareCorpus(**arguments)

@@ -1,4 +1,4 @@
-"""A pre-training from the launcher's start to the files it leaves, over real ranks, and what it refuses."""
+"""A pre-training from the launcher's start to its saved files, with real ranks, and what it refuses."""
 
 import math
 import shutil
@@ -34,7 +34,7 @@ CPU = Accelerator(name="cpu", devices=0, reason="a test")
 
 
 @pytest.mark.every_release
-def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
+def test_pre_training_resumes_as_if_uninterrupted(
     run: Run, pretraining: tuple[str, ...], packed: Path, *, hub: Hub, tmp_path: Path
 ) -> None:
     launched = run.attempt(*pretraining, kind=KIND, nproc=2)
@@ -53,7 +53,7 @@ def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
     assert receipt.result["eval_perplexity"] == pytest.approx(math.exp(receipt.result["eval_loss"]))
     assert receipt.result["eval_loss"] == pytest.approx(_evaluated_by_hand(run, packed, tmp_path), abs=1e-5)
 
-    # A second attempt, after one that was cut off in its last upload.
+    # A second attempt, after one that was interrupted in its last upload.
     weights = run.read(MODEL)
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
     push: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
@@ -69,7 +69,7 @@ def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
 
 
 def _evaluated_by_hand(run: Run, packed: Path, folder: Path) -> float:
-    """The loss of the model it left on all held-out sequences, by transformers' own head on every place."""
+    """The loss of the saved model on all held-out sequences, with transformers' head on every position."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     left = run.download("model/", folder / "model")
@@ -100,21 +100,21 @@ def _held_out(packed: Path, tokenizer: Any) -> dict[str, torch.Tensor]:
     [
         (
             {"data_fingerprint": "0123456789abcdef"},
-            r"has the fingerprint \w{64}, not 0123456789abcdef\nNext: name the data",
+            r"has the fingerprint \w{64}, not 0123456789abcdef\nNext: correct data",
         ),
         (
             {"global_batch_size": 4096},
-            r"has \d+ sequences of part 'train': at least 4096 are needed\nNext: make the data",
+            r"has \d+ sequences in the split 'train'; at least 4096 are needed\nNext: use more text",
         ),
         ({"data": "s3://runs/research/corpus/"}, "is a 'corpus', not a 'packed-tokens'\nNext: "),
         ({"config": "s3://runs/nowhere/"}, "s3://runs/nowhere/ has no config.json\nNext: "),
-        ({"config": "gpt2"}, "gpt2 has a config.json of 'gpt2': only 'bert' can be pre-trained\nNext: "),
+        ({"config": "gpt2"}, "gpt2: config.json is of type 'gpt2'; only 'bert' can be pre-trained\nNext: "),
         ({"config": "small"}, r"small: vocab_size is 8, but s3://.* needs 25\nNext: set vocab_size to 25 or more"),
         ({"config": "text"}, "text: its config.json is not JSON"),
     ],
     ids=str,
 )
-def test_inputs_that_do_not_fit_are_refused(
+def test_mismatched_inputs_are_refused(
     s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path, values: dict[str, Any], message: str
 ) -> None:
     for name, content in {
@@ -135,7 +135,7 @@ def test_inputs_that_do_not_fit_are_refused(
         fetch_inputs(arguments, s3, tmp_path)
 
 
-def test_a_configuration_on_s3_says_the_shape(s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_configuration_on_s3_sets_the_shape(s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path) -> None:
     s3.put_object(Bucket="runs", Key="shapes/a/config.json", Body=b'{"model_type": "bert", "num_hidden_layers": 3}')
     data = pretraining[0].removeprefix("--data=")
     arguments = PretrainMlm(data=data, config="s3://runs/shapes/a/", global_batch_size=8)
@@ -145,7 +145,7 @@ def test_a_configuration_on_s3_says_the_shape(s3: "S3Client", pretraining: tuple
     assert (model.config.num_hidden_layers, model.config.vocab_size) == (3, 30522)
 
 
-def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
+def test_training_starts_from_a_model_with_the_same_tokenizer(
     s3: "S3Client", pretraining: tuple[str, ...], tiny_bert: Path, put: Put, tmp_path: Path
 ) -> None:
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification
@@ -168,12 +168,12 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
         scratch.mkdir()
         return bert(arguments, fetch_inputs(arguments, s3, scratch), CPU)
 
-    # WHEN the model has a head of its own, THEN that is its own too
+    # WHEN the model has a head for this task, THEN the head is loaded, too
     same = started(model("whole", whole))
     assert type(same).__name__ == "BertForMaskedLM"
     state = same.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in whole.state_dict().items())
-    # WHEN it has another, THEN the encoder is its own
+    # WHEN it has another head, THEN only the encoder is loaded
     classifier = BertForSequenceClassification(BertConfig(**shape))
     state = started(model("classifier", classifier)).state_dict()
     assert torch.equal(
@@ -183,7 +183,7 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
     with pytest.raises(UsageError, match=r"was not tokenized as s3://.* was trained: 'another' is nothing"):
         started(model("wrong", whole, ["another"]))
     shutil.rmtree(tmp_path / "wrong")
-    with pytest.raises(UsageError, match=r"sequences of 16 tokens, .* for 8\nNext"):
+    with pytest.raises(UsageError, match=r"sequences of 16 tokens, .* only 8 positions\nNext"):
         started(model("wrong", BertForMaskedLM(BertConfig(**shape, max_position_embeddings=8))))
 
 
@@ -197,8 +197,6 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
     ],
     ids=str,
 )
-def test_arguments_that_cannot_work_are_refused_before_anything_is_submitted(
-    values: dict[str, Any], message: str
-) -> None:
+def test_impossible_arguments_are_refused_before_submission(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         PretrainMlm.model_validate({"data": "d", **values})

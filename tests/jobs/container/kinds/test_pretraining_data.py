@@ -1,4 +1,4 @@
-"""A job before pre-training as Batch starts it: its receipt, metrics and log, and what it pushes to the hub."""
+"""A job before pre-training as Batch starts it: its receipt, metrics, log, and push to the hub."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 
-def test_receipt_metrics_log_and_the_hub_tell_what_was_made(run: Run, hub: Hub, s3: "S3Client", tmp_path: Path) -> None:
+def test_receipt_metrics_log_and_hub_describe_the_result(run: Run, hub: Hub, s3: "S3Client", tmp_path: Path) -> None:
     to_hub: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
     data = put_jsonl(tmp_path / "corpus.jsonl", paragraphs(200))
     launched = run.attempt(

@@ -1,4 +1,4 @@
-"""Packed tokens from a corpus: the ids of Hugging Face's tokenizer, none lost, whichever library makes them."""
+"""Packed tokens of a corpus: the ids of Hugging Face's tokenizer, complete, with either library."""
 
 import sys
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def tokenizer(real_tokenizer: OpenArtifact) -> OpenArtifact:
 
 
 def expected_ids(corpus: OpenArtifact, tokenizer: OpenArtifact, split: Split) -> list[int]:
-    """As `transformers` gives them, document by document."""
+    """The ids of `transformers`, document by document."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(tokenizer.download())
@@ -52,7 +52,7 @@ def packed_ids(packed: OpenArtifact, split: Split) -> list[int]:
 
 
 @pytest.mark.parametrize("encoder", ["auto", "tokenizers"])
-def test_the_ids_are_hugging_faces_and_none_is_lost(
+def test_the_ids_match_hugging_face_and_none_is_lost(
     *,
     workshop: Workshop,
     corpus: OpenArtifact,
@@ -81,11 +81,11 @@ def test_the_ids_are_hugging_faces_and_none_is_lost(
     assert packed.manifest.inputs == made_of
     held = packed.path("tokenizer/tokenizer.json").read_bytes()
     assert held == tokenizer.path("tokenizer.json").read_bytes()
-    assert "spells special tokens, and its tokens have them: 1 [PAD], 1 [CLS], 1 [SEP], 1 [MASK]" in caplog.text
+    assert "contains special tokens, which are encoded as such: 1 [PAD], 1 [CLS], 1 [SEP], 1 [MASK]" in caplog.text
     assert workshop.metrics()[-1]["tokens"] == result["tokens"]
 
 
-def test_only_the_missing_files_are_made_again(
+def test_only_missing_files_are_produced_again(
     workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     packed = workshop.packed(corpus, tokenizer, sequence_length=64)
@@ -96,15 +96,15 @@ def test_only_the_missing_files_are_made_again(
     after = workshop.modified(packed)
     assert {name for name in after if name.endswith(".npy") and after[name] != before[name]} <= {"train-00001.npy"}
     assert contents(again.manifest) == contents(packed.manifest)
-    assert "5 of 6 files are there already" in caplog.text
-    # AND what is complete is not made again
+    assert "5 of 6 files exist already" in caplog.text
+    # AND complete files are not produced again
     assert workshop.packed(corpus, tokenizer, sequence_length=64).location == packed.location
     assert workshop.modified(packed) == after
     assert workshop.packed(corpus, tokenizer, sequence_length=128).location != packed.location
 
 
 def mistaken(how: Callable[[list[bytes], Any], Any]) -> type[Nanotoken]:
-    """The library, with a mistake in it: `how` gets documents and their ids, and returns others."""
+    """The library with an error: `how` gets documents and their ids, and returns other ids."""
 
     class Mistaken(Nanotoken):
         def encode(self, documents: list[bytes]) -> Any:
@@ -132,7 +132,7 @@ def _broken(documents: list[bytes], _ids: Any) -> Any:
         ),
     ],
 )
-def test_a_library_that_is_missing_raises_or_gives_other_ids_is_not_used(
+def test_a_missing_or_wrong_encoder_library_is_not_used(
     tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch, library: Any, reason: str
 ) -> None:
     if library is None:
@@ -150,8 +150,8 @@ def test_a_library_that_is_missing_raises_or_gives_other_ids_is_not_used(
     assert reason in packing.reason
 
 
-def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path) -> None:
-    """What `tokenize` does with each file, with a vocabulary for which no corpus of a test is large enough."""
+def test_a_vocabulary_larger_than_two_bytes_is_packed(tmp_path: Path) -> None:
+    """Pack a file as `tokenize` does, with a vocabulary larger than any test corpus could give."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     words = [f"word{number}" for number in range(70_000)]
@@ -186,7 +186,7 @@ def test_the_ids_of_a_file_do_not_depend_on_its_blocks(
         assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == expected
 
 
-def test_a_models_tokenizer_is_taken_from_its_folder(
+def test_a_models_tokenizer_is_read_from_its_folder(
     workshop: Workshop, corpus: OpenArtifact, tiny_bert: Path, put: Callable[[Path, str], str], tmp_path: Path
 ) -> None:
     local = workshop.packed(corpus, SimpleNamespace(location=str(tiny_bert)), sequence_length=32)

@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary from a sample of a corpus: what `AutoTokenizer` loads, the same one from the same text."""
+"""A WordPiece vocabulary from a sample of a corpus: `AutoTokenizer` loads it, and it is reproducible."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,9 +26,7 @@ def loaded(artifact: OpenArtifact) -> Any:
     return AutoTokenizer.from_pretrained(artifact.download())
 
 
-def test_it_is_loaded_as_berts_tokenizer_and_measured_on_held_out_text(
-    workshop: Workshop, corpus: OpenArtifact
-) -> None:
+def test_the_tokenizer_loads_as_berts_and_is_measured(workshop: Workshop, corpus: OpenArtifact) -> None:
     made = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
     tokenizer = loaded(made)
     assert type(tokenizer).__name__ == "BertTokenizerFast"
@@ -49,7 +47,7 @@ def test_it_is_loaded_as_berts_tokenizer_and_measured_on_held_out_text(
     )
     assert 0.3 < result["sample_bytes"] / corpus.manifest.count("text_bytes") < 0.7
     assert workshop.metrics()[-1]["training_seconds"] > 0
-    # It is made once, from the same text the same way, and from another share of it another
+    # The same sample gives the same vocabulary once, and another fraction gives another
     written = workshop.modified(made)
     workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
     assert workshop.modified(made) == written
@@ -69,13 +67,13 @@ def test_it_is_loaded_as_berts_tokenizer_and_measured_on_held_out_text(
         (0.02, 1_000_000, 0.02),
     ],
 )
-def test_of_a_small_corpus_a_larger_share_is_taken(given: Any, text_bytes: int, expected: float) -> None:
+def test_a_larger_fraction_of_a_small_corpus_is_sampled(given: Any, text_bytes: int, expected: float) -> None:
     arguments = TrainTokenizer(corpus="run://clean", sample_fraction=given)
     assert train_tokenizer.sample_fraction(arguments, text_bytes) == pytest.approx(expected)
 
 
-def test_ties_are_broken_alike_in_every_run() -> None:
-    """Words of equal frequency and many characters: what the library itself orders anew in each run."""
+def test_ties_are_broken_the_same_way_in_every_run() -> None:
+    """Words of equal frequency and many characters, which the library orders differently in each run."""
     words = [f"{first}{second}{third}" for first in "abcdefgh" for second in "ijklmnop" for third in "qrstuvwx"]
 
     def texts() -> Iterator[list[str]]:
@@ -85,7 +83,7 @@ def test_ties_are_broken_alike_in_every_run() -> None:
     assert len(vocabularies) == 1
 
 
-def test_rare_characters_are_unknown() -> None:
+def test_rare_characters_are_unknown_tokens() -> None:
     def texts() -> Iterator[list[str]]:
         yield ["common words and common letters"] * 5 + ["漢字 rare"]
 
@@ -98,10 +96,10 @@ def test_rare_characters_are_unknown() -> None:
     ("arguments", "message"),
     [
         ({"vocabulary_size": 100, "sample_fraction": 1}, "vocabulary_size 100 is less than the .* tokens that"),
-        ({"sample_fraction": 0.0001}, r"none of the corpus's .* documents was drawn"),
+        ({"sample_fraction": 0.0001}, r"none of the corpus's .* documents was sampled"),
     ],
 )
-def test_what_cannot_work_is_told(
+def test_impossible_arguments_are_reported(
     workshop: Workshop, corpus: OpenArtifact, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

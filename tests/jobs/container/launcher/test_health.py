@@ -1,4 +1,4 @@
-"""The check of a node before its ranks start: real processes that multiply and add up, on nodes that pass and fail."""
+"""The health check of a node before its ranks start, with real processes, on healthy and bad nodes."""
 
 import json
 import sys
@@ -23,8 +23,8 @@ def option(**values: float) -> str:
     return f"--health={json.dumps(values)}"
 
 
-def test_a_bad_node_of_several_ends_the_attempt_of_all_is_named_and_told_to_its_host(run: Run, tmp_path: Path) -> None:
-    # WHEN no CPU of the second node multiplies as fast as that
+def test_a_bad_node_ends_the_attempt_and_is_reported(run: Run, tmp_path: Path) -> None:
+    # WHEN the second node is slower than its required minimum
     disks = tmp_path / "disks"
     disks.mkdir()
     program = (
@@ -48,49 +48,49 @@ def test_a_bad_node_of_several_ends_the_attempt_of_all_is_named_and_told_to_its_
             for node, check in zip(two_nodes(), checks, strict=True)
         ]
         assert [node.wait() for node in nodes] == [75, 75]
-    # THEN the attempt is to be made again, elsewhere: node, instance, rank, what it reached and what it had to
-    assert "health: node 0 is well: " in nodes[0].output
+    # THEN the attempt is retried, and the reason names node, instance, rank, speed and minimum
+    assert "health: node 0 is healthy: " in nodes[0].output
     assert "TFLOP/s on the slowest; " in nodes[0].output
     reason = run.recorded_attempt(1).reason or ""
     assert reason.startswith("node 1 (i-0abc) is bad: rank 0 multiplies at ")
-    assert "TFLOP/s, less than 1e+06; if it is started again" in reason
+    assert "TFLOP/s, less than 1e+06; if retried" in reason
     assert run.receipt().state == "interrupted"
-    # The ranks never started, and the host finds the word
+    # The ranks never started, and the host finds the report
     assert "fabric: " not in nodes[0].output
     assert (disks / BAD_NODE_FILE).read_text().startswith("node 1 (i-0abc): rank 0 multiplies at ")
     run.wait_until_gone()
 
 
-def test_what_a_card_did_wrong_is_told_with_its_number() -> None:
+def test_the_fault_of_a_card_is_reported_with_its_number() -> None:
     fast, slow = Measured(teraflops=100, gigabytes_per_second=5), Measured(teraflops=40, gigabytes_per_second=4)
-    said = measured_faults([fast, fast, slow], Health(), card="HPU")
-    # Nothing is published for a Gaudi: its neighbours are the measure
-    assert said == ["HPU 2 multiplies at 40 TFLOP/s, less than 50"]
+    faults = measured_faults([fast, fast, slow], Health(), card="HPU")
+    # There are no published values for a Gaudi, so it is compared with the other cards
+    assert faults == ["HPU 2 multiplies at 40 TFLOP/s, less than 50"]
     assert measured_faults([fast, fast, slow], Health(min_teraflops=30), card="HPU") == []
     floors = Health(min_teraflops=30, min_gigabytes_per_second=8)
     assert measured_faults([fast, slow], floors, card="GPU") == [
         "an all-reduce among its GPUs runs at 4 GB/s, less than 8"
     ]
     assert summary([fast, slow], floors) == "40 TFLOP/s on the slowest (at least 30), all-reduce at 4 GB/s (at least 8)"
-    wrong = Measured(teraflops=100, fault="multiplies wrongly")
-    assert measured_faults([fast, wrong], Health(), card="GPU") == ["GPU 1 multiplies wrongly"]
+    wrong = Measured(teraflops=100, fault="returns wrong products")
+    assert measured_faults([fast, wrong], Health(), card="GPU") == ["GPU 1 returns wrong products"]
 
 
-def test_a_process_that_dies_or_never_ends_is_a_bad_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_process_that_dies_or_hangs_is_a_bad_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = choose("cpu", nproc_per_node=1)
     monkeypatch.setattr(sys, "executable", "false")
     (dead,) = health.measure(1, cpu, tmp_path, seconds=0.1)
-    assert dead.fault == "failed with exit code 1 in the multiplication of the check"
+    assert dead.fault == "failed with exit code 1 during the multiplication of the health check"
     stuck_program = tmp_path / "stuck"
     stuck_program.write_text("#!/bin/sh\nexec sleep 60\n")
     stuck_program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stuck_program))
     monkeypatch.setattr(health, "START_SECONDS", 0.2)
     (stuck,) = health.measure(1, cpu, tmp_path, seconds=0.1)
-    assert stuck.fault == "did not come to an end in the multiplication of the check"
+    assert stuck.fault == "did not finish during the multiplication of the health check"
 
 
-def test_the_driver_is_held_against_the_release(
+def test_the_driver_is_compared_with_the_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tool = tmp_path / "hl-smi"
@@ -104,14 +104,14 @@ def test_the_driver_is_held_against_the_release(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert health.driver_version() == "1.20.0"
     assert driver_fault("1.20.0", "1.20.1.97") is None
-    assert driver_fault("1.20.0", "1.21.0.555") == "its driver is 1.20.0, and the image's release is 1.21.0.555"
-    assert driver_fault(None, "1.21.0.555") is None  # who cannot tell ends nothing
+    assert driver_fault("1.20.0", "1.21.0.555") == "its driver is 1.20.0, but the image's release is 1.21.0.555"
+    assert driver_fault(None, "1.21.0.555") is None  # an unknown driver is not a fault
     tool.write_text("#!/bin/sh\necho 'Failed to open the driver' >&2\nexit 7\n")
     assert health.driver_version() is None
-    assert caplog.messages[-1] == "warning: hl-smi names no driver (exit code 7): Failed to open the driver"
+    assert caplog.messages[-1] == "warning: hl-smi reported no driver version (exit code 7): Failed to open the driver"
 
 
-def test_missing_cards_are_the_nodes_fault_only_where_its_health_is_checked(
+def test_missing_cards_are_a_node_fault_only_if_checked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from jobs.container import accelerator
@@ -122,7 +122,7 @@ def test_missing_cards_are_the_nodes_fault_only_where_its_health_is_checked(
     with pytest.raises(UsageError, match="8 ranks need a card each, but this node has 7"):
         choose("hpu", nproc_per_node=8)
     monkeypatch.setattr(accelerator, "_hpus", lambda: (8, ""))
-    with pytest.raises(UsageError, match="9 ranks need a card each"):  # never its fault
+    with pytest.raises(UsageError, match="9 ranks need a card each"):  # not a fault of the node
         choose("hpu", nproc_per_node=9, cards=8)
 
 
@@ -132,10 +132,10 @@ def test_only_instances_with_accelerators_are_checked_by_default(name: Any, on_i
     assert Health(seconds=0).seconds_on(name, on_instance=on_instance) == 0
 
 
-def test_the_floors_are_those_of_the_instance_type_unless_the_spec_has_others() -> None:
+def test_floors_default_to_those_of_the_instance_type() -> None:
     a100 = instance_type("p4d.24xlarge")
     found = Health().with_floors_of(a100, "cuda")
     assert (found.min_teraflops, found.min_gigabytes_per_second) == (156, 30)
     assert Health(min_teraflops=1).with_floors_of(a100, "cuda").min_teraflops == 1
-    # On a laptop that stands in for the instance its floors mean nothing
+    # Floors of an instance type do not apply to a laptop
     assert Health().with_floors_of(a100, "cpu") == Health()

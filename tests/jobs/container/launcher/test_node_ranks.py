@@ -1,4 +1,4 @@
-"""What the ranks write, where it can be written nowhere, and what the kernel counts."""
+"""The output of ranks, also if it cannot be written, their environment, and how their ends are judged."""
 
 import errno
 import io
@@ -15,14 +15,13 @@ import psutil
 import pytest
 
 from jobs.container.accelerator import Accelerator, Name
-from jobs.container.channel import tell_stopped
+from jobs.container.channel import write_stopped
 from jobs.container.launcher import rank_lines
-from jobs.container.launcher.node_ranks import _end_of_script, _failure, memory_kills
+from jobs.container.launcher.node_ranks import _end_of_script, _failure, oom_kills, rank_environment
 from jobs.container.launcher.outcome import End, with_full_disk
-from jobs.container.launcher.rank_environment import rank_environment
 from jobs.container.launcher.rank_lines import RankLines
 from jobs.container.launcher.request import Launch, Node, parse
-from jobs.container.rank import tell_the_launcher
+from jobs.container.rank import report_failure
 
 
 class FullDisk(io.StringIO):
@@ -30,15 +29,15 @@ class FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_rank_0_does_not_wait_for_a_log_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_does_not_block_on_an_unwritable_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = RankLines(tmp_path, node=Node(index=0, nnodes=1, main_address="127.0.0.1", port=0), nproc_per_node=1)
     monkeypatch.setattr(sys, "stdout", FullDisk())
     with lines, lines.pipes[0].open("w") as rank_0:
-        rank_0.writelines(f"step {number}\n" for number in range(50_000))  # many times what a pipe holds
+        rank_0.writelines(f"step {number}\n" for number in range(50_000))  # many times the capacity of a pipe
     assert lines.last([0])[-1] == "rank 0 of node 0 wrote last: step 49999"
 
 
-def test_of_a_flood_the_log_has_the_beginning_some_lines_and_the_end(
+def test_a_flood_of_lines_is_thinned_out_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rank_lines, "LOG_BYTES", 1000)
@@ -52,15 +51,15 @@ def test_of_a_flood_the_log_has_the_beginning_some_lines_and_the_end(
     printed = capsys.readouterr().out.splitlines()
     assert printed[:3] == ["[rank 2] line 0", "[rank 2] line 1", "[rank 2] line 2"]
     [warning] = [line for line in printed if line.startswith("warning: ")]
-    assert "node 1 have printed 0.001 MB. From here on one line in 1000 is in the log" in warning
+    assert "node 1 have printed 0.001 MB. From now on the log has one line in 1000" in warning
     before, after = printed[: printed.index(warning)], printed[printed.index(warning) + 1 :]
     assert len("\n".join(before)) <= 1000 + len("[rank 2] ") * len(before)
     assert "[rank 2] [progress] 3/10" in after
     assert 50 <= len(after) <= 80, "some of the fifty thousand"
     end = next(number for number, line in enumerate(after) if line.startswith("log: "))
-    assert re.fullmatch(r"log: 49\d{3} lines \(0\.5 MB\) were left out of it; the last:", after[end])
+    assert re.fullmatch(r"log: 49\d{3} lines \(0\.5 MB\) were left out; the last lines:", after[end])
     assert after[end + 9 : end + 12] == ["[rank 2] line 49999", "[rank 2] [progress] 3/10", "[rank 3] the other"]
-    # All of it counts as the rank's own last words, whether it is in the log or not.
+    # The last lines of a rank are known, whether they are in the log or not.
     assert lines.last([2])[-2:] == (
         "rank 2 of node 1 wrote last: line 49999",
         "rank 2 of node 1 wrote last: [progress] 3/10",
@@ -68,16 +67,16 @@ def test_of_a_flood_the_log_has_the_beginning_some_lines_and_the_end(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "no rank fills the disk with what it prints"
 
 
-def test_why_a_rank_fails_is_in_the_log_where_its_error_file_cannot_be_written(
+def test_a_failure_is_logged_if_the_error_file_is_unwritable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "lost" / "error.json"))
-    tell_the_launcher("no space left for a checkpoint")
+    report_failure("no space left for a checkpoint")
     assert capsys.readouterr().out == "error: no space left for a checkpoint\n"
 
 
-def test_what_a_rank_wrote_is_the_reason_where_it_could_say_nothing_else() -> None:
-    """As PyTorch's watchdog ends it (ProcessGroupNCCL, NCCLUtils.cpp): its last lines are frames."""
+def test_the_last_line_is_the_reason_without_an_error_file() -> None:
+    """A rank that PyTorch's watchdog ends (ProcessGroupNCCL, NCCLUtils.cpp) prints stack frames last."""
     aborted: Any = SimpleNamespace(exitcode=-6, timestamp=1, error_file_data={})
     lost = "NCCL error: remote process exited or there was a network error, NCCL version 2.20.5"
     found = _failure(aborted, ["step 41", lost, *["frame #1: <unknown function> + 0x8609"] * 30])
@@ -95,7 +94,7 @@ def test_what_a_rank_wrote_is_the_reason_where_it_could_say_nothing_else() -> No
         (10**9, "ValueError: half a table", False),
     ],
 )
-def test_a_full_disk_is_named_beside_what_failed(
+def test_a_full_disk_is_added_to_the_reason(
     free: int, message: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10**11, used=10**11 - free, free=free))
@@ -106,7 +105,7 @@ def test_a_full_disk_is_named_beside_what_failed(
         full = f"; the disk of {tmp_path} is full ({free / 1e9:.1f} of 100.0 GB free). Next: give the instance a larger"
         assert end.reason is not None
         assert end.reason.startswith(f"{failed.reason}{full}")
-    # What says already what is next is left as it is
+    # A reason with a next step is unchanged
     explained = End(code=1, reason="step-3 could not be written to /scratch (0.0 GB free). Next: …", cause="own")
     assert with_full_disk(explained, tmp_path) == explained
 
@@ -135,7 +134,7 @@ CHOSEN: list[tuple[str, Name, str, Name]] = [
 
 
 @pytest.mark.parametrize(("variable", "name", "value", "other"), CHOSEN)
-def test_what_a_kind_of_card_needs_is_set_for_it_alone_unless_the_image_has_it(
+def test_variables_of_a_card_are_set_for_that_card_only(
     launch: Launch,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,7 +151,7 @@ def test_what_a_kind_of_card_needs_is_set_for_it_alone_unless_the_image_has_it(
     assert variable not in variables_of_ranks(launch, tmp_path, name)
 
 
-def test_the_ranks_of_several_nodes_listen_where_the_others_reach_them_and_nowhere_else(
+def test_ranks_of_several_nodes_use_one_network_interface(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -161,10 +160,10 @@ def test_the_ranks_of_several_nodes_listen_where_the_others_reach_them_and_nowhe
     assert sockets_of_ranks(launch, tmp_path) == loopback
     assert variables_of_ranks(launch, tmp_path)["HF_DATASETS_TRUST_REMOTE_CODE"] == "0"
 
-    # WHERE the main node is at a real address of this machine, THEN it is the interface with that address
+    # WHEN the main node has an address of this machine, THEN the interface with that address is used
     several = replace(launch, node=Node(index=1, nnodes=2, main_address="127.0.0.1", port=29500))
     assert sockets_of_ranks(several, tmp_path) == loopback
-    # WHERE the kernel talks to the main node from an address, THEN it is the interface that carries it among others
+    # WHEN the main node is remote, THEN the interface with the source address towards it is used
     addresses = {"lo": ["127.0.0.1"], "eth0": ["172.17.0.2"], "eth1": ["fe80::1%eth1", "10.0.1.7"], "eth10": []}
     carried = {name: [SimpleNamespace(address=one) for one in found] for name, found in addresses.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: carried)
@@ -174,32 +173,32 @@ def test_the_ranks_of_several_nodes_listen_where_the_others_reach_them_and_nowhe
         towards.append((host, port))
         return "10.0.1.7"
 
-    monkeypatch.setattr("jobs.container.launcher.rank_environment.address_towards", from_eth1)
+    monkeypatch.setattr("jobs.container.launcher.node_ranks.source_address", from_eth1)
     several = replace(launch, node=Node(index=1, nnodes=2, main_address="10.0.1.9", port=29500))
     assert sockets_of_ranks(several, tmp_path) == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
     assert towards == [("10.0.1.9", 29500)]
-    # What somebody has said stays
+    # A variable that is already set is kept
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth")
     assert sockets_of_ranks(several, tmp_path) == {"GLOO_SOCKET_IFNAME": "eth1"}
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
-    # WHERE no interface has it, as behind NAT, THEN they choose for themselves
+    # WHEN no interface has the address, as behind NAT, THEN the libraries choose
     carried["eth1"] = []
     assert sockets_of_ranks(several, tmp_path) == {}
 
 
-def test_what_the_kernel_has_killed_for_want_of_memory_is_counted(tmp_path: Path) -> None:
+def test_kills_by_the_oom_killer_are_counted(tmp_path: Path) -> None:
     vmstat = tmp_path / "vmstat"
-    assert memory_kills(vmstat) is None
+    assert oom_kills(vmstat) is None
     vmstat.write_text("nr_free_pages 4021\noom_kill 7\ndrop_pagecache 0\n")
-    assert memory_kills(vmstat) == 7
+    assert oom_kills(vmstat) == 7
 
 
-def test_a_script_that_saved_and_ended_before_its_end_is_to_be_resumed(tmp_path: Path) -> None:
+def test_a_script_that_saved_and_stopped_early_is_retried(tmp_path: Path) -> None:
     script: Any = SimpleNamespace(refusal=None, finish=lambda **_: None)
     stopping: Any = SimpleNamespace(has_signalled=False)
     done = End(code=0, reason=None, cause="done")
     assert _end_of_script(script, done, stopping, tmp_path) == done
-    tell_stopped(tmp_path, "SIGTERM; saved step 7")
+    write_stopped(tmp_path, "SIGTERM; saved step 7")
     assert _end_of_script(script, done, stopping, tmp_path) == replace(done, code=75, reason="SIGTERM; saved step 7")
     failed = End(code=1, reason="no such label", cause="own")
     assert _end_of_script(script, failed, stopping, tmp_path) == failed

@@ -1,4 +1,4 @@
-"""A worker of a sweep against an S3, with launchers of its points that are real: its budget, claims and starts."""
+"""A worker of a sweep with an S3 and real launchers of its points: its budget, claims and attempts."""
 
 import json
 import os
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from trainyard import output
 number, here = sys.argv[1], Path(sys.argv[2])
-(here / f"begun-{number}").touch()
+(here / f"started-{number}").touch()
 while not (here / f"go-{number}").exists():
     time.sleep(0.05)
 (output() / "done.txt").write_text(number)
@@ -44,7 +44,7 @@ MakeWorker = Callable[..., Worker]
 
 @pytest.fixture
 def make_worker(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorker]:
-    """A worker of a sweep of three points, each of which goes on until there is a file go-N."""
+    """A worker of a sweep of three points. Each point runs until a file go-N exists."""
     write_files(tmp_path / "code", {"train.py": SCRIPT})
     [code, *_] = [flag.partition("=")[2] for flag in script_flags(run.s3, tmp_path / "code", "train.py 1")]
     points = [
@@ -82,7 +82,7 @@ def make_worker(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
     yield make
     os.environ.clear()
-    os.environ.update(environment)  # a worker sets what PyTorch reads
+    os.environ.update(environment)  # a worker sets variables that PyTorch reads
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -96,7 +96,7 @@ def claim(run: Run, number: int, *, job: str = "job") -> Claim:
 
 
 def point_receipt(run: Run, number: int, *, hours: float, state: Any, job: str = "job") -> None:
-    """Write what a point of another worker has taken."""
+    """Write the receipt of another worker's point."""
     now = datetime.now(timezone.utc)
     attempt = Attempt(
         number=1,
@@ -116,11 +116,11 @@ def point_receipt(run: Run, number: int, *, hours: float, state: Any, job: str =
     run.write(f"claims/{job}/{number}.json", Claim(child=9, starts=1).model_dump_json().encode())
 
 
-def begun(tmp_path: Path, number: int) -> None:
-    wait_until((tmp_path / f"begun-{number}").exists, bool)
+def wait_for_start(tmp_path: Path, number: int) -> None:
+    wait_until((tmp_path / f"started-{number}").exists, bool)
 
 
-def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
+def test_a_used_up_budget_stops_a_point_and_starts_no_other(
     make_worker: MakeWorker,
     run: Run,
     tmp_path: Path,
@@ -131,7 +131,7 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
     worker = make_worker(max_hours=10)
 
     def others_spend() -> None:
-        begun(tmp_path, 1)
+        wait_for_start(tmp_path, 1)
         point_receipt(run, 3, hours=9.99, state="running")
 
     spending = threading.Thread(target=others_spend)
@@ -143,10 +143,10 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
     assert stopped.reason.startswith("budget: 9.99 instance hours of max_hours 10 used, ")
     assert "; the rest is reserved for saving, 2 minutes for each of the 2 running points. " in stopped.reason
     assert "--set max_hours=20" in stopped.reason
-    assert not (tmp_path / "begun-2").exists()
-    # Another worker that comes then begins none either, and says why.
+    assert not (tmp_path / "started-2").exists()
+    # A worker that starts then runs no point either, and reports why.
     assert make_worker(child=1, max_hours=10).work() == SWEEP_OVER_EXIT_CODE
-    why = "point 2 is not begun: budget: 9.99 instance hours of max_hours 10 used, "
+    why = "point 2 was not started: budget: 9.99 instance hours of max_hours 10 used, "
     assert f"error: {why}" in capfd.readouterr().out
     stop = Claim.model_validate_json(
         run.s3.get_object(Bucket="runs", Key=f"{run.location.key}claims/job/stop.json")["Body"].read()
@@ -156,24 +156,22 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
     assert "claims/job/2.json" not in run.keys("claims/")
 
 
-def test_a_worker_that_is_interrupted_goes_on_with_its_own_point_and_takes_no_other_s(
-    make_worker: MakeWorker, run: Run, tmp_path: Path
-) -> None:
-    # GIVEN one point that succeeded in a job before, and one that another worker has
+def test_an_interrupted_worker_continues_its_own_point(make_worker: MakeWorker, run: Run, tmp_path: Path) -> None:
+    # GIVEN a point that succeeded in an earlier job, and a point of another worker
     point_receipt(run, 2, hours=0.1, state="succeeded", job="before")
     run.write("claims/job/3.json", Claim(child=1, starts=1).model_dump_json().encode())
 
     def interrupt() -> None:
-        begun(tmp_path, 1)
+        wait_for_start(tmp_path, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # WHEN it is ended as before a reclaim
+    # WHEN the worker is ended as before a reclaim
     thread = threading.Thread(target=interrupt)
     thread.start()
     assert make_worker().work() == INTERRUPTED_EXIT_CODE
     thread.join()
     assert claim(run, 1) == Claim(child=0, starts=1)
-    # THEN it takes up the same point again
+    # THEN it continues the same point
     (tmp_path / "go-1").touch()
     assert make_worker().work() == 0
     assert claim(run, 1) == Claim(child=0, starts=2, ended="succeeded")
@@ -184,7 +182,7 @@ def test_a_worker_that_is_interrupted_goes_on_with_its_own_point_and_takes_no_ot
     assert "claims/job/2.json" not in run.keys("claims/")
 
 
-def test_a_point_that_takes_too_long_or_was_interrupted_too_often_has_failed_and_the_next_is_taken(
+def test_a_point_fails_after_its_timeout_or_all_attempts(
     make_worker: MakeWorker, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a first point with no attempt left, a second that never ends, and a third that fails
@@ -194,6 +192,6 @@ def test_a_point_that_takes_too_long_or_was_interrupted_too_often_has_failed_and
     # WHEN
     assert make_worker(sweep_timeout_seconds=1).work() == SWEEP_OVER_EXIT_CODE
     # THEN
-    assert claim(run, 1).reason == "it was interrupted in each of its 2 attempts"
-    assert (claim(run, 2).ended, claim(run, 2).reason) == ("failed", "its timeout_hours were over: 0.000277778")
+    assert claim(run, 1).reason == "all 2 attempts were interrupted"
+    assert (claim(run, 2).ended, claim(run, 2).reason) == ("failed", "it exceeded timeout_hours: 0.000277778")
     assert (claim(run, 3).ended, claim(run, 3).reason) == ("failed", "exit code 3")

@@ -138,8 +138,7 @@ def test_hanging_rank_does_not_delay_the_launcher(run: Run, long_recipe: tuple[s
     assert launched.kill(signal.SIGTERM) == 75
 
     assert launched.lines[-1] == (
-        "interrupted: SIGTERM; not saved within 2 s; "
-        "if it is started again, it starts over: it has saved no checkpoint\n"
+        "interrupted: SIGTERM; not saved within 2 s; if retried, it starts over: no checkpoint was saved\n"
     )
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())

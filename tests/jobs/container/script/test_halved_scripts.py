@@ -1,4 +1,4 @@
-"""Scripts with the library as points of a sweep: one that is behind the others stops at its rung, and ends well."""
+"""Scripts with the library as points of a sweep: a point that is behind stops at its rung, and succeeds."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,10 +57,10 @@ trainer.train(resume_from_checkpoint=trainyard.checkpoint())
 @pytest.mark.parametrize(
     ("script", "ranks", "rung", "step"), [(LOOP, 2, 25, 30), (TRAINER, 1, 10, 12)], ids=["loop", "trainer"]
 )
-def test_it_saves_leaves_its_model_and_stops_at_once_where_it_is_started_again(
+def test_a_halved_point_saves_and_stops_at_once_when_retried(
     *, script: str, ranks: int, rung: int, step: int, run: Run, s3: "S3Client", tmp_path: Path
 ) -> None:
-    # GIVEN two other points of the sweep, which were better
+    # GIVEN two better points of the sweep
     comparison = Comparison(from_step=rung, factor=3, metric="eval_loss", smaller_is_better=True)
     sweep = f"sweep-of-{run.location.key.strip('/').rpartition('/')[2]}"
     for number in (1, 3):
@@ -70,11 +70,11 @@ def test_it_saves_leaves_its_model_and_stops_at_once_where_it_is_started_again(
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": script}), "train.py")
     options = [f"--halving={comparison.model_dump_json()}"]
 
-    # WHEN it reaches its rung, and when it is started again as if it had been lost after that
+    # WHEN the point reaches its rung, and when it is retried as if it had been lost afterwards
     for attempt in (1, 2):
         launched = run.attempt(*flags, kind="script", nproc=ranks, options=options, attempt=attempt)
 
-        # THEN it ends well, at the step of its evaluation, which is saved
+        # THEN it succeeds at the step of its evaluation, and saves that step
         assert f"halving: ranked 3 of 3 at step {step}; the point stops\n" in launched.output
         assert [run.read(f"output/rank-{rank}.txt") for rank in range(ranks)] == [str(step).encode()] * ranks
         assert run.complete_checkpoints() == [step]

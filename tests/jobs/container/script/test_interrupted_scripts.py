@@ -1,4 +1,4 @@
-"""Scripts with the library: a Trainer with its callback, and a loop of one's own, interrupted and resumed."""
+"""Scripts with the library, interrupted and resumed: a Trainer with its callback, and a custom loop."""
 
 import signal
 import time
@@ -86,10 +86,10 @@ if step == 400 and dist.get_rank() == 0:
 
 
 EAGER = (
-    "import sys; from jobs.container import launch; from jobs.container.launcher import shutdown; "
-    "shutdown.POLL_SECONDS = 0.2; sys.exit(launch.main())"
+    "import sys; from jobs.container import launch; from jobs.container.saving import interruption; "
+    "interruption.POLL_SECONDS = 0.2; sys.exit(launch.main())"
 )
-"""A launcher that looks for a notice more often than EC2 asks for: these trainings take seconds."""
+"""A launcher that looks for a notice more often than EC2 recommends, because these trainings take seconds."""
 
 
 def assert_same(run: Run, whole: Run, model: str) -> None:
@@ -98,32 +98,30 @@ def assert_same(run: Run, whole: Run, model: str) -> None:
 
 
 @pytest.mark.every_release
-def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
-    new_run: NewRun, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_an_interrupted_trainer_ends_as_if_uninterrupted(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": STOPS_EARLY}), "train.py")
     whole = new_run()
     uninterrupted = whole.attempt(*flags, nproc=2, **WARM)
-    assert whole.recorded_attempt(1).last_step == 50  # the fourth evaluation that is not better by 100
+    assert whole.recorded_attempt(1).last_step == 50  # at the fourth evaluation that is not better by 100
     run = new_run()
 
-    # WHEN SIGTERM comes
+    # WHEN SIGTERM arrives
     first = run.start(*flags, nproc=2, **WARM)
     first.wait_for_line("[progress] 14/60")
     assert first.kill(signal.SIGTERM) == 75
-    # THEN a step is saved, and the script does not go on beyond its training
+    # THEN a step is saved, and the script stops after its training
     record = run.recorded_attempt(1)
     assert record.reason == f"SIGTERM; saved step {record.last_step}", first.output
     assert 0 < record.saving_seconds < (record.last_seen_at - record.started_at).total_seconds()
     assert run.complete_checkpoints()[-1] == record.last_step
     assert "best" not in first.output
 
-    # WHEN the node is lost without a word, after further checkpoints
+    # WHEN the node is lost after further checkpoints
     second = run.start(*flags, nproc=2, attempt=2, **WARM)
     second.wait_for_line("[progress] 35/60")
     second.kill()
     run.wait_until_gone()
-    # THEN the last attempt resumes from the newest, stops at the same step, and all is as if nothing had happened
+    # THEN the last attempt resumes from the newest checkpoint, and ends as if uninterrupted
     third = run.attempt(*flags, nproc=2, attempt=3, **WARM)
     assert any("start: resumed from checkpoint step-" in line for line in third.lines)
     [best] = [line.rpartition("-")[2] for line in uninterrupted.lines if line.startswith("best")]
@@ -133,9 +131,9 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     assert int(best) in run.complete_checkpoints()
     assert not run.keys("output/checkpoint")
 
-    # WHEN Batch takes that attempt for lost as it leaves, in the middle of an epoch
+    # WHEN Batch takes that attempt for lost at its end, in the middle of an epoch
     again = run.attempt(*flags, nproc=2, attempt=4, **WARM)
-    # THEN the next one trains no further, and the script itself finds the same model loaded
+    # THEN the next attempt does not train, and the script finds the same model loaded
     assert "start: resumed from checkpoint step-50\n" in again.lines
     assert [line.rpartition("-")[2] for line in again.lines if line.startswith("best")] == [best]
     assert_same(run, whole, "output/model/model.safetensors")
@@ -168,17 +166,15 @@ trainer.train(""",
 
 
 @pytest.mark.every_release
-def test_an_evaluation_at_an_epochs_end_that_the_last_attempt_did_not_come_to_is_made_up(
-    new_run: NewRun, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_an_evaluation_missed_by_the_last_attempt_is_made_up(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"train.py": EVALUATES_EPOCHS})
     whole = new_run()
     uninterrupted = whole.attempt(*script_flags(s3, code, "train.py 0"), **WARM)
     assert [line["step"] for line in whole.metrics() if "eval_loss" in line][:3] == [12, 24, 36]
 
-    for step in (12, 36):  # in the midst, and at the end
+    for step in (12, 36):  # in the middle of the training, and at its end
         run = new_run()
-        # WHEN the node is lost between the save at an epoch's last step and the evaluation that follows
+        # WHEN the node is lost between the save at the end of an epoch and the following evaluation
         first = run.start(*script_flags(s3, code, f"train.py {step}"), **WARM)
         first.wait_for_line("hangs in the evaluation")
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -189,7 +185,7 @@ def test_an_evaluation_at_an_epochs_end_that_the_last_attempt_did_not_come_to_is
         run.wait_until_gone()
         second = run.attempt(*script_flags(s3, code, f"train.py {step}"), attempt=2, **WARM)
 
-        # THEN the next attempt evaluates first, and all is as if nothing had happened
+        # THEN the next attempt evaluates first, and ends as if uninterrupted
         assert f"start: resumed from checkpoint step-{step}\n" in second.lines
         assert_same(run, whole, "output/model/model.safetensors")
         assert run.receipt().result["eval_loss"] == whole.receipt().result["eval_loss"]
@@ -200,9 +196,7 @@ def test_an_evaluation_at_an_epochs_end_that_the_last_attempt_did_not_come_to_is
         assert best[0] == best[1] != []
 
 
-def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
-    new_run: NewRun, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_an_interrupted_custom_loop_ends_as_if_uninterrupted(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LOOP}), "train.py")
     whole = new_run()
     whole.attempt(*flags, nproc=2, **WARM)
@@ -214,16 +208,16 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     record = run.recorded_attempt(1)
     assert record.reason == f"SIGTERM; saved step {record.last_step}", first.output
     assert 0 < record.saving_seconds < (record.last_seen_at - record.started_at).total_seconds()
-    # WHEN EC2 gives notice while the next attempt goes on
+    # WHEN EC2 sends a notice during the next attempt
     with MetadataService() as metadata:
         slow = {"STEP_SECONDS": "0.1", **metadata.environment}
         second = run.start(*flags, nproc=2, attempt=2, program=("-c", EAGER), **WARM, **slow)
         second.wait_for_line(f"start: resumed from checkpoint step-{record.last_step}\n")
-        second.wait_for_line("loss ")  # from its first step on it listens
+        second.wait_for_line("loss ")  # it listens from the first step on
         notice = metadata.give_notice(20)
-        # THEN both ranks save at once, and again in time: the launcher does not have to end them
+        # THEN both ranks save at once and again in time, before the launcher would end them
         first_save = second.wait_for_line(f"{notice}: saving step ")
-        second.process.send_signal(signal.SIGTERM)  # as the host does at a notice
+        second.process.send_signal(signal.SIGTERM)  # sent by the host at a notice
         assert second.wait() == 75
     early = int(first_save.split("saving step ")[1].removesuffix(", and training on\n"))
     later = run.recorded_attempt(2).last_step
@@ -232,19 +226,19 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     for step in (early, later):
         assert any(line.startswith(f"checkpoint: step {step},") for line in second.lines), second.output
     assert run.complete_checkpoints()[-1] == later
-    # WHEN the next one is lost without a word
+    # WHEN the next attempt is lost
     third = run.start(*flags, nproc=2, attempt=3, **WARM)
     third.wait_for_line(f"start: resumed from checkpoint step-{later}\n")
     third.wait_for_line("loss ")
     third.kill()
     run.wait_until_gone()
-    # THEN the last one goes on from the newest step that was saved
+    # THEN the last attempt resumes from the newest saved step
     fourth = run.attempt(*flags, nproc=2, attempt=4, **WARM)
     [resumed] = [line for line in fourth.lines if line.startswith("start: resumed from checkpoint step-")]
     assert int(resumed.rpartition("-")[2]) >= later
 
     assert_same(run, whole, "output/model.pt")
-    # An attempt after the last step, of a node that was lost while it left, has nothing to do, and leaves the same
+    # An attempt after the last step, because its node was lost at the end, has no work and saves the same
     run.attempt(*flags, nproc=2, attempt=5, **WARM)
     assert_same(run, whole, "output/model.pt")
     assert run.receipt().result["loss"] == whole.receipt().result["loss"]

@@ -1,4 +1,4 @@
-"""Scripts that fail, hang, are deaf, or are no Python: the log says what it was, and nothing of them stays."""
+"""Scripts that fail, hang, ignore SIGTERM, or are not Python: the log names the cause, and no process is left."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ run.save(3, words=["any", "thing"])
 """
 
 
-def test_the_first_that_fails_is_named_with_its_own_lines(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+def test_the_first_failed_rank_is_named_with_its_last_lines(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": FAILS}), "train.py")
     failed = run.attempt(*flags, expect=1, nproc=2, kind="script")
     assert failed.lines[-1] == "error: rank 1 of node 0: ValueError: no such column\n"
@@ -67,48 +67,46 @@ def test_the_first_that_fails_is_named_with_its_own_lines(run: Run, s3: "S3Clien
     assert "runpy" not in failed.output
     assert any(line.count("\ufffd") > 100 for line in failed.lines), "bytes that are no text become a line"
     assert "jobs/container" not in failed.output
-    # How many of the bar's states the log gets is a matter of time; it is not all of them.
+    # The log has only some of the bar's states. How many depends on time.
     assert len([line for line in failed.lines if re.match(r"\d+ %", line)]) < 10
     assert run.recorded_attempt(1).reason == "rank 1 of node 0: ValueError: no such column"
 
 
-def test_one_that_is_deaf_to_sigterm_is_killed_with_what_it_started(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+def test_a_script_that_ignores_sigterm_is_killed_with_children(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": DEAF}), "train.py")
     deaf = run.start(*flags, kind="script", program=("-c", HASTY_LAUNCHER))
     child = psutil.Process(int(deaf.wait_for_line("child ").split()[1]))
     assert deaf.kill(signal.SIGTERM) == 75
-    # It saves nothing, so nobody is told of a checkpoint
+    # It saves nothing, so no checkpoint is reported
     assert re.fullmatch(
         r"interrupted: SIGTERM; the script had not ended \d+ s after SIGTERM, and was killed; "
-        r"if it is started again, it starts over: it has saved no checkpoint\n",
+        r"if retried, it starts over: no checkpoint was saved\n",
         deaf.lines[-1],
     )
     assert psutil.wait_procs([child], timeout=10)[1] == []
     run.wait_until_gone()
 
 
-def test_one_that_ends_well_but_leaves_nothing_and_evaluates_nothing_is_told(
-    run: Run, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_a_script_without_files_or_evaluations_gets_warnings(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"train.py": "import sys, torch\nprint('hello')\nsys.exit()\n"})
     halving = '--halving={"from_step": 10, "metric": "eval_loss", "smaller_is_better": true}'
     done = run.attempt(*script_flags(s3, code, "train.py"), nproc=2, kind="script", options=[halving])
     warnings = [line for line in done.lines if line.startswith("warning: ")]
     assert len(warnings) == 2, done.output
     assert warnings[0].startswith(
-        "warning: the script ended well and has left nothing with the run. Next: let it write"
+        "warning: the script succeeded, but the run has no files of it. Next: make the script write"
     )
-    assert warnings[1].startswith("warning: this point was compared with no other: it had no eval_loss at or after")
+    assert warnings[1].startswith("warning: this point was not compared with the others: no evaluation from step 10 on")
     assert run.receipt().state == "succeeded"
 
 
-def test_a_disk_that_lacks_room_is_named_before_the_ranks_start(
+def test_too_little_disk_space_is_reported_before_the_start(
     run: Run, s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.put_object(Bucket="data", Key=f"{tmp_path.name}/large", Body=b"123456")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10, used=5, free=5))
     with pytest.raises(UsageError, match=r"^inputs\.big: s3://data/.*/large has 0\.0 GB; this node's disk has 0\.0"):
-        inputs.bring(s3, "big", f"s3://data/{tmp_path.name}/large", tmp_path)
+        inputs.fetch(s3, "big", f"s3://data/{tmp_path.name}/large", tmp_path)
 
     def unpack(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -123,7 +121,7 @@ def test_a_disk_that_lacks_room_is_named_before_the_ranks_start(
         job.ScriptJob(arguments, run.location, tmp_path, **options).prepare()  # type: ignore[arg-type]
 
 
-def test_one_that_says_nothing_for_too_long_has_hung(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+def test_a_script_that_is_silent_for_too_long_has_hung(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"train.py": "import time\ntime.sleep(600)\n"})
     flags = script_flags(s3, code, "train.py", silence_timeout_seconds=3)
     hung = run.attempt(*flags, expect=75, kind="script")
@@ -131,8 +129,8 @@ def test_one_that_says_nothing_for_too_long_has_hung(run: Run, s3: "S3Client", t
     assert 'code/train.py", line 2' in hung.output, "where it stands"
 
 
-def test_programs_that_start_their_own_ranks_have_the_library_in_them(run: Run, s3: "S3Client", tmp_path: Path) -> None:
-    """A script that is no rank finds nothing of torchrun's, by which nanoGPT's for instance would want CUDA."""
+def test_ranks_started_by_a_program_can_use_the_library(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    """A script that is not a rank gets no torchrun variables, with which nanoGPT, for example, would require CUDA."""
     code = write_files(tmp_path / "code", {"train.py": NESTED})
     command = "torchrun --standalone --nproc-per-node 2 train.py"
     run.attempt(*script_flags(s3, code, command, processes=1), kind="script")

@@ -1,4 +1,4 @@
-"""What jobs/docs/scripts.md shows: the scripts run on any machine, and the specs are specs."""
+"""The examples in jobs/docs/scripts.md: the scripts run on any machine, and the specs are valid."""
 
 import os
 import re
@@ -18,16 +18,16 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_specs_are_specs() -> None:
+def test_the_specs_of_the_page_are_valid() -> None:
     for text in blocks("yaml"):
         assert parse_spec(yaml.safe_load(text), origin="jobs/docs/scripts.md").job == "script"
 
 
-def test_the_scripts_run_without_the_platform(tmp_path: Path) -> None:
+def test_the_scripts_of_the_page_run_without_the_platform(tmp_path: Path) -> None:
     scripts = blocks("python")
     for number, text in enumerate(scripts):
         (tmp_path / f"{number}.py").write_text(text)
-    # In one process: most of the time goes to imports.
+    # In one process, because most of the time is imports.
     runs = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
     names = [f"{number}.py" for number in range(len(scripts))]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""jobs/specs/finetune-yelp-ray as it stands, with a small model and few reviews."""
+"""jobs/specs/finetune-yelp-ray unchanged, with a small model and few reviews."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(900)
-def test_rays_workers_train_together_and_leave_model_checkpoints_and_result(
+def test_ray_workers_train_and_save_model_checkpoints_result(
     run: Run,
     s3: "S3Client",
     put: Callable[[Path, str], str],

@@ -1,4 +1,4 @@
-"""A script on two nodes: both have its packages and checkpoints, and keep their output."""
+"""A script on two nodes: both have its packages and checkpoints, and save their output."""
 
 import signal
 from pathlib import Path
@@ -36,7 +36,7 @@ dist.barrier()
 """
 
 
-def test_both_have_what_the_script_needs_and_keep_what_it_leaves(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+def test_both_nodes_get_the_inputs_and_save_their_output(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"train.py": MEETS, "r.txt": "of_mine\n"})
     wheels = put_wheels(s3, tmp_path / "wheels", f"{tmp_path.name}/wheels", of_mine="")
     flags = script_flags(s3, code, "train.py {node}/{nnodes}", requirements="r.txt", wheelhouse=wheels)
@@ -51,20 +51,20 @@ def test_both_have_what_the_script_needs_and_keep_what_it_leaves(run: Run, s3: "
         }
         return [run.start(*flags, kind="script", attempt=attempt, **environment, **own) for own in (main, other)]
 
-    # WHEN one of them is reclaimed after the first checkpoint, which the main node has written
+    # WHEN a node is reclaimed after the first checkpoint of the main node
     first = nodes(1)
     first[0].wait_for_line("node 0 of 2 with of_mine, begun before: False")
     first[0].wait_for_line("checkpoint: step 1 (step)")
     assert any(line.startswith("packages: of_mine in ") for line in first[0].lines)
     first[1].process.send_signal(signal.SIGTERM)
-    # THEN both end, to go on
+    # THEN both end, to be retried
     assert [node.wait() for node in first] == [75, 75], "".join(node.output for node in first)
-    assert any(line.startswith("packages: those of r.txt, made before") for line in first[1].lines), "it has waited"
+    assert any(line.startswith("packages: restored those of r.txt") for line in first[1].lines), "it has waited"
     run.wait_until_gone()
 
-    # WHEN the run goes on
+    # WHEN the run is retried
     second = nodes(2)
-    # THEN both find that checkpoint, and the output of each is kept apart
+    # THEN both find that checkpoint, and the output of each is saved separately
     assert [node.wait() for node in second] == [0, 0], "".join(node.output for node in second)
     for number, node in enumerate(second):
         assert f"node {number} of 2 with of_mine, begun before: True\n" in "".join(node.lines).replace("[rank 1] ", "")

@@ -1,4 +1,4 @@
-"""jobs/specs/sft-lora as it stands, with a small model and real text: TRL and adapters of peft, interrupted once."""
+"""jobs/specs/sft-lora unchanged, with a small model and real text: TRL and peft adapters, interrupted once."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 
-def test_it_leaves_a_model_that_answers_better_its_adapter_and_samples(
+def test_sft_saves_a_better_model_its_adapter_and_samples(
     run: Run, s3: "S3Client", put: Callable[[Path, str], str], tmp_path: Path
 ) -> None:
     spec = read_spec(READY_SPECS / "sft-lora.yaml")
@@ -47,7 +47,7 @@ def test_it_leaves_a_model_that_answers_better_its_adapter_and_samples(
     samples = [json.loads(line) for line in run.read("output/generations.jsonl").splitlines()]
     assert [sorted(sample) for sample in samples] == [["base", "prompt", "tuned"]] * 5
     assert any(sample["base"] != sample["tuned"] for sample in samples)
-    assert sum(line.startswith("asked: Continue: ") for line in done.lines) == 3
+    assert sum(line.startswith("prompt: Continue: ") for line in done.lines) == 3
     output = run.download("output/", tmp_path / "output")
     assert "### " in json.dumps(json.loads((output / "model/tokenizer_config.json").read_text()))
     assert (output / "adapter/tokenizer_config.json").exists()

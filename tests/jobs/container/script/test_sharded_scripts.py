@@ -1,4 +1,4 @@
-"""Loops with `trainyard.Run` whose model is sharded: refused before their first step, or gathered as the page says."""
+"""Loops with `trainyard.Run` and a sharded model: refused before the first step, or gathered as documented."""
 
 import signal
 from pathlib import Path
@@ -54,21 +54,21 @@ if step == 60 and dist.get_rank() == 0:
 """
 
 
-def test_what_is_sharded_is_refused() -> None:
+def test_a_sharded_checkpoint_is_refused() -> None:
     part = torch.zeros(2)
     refuse_sharded({"model": torch.nn.Linear(2, 1), "states": {"a": [part]}})
     part.placements = ()  # type: ignore[attr-defined]  # as a DTensor has them
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
-    vars(optimizer.param_groups[0]["params"][0])["ds_id"] = 1  # as DeepSpeed's ZeRO 3 marks them
+    vars(optimizer.param_groups[0]["params"][0])["ds_id"] = 1  # the mark of DeepSpeed's ZeRO 3
     flat = torch.nn.Linear(2, 1)
-    vars(flat.weight)["_fsdp_flattened"] = True  # as FSDP1 does
+    vars(flat.weight)["_fsdp_flattened"] = True  # the mark of FSDP1
     for item in ({"a": [part]}, optimizer, flat):
         error = r"'x' is sharded: each rank has a part of it, and trainyard\.Run saves only .*\nNext: gather it on all"
         with pytest.raises(TrainyardError, match=error):
             refuse_sharded({"x": item})
 
 
-def test_what_is_gathered_as_the_page_says_is_resumed(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
+def test_a_gathered_checkpoint_is_resumed(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
     [sharding] = [block for block in blocks("python") if "set_state_dict" in block]
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LOOP, "sharding.py": sharding}), "train.py")
     whole = new_run()

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of the platform: started, kept, interrupted, gone on with, and told what is wrong."""
+"""Scripts that know nothing of the platform: they run, are saved, interrupted and resumed, and their errors named."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ folder = Path(sys.argv[1])
 newest = max(folder.glob("step-*"), key=lambda path: int(path.name[5:]), default=None)
 step = int((newest / "step").read_text()) if newest else 0
 print(f"begins at {step} with {Path(os.environ['TRAINYARD_INPUT_TEXTS']).read_text()!r}", sys.argv[2:], flush=True)
-Path(os.environ["TRAINYARD_OUTPUT"], f"begun-{step}").write_text("")
+Path(os.environ["TRAINYARD_OUTPUT"], f"started-{step}").write_text("")
 assert os.environ["RANK"] == "0" and os.environ["WORLD_SIZE"] == "1" and __name__ == "__main__"
 
 def save(step):
@@ -47,13 +47,13 @@ print("done", words.more.WORD)
 """
 
 
-def test_it_runs_as_it_is_and_goes_on_from_what_it_had_completed(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+def test_an_unchanged_script_resumes_its_last_checkpoint(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"train/count.py": COUNTS, "train/words/more.py": "WORD = 'words'\n"})
     s3.put_object(Bucket="data", Key="texts.txt", Body=b"text")
     large = "s3://data/nobody/reads/this.csv"
     inputs = {"texts": "s3://data/texts.txt", "large-table": large}
 
-    # WHEN EC2 takes the instance back in its midst
+    # WHEN EC2 reclaims the instance during the training
     flags = script_flags(
         s3,
         code,
@@ -67,28 +67,28 @@ def test_it_runs_as_it_is_and_goes_on_from_what_it_had_completed(run: Run, s3: "
         first.wait_for_line("checkpoint: step 3 (step-3)")
         notice = metadata.give_notice(120)
         assert first.wait() == 75
-    # THEN it got SIGTERM, and what it had completed and saved then is kept, and no half of one
-    again = "if it is started again, it finds its newest checkpoint in its folder"
-    assert first.lines[-1] == f"interrupted: {notice}; the script got SIGTERM; {again}\n", first.output
+    # THEN it receives SIGTERM, and its complete checkpoints are saved, but no incomplete one
+    again = "if retried, it finds its newest checkpoint in its folder"
+    assert first.lines[-1] == f"interrupted: {notice}; the script received SIGTERM; {again}\n", first.output
     assert f"begins at 0 with 'text' ['5', '600', '{large}']\n" in first.lines
     assert run.complete_checkpoints() == [1, 2, 3, 4]
     assert not any("half-" in name for name in run.keys("checkpoints/"))
     assert run.recorded_attempt(1).last_step == 4
 
-    # WHEN it is started again
+    # WHEN it is retried
     second = run.attempt(*flags, attempt=2, kind="script")
-    # THEN it finds them where they lay, and ends
+    # THEN it finds them at the same path, and finishes
     assert f"begins at 4 with 'text' ['5', '600', '{large}']\n" in second.lines
-    # What it has read can be told from any other data; nobody has looked into what it streams.
+    # Its inputs have fingerprints, except the streamed one.
     assert [*json.loads(run.read("inputs.json"))["fingerprints"]] == ["s3://data/texts.txt"]
     assert "done words\n" in second.lines
-    assert set(run.keys("output/")) == {"output/begun-0", "output/begun-4", "output/model/weights"}
+    assert set(run.keys("output/")) == {"output/started-0", "output/started-4", "output/model/weights"}
     assert run.read("output/model/weights") == b"5"
-    # What it leaves at its good end is kept, whatever it looks like
+    # After a success all its files are saved
     assert run.complete_checkpoints()[:5] == [1, 2, 3, 4, 5]
     assert len([name for name in run.keys("checkpoints/") if "half-" in name]) == 1, "that of this attempt"
     assert run.receipt().state == "succeeded"
-    # Nobody has seen it read the checkpoint
+    # The launcher cannot see that it reads the checkpoint
     before, last = run.receipt().attempts
     assert before.restored_step == last.resumed_from_step == 0
     assert before.saved_at is not None

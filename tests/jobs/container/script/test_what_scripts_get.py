@@ -1,4 +1,4 @@
-"""What is brought to a script before it starts: packages that do not fit, and an input that takes long."""
+"""A script's packages and inputs before its start: packages that conflict, and a slow download."""
 
 import logging
 from pathlib import Path
@@ -23,9 +23,7 @@ def put_wheels(s3: "S3Client", folder: Path, place: str, **needs: str) -> str:
     return f"s3://data/{place}"
 
 
-def test_requirements_that_cannot_be_met_end_the_attempt_before_any_rank_starts(
-    run: Run, s3: "S3Client", tmp_path: Path
-) -> None:
+def test_unsatisfiable_requirements_end_the_attempt_early(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     wheels = put_wheels(s3, tmp_path / "wheels", f"{tmp_path.name}/wheels", greedy="pydantic>=99")
     code = write_files(tmp_path / "code", {"train.py": "print('a rank runs')\n", "r.txt": "greedy\n"})
     flags = script_flags(s3, code, "train.py", requirements="r.txt", wheelhouse=wheels)
@@ -37,13 +35,13 @@ def test_requirements_that_cannot_be_met_end_the_attempt_before_any_rank_starts(
     assert "Traceback" not in failed.output
 
 
-def test_an_input_that_takes_long_tells_how_far_it_is(
+def test_a_slow_download_logs_its_progress(
     s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="trainyard")
     monkeypatch.setattr(inputs, "PROGRESS_SECONDS", 0.0)
     for name in ("a", "b"):
         s3.put_object(Bucket="data", Key=f"{tmp_path.name}/{name}", Body=b"x" * 1_000_000)
-    found = inputs.bring(s3, "texts", f"s3://data/{tmp_path.name}", tmp_path)
+    found = inputs.fetch(s3, "texts", f"s3://data/{tmp_path.name}", tmp_path)
     assert sorted(path.name for path in found.iterdir()) == ["a", "b"]
-    assert "input texts: 2 MB of 2 MB fetched" in caplog.messages
+    assert "input texts: 2 MB of 2 MB downloaded" in caplog.messages

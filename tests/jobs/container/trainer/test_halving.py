@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.container.channel import ask_comparison, told_verdict
+from jobs.container.channel import read_verdict, write_comparison
 from jobs.container.rank import Rank, ResumeLaterError
 from jobs.container.trainer.halving import Rungs
 from jobs.container.trainer.heartbeat import Heartbeats
@@ -75,7 +75,7 @@ def test_best_point_finishes_and_a_worse_one_stops(attempts: Callable[[], Attemp
     assert [step for step, _ in first.evaluated] == [step for step, _ in whole.evaluated]
     assert first.model() == whole.model()
     assert first.curve() == whole.curve()
-    told = told_verdict(first.scratch)
+    told = read_verdict(first.scratch)
     assert told is not None
     assert (told.rung, told.step, told.rank, told.of, told.stops) == (8, 9, 1, 1, False)
 
@@ -92,7 +92,7 @@ def test_best_point_finishes_and_a_worse_one_stops(attempts: Callable[[], Attemp
     result = second.train(**WITHOUT_BEST)
 
     # THEN the first verdict holds, and the model and checkpoint of that step remain
-    told = told_verdict(second.scratch)
+    told = read_verdict(second.scratch)
     assert told is not None
     assert (told.text, told.stops) == ("ranked 2 of 2 at step 6", True)
     assert [step for step, _ in second.evaluated] == [3, 6, 6, 6], "the last two are those of the model that is left"
@@ -112,12 +112,12 @@ def test_point_that_cannot_be_compared_continues_with_a_warning(
 ) -> None:
     rank = first_rank(1)
     rank.scratch.mkdir()
-    ask_comparison(rank.scratch, COMPARISON)
+    write_comparison(rank.scratch, COMPARISON)
     rungs = Rungs.of(rank, s3, Heartbeats(rank, compiles=False))
     assert rungs is not None
     with caplog.at_level("WARNING", "trainyard"):
         assert not rungs.is_stopped(6, {"eval_loss": math.nan})
-    assert told_verdict(rank.scratch) is None
+    assert read_verdict(rank.scratch) is None
     assert f"halving: not compared at step 6; continuing: {rank.run}member-of.json, which names" in caplog.text
     # AND so does a point whose record is damaged
     place = rank.run / "member-of.json"

@@ -1,4 +1,4 @@
-"""Where a job's downloads and passing files lie."""
+"""The folder of a job's downloads and temporary files."""
 
 import signal
 import subprocess
@@ -20,25 +20,25 @@ import pathlib, sys
 from jobs.container import launch
 sys.exit(launch.main(disks=pathlib.Path(sys.argv.pop(1))))
 """
-"""The launcher of a container that has its instance's disks at the path of its first argument."""
+"""The launcher of a container with the instance's disks at the path of the first argument."""
 
 
-def test_jobs_on_an_instance_write_to_its_own_disks(run: Run, recipe: tuple[str, ...], tmp_path: Path) -> None:
+def test_jobs_on_an_instance_write_to_its_disks(run: Run, recipe: tuple[str, ...], tmp_path: Path) -> None:
     disks = tmp_path / "disks"
     disks.mkdir()
     program = ("-c", LAUNCHER, str(disks))
-    # WHEN a job trains, whose arguments are those of a file among the run's
+    # WHEN a job trains with arguments from a file of the run
     arguments = parse_flags(FinetuneClassification, [*recipe, "--epochs=600"], program="")
     run.write("arguments/0f.json", arguments.model_dump_json(exclude_none=True).encode())
     named = ["--arguments-file=arguments/0f.json"]
     launched = run.start(program=program, options=named, TRAINYARD_ACCELERATOR="cpu")
     launched.wait_for_line("step ")
-    # THEN the launcher's own folder, that of its rank, and whatever the rank's libraries make are on the disks
+    # THEN the folders of launcher, rank and the rank's libraries are on the disks
     (rank,) = launched.ranks()
     (folder,) = disks.iterdir()
     assert any(Path(file.path).is_relative_to(folder) for file in rank.open_files())
     assert not list(run.scratch.iterdir())
-    # AND nothing stays there once it has ended
+    # AND nothing is left there after its end
     assert launched.kill(signal.SIGTERM) == INTERRUPTED_EXIT_CODE, launched.output
     run.wait_until_gone()
     assert not list(disks.iterdir())
@@ -49,14 +49,14 @@ def test_jobs_on_an_instance_write_to_its_own_disks(run: Run, recipe: tuple[str,
     ("on_instance", "disks", "used"),
     [
         (True, "disks", "disks"),
-        # An image or a definition without the volume; /dev/null stands for what cannot be written to, whoever asks.
+        # An image or a job definition without the volume. /dev/null is not writable for any user.
         (True, "missing", "temporary"),
         (True, "/dev/null", "temporary"),
-        # A laptop's /scratch is somebody else's.
+        # /scratch of a laptop is not ours.
         (False, "disks", "temporary"),
     ],
 )
-def test_where_there_are_no_disks_of_ours_it_is_a_temporary_folder(
+def test_without_usable_disks_scratch_is_a_temporary_folder(
     on_instance: bool, disks: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("disks", "temporary"):
@@ -69,7 +69,7 @@ def test_where_there_are_no_disks_of_ours_it_is_a_temporary_folder(
             assert list(folder.iterdir()) == [], "nothing of an attempt that was killed"
             assert folder.parent == tmp_path / used
             paths.append(folder)
-            # While it is used, another attempt of the run and another node on this machine get one of their own
+            # While it is used, another attempt of the run gets a different folder
             with scratch_folder(tmp_path / disks, run, node=0, on_instance=on_instance) as second:
                 assert second.parent == folder.parent
                 assert second != folder
@@ -82,9 +82,7 @@ def test_where_there_are_no_disks_of_ours_it_is_a_temporary_folder(
     assert paths[0] == paths[1], "a run's attempts have the same path"
 
 
-def test_a_folder_in_which_a_process_of_a_killed_attempt_works_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_still_used_by_a_killed_attempt_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(instance, "_END_SECONDS", 0.2)
     run = S3Location("runs", "research/scratch-0a1b/")

@@ -1,4 +1,4 @@
-"""JupyterLab as a child process: its environment, and when somebody last worked in it."""
+"""JupyterLab as a child process: its environment, and its last activity."""
 
 import json
 import signal
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.container.kinds.notebook import entrypoint
-from jobs.container.kinds.notebook.jupyter import JupyterLab, check_installed
+from jobs.container.kinds import notebook as entrypoint
+from jobs.container.kinds.notebook import JupyterLab, check_installed
 from jobs.container.rank import Rank
 from jobs.core.errors import ConfigurationError, TrainyardError
 from jobs.core.locations import S3Location
@@ -29,7 +29,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x", "KEPT": "yes"}.items():
             patch.setenv(name, value)
-        # A proxy that is not there must not stand between it and this machine.
+        # An unreachable proxy must not be used for this machine.
         patch.setenv("http_proxy", "http://127.0.0.1:9")
         with JupyterLab(folder, settings=folder / "settings", tensorboard_logdir=".") as lab:
             yield lab
@@ -40,7 +40,7 @@ def browser(lab: JupyterLab) -> Browser:
     return Browser(lab.port, lab.token)
 
 
-def test_its_settings_are_for_this_user_only_and_kernels_are_not_taken_for_ranks(browser: Browser) -> None:
+def test_settings_are_private_and_kernels_are_not_ranks(browser: Browser) -> None:
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     environment = json.loads(browser.run(browser.start_kernel(), code))
     assert environment["KEPT"] == "yes"
@@ -52,57 +52,57 @@ def test_its_settings_are_for_this_user_only_and_kernels_are_not_taken_for_ranks
 
 
 def works(lab: JupyterLab) -> bool:
-    """True where somebody, or something, works in it right now."""
+    """Whether a cell or command is running now."""
     asked_at = datetime.now(timezone.utc)
     worked_at = lab.last_activity()
     return worked_at is not None and worked_at >= asked_at
 
 
-def test_a_cell_that_runs_is_work_and_one_that_has_run_was(lab: JupyterLab, browser: Browser) -> None:
+def test_running_and_finished_cells_count_as_activity(lab: JupyterLab, browser: Browser) -> None:
     kernel = browser.start_kernel()
     browser.run(kernel, "pass")
     wait_until(lambda: not works(lab), bool)
     worked_at = lab.last_activity()
     assert worked_at is not None
     assert datetime.now(timezone.utc) - timedelta(minutes=1) < worked_at
-    # WHEN nothing runs, though somebody looks, THEN that is no work
+    # WHEN nothing runs but a browser is open, THEN there is no activity
     browser.json("/api/contents")
     assert lab.last_activity() == worked_at
-    # WHEN a cell runs and nobody looks, THEN it is work all the time
+    # WHEN a cell runs without a browser, THEN there is activity all the time
     browser.run(kernel, "import time; time.sleep(3)", until="busy")
     assert works(lab)
     assert works(lab)
     wait_until(lambda: not works(lab), bool)
 
 
-def test_a_terminals_command_is_work_without_a_word_or_a_viewer(lab: JupyterLab, browser: Browser) -> None:
+def test_a_silent_terminal_command_counts_as_activity(lab: JupyterLab, browser: Browser) -> None:
     browser.type_in_terminal("echo begin''s; sleep 3; exit\r", until="begins")
     wait_until(lambda: works(lab), bool)
     assert works(lab)
     wait_until(lambda: not works(lab), bool)
 
 
-def test_one_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN an installation that is broken
+def test_a_failed_start_of_jupyterlab_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a broken installation
     (tmp_path / "jupyterlab.py").write_text("raise SystemExit(7)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     lab = JupyterLab(tmp_path, settings=tmp_path / "settings", tensorboard_logdir=".")
-    with pytest.raises(TrainyardError, match=r"^JupyterLab ended as it started \(exit code 7\)$"):
+    with pytest.raises(TrainyardError, match=r"^JupyterLab ended at its start \(exit code 7\)$"):
         lab.__enter__()
 
 
-def test_an_image_without_it_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Python's own way to say that there is no such module.
+def test_an_image_without_jupyterlab_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    # None in sys.modules makes Python report the module as missing.
     monkeypatch.setitem(sys.modules, "jupyterlab", None)
-    with pytest.raises(ConfigurationError, match=r"^jupyterlab not installed here: .*<root>-notebook"):
+    with pytest.raises(ConfigurationError, match=r"^jupyterlab not installed here; .*<root>-notebook"):
         check_installed()
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_the_job_fails_if_jupyterlab_does(
+def test_the_job_fails_if_jupyterlab_fails(
     code: int, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("http_proxy", raising=False)  # that of the module's JupyterLab
+    monkeypatch.delenv("http_proxy", raising=False)  # of the module's JupyterLab
     for name, value in environment_of(s3_endpoint).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(entrypoint, "JupyterLab", lambda *_, **__: nullcontext())

@@ -1,12 +1,12 @@
-"""The folder on S3 through which the members of a gang meet: `gang/JOB/` among the run's files.
+"""The folder on S3 through which the nodes of a rendezvous meet: `rendezvous/JOB/` among the run's files.
 
-    member-I.json    one `Member`: rewritten while it waits, there for as long as its launcher lives, if that can end
-                     it, and for longer where Batch does not start it again
-    meeting-K.json   one `Meeting`, written once: of two that propose one, S3 takes the first
-    ended.json       one `Ended`: the run is over, for whoever comes later too
+    member-I.json    one `Member`: rewritten while the node waits, and deleted when its launcher ends, unless that was
+                     its last attempt
+    meeting-K.json   one `Meeting`, written once: if two nodes propose one, S3 keeps the first
+    ended.json       one `Ended`: the run is over, also for nodes that start later
 
-Whether somebody is still there is judged by S3's clock alone: by when it took their file, against when it took one's
-own. So the clocks of the members may be wrong.
+Only S3's clock decides whether a node is alive: the time at which S3 stored that node's file is compared with the time
+at which it stored this node's. The clocks of the nodes may be wrong.
 """
 
 import contextlib
@@ -22,20 +22,20 @@ from jobs.aws import s3 as object_store
 from jobs.core.locations import S3Location
 from jobs.core.queues import Capacity
 from jobs.core.records import read_record
-from jobs.core.run import GANG
+from jobs.core.run import RENDEZVOUS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 FRESH_SECONDS = 30.0
-"""The time without a heartbeat after which somebody no longer waits."""
+"""Time without a heartbeat after which a node no longer counts as waiting."""
 
 LOST_SECONDS = 180.0
-"""The time without a heartbeat after which one that waited is gone for good: one slow request to S3 takes less."""
+"""Time without a heartbeat after which a waiting node is gone for good. One slow request to S3 takes less."""
 
 LEASE_SECONDS = object_store.RETRY_SECONDS + 300.0
-"""The time without a heartbeat from its main node after which a meeting is over: until then that may only wait for
-S3."""
+"""Time without a heartbeat from its main node after which a meeting is over. Until then the main node may be waiting
+for S3."""
 
 _LEAVE_SECONDS = 5.0
 
@@ -50,31 +50,31 @@ class Member(BaseModel):
     index: int
     """The number of the child."""
     nonce: str
-    """Tells this attempt from any other."""
+    """A random value that identifies this attempt."""
     address: str
     port: int
-    """The port at which the others reach it if it becomes the main node."""
+    """The port at which the other nodes reach this one if it becomes the main node."""
     capacity: Capacity | None = None
-    """The capacity that its instance is paid as, as far as anybody knows."""
+    """The capacity that its instance is billed as, if known."""
     since: datetime | None = None
-    """When it came, by S3's clock; None: it has only just come."""
+    """When the node arrived, by S3's clock. None before its first look."""
     is_last: bool = False
-    """True where Batch does not start it again, unless the run goes on as another job."""
+    """Whether this is the last attempt that Batch allows the child. A run that moves to another job gets new ones."""
     has_left: bool = False
 
 
 class Meeting(BaseModel):
-    """Members that train together, in the order of their indices: the first is the main node."""
+    """Members that train together, ordered by index. The first is the main node."""
 
     number: int
-    """Counts from 1 within the job."""
+    """The number of the meeting within the job, from 1."""
     members: list[Member]
     waited_seconds: float = 0.0
-    """The time that its members had waited when it was made, added up."""
+    """The time that its members had waited when it was proposed, summed."""
 
     @property
     def capacity(self) -> Capacity | None:
-        """The capacity that prices all its instances: the dearer one where they differ, which keeps a budget."""
+        """The capacity that prices all its instances: On-Demand if any of them is, so that a budget holds."""
         found = [member.capacity for member in self.members]
         return "on-demand" if "on-demand" in found else found[0]
 
@@ -83,7 +83,7 @@ class Meeting(BaseModel):
 
 
 class Ended(BaseModel):
-    """The end of the run: done, or failed by its own fault."""
+    """The end of the run: it succeeded, or failed with its own error."""
 
     code: int
     reason: str | None
@@ -91,38 +91,39 @@ class Ended(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What a member found when it looked at the folder."""
+    """The state of the folder, as one member read it."""
 
     now: datetime
-    """The time by S3's clock."""
+    """The time, by S3's clock."""
     waiting: dict[int, Member]
-    """The members that wait, by their index; those of the newest meeting wait no longer."""
+    """The waiting members by index, without those of the newest meeting."""
     meeting: Meeting | None
     """The newest meeting."""
     newest_number: int
-    """That of the newest meeting's file, which may be one that cannot be read; 0: there is none."""
+    """The number of the newest meeting file, readable or not. 0 if there is none."""
     main_silent_seconds: float | None
-    """The time since the last heartbeat of the meeting's main node; None: that launcher has ended."""
+    """Time since the last heartbeat of the meeting's main node. None if that launcher has ended."""
     ended: Ended | None
-    without_return: set[int]
-    """Indices of those that have used up their attempts, as far as there is a sign of it."""
+    exhausted: set[int]
+    """Indices of the members that are known to have used up their attempts."""
 
     @property
-    def goes_on(self) -> bool:
-        """True while the meeting may still be training: nobody of it has come again, and its main node lives.
+    def is_training(self) -> bool:
+        """True while the meeting may still be training: its main node is alive, and none of its nodes waits again.
 
-        One of whose nodes has come again is over, for all are needed. So what the lease keeps apart is only a meeting
-        and another one of quite other nodes.
+        A meeting needs all its nodes, so it is over once one of them waits again. The lease therefore only separates a
+        meeting from a later one of entirely different nodes.
         """
         if self.meeting is None or self.main_silent_seconds is None or self.main_silent_seconds >= LEASE_SECONDS:
             return False
         return not any(member.index in self.waiting for member in self.meeting.members)
 
 
-class GangFolder:
-    """The folder as one member sees it. What fails at S3 raises TrainyardError, after ten minutes of further tries.
+class RendezvousFolder:
+    """The folder, as one member reads and writes it.
 
-    A file in it that cannot be read is as if it were not there, with a warning.
+    If S3 fails, methods retry for ten minutes and then raise TrainyardError. Unreadable files are ignored with a
+    warning.
     """
 
     def __init__(
@@ -134,29 +135,29 @@ class GangFolder:
         fresh_seconds: float = FRESH_SECONDS,
         lost_seconds: float = LOST_SECONDS,
     ) -> None:
-        """`job_id` is that of the array job; a run that goes on as another job begins with an empty folder."""
+        """`job_id` is the array job. A run that continues as another job starts with an empty folder."""
         self._fresh_seconds = fresh_seconds
         self._lost_seconds = lost_seconds
         self._s3 = s3
-        self._folder = run / GANG.rstrip("/") / (job_id or "local")
+        self._folder = run / RENDEZVOUS.rstrip("/") / (job_id or "local")
         self._seen: dict[str, tuple[str, bytes]] = {}
 
     def look(self, own: Member) -> View:
-        """Give a heartbeat for `own`, and find who else lives."""
+        """Write a heartbeat for `own`, and return which members are alive."""
         self._write(_name(own), own)
         found = self._list()
-        now = found[_name(own)].taken
+        now = found[_name(own)].stored_at
         meeting = ended = None
         newest_number = 0
         members = []
         for name, item in found.items():
             content = self._content(name, item.etag)
             if content is None:
-                continue  # it has left since
+                continue  # deleted since it was listed
             place = self._folder / name
             if _MEMBER.fullmatch(name):
                 if (member := read_record(Member, content, place=place)) is not None:
-                    members.append((member, (now - item.taken).total_seconds()))
+                    members.append((member, (now - item.stored_at).total_seconds()))
             elif match := _MEETING.fullmatch(name):
                 newest_number = max(newest_number, int(match[1]))
                 other = read_record(Meeting, content, place=place)
@@ -181,11 +182,11 @@ class GangFolder:
             newest_number=newest_number,
             main_silent_seconds=main_silent_seconds,
             ended=ended,
-            without_return={member.index for member in left if member.is_last} - waiting.keys(),
+            exhausted={member.index for member in left if member.is_last} - waiting.keys(),
         )
 
     def propose(self, meeting: Meeting) -> None:
-        """Propose a meeting. The next look finds whether it is this one or another of the same number."""
+        """Propose a meeting. The next look shows whether S3 kept it or another one with the same number."""
         place = self._folder / f"meeting-{meeting.number}.json"
         object_store.create(self._s3, place, meeting.model_dump_json().encode())
 
@@ -193,7 +194,7 @@ class GangFolder:
         self._write(_ENDED, ended)
 
     def leave(self, member: Member) -> None:
-        """Say that the member lives no longer. Where S3 does not answer soon the others find out by themselves."""
+        """Record that the member is gone. If S3 does not answer soon, the others notice the missing heartbeats."""
 
         def leave() -> None:
             with contextlib.suppress(Exception):
@@ -210,18 +211,18 @@ class GangFolder:
         object_store.write(self._s3, self._folder / name, content.model_dump_json().encode())
 
     def _list(self) -> "dict[str, _Item]":
-        """List one page, which holds a thousand: a job has fewer members and attempts."""
+        """List one page of a thousand files. A job has fewer members and meetings."""
         answer = object_store.with_retries(
             f"list {self._folder}",
             lambda: self._s3.list_objects_v2(Bucket=self._folder.bucket, Prefix=f"{self._folder.key}/"),
         )
         return {
-            item["Key"].rpartition("/")[2]: _Item(etag=item["ETag"], taken=item["LastModified"])
+            item["Key"].rpartition("/")[2]: _Item(etag=item["ETag"], stored_at=item["LastModified"])
             for item in answer.get("Contents", [])
         }
 
     def _content(self, name: str, etag: str) -> bytes | None:
-        """Return a file's content, read again only once a heartbeat has rewritten it."""
+        """Return a file's content, from memory unless the file has changed."""
         if self._seen.get(name, ("", b""))[0] != etag:
             content = object_store.read(self._s3, self._folder / name)
             if content is None:
@@ -232,8 +233,8 @@ class GangFolder:
 
 class _Item(NamedTuple):
     etag: str
-    taken: datetime
-    """The time at which S3 took it."""
+    stored_at: datetime
+    """The time at which S3 stored the file."""
 
 
 def _name(member: Member) -> str:

@@ -1,4 +1,4 @@
-"""The nodes of a gang, each started as AWS Batch starts the child of an array job."""
+"""The nodes of a node group, each started like the child of an array job of AWS Batch."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ JOB = "8d2f"
 def child(
     run: Run, index: int, *flags: str, attempt: int, options: tuple[str, ...] = (), job: str = JOB, **env: Any
 ) -> Launched:
-    """The launcher of one child of an array job of two, as AWS Batch starts it."""
+    """Start the launcher of one child of an array job with two children, as AWS Batch does."""
     return run.start(
         *flags,
         attempt=attempt,
-        options=["--gang-min-nnodes=1", *options],
+        options=["--rendezvous-min-nnodes=1", *options],
         AWS_BATCH_JOB_ID=f"{job}:{index}",
         AWS_BATCH_JOB_ARRAY_INDEX=str(index),
         AWS_BATCH_JOB_ARRAY_SIZE="2",

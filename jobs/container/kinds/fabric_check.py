@@ -1,9 +1,9 @@
-r"""Check and measure what connects the ranks of a job: within each node, across nodes, and all together.
+r"""Check and measure the connections between the ranks of a job: within nodes, across nodes, and all together.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=8 fabric-check --largest-message-bytes=134217728
 
-Every result is compared with what it must be, in values that tell whose part of it is wrong; then it is timed. What was
-found goes to rank 0 over the launcher's store, never over what is being checked. Each collective begins with a
+Every result is compared with the expected one, with values that show whose part is wrong, and is then timed. The
+results go to rank 0 over the launcher's store, not over the connections that are checked. Each collective starts with a
 heartbeat, so the launcher ends a check that hangs and names the ranks that are behind.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.container import libfabric
 from jobs.container.accelerator import Accelerator, of_rank
 from jobs.container.channel import Heartbeat, HeartbeatFile, RankStatus
-from jobs.container.kinds.fabric_check.report import (
+from jobs.container.kinds.fabric_report import (
     Collective,
     FabricReport,
     Found,
@@ -41,22 +41,22 @@ _COLLECTIVES: tuple[Collective, ...] = ("all-reduce", "broadcast", "all-gather")
 
 _LARGEST = 127
 _ADDENDS = 256
-"""The most ones that are added up; more of them bfloat16 could not count."""
+"""Maximum number of ones that are added up: bfloat16 counts exactly only up to here."""
 
 _MOST_REPETITIONS = 1000
 
 
 def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
-    """Check and measure what connects the ranks; all of them call it.
+    """Check and measure the connections between ranks. Called on all ranks.
 
-    Raises TrainyardError where a result is wrong, or slower than the arguments accept.
+    Raises TrainyardError if a result is wrong, or slower than the arguments accept.
     """
     import torch.distributed as dist
 
     accelerator = of_rank(os.environ)
     heartbeats = _Heartbeats(rank)
-    heartbeats.give(f"connecting all ranks over {accelerator.backend}", slow=True)
-    providers = taken_providers(rank, accelerator)
+    heartbeats.write(f"connecting all ranks over {accelerator.backend}", slow=True)
+    providers = preferred_providers(rank, accelerator)
     device = accelerator.device(rank.local_rank)
     dist.init_process_group(accelerator.backend)
     dtypes = _dtypes(accelerator)
@@ -65,21 +65,21 @@ def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
     bench = _Bench(rank, arguments, accelerator, heartbeats, device=device, dtypes=dtypes, phases=len(groups))
     for group in groups:
         collect(rank, report, group.phase, bench.measure(group))
-    heartbeats.give("ending", step=bench.done, paced=False)
+    heartbeats.write("ending", step=bench.done, paced=False)
     if rank.is_first:
         conclude(rank, arguments, report)
     rank.once("finished", lambda: True)
 
 
 class _Heartbeats:
-    """Heartbeats of a rank, one for each collective that it begins."""
+    """Writes a heartbeat of a rank at the start of each collective."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._file = HeartbeatFile(rank.scratch, rank.local_rank)
         self._number = 0
 
-    def give(self, doing: str, *, step: int = 0, slow: bool = False, paced: bool = True) -> None:
+    def write(self, doing: str, *, step: int = 0, slow: bool = False, paced: bool = True) -> None:
         self._number += 1
         heartbeat = Heartbeat(
             rank=self._rank.rank,
@@ -97,17 +97,17 @@ class _Heartbeats:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Ranks that do a collective together."""
+    """Ranks that run a collective together."""
 
     phase: Phase
     name: str
     ranks: Sequence[int]
     handle: Any
-    """The process group of torch.distributed; None: all ranks."""
+    """The process group of torch.distributed, or None for all ranks."""
 
 
 def _groups(rank: Rank) -> Iterator[Group]:
-    """Make all groups, in the same order on all ranks. Returns those that this rank belongs to."""
+    """Create all groups in the same order on all ranks. Yields those that this rank belongs to."""
     import torch.distributed as dist
 
     size_of_node, nnodes = rank.local_world_size, rank.nnodes
@@ -129,20 +129,20 @@ def _groups(rank: Rank) -> Iterator[Group]:
 
 
 def _dtypes(accelerator: Accelerator) -> "list[torch.dtype]":
-    """Return the types in which values are checked: those that trainings send, where the backend has them."""
+    """Return the types in which values are checked: those that trainings send, if the backend supports them."""
     import torch
     import torch.distributed as dist
 
     if accelerator.backend == "gloo":
         try:
             dist.all_reduce(torch.ones(1, dtype=torch.bfloat16))
-        except RuntimeError:  # an older PyTorch; every rank has the same
+        except RuntimeError:  # an older PyTorch, the same on every rank
             return [torch.float32]
     return [torch.float32, torch.bfloat16]
 
 
 class _Bench:
-    """Measures collectives of growing messages in one group after the other."""
+    """Measures collectives with growing messages, in one group after the other."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _Bench:
         for message_bytes in self._sizes:
             for collective in _COLLECTIVES:
                 what = f"{collective} of {size(message_bytes)}, {group.name}"
-                self._heartbeats.give(what, step=self.done)
+                self._heartbeats.write(what, step=self.done)
                 for dtype in self._dtypes:
                     count = _count(message_bytes, dtype.itemsize, group)
                     for fault in self._faults(collective, group, count, dtype):
@@ -194,7 +194,7 @@ class _Bench:
             dist.all_reduce(tensor, group=group.handle)
             faults = [wrong_sum(self._on_host(tensor), members)]
         elif collective == "broadcast":
-            # Every rank sends once, the first one every size.
+            # Every rank sends the smallest message, the first one every size.
             senders = members if count == _count(self._sizes[0], dtype.itemsize, group) else members[:1]
             faults = []
             for sender in senders:
@@ -231,14 +231,14 @@ class _Bench:
         )
 
     def _mean_seconds(self, operation: Callable[[], object], *, first: int, name: str) -> float:
-        """Return the mean time of an operation that several ranks do together. The rank `first` decides how often."""
-        self._timed(operation, 2)  # the first of a group connects it, the first of a shape is compiled
+        """Return the mean time of a collective. The rank `first` decides how often it is repeated."""
+        self._timed(operation, 2)  # the first one connects the group, or compiles the shape
         estimate = max(self._timed(operation, 1), 1e-7)
         if self._rank.rank == first:
             times = max(1, min(_MOST_REPETITIONS, round(self._seconds / estimate)))
             self._rank.store.set(f"fabric/{name}", str(times))
         times = int(self._rank.store.get(f"fabric/{name}"))
-        self._timed(operation, 1)  # so that all begin together
+        self._timed(operation, 1)  # so that all ranks start together
         return self._timed(operation, times) / times
 
     def _timed(self, operation: Callable[[], object], times: int) -> float:
@@ -254,9 +254,9 @@ class _Bench:
 
 
 def own_values(rank: int, count: int, dtype: "torch.dtype") -> "torch.Tensor":
-    """Return what `rank` sends alone; no two of 127 ranks have one value in the same place.
+    """Return the values that only `rank` sends. No two of 127 ranks have the same value at the same position.
 
-    All values are whole numbers of at most 256, which bfloat16 holds exactly, so results are compared bit by bit.
+    All values are whole numbers up to 256, which bfloat16 represents exactly, so results are compared bit by bit.
     """
     import torch
 
@@ -264,10 +264,10 @@ def own_values(rank: int, count: int, dtype: "torch.dtype") -> "torch.Tensor":
 
 
 def contribution(rank: int, members: Sequence[int], count: int, dtype: "torch.dtype") -> "torch.Tensor":
-    """Return what `rank` gives to an all-reduce of `count` values, an even number for each member of its group.
+    """Return the input of `rank` to an all-reduce of `count` values, an even number for each member of its group.
 
-    Each member has its own values in its own part of the first half, to which the others add nothing; in the second
-    half all add one.
+    In the first half, each member has a part to which only it contributes values. In the second half, all members add
+    one.
     """
     import torch
 
@@ -280,21 +280,21 @@ def contribution(rank: int, members: Sequence[int], count: int, dtype: "torch.dt
 
 
 def wrong_sum(result: "torch.Tensor", members: Sequence[int]) -> str | None:
-    """Say what is wrong with the sum of all contributions; None where it is right."""
+    """Return what is wrong with the sum of all contributions, or None."""
     own, shared = result.view(2, -1)
     wrong = int((shared != min(len(members), _ADDENDS)).sum())
-    return wrong_gathering(own, members) or (f"what all ranks add up to is wrong ({wrong} values)" if wrong else None)
+    return wrong_gathering(own, members) or (f"the sum over all ranks is wrong ({wrong} values)" if wrong else None)
 
 
 def wrong_gathering(result: "torch.Tensor", members: Sequence[int]) -> str | None:
-    """Say what is wrong with the values of all ranks, one rank's after the other's; None where they are right."""
+    """Return what is wrong with the concatenated values of all ranks, or None."""
     parts = result.view(len(members), -1)
     faults = [wrong_values(part, rank, members) for part, rank in zip(parts, members, strict=True)]
     return ", ".join(fault for fault in faults if fault) or None
 
 
 def wrong_values(result: "torch.Tensor", sender: int, members: Sequence[int]) -> str | None:
-    """Say what is wrong with what `sender` was to send; None where it is right."""
+    """Return what is wrong with the values that `sender` had to send, or None."""
     right = result == own_values(sender, len(result), result.dtype)
     if bool(right.all()):
         return None
@@ -302,7 +302,7 @@ def wrong_values(result: "torch.Tensor", sender: int, members: Sequence[int]) ->
         return f"rank {sender}'s values are missing"
     for rank in members:
         if bool((result == own_values(rank, len(result), result.dtype)).all()):
-            return f"in place of rank {sender}'s values there are rank {rank}'s"
+            return f"rank {rank}'s values instead of rank {sender}'s"
     return f"rank {sender}'s values are damaged ({int((~right).sum())} of {len(result)})"
 
 
@@ -315,7 +315,7 @@ def _message_sizes(arguments: FabricCheck) -> Iterator[int]:
 
 
 def _count(message_bytes: int, bytes_each: int, group: Group) -> int:
-    """Return the number of values of a message, of which each rank has the same, even share."""
+    """Return the number of values of a message, an even number for each rank."""
     share = 2 * len(group.ranks)
     return -(-message_bytes // bytes_each // share) * share
 
@@ -327,25 +327,25 @@ def _all_gather(whole: "torch.Tensor", part: "torch.Tensor", group: Group) -> No
     gather(whole, part, group=group.handle)
 
 
-def taken_providers(rank: Rank, accelerator: Accelerator) -> list[str]:
-    """Return the provider of libfabric that each node's cards take to the others'; none where nothing needs libfabric.
+def preferred_providers(rank: Rank, accelerator: Accelerator) -> list[str]:
+    """Return the libfabric provider with which each node reaches the others. Empty if libfabric is not needed.
 
-    Raises ConfigurationError where a node lacks the libraries, before the backend would fail or take a slower way.
+    Raises ConfigurationError if a node lacks the libraries, before the backend fails or uses a slower connection.
     """
     library = libfabric.load(accelerator.name) if rank.nnodes > 1 else None
     if library is None:
         return []
     found = libfabric.providers(library)
-    rank.store.set(f"fabric/provider/{rank.node}", libfabric.taken(found))
+    rank.store.set(f"fabric/provider/{rank.node}", libfabric.preferred_provider(found))
     if rank.is_first:
-        log.info("fabric: libfabric on node 0 has %s", ", ".join(found))
+        log.info("fabric: libfabric on node 0 has the providers %s", ", ".join(found))
     return [rank.store.get(f"fabric/provider/{node}").decode() for node in range(rank.nnodes)]
 
 
 def _begin_report(
     rank: Rank, accelerator: Accelerator, dtypes: "Sequence[torch.dtype]", providers: list[str]
 ) -> FabricReport:
-    """Return a report in which nothing is found yet; rank 0 logs what will be checked."""
+    """Return an empty report. Rank 0 logs what will be checked."""
     report = FabricReport(
         accelerator=accelerator.name,
         backend=accelerator.backend,
@@ -364,7 +364,7 @@ def _begin_report(
         )
     for provider in dict.fromkeys(providers) if rank.is_first else ():
         nodes = [str(node) for node, taken in enumerate(providers) if taken == provider]
-        log.info("fabric: %s is taken to other nodes on nodes %s", provider, ", ".join(nodes))
+        log.info("fabric: nodes %s reach other nodes over %s", ", ".join(nodes), provider)
     return report
 
 

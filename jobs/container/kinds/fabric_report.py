@@ -1,8 +1,8 @@
-"""What the ranks of a fabric-check found: brought together on rank 0, logged, judged, and written to fabric.json.
+"""The report of a fabric-check: collected on rank 0, logged, compared with the minimum, and written to fabric.json.
 
-Bandwidths are bus bandwidths as NVIDIA's nccl-tests define them (doc/PERFORMANCE.md there): what each rank's connection
-carries for a message, which may be compared between collectives and numbers of ranks, and with what the hardware can
-do. A message is what one rank has in the end.
+Bandwidths are bus bandwidths as in NVIDIA's nccl-tests (doc/PERFORMANCE.md there): the load of each rank's connection,
+comparable between collectives, numbers of ranks, and the hardware's specification. The size of a message is the size of
+one rank's result.
 """
 
 import logging
@@ -27,14 +27,14 @@ Phase = Literal["within nodes", "across nodes", "all ranks"]
 Collective = Literal["all-reduce", "broadcast", "all-gather"]
 
 SLOW = 0.5
-"""A node is called slow below this share of what the others reach."""
+"""A node is slow below this fraction of the other nodes' bandwidth."""
 
 JUDGED_BYTES = 1_000_000
-"""Nobody is called slow by a smaller message, whose time is mostly latency."""
+"""Smaller messages are not compared, because their time is mostly latency."""
 
 
 class Measurement(BaseModel):
-    """The time of one collective, for one message size and one group of ranks."""
+    """The time of one collective for one message size in one group of ranks."""
 
     phase: Phase
     group: str
@@ -53,21 +53,21 @@ class Measurement(BaseModel):
 
 
 class FabricReport(BaseModel):
-    """All that was found, as fabric.json holds it."""
+    """The content of fabric.json."""
 
     accelerator: str
     backend: str
     world_size: int
     nnodes: int
     dtypes: list[str]
-    """The types in which values were checked; times are float32's."""
+    """The types in which values were checked. Times are for float32."""
     providers: list[str] = []
-    """The provider of libfabric that each node takes to the others; none where the backend does without libfabric."""
+    """The libfabric provider with which each node reaches the others. Empty if the backend does not need libfabric."""
     measurements: list[Measurement] = []
     wrong: list[str] = []
-    """Results that were not what they had to be."""
+    """Wrong results."""
     slow: list[str] = []
-    """Nodes that fall behind the others, and bandwidths below the minimum."""
+    """Nodes that are slower than the others, and bandwidths below the minimum."""
 
     def largest(self, phase: Phase) -> list[Measurement]:
         """Return the all-reduce of the largest message in each group of a phase."""
@@ -76,7 +76,7 @@ class FabricReport(BaseModel):
         return [item for item in found if item.message_bytes == size]
 
     def summary(self) -> dict[str, Any]:
-        """Return what the receipt holds: the slowest group's all-reduce of each phase."""
+        """Return the values for the receipt: the slowest group's all-reduce of each phase."""
         values: dict[str, Any] = {"wrong_results": len(self.wrong)}
         for phase in dict.fromkeys(item.phase for item in self.measurements):
             found = [item for item in self.measurements if item.phase == phase and item.collective == "all-reduce"]
@@ -90,14 +90,14 @@ class FabricReport(BaseModel):
 
 
 class Found(BaseModel):
-    """What one rank found in one phase, on its way to rank 0."""
+    """The results of one rank in one phase, sent to rank 0."""
 
     measurements: list[Measurement] = []
     wrong: list[str] = []
 
 
 def collect(rank: Rank, report: FabricReport, phase: str, found: Found) -> None:
-    """Add to rank 0's report what all ranks found in a phase, and log it."""
+    """Add the results of all ranks in a phase to rank 0's report, and log them."""
     rank.store.set(f"fabric/found/{phase}/{rank.rank}", found.model_dump_json())
     if not rank.is_first:
         return
@@ -126,13 +126,13 @@ def _ranks(numbers: Sequence[int], *, shown: int = 8) -> str:
 
 
 def conclude(rank: Rank, arguments: FabricCheck, report: FabricReport) -> None:
-    """Write everything under the run, then judge it. Raises TrainyardError where it is wrong or too slow."""
+    """Save the report to the run. Raises TrainyardError if a result is wrong or too slow."""
     too_slow = below_minimum(
         report,
         arguments.minimum_bus_gigabytes_per_second,
         arguments.minimum_bus_gigabytes_per_second_across_nodes,
     )
-    behind = laggards(report)
+    behind = slow_nodes(report)
     report.slow = [*too_slow, *behind]
     _save(rank, report)
     for line in behind:
@@ -143,18 +143,18 @@ def conclude(rank: Rank, arguments: FabricCheck, report: FabricReport) -> None:
         more = f" (and {len(report.wrong) - 1} more, in {rank.run / FABRIC})" if len(report.wrong) > 1 else ""
         raise TrainyardError(
             f"a result was wrong: {report.wrong[0]}{more}",
-            next_step="run it again; if the same rank is named, take its card or its node out of use",
+            next_step="run the check again; if the same rank is named, stop using its card or its node",
         )
     if too_slow:
         suspects = f"; {'; '.join(behind)}" if behind else ""
         raise TrainyardError(
-            f"{'; '.join(too_slow)}{suspects}", next_step=f"compare with other nodes' in {rank.run / FABRIC}"
+            f"{'; '.join(too_slow)}{suspects}", next_step=f"compare with the other nodes in {rank.run / FABRIC}"
         )
     log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in report.summary().items()))
 
 
 def _save(rank: Rank, report: FabricReport) -> None:
-    """Write fabric.json, and the result that the run's receipt will have."""
+    """Write fabric.json, and the result for the run's receipt."""
     s3 = object_store.connect()
     check_newest(s3, rank.run, rank.attempt)
     object_store.write(s3, rank.run / FABRIC, (report.model_dump_json(indent=2) + "\n").encode())
@@ -162,8 +162,8 @@ def _save(rank: Rank, report: FabricReport) -> None:
     RankStatus(last_step=last_step, result=report.summary()).write(rank.scratch)
 
 
-def laggards(report: FabricReport) -> list[str]:
-    """Name the nodes that are slower than the others by far."""
+def slow_nodes(report: FabricReport) -> list[str]:
+    """Return a message for each node that is much slower than the others."""
     largest = [item for item in report.largest("within nodes") if item.message_bytes >= JUDGED_BYTES]
     speeds = {item.group: item.bus_gigabytes_per_second for item in largest}
     found = []
@@ -176,11 +176,11 @@ def laggards(report: FabricReport) -> list[str]:
 
 
 def below_minimum(report: FabricReport, minimum: float | None, minimum_across_nodes: float | None) -> list[str]:
-    """Name the bandwidths that the job's arguments do not accept."""
+    """Return a message for each bandwidth below the minimum of the job's arguments."""
     limits: list[tuple[Phase, float | None]] = [("within nodes", minimum), ("across nodes", minimum_across_nodes)]
     return [
         f"all-reduce of {size(item.message_bytes)}, {item.group}: {item.bus_gigabytes_per_second:.3g} GB/s of bus "
-        f"bandwidth, less than the {limit:g} asked for"
+        f"bandwidth, less than the minimum of {limit:g}"
         for phase, limit in limits
         if limit is not None
         for item in report.largest(phase)
@@ -189,7 +189,7 @@ def below_minimum(report: FabricReport, minimum: float | None, minimum_across_no
 
 
 def table(measurements: Iterable[Measurement]) -> Iterator[str]:
-    """Return lines for the log, with the slowest group for each collective and size, in that order."""
+    """Yield lines for the log: the slowest group for each collective and size, in this order."""
     slowest: dict[tuple[str, int], Measurement] = {}
     for item in measurements:
         key = item.collective, item.message_bytes
@@ -203,7 +203,7 @@ def table(measurements: Iterable[Measurement]) -> Iterator[str]:
 
 
 def size(count: int) -> str:
-    """Write a number of bytes as 64 B, 4 KiB or 1.5 MiB."""
+    """Return a number of bytes as 64 B, 4 KiB or 1.5 MiB."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
             return f"{count / (1 << power):.4g} {unit}"

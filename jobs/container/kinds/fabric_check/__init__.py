@@ -1,1 +1,0 @@
-"""fabric-check: whether the ranks of a job reach each other, right and fast."""

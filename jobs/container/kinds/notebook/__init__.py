@@ -1,1 +1,0 @@
-"""notebook: JupyterLab and TensorBoard on the instance."""
