@@ -421,7 +421,8 @@ def error_in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> 
     if item["type"] == "string_pattern_mismatch":
         described = _first_sentence(_description(model, item["loc"])) if model is not None else ""
         return f"{item['input']!r} is not valid{f'; expected {described}' if described else ''}"
-    if item["type"] == "float_parsing" and str(item["loc"][-1]).endswith("hours") and ":" in item["input"]:
+    is_hours = item["type"] == "float_parsing" and str(item["loc"][-1]).endswith("hours")
+    if is_hours and ":" in str(item["input"]):  # YAML's !!binary gives bytes
         return f"{words}, not {item['input']!r}; write hours as a number: 1.5"
     return words if item["input"] == "" else f"{words}, not {item['input']!r}"
 

@@ -91,6 +91,7 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
         ({"resources": {"nnodes": True}}, "resources.nnodes: must be a number, not True"),
         ({"timeout_hours": 337}, "timeout_hours: must be at most 336, not 337"),
         ({"timeout_hours": "1:30"}, "timeout_hours: must be a number, not '1:30'; write hours as a number: 1.5"),
+        ({"timeout_hours": b"soon"}, "timeout_hours: must be a number, not b'soon'"),
         (
             {"job": "finetune-clasification"},
             "job: job kind 'finetune-clasification' not found; did you mean 'finetune-classification'?",
