@@ -75,7 +75,9 @@ def data_show(
         printed.print_json(found.model_dump(mode="json"))
         return
     for line in found.lines():
-        printed.print_line(Text(line, style="yellow" if line.startswith("warning: ") else ""), on=printed.stdout())
+        printed.print_line(
+            Text(line, style=printed.ORANGE if line.startswith("warning: ") else ""), on=printed.stdout()
+        )
 
 
 def _table(connect: "Callable[[], Aws]", stage_name: str, location: str) -> str:
@@ -169,6 +171,7 @@ def _warn_of_delimiter(files: Iterable[Path], console: "Console") -> None:
 
     from rich.text import Text
 
+    from jobs.cli import tables
     from jobs.core.locations import DELIMITERS, table_suffix
     from jobs.core.words import printable
     from jobs.data_checks.table_rows import delimiter_error
@@ -180,7 +183,7 @@ def _warn_of_delimiter(files: Iterable[Path], console: "Console") -> None:
         with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace", newline="") as table:
             header = next(csv.reader([table.readline(_HEADER_CHARACTERS)], delimiter=delimiter), [])
             if fault := delimiter_error(str(path), header):
-                console.print(Text(f"warning: {printable(str(fault.args[0]))}", style="yellow"), soft_wrap=True)
+                console.print(Text(f"warning: {printable(str(fault.args[0]))}", style=tables.ORANGE), soft_wrap=True)
                 console.print(Text(f"next: {fault.next_step}"), soft_wrap=True)
                 return
 

@@ -56,9 +56,9 @@ def estimate(
     specs = [each for each in read_specs(spec, overrides or []) if issubclass(each.kind.arguments, known_kinds)]
     if not specs:
         raise UsageError(
-            f"{spec} cannot be estimated: only finetune-classification and pretrain-mlm specs say how many samples "
-            "they train on",
-            next_step="trainyard costs --by job shows what earlier runs of its kind cost",
+            f"{spec} cannot be estimated: only specs of finetune-classification and pretrain-mlm state "
+            "the number of samples",
+            next_step="trainyard costs --by job shows what earlier runs of this kind cost",
         )
     aws = ctx.obj.aws()
     stage = read_stage(aws, ctx.obj.stage)

@@ -50,7 +50,7 @@ Network = Annotated[
 _MAX_TAGS = 5
 """The table shows at most this many tags of an image in a stage."""
 
-_STATE_STYLES = {"current": "green", "outdated": "yellow"}
+_STATE_STYLES = {"current": "green", "outdated": "dark_orange3"}
 
 AnswerT = TypeVar("AnswerT")
 

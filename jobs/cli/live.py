@@ -65,9 +65,19 @@ class LiveView:
     """
 
     def __init__(
-        self, *, show_log: bool, emulated: bool = False, as_json: bool = False, log_to: TextIO | None = None
+        self,
+        *,
+        show_log: bool,
+        emulated: bool = False,
+        as_json: bool = False,
+        log_to: TextIO | None = None,
+        hold_errors: bool = False,
     ) -> None:
-        """`log_to`: stream for the log's lines, by default stdout. `emulated`: the run costs nothing."""
+        """`log_to`: stream for the log's lines, by default stdout. `emulated`: the run costs nothing.
+
+        `hold_errors` delays the log's last lines that begin with `error:` until the view is closed, so that
+        `drop_error` can remove the one that the command itself reports.
+        """
         self._show_log = show_log
         self._log = log_to or sys.stdout
         self._as_json = as_json
@@ -83,6 +93,8 @@ class LiveView:
         self._receipt: Receipt | None = None
         self._reported_at = time.monotonic()
         self._repeats = Repeats()
+        self._hold_errors = hold_errors
+        self._held: list[LogLine] = []
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         """The last lines of the log without progress; after a failure, those of the rank that failed."""
         self._tail_repeats = False
@@ -110,8 +122,13 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._print_held()
         if self._live is not None:
             self._live.stop()
+
+    def drop_error(self, reason: str) -> None:
+        """Do not print the last lines of the log that report an error with this reason."""
+        self._held = [line for line in self._held if line.text != f"error: {reason}"]
 
     def show(self, event: Job | LogLine | Receipt) -> None:
         """Show a change of the job, a line of its log, or its newest receipt."""
@@ -165,6 +182,18 @@ class LiveView:
                 return
         if not self._show_log:
             return
+        if self._hold_errors and line.text.startswith("error: "):
+            self._held.append(line)
+            return
+        self._print_held()
+        self._print(line)
+
+    def _print_held(self) -> None:
+        for line in self._held:
+            self._print(line)
+        self._held.clear()
+
+    def _print(self, line: LogLine) -> None:
         if self._as_json:
             print_text(line_json(line), to=self._log)
         elif self._bar is not None and self._log.isatty():

@@ -17,6 +17,9 @@ from jobs.spec.sweep import set_path
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
 
+_MAX_NAMED = 3
+"""At most this many specs are suggested."""
+
 STANDARD_INPUT = Path("-")
 """Stands for standard input, as in most commands."""
 
@@ -41,7 +44,7 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
         ready = f"ready-made specs are in {os.path.relpath(READY_SPECS)}/"
         raise NotFoundError(f"{path}: no such file{_closest(path)}", next_step=ready) from None
     except IsADirectoryError:
-        raise UsageError(f"{path} is a folder; name one of its specs{_closest(path)}") from None
+        raise UsageError(f"{path} is a folder, not a spec{_closest(path)}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UsageError(
@@ -139,4 +142,5 @@ def _closest(path: Path) -> str:
     close = difflib.get_close_matches(path.stem, by_stem, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {by_stem[close[0]]}?"
-    return f"; the folder has {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else ""
+    more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+    return f"; the folder has {', '.join(known[:_MAX_NAMED])}{more}" if known else ""

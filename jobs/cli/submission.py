@@ -215,13 +215,15 @@ def show_dry_run(plans: Sequence[Plan], *, emulated: bool, output: str) -> None:
     on = tables.stderr() if as_json else tables.stdout()
     show_plans(plans, emulated=emulated, on=on)
     for planned in plans:
-        for file in sorted(planned.pack.files) if planned.pack else ():
-            on.print(f"code: {file.bytes:>12,} {printable_name(file.name)}")
+        files = sorted(planned.pack.files) if planned.pack else []
+        width = max((len(f"{file.bytes:,}") for file in files), default=0)
+        for file in files:
+            on.print(f"code: {file.bytes:{width},} B  {printable_name(file.name)}", soft_wrap=True)
     if as_json:
         requests = [planned.request for planned in plans]
         tables.print_json(requests if len(plans) > 1 else requests[0])
     else:
-        tables.stderr().print("dry run: nothing was submitted; the SubmitJob request: -o json", soft_wrap=True)
+        tables.stderr().print("dry run: nothing was submitted; -o json prints the SubmitJob request", soft_wrap=True)
 
 
 def confirm(plans: Sequence[Plan], *, verb: str = "Submit") -> None:
@@ -280,8 +282,7 @@ def send(
     try:
         if planned.pack is not None:
             is_new = put_code(aws, planned)
-            state = "uploaded" if is_new else "already on S3"
-            tables.stderr().print(f"code: {tables.code_text(planned.pack)}, {state}")
+            tables.stderr().print(f"code: {'uploaded' if is_new else 'already on S3'}")
         put_points(aws, planned)
     except BaseException:
         _restore_files(aws, planned, spec_before)
@@ -360,16 +361,19 @@ def watch(
 ) -> tuple[Job, Receipt | None]:
     """Follow a job until it ends, and return it with its receipt. Raises Detached on Ctrl-C.
 
-    If the job fails and its log was not shown, prints the log's last lines on stderr, without the error of the launcher
-    that `raise_failure` reports.
+    If the job fails and its log was not shown, prints the log's last lines on stderr. The launcher's error is left out
+    if `raise_failure` reports it.
     """
-    with detaching(run_id), LiveView(show_log=show_log, emulated=stage.emulated, log_to=log_to) as view:
+    live = LiveView(show_log=show_log, emulated=stage.emulated, log_to=log_to, hold_errors=True)
+    with detaching(run_id), live as view:
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
-    receipt = readable_receipt(aws, location)
+        receipt = readable_receipt(aws, location)
+        reported = _recorded_reason(job, receipt)
+        if reported is not None:
+            view.drop_error(reported)
     if job.state in UNSUCCESSFUL and not show_log:
-        reported = f"error: {receipt.attempts[-1].reason}" if receipt else None
         for line in view.tail:
-            if line != reported:
+            if line != f"error: {reported}":
                 print_text(log_text(line), to=sys.stderr)
     return job, receipt
 
@@ -397,9 +401,17 @@ def raise_failure(job: Job, *, cause: Job | None = None, receipt: Receipt | None
     # Resuming may finish an interrupted job; a job that failed by itself needs a look at its log.
     interrupted = job.timed_out or is_reclaim(reason, last.exit_code if last else None)
     longer = " --set timeout_hours=HOURS" if job.timed_out else ""
-    newest = receipt.attempts[-1] if receipt else None
-    recorded = newest.reason if newest and newest.job_id == job.id and reason == EXITED_REASON else None
+    described = _recorded_reason(job, receipt) or f"{reason}{exit_code}"
     raise kind(
-        f"{job.run_id} failed in attempt {job.attempt} of {job.max_attempts}: {recorded or f'{reason}{exit_code}'}",
+        f"{job.run_id} failed in attempt {job.attempt} of {job.max_attempts}: {described}",
         next_step=f"trainyard {'resume' if interrupted else 'logs'} {job.run_id}{longer}",
     )
+
+
+def _recorded_reason(job: Job, receipt: Receipt | None) -> str | None:
+    """Return the reason that a failed job recorded in its receipt; None if Batch's own reason is the better one."""
+    if job.state != "FAILED" or job.points or receipt is None or not job.attempts:
+        return None
+    newest = receipt.attempts[-1]
+    reason = job.attempts[-1].reason or job.reason
+    return newest.reason if newest.job_id == job.id and reason == EXITED_REASON else None

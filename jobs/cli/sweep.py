@@ -46,7 +46,13 @@ def show(state: "SweepState") -> None:
     from jobs.core.words import figure, printable, result_label
     from jobs.runs.sweeps import STOPPED_EARLY
 
-    styles = {"succeeded": "green", STOPPED_EARLY: "blue", "failed": "red", "stopped": "magenta", "running": "cyan"}
+    styles = {
+        "succeeded": "green",
+        STOPPED_EARLY: "green",
+        "failed": "red",
+        "stopped": "magenta",
+        "running": tables.BLUE,
+    }
     found = state.ranked
     names = list(state.record.points[0].values)
     short = [name.removeprefix("parameters.") for name in names]
@@ -63,7 +69,7 @@ def show(state: "SweepState") -> None:
             *(Text(printable(str(standing.point.values.get(name, "")))) for name in names),
             "" if metric is None else figure(metric[1]),
             "" if standing.usd is None else f"{standing.usd:.2f}",
-            Text(shown, style=styles.get(standing.state, "yellow")),
+            Text(shown, style=styles.get(standing.state, tables.ORANGE)),
         )
     tables.show(table, on=tables.stdout())
     _show_next(state, found)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from jobs.cli.terminal import print_text
 from jobs.core.records import Receipt
+from jobs.core.retries import EXITED_REASON
 from jobs.core.words import (
     baseline_warning,
     cost_label,
@@ -40,8 +41,11 @@ if TYPE_CHECKING:
 _WIDTH_WITHOUT_TERMINAL = 160
 _MIN_VALUE_WIDTH = 20
 """Minimum width of values next to their labels, even on a narrow terminal."""
-_VERDICT_STYLES = {"cause": "yellow", "unknown": "magenta", "fine": "green"}
-_STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta", "RUNNING": "cyan", "STARTING": "cyan"}
+# Yellow and cyan of the 16 ANSI colours are unreadable on a white background. These two are readable on any.
+ORANGE = "dark_orange3"
+BLUE = "deep_sky_blue3"
+_VERDICT_STYLES = {"cause": ORANGE, "unknown": "magenta", "fine": "green"}
+_STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta", "RUNNING": BLUE, "STARTING": BLUE}
 
 
 def stdout() -> Console:
@@ -93,7 +97,7 @@ def print_json(value: Any) -> None:
 
 
 class Pairs:
-    """Labels on the left and values on the right. Rows without a value are left out.
+    """Labels on the left and values on the right, wrapped on a terminal. Rows without a value are left out.
 
     A word that is wider than the terminal, e.g. an address, is not broken, so that it can be copied whole.
     """
@@ -103,7 +107,8 @@ class Pairs:
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
         labels = max((cell_len(label) for label, _ in self._rows), default=0)
-        room = max(_MIN_VALUE_WIDTH, options.max_width - labels - 2)
+        # In a file or a pipe each row is one line, for grep.
+        room = max(_MIN_VALUE_WIDTH, options.max_width - labels - 2) if options.is_terminal else sys.maxsize
         for label, value in self._rows:
             begin = Text(f"{label}{' ' * (labels - cell_len(label))}  ", style="dim")
             text, style = (value.plain, value.style) if isinstance(value, Text) else (value, "")
@@ -160,7 +165,7 @@ def megabytes(size_bytes: int) -> str:
 
 
 def state(job: Job) -> Text:
-    return Text(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
+    return Text(job.state, style=_STATE_STYLES.get(job.state, ORANGE))
 
 
 def plan_table(plan: Plan, *, emulated: bool) -> Pairs:
@@ -291,7 +296,8 @@ def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
             moment(attempt.started_at),
             moment(attempt.stopped_at) or "running",
             "" if attempt.exit_code is None else str(attempt.exit_code),
-            printable(attempt.reason),
+            # Batch gives this reason for every container that exits; the exit code has its own column.
+            "" if attempt.reason == EXITED_REASON else printable(attempt.reason),
         )
     return table
 
@@ -362,9 +368,10 @@ def receipt_table(
 
 
 def _stored(receipt: Receipt) -> str:
-    """Return the size of a run's files and what they cost; empty if S3 was not asked."""
+    """Return the size of a run's files and what they cost; empty if S3 was not queried."""
     kept = receipt.stored
     if kept is None:
         return ""
-    what = f"{size(kept.all_bytes)}, including {size(kept.checkpoint_bytes)} of checkpoints"
+    checkpoints = f", including {size(kept.checkpoint_bytes)} of checkpoints" if kept.checkpoint_bytes else ""
+    what = f"{size(kept.all_bytes)}{checkpoints}"
     return f"{what}: {usd(kept.usd_per_month)} a month at {kept.price.partition(',')[0]}"

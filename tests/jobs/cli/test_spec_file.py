@@ -160,6 +160,8 @@ def test_missing_files_and_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"finetune-mrpc\.yml: no such file\n") as missing:
         read_spec(tmp_path / "empty" / "finetune-mrpc.yml")
     assert missing.value.next_step == f"ready-made specs are in {os.path.relpath(READY_SPECS)}/"
+    with pytest.raises(UsageError, match=r"is a folder, not a spec; the folder has .*reviews\.yaml$"):
+        read_spec(tmp_path)
     for device in ("/dev/zero", "/proc/self/mem"):
         with pytest.raises(UsageError, match=f"^{device}: "):
             read_spec(Path(device))

@@ -159,6 +159,18 @@ def test_last_lines_of_a_failed_rank_are_shown_once() -> None:
     assert list(view.tail)[:2] == ["ValueError: no label", "error: rank 1"]
 
 
+@pytest.mark.parametrize("reported", ["rank 1 failed", None])
+def test_an_error_that_the_command_reports_is_not_printed(reported: str | None) -> None:
+    log = io.StringIO()
+    lines = ["error: printed by the script", "step 1", "error: rank 0 failed", "error: rank 1 failed"]
+    with LiveView(show_log=True, log_to=log, hold_errors=True) as view:
+        for text in lines:
+            view.show(LogLine(time=BEGIN, attempt=1, node=None, text=text))
+        if reported:
+            view.drop_error(reported)
+    assert log.getvalue().splitlines() == (lines[:-1] if reported else lines)
+
+
 def test_following_survives_throttling_without_losing_lines(
     trainyard: Trainyard, emulated: Aws, stage: DeployedStage, faulty: FaultyProxy, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def test_the_ready_made_spec_trains_and_its_code_is_fetched(
     done = aws_trainyard("submit", "spec.yaml", expect=0)
     run_id = done.stdout.splitlines()[0]
     assert "1 file, " in done.stderr
-    assert ", uploaded" in done.stderr
+    assert "code: uploaded\n" in done.stderr
     assert "of 20 held-out reviews are classified correctly" in done.stdout
     assert "eval_accuracy" in done.stdout, "the receipt has the metrics"
 
@@ -52,7 +52,7 @@ def test_the_ready_made_spec_trains_and_its_code_is_fetched(
     assert fetched.stdout.split() == [f"runs/{run_id}/code/train.py"]
     assert (tmp_path / fetched.stdout.strip()).read_bytes() == (tmp_path / "code/train.py").read_bytes()
     assert "1 file of " in aws_trainyard("receipt", run_id).stdout
-    assert "already on S3" in aws_trainyard("submit", "spec.yaml", "--detach", "--set", "name=again").stderr
+    assert "code: already on S3\n" in aws_trainyard("submit", "spec.yaml", "--detach", "--set", "name=again").stderr
     aws_trainyard("cancel", "again", expect=0)
 
     record = emulated.s3.get_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/code.json")["Body"].read()

@@ -100,6 +100,12 @@ def test_lines_wrap_between_words_and_addresses_stay_whole() -> None:
     assert max(len(line) for line in lines if address not in line) <= 37
 
 
+def test_rows_in_a_pipe_are_not_wrapped_or_padded(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "word " * 100
+    show(Pairs([("note", long), ("queue", "spot")]), on=console())
+    assert capsys.readouterr().out.splitlines() == [f"note   {long.rstrip()}", "queue  spot"]
+
+
 def test_no_text_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token[0]"
     show(Pairs([("secret", arn), ("reason", "\x1b]0;owned\x07it failed\x9b2J")]), on=console())
