@@ -36,7 +36,7 @@ TOGETHER = {
     "images": ("tests/images/",),
     "demo": ("tests/jobs/cli/test_demo.py",),
     "trainings": TRAININGS,
-    "stage": ("tests/jobs/cli/test_", "tests/jobs/runs/", "tests/jobs/aws/", "tests/jobs/core/test_retries.py"),
+    "stage": ("tests/jobs/cli/test_", "tests/jobs/runs/", "tests/jobs/aws/"),
 }
 """Tests that share expensive fixtures (images, a deployed stage), by prefixes of their paths. The first match wins."""
 

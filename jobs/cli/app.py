@@ -70,7 +70,7 @@ app = typer.Typer(
     cls=GlobalOptionsAnywhere,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: wraps paragraphs, and does not load rich
-    help="Train Hugging Face models on Habana Gaudi or NVIDIA instances in AWS. All of it runs on a laptop too.",
+    help="Train Hugging Face models on Habana Gaudi or NVIDIA instances in AWS. Everything also runs on a laptop.",
 )
 app.add_typer(local, name="local")
 app.add_typer(images, name="images")
@@ -162,7 +162,7 @@ def _show_next_steps(target: Target) -> None:
         print_text("This shell is not connected to AWS or an emulator.")
         print_commands(
             [
-                ("trainyard demo", "see everything once on this machine, in two minutes"),
+                ("trainyard demo", "train a model on this machine, in a few minutes"),
                 ("trainyard local up", "start an emulator for your own jobs"),
                 ("export AWS_PROFILE=…", "or connect to an AWS account with a deployed stage"),
             ]
@@ -188,7 +188,7 @@ def _show_newest_run(target: Target) -> None:
         print_text(f"Stage '{stage_name}' has had no runs in the last seven days.")
         print_commands(
             [
-                ("trainyard submit SPEC --dry-run", "check a spec; jobs/specs/ has ready-made specs"),
+                ("trainyard submit SPEC --dry-run", "check a spec; examples: jobs/specs/"),
                 ("trainyard submit SPEC", "submit it"),
             ]
         )
@@ -199,7 +199,7 @@ def _show_newest_run(target: Target) -> None:
         steps = [("logs {} --follow", "follow its log"), ("status {}", "its progress")]
         steps += [("why {}", "why it is waiting")] if newest.state != "RUNNING" else []
     elif newest.state == "SUCCEEDED":
-        steps = [("receipt {}", "its result and cost"), ("report {}", "the same as a page with curves")]
+        steps = [("receipt {}", "its result and cost"), ("report {}", "an HTML page with curves, mistakes and costs")]
         if not (RUNS_FOLDER / newest.run_id).exists():
             steps.append(("fetch {}", f"download its model and curves into {RUNS_FOLDER}/"))
     else:

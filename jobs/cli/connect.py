@@ -132,7 +132,7 @@ def _show(run: "StoredRun", server: "NotebookServer", *, port: int, instance: st
 
 @contextmanager
 def _disconnecting(run_id: str) -> Iterator[None]:
-    """Turn Ctrl-C into Detached, whose message says how to reconnect."""
+    """Turn Ctrl-C into Detached, whose message names the command that reconnects."""
     from jobs.core.errors import Detached
 
     try:

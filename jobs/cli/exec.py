@@ -44,10 +44,10 @@ def run_in_job(
             f"{run_id} is not running yet: it is {job.state}", next_step=f"trainyard why {run_id}; retry once it runs"
         )
     task = task_of(aws, job, node)
-    if not task.lets_commands_in:
+    if not task.allows_commands:
         raise ConfigurationError(
-            f"nobody may run commands in {run_id}: stage '{stage.name}' has commands_in_jobs switched off, or had when "
-            "the run was submitted",
+            f"commands cannot run in {run_id}: commands_in_jobs of stage '{stage.name}' was off when the run was "
+            "submitted",
             next_step="set commands_in_jobs in infra/settings.py, deploy, and submit a new run, or ask the stage's "
             f"administrator. Meanwhile: trainyard logs {run_id} --follow",
         )

@@ -1,4 +1,4 @@
-"""`trainyard fetch RUN`: download what a run wrote, or the code that it ran."""
+"""`trainyard fetch RUN`: download the files of a run, or its code."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def fetch(
     ] = False,
     output: Output = "table",
 ) -> None:
-    """Download a run's model, metrics, TensorBoard events, receipt."""
+    """Download a run's files: model, metrics, TensorBoard events, receipt."""
     from jobs.cli import tables
     from jobs.cli.sweep_state import refuse_sweep
     from jobs.cli.terminal import print_text

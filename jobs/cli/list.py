@@ -26,7 +26,7 @@ _READERS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A run as Batch knows it, with the newest receipt it has written."""
+    """A run: its Batch job, and its newest receipt."""
 
     job: "Job"
     receipt: "Receipt | None"
@@ -94,7 +94,8 @@ def list_runs(
 ) -> None:
     """List the runs of the stage with their results and costs.
 
-    Lists the runs that AWS Batch knows: unfinished ones, and ended ones for at least a week. Costs are estimates from
+    Lists the runs that AWS Batch remembers: unfinished runs, and ended runs for at least a week.
+    Costs are estimates from
     the runs' receipts. The global option --team lists only one team's runs.
     """
     from jobs.cli import tables

@@ -223,7 +223,7 @@ class LiveView:
 
 @contextmanager
 def detaching(run_id: str) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into Detached, whose message says how to follow the run again."""
+    """Turn Ctrl-C and SIGTERM into Detached, whose message names the command that follows the run again."""
     before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         yield

@@ -90,8 +90,8 @@ def _running_or_started(*, port: int, executor: str | None, keep: Path | None) -
 def local_down(ctx: typer.Context, yes: Yes = False) -> None:
     """Stop the emulator and all its jobs.
 
-    Deletes everything in it that --keep does not keep. Asks for confirmation if jobs are running or finished runs have
-    not been fetched.
+    Deletes everything in it except what --keep preserves. Asks for confirmation if jobs are running or finished runs
+    have not been fetched.
     """
     down(ctx.obj.stage, STATE_FILE, yes=yes)
 

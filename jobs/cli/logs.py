@@ -10,7 +10,7 @@ from jobs.cli.options import Output, Run, parse_since
 def logs(
     ctx: typer.Context,
     run: Run,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until the job ends.")] = False,
     since: Annotated[
         str | None,
         typer.Option(

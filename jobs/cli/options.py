@@ -69,7 +69,7 @@ def latest_of_team(ctx: typer.Context, run: str) -> str:
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield run ids of the stage for the shell's completion, newest first; none if AWS cannot be asked."""
+    """Yield run ids of the stage for the shell's completion, newest first; none if AWS cannot be reached."""
     from jobs.aws.connection import Aws
     from jobs.runs.batch import read_stage
     from jobs.runs.storage import stored_runs

@@ -94,4 +94,4 @@ def _code_text(record: "CodeRecord") -> str:
     from jobs.core.words import counted
 
     commit = f"commit {record.commit}{' with changes' if record.dirty else ''}" if record.commit else "not committed"
-    return f"{counted(record.files, 'file')} of {record.folder}, {commit}; to get them: trainyard fetch --code"
+    return f"{counted(record.files, 'file')} of {record.folder}, {commit}; download: trainyard fetch RUN --code"

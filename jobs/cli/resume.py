@@ -49,8 +49,8 @@ def resume(
 ) -> None:
     """Continue a run that failed, was cancelled, or timed out.
 
-    Also continues a run that was interrupted too often. It stays the same run, with one id, folder, curve and receipt,
-    and continues from its newest checkpoint.
+    Also continues a run that used up its attempts. The run keeps its id, folder, curve and receipt, and continues from
+    its newest checkpoint.
     """
     from jobs.cli.submission import confirm, finish, show_dry_run, show_plans
     from jobs.cli.terminal import print_text
@@ -136,7 +136,7 @@ def _plan(
     )
     if changes and not allow_changes:
         raise _changed_error(run, changes)
-    raise_all(check_inputs(aws, stage, planned.spec, look_inside=check_contents))
+    raise_all(check_inputs(aws, stage, planned.spec, check_contents=check_contents))
     begins = "runs the unfinished points, each from its newest checkpoint"
     begins = begins if sweep else _first_step(aws, run, planned.spec.job)
     planned = replace(planned, pack=pack, notes=(begins, *_change_notes(changes), *planned.notes))
@@ -146,7 +146,7 @@ def _plan(
 def _recorded_attempts(aws: "Aws", run: "StoredRun") -> "tuple[Sequence[Attempt], bool]":
     """Return the run's attempts and whether it has succeeded, from its receipt or else from its attempts' records.
 
-    Records that cannot be read are left out; nothing else knows what those attempts used.
+    Records that cannot be read are left out, so the budget does not count those attempts.
     """
     from jobs.cli import tables
     from jobs.core.words import counted

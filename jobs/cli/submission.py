@@ -122,7 +122,9 @@ def plan_run(
         planned = replace(planned, pack=pack)
     except UsageError as error:
         errors.append(error)
-    check = partial(check_inputs, aws, stage, dependencies=dependencies, look_inside=check_contents, note=notes.append)
+    check = partial(
+        check_inputs, aws, stage, dependencies=dependencies, check_contents=check_contents, note=notes.append
+    )
     errors += check(resolved)
     raise_all(errors)
     if spec.sweep is not None:
@@ -382,7 +384,7 @@ def raise_failure(job: Job, *, cause: Job | None = None, receipt: Receipt | None
     """Raise JobFailedError or TimedOutError if the job failed.
 
     `cause`: the job whose failure kept this one from starting, if it is another job. `receipt`: has the job's own
-    reason; Batch knows only the exit code.
+    reason; Batch has only the exit code.
     """
     if job.state not in UNSUCCESSFUL:
         return

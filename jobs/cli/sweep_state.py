@@ -41,7 +41,7 @@ class SweepState:
     spec: JobSpec
     record: SweepRecord
     job: Job | None
-    """The newest job; None if Batch no longer knows it."""
+    """The newest job; None if Batch has forgotten it."""
     points: Sequence[Standing]
     """In the order of their numbers."""
     reason: str

@@ -69,7 +69,7 @@ def check_inputs(
     spec: JobSpec,
     *,
     dependencies: Sequence[Dependency] = (),
-    look_inside: bool = True,
+    check_contents: bool = True,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[TrainyardError]:
     """Return all errors in the inputs of a spec's job. `note` gets what could not be checked, and why."""
@@ -81,7 +81,7 @@ def check_inputs(
         emulated=stage.emulated,
         # The emulator runs jobs in the current environment, or in the CPU image.
         pytorch=None if stage.emulated else pytorch_of(stage.row_of(accelerated=spec.kind.accelerated), stage.release),
-        look_inside=look_inside,
+        check_contents=check_contents,
         note=note,
     )
 
@@ -93,15 +93,15 @@ def input_errors(
     pending: Collection[str] = (),
     emulated: bool,
     pytorch: str | None = None,
-    look_inside: bool = True,
+    check_contents: bool = True,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[TrainyardError]:
     """Return all errors in a job's inputs, whose locations are resolved.
 
     Checks the first rows of tables, the file names and configuration of models, and the hub's metadata. Skips
     `pending`, the arguments that unfinished runs will write. `pytorch` is the version that the job runs with, or
-    None if it is unknown. Without `look_inside`, only checks that inputs exist. `note` gets what could not be checked,
-    and why.
+    None if it is unknown. Without `check_contents`, only checks that inputs exist. `note` receives what could not be
+    checked, and why.
     """
     found: list[TrainyardError] = []
     for argument, location, what in arguments.sources():
@@ -115,7 +115,7 @@ def input_errors(
             continue
         errors: list[TrainyardError] = []
         try:
-            if look_inside:
+            if check_contents:
                 errors.extend(_content_errors(aws, arguments, argument, location, what, pytorch=pytorch, note=note))
         except TrainyardError as error:
             errors.append(error)

@@ -43,7 +43,7 @@ _POSITIONS = frozenset(
         *("bart", "bigbird_pegasus", "mbart", "mvp", "plbart"),
     }
 )
-"""Model types with a table of positions, where a longer sequence raises an IndexError.
+"""Model types with a table of positions, for which a longer sequence raises an IndexError.
 
 From transformers 4.51.3; the longest sequence that a tiny model of each type accepts was measured.
 """

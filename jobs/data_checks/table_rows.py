@@ -146,9 +146,9 @@ class TableRows:
     """The table may be larger than memory and disk. Hub data sets are then read without downloading them first, and
     text that is not UTF-8 is returned as Broken instead of raising an error."""
     max_document_bytes: int | None = None
-    """Rows may be up to ROW_TO_DOCUMENT times as long. None: no limit."""
+    """Rows may be up to ROW_TO_DOCUMENT times as long. None disables the limit."""
     bad: BadRows | None = None
-    """Collects bad rows, which are then not returned. None: the first bad row is an error."""
+    """Collects bad rows, which are then not returned. If it is None, the first bad row is an error."""
     joined: list[JoinedLines] = field(default_factory=list)
     """Joined lines of a CSV or TSV file found so far; for a streamed table only the first."""
 

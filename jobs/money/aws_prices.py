@@ -23,7 +23,7 @@ _AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 @functools.cache
 def current_prices(aws: Aws, row: InstanceType) -> Prices:
-    """Return the current prices in the connection's region, or the recorded price where AWS gives none.
+    """Return the current prices in the connection's region, or the recorded price if AWS returns none.
 
     Only endpoints of AWS are queried, because the emulator has no prices.
     """

@@ -90,7 +90,7 @@ def _environment() -> Any:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        # Remove characters that change the writing direction or control anything, whoever wrote the text.
+        # Remove characters that change the writing direction or control the page, because logs and data are untrusted.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": True}

@@ -72,7 +72,7 @@ def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
     jobs = find_jobs(aws, stage, run_id)
     if not jobs:
         raise NotFoundError(
-            f"AWS Batch no longer knows {run_id}; its files are still there",
+            f"AWS Batch has forgotten {run_id}; the files of the run still exist",
             next_step=f"trainyard fetch {run_id}",
         )
     return jobs
@@ -102,7 +102,7 @@ def _without_duplicates(jobs: Iterable[Job]) -> list[Job]:
 
 
 def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job]:
-    """Return the jobs that Batch still knows."""
+    """Return the jobs that Batch still remembers."""
     names = {arn.rsplit("/", 1)[-1]: name for name, arn in stage.queues.items()}
     details = list(_describe(aws, job_ids))
     parts = {part["jobId"]: part for part in _describe(aws, [*chain.from_iterable(map(part_ids, details))])}

@@ -164,7 +164,7 @@ class Task:
     """Batch's id of the job, or of the node or child that the task belongs to."""
     arn: str
     container: str
-    lets_commands_in: bool
+    allows_commands: bool
     """Whether the job definition allowed ECS Exec when the job was submitted."""
 
     @property
@@ -186,7 +186,7 @@ def task_of(aws: Aws, job: Job, node: int) -> Task:
                 job_id=ids[node],
                 arn=task["taskArn"],
                 container=task["containers"][0]["name"],
-                lets_commands_in=bool(task.get("enableExecuteCommand")),
+                allows_commands=bool(task.get("enableExecuteCommand")),
             )
     raise NotFoundError(
         f"node {node} of {job.run_id} is not running: it is {part['status']}",

@@ -23,7 +23,7 @@ UNSUCCESSFUL = ("FAILED", CANCELLED)
 ENDED = ("SUCCEEDED", *UNSUCCESSFUL)
 STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", *ENDED)
 _ENDED_BY_THE_PLATFORM = (MOVED_REASON, DUPLICATE_REASON, SPOT_WAITED_TOO_LONG)
-"""Reason prefixes of jobs that the platform terminated, although nobody wanted the run to end."""
+"""Reason prefixes of jobs that the platform terminated without ending the run."""
 _TIMED_OUT = "Job attempt duration exceeded timeout"
 """Batch's reason for a timed-out attempt."""
 
@@ -129,7 +129,7 @@ class Job:
         return max(1, len(self.attempts) + (1 if waiting else 0))
 
     def ended_by(self, receipt: Receipt | None) -> str:
-        """Return the reason that the job's last attempt recorded; Batch knows only the exit code.
+        """Return the reason that the job's last attempt recorded; Batch has only the exit code.
 
         For a timeout and a cancellation only Batch has the reason, because the attempt just got a SIGTERM.
         """
@@ -236,7 +236,7 @@ def _array_state(status: str, states: Sequence[str]) -> str:
 def _array_reason(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any]]) -> str:
     """Return the reason of the node that decided how the job ended.
 
-    For the parent Batch reports only that a child failed, unless somebody terminated it.
+    For the parent Batch reports only that a child failed, unless the job was terminated.
     """
     failed = [child for child in children if child["status"] == "FAILED"]
     if detail["status"] == "FAILED" and failed and not _was_terminated(detail):

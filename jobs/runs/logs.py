@@ -167,7 +167,7 @@ def follow(
             continue
         patient_until = time.monotonic() + PATIENCE_SECONDS
         if not found:
-            raise NotFoundError(f"AWS Batch no longer knows job {job_id}", next_step="trainyard receipt RUN")
+            raise NotFoundError(f"AWS Batch has forgotten job {job_id}", next_step="trainyard receipt RUN")
         job = found[0]
         now = (job.id, job.state, job.attempt, job.nodes_text)
         if not job.ended and now != shown:

@@ -34,7 +34,7 @@ from jobs.core.run import (
 from jobs.core.stage import DeployedStage
 
 _OF_THE_PLATFORM = (CLAIMS, RENDEZVOUS)
-"""Folders with which jobs coordinate; nobody else needs them."""
+"""Folders with which jobs coordinate; no other program reads them."""
 
 
 @dataclass(frozen=True, order=True)

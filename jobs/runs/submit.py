@@ -1,6 +1,6 @@
 """Submit a plan exactly once: its job, its spec and, for a sweep, its points.
 
-SubmitJob has no idempotency token: if its answer is lost, nobody knows whether the job exists. The run id is the job's
+SubmitJob has no idempotency token: if its answer is lost, the job may or may not exist. The run id is the job's
 name and is never reused, so `submit_job` looks for a job of that name before it sends the request again.
 """
 
@@ -124,7 +124,7 @@ def _stop_duplicate(aws: Aws, job_id: str, *, of: str) -> None:
 def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:
     """Write the resolved spec into the run's folder before the job is submitted, or restore the given `text`.
 
-    Arguments that are too long for the job's command line are written to a file beside it.
+    Arguments that are too long for the job's command line are written to a file next to the spec.
     Raises TrainyardError if a new run's id is already taken by another submission.
     """
     if plan.arguments_file is not None:  # named by its content, so it cannot be another submission's

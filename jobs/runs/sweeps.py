@@ -1,4 +1,4 @@
-"""Find out how a sweep stands: the state of each point, the best point, and what they cost."""
+"""Read the state of a sweep: each point, the best point, and their cost."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -2,8 +2,9 @@
 
 trainyard why RUN
 
-Batch gives a reason only for the job at the head of a queue, and only for some causes. Each check here asks AWS one
-question. A check that the caller may not make is "unknown" and names the missing permission; the others still run.
+Batch gives a reason only for the job at the head of a queue, and only for some causes. Each check here is one
+request to AWS. A check that the caller may not make is "unknown" and names the missing permission; the others still
+run.
 """
 
 import json
@@ -239,7 +240,7 @@ def _instance_limit(facts: Facts) -> Iterator[Finding]:
         yield Finding(verdict="fine", about="instance limit", text=counted)
         return
     shares = Counter(item.get("shareIdentifier", "") for item in facts.running)
-    by_team = ", ".join(f"{facts.teams.get(share, share) or 'nobody'} {n}" for share, n in shares.most_common())
+    by_team = ", ".join(f"{facts.teams.get(share, share) or 'no team'} {n}" for share, n in shares.most_common())
     if facts.nnodes > most:
         text = f"the job needs {facts.nnodes} instances of {facts.row.name}, but the stage allows {most}"
     else:

@@ -50,7 +50,7 @@ class Health(Strict):
         return HEALTH_SECONDS if on_instance and accelerator != "cpu" else 0.0
 
     def with_floors_of(self, row: InstanceType, accelerator: str) -> "Health":
-        """Return the check with the minimums of the instance type where the spec sets none."""
+        """Return the check with the minimums of the instance type for those that the spec does not set."""
         if accelerator != row.accelerator:
             return self  # running on a laptop instead of the instance type
         update: dict[str, float] = {}

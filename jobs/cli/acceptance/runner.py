@@ -268,7 +268,7 @@ class Meter:
         self.keep(now, self.spent_usd)
 
     def look_if_due(self) -> None:
-        """Look again if the last look was at least half a minute ago."""
+        """Count again if the last count is at least half a minute old."""
         if self._looked_at is None or self.now() - self._looked_at >= LOOK:
             self.look()
 

@@ -24,7 +24,7 @@ BILL_LATE_DAYS = 1
 BILL_TOLERANCE = 0.25
 """Fraction of the bill by which the receipts may differ: they leave out the boot and the idle time of instances."""
 
-_ON_RECORD = "the emulator only records these: nothing is measured, and nobody is notified"
+_ON_RECORD = "the emulator only records these: it measures nothing and sends no notification"
 _UNTAGGED = "the bill has no tagged run yet: tags have to be activated, and the bill is a day late"
 
 Bill = Mapping[str, float] | str
@@ -58,7 +58,9 @@ def _alerts(context: Context, created: Mapping[str, list[str]]) -> Evidence:
     alarms: list[Any] = cloudwatch.describe_alarms(AlarmNames=names)["MetricAlarms"] if names else []
     mute = [alarm["AlarmName"] for alarm in alarms if not alarm["AlarmActions"]]
     if len(alarms) < len(names) or mute or not names:
-        raise TrainyardError(f"{len(alarms)} of {len(names)} alarms exist, and {len(mute)} of them notify nobody")
+        raise TrainyardError(
+            f"{len(alarms)} of {len(names)} alarms exist, and {len(mute)} of them send no notification"
+        )
     for name in dashboards:
         cloudwatch.get_dashboard(DashboardName=name)
     pages = cloudwatch.get_paginator("list_metrics").paginate(Namespace=f"trainyard/{context.stage}")

@@ -80,11 +80,11 @@ class Script(Arguments):
     """End the attempt after this many seconds without a log line, a new file or a heartbeat; 0 disables the limit."""
 
     def metrics(self) -> None:
-        return None  # only the script knows
+        return None  # depends on the script
 
     @property
     def resumes_on_other_ranks(self) -> bool:
-        return False  # only the script knows what its checkpoints need
+        return False  # its checkpoints may depend on anything
 
     @property
     def words(self) -> list[str]:

@@ -130,7 +130,7 @@ def test_first_rows_of_a_table_are_checked(aws: Aws, put: Put, name: str, conten
     table = put(name, content)
     [error] = errors_of(aws, finetuning(put, table))
     assert error.startswith(f"arguments.train_data: {message.format(table)}")
-    assert errors_of(aws, finetuning(put, table), look_inside=False) == []
+    assert errors_of(aws, finetuning(put, table), check_contents=False) == []
 
 
 def test_corpus_rows_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:
