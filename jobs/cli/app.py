@@ -206,7 +206,7 @@ def _show_newest_run(target: Target) -> None:
         steps = [
             ("status {}", "how it ended"),
             ("logs {}", "its log"),
-            ("resume {}", "continue it from its newest checkpoint, or from the beginning if it has none"),
+            ("resume {}", "continue it, from its newest checkpoint"),
         ]
     steps.append(("list", "all runs"))
     print_commands((f"trainyard {command.format(newest.run_id)}", effect) for command, effect in steps)

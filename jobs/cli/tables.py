@@ -288,16 +288,20 @@ def job_json(job: Job) -> dict[str, Any]:
 
 
 def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
+    """Return a table of attempts, with a column of reasons if any attempt has one."""
+    attempts = list(attempts)
+    # Batch gives EXITED_REASON for every container that exits; the exit code has its own column.
+    reasons = ["" if attempt.reason == EXITED_REASON else printable(attempt.reason) for attempt in attempts]
     table = columns("ATTEMPT", "STARTED", "STOPPED", "EXIT CODE")
-    table.add_column("REASON", overflow="fold")
-    for attempt in attempts:
+    if any(reasons):
+        table.add_column("REASON", overflow="fold")
+    for attempt, reason in zip(attempts, reasons, strict=True):
         table.add_row(
             str(attempt.number),
             moment(attempt.started_at),
             moment(attempt.stopped_at) or "running",
             "" if attempt.exit_code is None else str(attempt.exit_code),
-            # Batch gives this reason for every container that exits; the exit code has its own column.
-            "" if attempt.reason == EXITED_REASON else printable(attempt.reason),
+            *([reason] if any(reasons) else []),
         )
     return table
 

@@ -50,8 +50,9 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
             console.print(f"next: trainyard logs {job.run_id}", soft_wrap=True)
         return
     if not found:
-        console.print(f"{job.run_id} is not waiting: it is {job.state}")
-        console.print(f"next: trainyard status {job.run_id}", soft_wrap=True)
+        state = "has succeeded" if job.state == "SUCCEEDED" else f"is {job.state}"
+        console.print(f"{job.run_id} is not waiting: it {state}", soft_wrap=True)
+        console.print(f"next: trainyard {'receipt' if job.ended else 'status'} {job.run_id}", soft_wrap=True)
         return
     waited = duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
     nodes = f" on {job.nodes_text}" if job.nodes_text else ""
