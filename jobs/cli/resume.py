@@ -80,7 +80,6 @@ def _plan(
     from functools import partial
 
     from jobs.cli.spec_file import read_spec_text
-    from jobs.cli.submission import check_requirements
     from jobs.cli.sweep_state import read_state, refuse_point
     from jobs.core.errors import NotFoundError, raise_all
     from jobs.core.run import SPEC
@@ -89,6 +88,7 @@ def _plan(
     from jobs.money.budget import spent
     from jobs.runs import batch, storage
     from jobs.runs.code_archive import pack_code
+    from jobs.runs.script_requirements import check_requirements
     from jobs.runs.secrets import check_spec
     from jobs.runs.sweeps import spent_by
     from jobs.spec.arguments import changed

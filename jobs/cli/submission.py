@@ -1,6 +1,5 @@
 """What `submit`, `resume`, the demo and the acceptance share: plan runs, submit them, watch them, report the result."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +26,6 @@ from jobs.core.errors import (
     UsageError,
     raise_all,
 )
-from jobs.core.git import ROOT
-from jobs.core.images import child_name, release
 from jobs.core.locations import RUN, S3Location, run_parts
 from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON, is_reclaim
@@ -43,7 +40,8 @@ from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.runs.logs import LogReader, follow
 from jobs.runs.references import resolve
 from jobs.runs.run_records import read_classes
-from jobs.runs.secrets import ENVIRONMENT_NEXT, check_spec, secret_text
+from jobs.runs.script_requirements import check_requirements
+from jobs.runs.secrets import check_spec
 from jobs.runs.storage import find_run, readable_receipt
 from jobs.runs.submit import (
     SUBMIT_DELAYS_SECONDS,
@@ -55,12 +53,8 @@ from jobs.runs.submit import (
     put_spec,
     submit_job,
 )
-from jobs.spec.code import Pack
 from jobs.spec.plan import Plan, plan
-from jobs.spec.requirements import Requirements, read_requirements
 from jobs.spec.spec import JobSpec
-
-_PIN = re.compile(r"^([^#=\s]+)==([^\s;]+)", re.MULTILINE)
 
 
 def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec], *, check_contents: bool = True) -> list[Plan]:
@@ -134,69 +128,6 @@ def plan_run(
             errors += check(point)
         raise_all(errors)
     return replace(planned, notes=(*planned.notes, *dict.fromkeys(notes)))
-
-
-def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -> None:
-    """Raise UsageError if a script's requirements would replace a package of its image, hold a secret, or name a file
-    that is not packed.
-
-    Checks only the listed requirements. pip finds conflicts of their dependencies when it installs them.
-    """
-    name = getattr(spec.entrypoint_arguments(), "requirements", None)
-    if pack is None or name is None:
-        return
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
-
-    requirements = read_requirements(pack.folder, name)
-    _check_packed(requirements, pack)
-    image, pinned = _image_packages(stage, spec)
-    for line in (*requirements.lines, *requirements.constraints):
-        if (what := secret_text(line.text)) is not None:
-            raise UsageError(
-                f"arguments.requirements: {line}: it seems to hold {what}, and the whole team can read the code",
-                next_step=f"write ${{NAME}}, which pip replaces from the environment, and {ENVIRONMENT_NEXT}",
-            )
-        if not line.requirement:
-            continue
-        try:
-            requested = Requirement(line.requirement)
-        except InvalidRequirement as error:
-            raise UsageError(
-                f"arguments.requirements: {line}: not a requirement: {str(error).splitlines()[0]}",
-                next_step="write it as for pip: peft==0.15.2",
-            ) from None
-        found = pinned.get(canonicalize_name(requested.name))
-        if found is not None and not requested.specifier.contains(found, prereleases=True):
-            raise UsageError(
-                f"arguments.requirements: {line}: '{line.requirement}' would replace {requested.name} {found} of the "
-                f"image {image}; the release was built and tested with {found}",
-                next_step=f"remove the requirement, or require a version that {found} satisfies",
-            )
-
-
-def _check_packed(requirements: Requirements, pack: Pack) -> None:
-    names = {file.name for file in pack.files}
-    for place, path in [("it", file) for file in requirements.files] + [
-        (str(line), path) for line, path in requirements.paths
-    ]:
-        if path not in names and path != "." and not any(name.startswith(f"{path}/") for name in names):
-            raise UsageError(
-                f"arguments.requirements: {place} needs '{path}', which is not packed because an ignore file names it",
-                next_step="list the packed files with --dry-run, and correct .gitignore or .trainyardignore",
-            )
-
-
-def _image_packages(stage: DeployedStage, spec: JobSpec) -> tuple[str, dict[str, str]]:
-    """Return the name of the job's image and its pinned packages; no packages if the release has no lock file."""
-    root = "cpu" if stage.emulated else stage.instance_type.image
-    row = release(stage.release)
-    image = child_name(root, spec.kind.image)
-    path = ROOT / "images" / "locks" / row.name / f"{image}.txt"
-    pinned = dict(_PIN.findall(path.read_text())) if path.is_file() else {}
-    if root == "gaudi":
-        pinned["torch"] = row.pytorch
-    return f"{image} of release {row.name}", pinned
 
 
 def show_plans(plans: Sequence[Plan], *, emulated: bool, on: Console | None = None) -> None:

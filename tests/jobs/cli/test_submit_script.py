@@ -11,11 +11,12 @@ import yaml
 
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS
-from jobs.cli.submission import check_requirements, plan_run
+from jobs.cli.submission import plan_run
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
 from jobs.runs.code_archive import pack_code
+from jobs.runs.script_requirements import check_requirements
 from jobs.spec.code import MAX_CODE_BYTES
 from jobs.spec.spec import parse_spec
 from tests.jobs.cli.conftest import Trainyard
