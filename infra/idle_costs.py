@@ -64,7 +64,7 @@ class Line:
     price: Price
     count: int
     usd_per_month: float | None
-    """None: depends on the amount of stored data."""
+    """US dollars a month, or None if the cost depends on the amount of stored data."""
 
 
 def idle_costs(templates: Sequence[Template]) -> list[Line]:

@@ -150,7 +150,7 @@ class Instances:
     tags: dict[str, str]
     """Tags for instances and volumes, which CloudFormation does not tag."""
     team: str | None = None
-    """The team that has these instances for itself. None: teams share them."""
+    """The team whose jobs the instances run, or None if teams share them."""
     file_system: FileSystem | None = None
     """File system that instances mount at /fsx."""
     reservation: CapacityReservation | None = None

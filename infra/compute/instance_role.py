@@ -74,9 +74,9 @@ class InstanceRole(InlineRole):
     def deny_other_teams(self, team: str | None) -> None:
         """Deny the ECS agent's calls for container instances that belong to other teams.
 
-        `team`: the role's team; None: teams share the instances. So keys that a job takes from its instance are useless
-        against other teams' instances. If ECS did not compare this tag, nothing would be denied: agents work either
-        way.
+        `team`: the role's team, or None if teams share the instances. With the denial, keys that a job takes from its
+        instance are useless against other teams' instances. We could not confirm that ECS compares this
+        tag. If it does not, nothing is denied. Agents work either way.
         """
         owned_by_a_team = {"Null": {f"aws:ResourceTag/{TEAM_TAG}": "false"}}
         not_own = {"StringNotEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}} if team else {}
@@ -106,8 +106,8 @@ class TeamInstances(Construct):
     ) -> None:
         """Create both. `boot_logs`: log group of boot logs.
 
-        `endpoint_group_id`: security group of the VPC's interface endpoints; None: the stage creates none.
-        `file_server_group_id`: security group of FSx's file servers; None: the stage has no file system.
+        `endpoint_group_id`: security group of the VPC's interface endpoints, or None without such endpoints.
+        `file_server_group_id`: security group of FSx's file servers, or None without a file system.
         """
         # Keep this id: another logical id would be another security group, while instances use this one.
         super().__init__(scope, f"isolated-{team}")

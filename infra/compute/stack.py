@@ -49,8 +49,8 @@ _ECS_PARAMETERS: Mapping[ImageType, str] = {
 _NEVER_FITS = ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT")
 """Reasons for which waiting longer does not help, among those that Batch can act on.
 
-Batch's guide for the European Sovereign Cloud names another one,
-MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED. The other guides do not, and Batch refuses unknown reasons.
+Batch's guide for the European Sovereign Cloud also lists MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED. The
+other guides do not, and Batch refuses unknown reasons.
 """
 _STUCK_SECONDS = 3600
 """Seconds after which Batch cancels a job at a queue's head that waits for one of these reasons."""
@@ -67,7 +67,7 @@ class _InstancePool:
     instances: Instances
     subnets: list[ec2.ISubnet]
     team: str | None = None
-    """The team that has the instances for itself. None: teams share them."""
+    """The team whose jobs the instances run, or None if teams share them."""
     retiring: str | None = None
     """Id of the pool if it is retiring."""
     environments: dict[tuple[Capacity, bool], ComputeEnvironment] = field(default_factory=dict)

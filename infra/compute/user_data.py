@@ -1,6 +1,6 @@
 """MIME multipart user data: what an instance does at boot, before it accepts jobs. Made from the scripts in boot/.
 
-Batch requires this format, because it appends a part of its own. Shell scripts run in cloud-init's last stage, before
+Batch requires this format, because it appends its own part. Shell scripts run in cloud-init's last stage, before
 the ECS agent starts; a boothook runs in an early stage, before Docker starts.
 """
 
@@ -46,8 +46,8 @@ def user_data(
 ) -> str:
     """Return the user data of instances of `row`, which mount `file_system` if it is given.
 
-    `log_group_name`: log group of boot logs. `team`: the team that has the instances for itself; None: teams share
-    them.
+    `log_group_name`: log group of boot logs. `team`: the team whose jobs the instances run, or None if
+    teams share them.
     """
     parts = ec2.MultipartUserData()
     # AMIs that the stage builds set up the disks themselves.

@@ -159,7 +159,7 @@ def find(arn: str) -> Function:
 
 
 def _put_event_invoke_config(backend: Any, function_name: str, config: dict[str, Any]) -> Any:
-    """Replace the configuration. moto would append another one and keep using the first."""
+    """Replace the configuration. moto would append the new one and keep using the first."""
     if config.get("DestinationConfig"):
         raise InvalidParameterValueException("the emulator does not send results to destinations")
     function = backend.get_function(function_name)

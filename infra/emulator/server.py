@@ -59,7 +59,7 @@ def serve(
     # Import moto only now: it takes a second, and the port is checked and the signals are handled before that.
     with _listening(port) as listener:
         # moto loads jsonschema, which loads a grammar of IRIs if it is installed: that would double the start time.
-        sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
+        sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # imports of it fail
         # Loaded modules are never freed. Collecting garbage while they load would take almost half the start time.
         gc.disable()
 

@@ -66,7 +66,7 @@ class TeamFiles:
     runs_arn: str
     """ARN of the run bucket."""
     key_arn: str | None
-    """ARN of the stage's own key, which encrypts both buckets. None: the stage has no key."""
+    """ARN of the stage's own key, which encrypts both buckets, or None if the stage has no key."""
 
     def grant_read_data(self, role: InlineRole) -> None:
         """Let `role` list and read `shared/` and `<team>/` in the data bucket."""
@@ -324,7 +324,7 @@ class TeamRole(InlineRole):
     """
 
     def __init__(self, scope: Construct, name: str, *, files: TeamFiles, logs: RetainedLogGroup | None) -> None:
-        """Create the role. `logs`: log group for commands that people run in containers. None: they may run none."""
+        """Create the role. `logs`: log group of commands that people run in containers, or None if they may not."""
         super().__init__(
             scope,
             name,

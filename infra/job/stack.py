@@ -42,7 +42,7 @@ class _Volume:
     """Name within the job definition."""
     container_path: str
     host_path: str | None = None
-    """None: a new Docker volume for each job, deleted with the job's container."""
+    """Path on the instance. If it is None, each job gets a new Docker volume, deleted with the job's container."""
     read_only: bool = False
 
 
@@ -59,7 +59,7 @@ class TeamJobs:
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the container, each with the reference to its value in a secret."""
     shared_data_mount: str | None = None
-    """Path at which instances and containers see `shared/` of the data bucket. None: not mounted."""
+    """Path at which instances and containers see `shared/` of the data bucket, or None if it is not mounted."""
     allows_exec: Callable[..., bool]
     """Returns, given `accelerated`, whether people may run commands in the containers (ECS Exec)."""
 

@@ -41,7 +41,7 @@ class Zone(Construct):
     """
 
     def __init__(self, vpc: ec2.Vpc, *, addresses: str, zone_id: str | None, index: int) -> None:
-        """Create the subnet. `addresses`: range of the VPC. `zone_id` None: use the region's zone at `index`."""
+        """Create the subnet. `addresses`: range of the VPC. Without `zone_id`, use the region's zone at `index`."""
         name = zone_id or f"zone-{index + 1}"
         super().__init__(vpc.stack, name)
         self._zone_id = zone_id

@@ -76,7 +76,7 @@ class StageQueue:
 
     queue: Queue
     team: str | None
-    """The team that has the queue for itself. None: teams share it."""
+    """The team whose jobs the queue takes, or None if teams share the queue."""
     retiring: str | None
     """Id of the pool if it is retiring."""
     row: InstanceType

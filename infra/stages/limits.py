@@ -177,7 +177,7 @@ UsdAMonth = Annotated[
     float,
     require(lambda value: value >= 0.01, "must be at least 0.01, not {}"),
     # JSON, and so a template, cannot represent infinity.
-    require(lambda value: value <= 1e9, "must be at most 1000000000 (None: no budget), not {}"),
+    require(lambda value: value <= 1e9, "must be at most 1000000000, not {} (without a budget, leave it out)"),
 ]
 Reclaims = Annotated[int, between(1, 10)]  # Batch allows at most ten attempts
 FailedJobs = Annotated[int, require(lambda value: value >= 1, "must be at least 1, not {}")]

@@ -25,7 +25,7 @@ class Team:
     capacity of 1.0. Only valid with `shares_instances=True`."""
     monthly_budget_usd: limits.UsdAMonth | None = None
     """Monthly budget of the team in US dollars. At 80 %, alerts are sent. At 100 %, the team's waiting jobs are
-    cancelled and new ones refused until the month ends. None: only the stage's budget applies."""
+    cancelled and new ones refused until the month ends. By default, only the stage's budget applies."""
     huggingface_token: bool = False
     """Create a secret for the team's Hugging Face token, which its jobs receive as HF_TOKEN. Jobs do not start until
     someone puts a token into the secret."""
@@ -34,8 +34,8 @@ class Team:
     MLFLOW_TRACKING_TOKEN, …). The secret is a JSON object with these names as keys. Jobs do not start until it has a
     value for every name."""
     member_principals: tuple[limits.MemberPrincipal, ...] = ()
-    """ARNs of IAM users or roles that may assume the team's role, which submits jobs and reads their results. Empty:
-    the team gets no role, and people submit with their own permissions."""
+    """ARNs of IAM users or roles that may assume the team's role, which submits jobs and reads their results.
+    Without them, the team gets no role, and people submit with their own permissions."""
     shares_instances: bool = False
     """Run this team's jobs on the same instances as those of every other team that sets this. These teams share one
     security group, one instance role, and the stage's limits (`max_nodes` and the other `max_…_nodes`).
@@ -68,11 +68,11 @@ class Pool:
     instance_type: str
     """A row of jobs/core/instance_types.json."""
     release: str | None = None
-    """A row of images/releases.toml. None: the default release in that file."""
+    """A row of images/releases.toml. Defaults to that file's default release."""
     machine_image: limits.MachineImage | None = None
     """AMI of the pool's instances; see `Stage.machine_image`."""
     root_device_name: limits.DeviceName | None = None
-    """Root device of a custom AMI; see `Stage.root_device_name`. None: the stage's."""
+    """Root device of a custom AMI; see `Stage.root_device_name`. Defaults to the stage's."""
     capacity_reservation: CapacityReservation | None = None
     """Reserved capacity of the pool; see `Stage.capacity_reservation`."""
 
@@ -141,12 +141,12 @@ class GitHub:
     repository: limits.Repository
     """The repository: `owner/name`."""
     environment: limits.GitHubEnvironment | None = None
-    """GitHub environment that may deploy; its protection rules guard the stage. None: `branch` may deploy."""
+    """GitHub environment that may deploy; its protection rules guard the stage. Without it, `branch` may deploy."""
     branch: limits.Branch = "main"
-    """Branch that may deploy if `environment` is None, without `refs/heads/`."""
+    """Branch that may deploy if `environment` is not set, without `refs/heads/`."""
     oidc_provider_arn: limits.OidcProvider | None = None
-    """The account's OIDC provider for token.actions.githubusercontent.com; an account can have only one. None: the
-    stage creates it."""
+    """The account's OIDC provider for token.actions.githubusercontent.com; an account can have only one. By
+    default, the stage creates it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +160,9 @@ class Stage:
     teams: tuple[Team, ...]
     """The teams that submit jobs: at least one."""
     account: limits.Account | None = None
-    """12-digit account id. None: the account of the credentials at deploy time."""
+    """12-digit account id. Defaults to the account of the credentials at deploy time."""
     region: limits.Region | None = None
-    """AWS region. None: the CDK CLI's region. dl1.24xlarge is (or was) offered only in us-east-1 and us-west-2."""
+    """AWS region. Defaults to the CDK CLI's region. EC2 has offered dl1.24xlarge only in us-east-1 and us-west-2."""
 
     bootstrap_qualifier: limits.Qualifier = "hnb659fds"
     """Qualifier of the CDK bootstrap that deploys the stacks (`cdk bootstrap --qualifier`). Default: the CDK's own."""
@@ -173,10 +173,10 @@ class Stage:
     cpu_instance_type: str = "m6i.4xlarge"
     """Instance type of corpus and tokenizer jobs: a row of jobs/core/instance_types.json without an accelerator."""
     release: str | None = None
-    """Software release of driver and images: a row of images/releases.toml. None: the default release in that file."""
+    """Software release of driver and images: a row of images/releases.toml. Defaults to that file's default release."""
     image_tag: limits.ImageTag | None = None
     """Tag of the images that jobs run, as made by `trainyard images push`: set it to pin a version or to roll back.
-    None: the latest push for the release."""
+    Defaults to the latest push for the release."""
     retiring: tuple[Pool, ...] = ()
     """Pools that the stage used before. They and their queues stay, so that jobs already submitted to them can
     finish."""
@@ -184,7 +184,7 @@ class Stage:
     """AMI of the accelerator instances: an id, or `ssm:` and the name of a parameter that holds one, which is read at
     every deployment.
 
-    None: on Gaudi, the stage builds an AMI with the driver of `release`; other accelerators use the AMI that AWS
+    By default, on Gaudi, the stage builds an AMI with the driver of `release`; other accelerators use the AMI that AWS
     recommends for ECS at deploy time. A custom AMI must have the driver of `release`, habana-container-runtime as
     Docker's default runtime, and the ECS agent.
     """
@@ -198,8 +198,8 @@ class Stage:
     commands_in_jobs: bool | None = None
     """Let team members run commands as root in their running jobs (`trainyard exec`).
 
-    None: allowed, except on a custom `machine_image`, because ECS starts such a job only if the AMI has what ECS Exec
-    needs. AWS's ECS AMIs and those that the stage builds have it. True: the custom AMI has it as well.
+    By default they may, except on a custom `machine_image`, because ECS starts such a job only if the AMI has what ECS
+    Exec needs. AWS's ECS AMIs and those that the stage builds have it. Set True if your AMI has it as well.
     """
     root_volume_gib: limits.VolumeGib = 500
     """Root volume of accelerator instances, in GiB. It holds the job image and what jobs write outside S3."""
@@ -212,26 +212,26 @@ class Stage:
     it by one instance."""
     max_on_demand_nodes: limits.Nodes = 0
     """Maximum number of On-Demand accelerator instances per team: for jobs that find no Spot capacity, were reclaimed
-    too often, or ask for On-Demand in their spec. 0: no On-Demand capacity."""
+    too often, or ask for On-Demand in their spec. With 0, the stage has no On-Demand capacity."""
     max_multinode_nodes: limits.Nodes = 0
-    """Maximum number of On-Demand instances per team for multi-node jobs whose nodes start together, side by side. 0:
-    no such jobs; multi-node jobs on Spot count towards `max_nodes` instead."""
+    """Maximum number of On-Demand instances per team for multi-node jobs whose nodes start together, side by side. With
+    0, there are no such jobs; multi-node jobs on Spot count towards `max_nodes` instead."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
     """Maximum number of CPU instances per team (together for teams that share instances)."""
     capacity_reservation: CapacityReservation | None = None
-    """Reserved capacity for On-Demand instances. When it is used up, jobs wait. None: On-Demand instances take any
-    capacity that EC2 has."""
+    """Reserved capacity for On-Demand instances. When it is used up, jobs wait. By default, On-Demand instances
+    take any capacity that EC2 has."""
     reclaims_before_on_demand: limits.Reclaims = 3
     """Number of Spot reclaims after which a job moves to On-Demand, if the stage has On-Demand capacity."""
     spot_wait_hours: limits.SpotWaitHours | None = None
     """Hours, up to 24, that a job may wait for capacity at the head of the Spot queue before it moves to On-Demand, or
     is cancelled if the stage has no On-Demand capacity. With this setting, the Spot queue does not fall back to
-    On-Demand instances by itself. None: a job starts On-Demand as soon as Batch finds no Spot capacity; without
-    On-Demand capacity, it waits."""
+    On-Demand instances by itself. Without this setting, a job starts On-Demand as soon as Batch finds no Spot capacity;
+    if the stage has no On-Demand capacity, the job waits."""
 
     # Network
     vpc: ExistingVpc | None = None
-    """An existing VPC to use. None: the stage creates its own."""
+    """An existing VPC to use. By default, the stage creates a VPC."""
     vpc_cidr: limits.VpcCidr = "10.0.0.0/16"
     """Address range of the VPC that the stage creates: a private /16. Choose it before the first deployment, and
     differently from the VPCs it may be connected to."""
@@ -239,16 +239,17 @@ class Stage:
     """Zones of the subnets, all in the stage's region, by id (`use1-az2`). Unlike a zone's letter, its id means the
     same zone in every account.
 
-    Empty: the zones of `region` that are known to offer the instance type; if none is known, or `region` is None, the
-    region's first two. `python -m infra.preflight` checks with EC2 which zones offer the type.
+    By default, these are the zones of `region` that are known to offer the instance type. If no zone is known, or
+    `region` is not set, they are the region's first two. `python -m infra.preflight` checks with EC2 which zones offer
+    the type.
     """
     nat_gateways: int = 1
     """Number of NAT gateways, at most one per zone. 0 saves their hourly price, but jobs then reach AWS only, through
     VPC endpoints (also priced by the hour): no hf:// sources, and no AMI builds, so a Gaudi stage needs a
     `machine_image`."""
     interface_endpoints: bool | None = None
-    """Create VPC endpoints for the AWS services that instances and jobs call. None: only if the stage's own VPC has no
-    NAT."""
+    """Create VPC endpoints for the AWS services that instances and jobs call. By default, only a VPC that the stage
+    creates without NAT gets them."""
 
     # Storage
     own_kms_key: bool = False
@@ -259,7 +260,7 @@ class Stage:
     """
     fsx_gib: limits.FsxGib = 0
     """Size in GiB of an FSx for Lustre file system that shows `shared/` of the data bucket to accelerated jobs: 1200,
-    or a multiple of 2400. 0: no file system."""
+    or a multiple of 2400. With 0, there is no file system."""
     checkpoint_retention_days: limits.RetentionDays = 30
     """Days after which checkpoints are deleted; a run that has not resumed by then starts from the beginning. Models
     are kept. Caches for later attempts (packages of scripts, HPU recipes) expire at the same age and are rebuilt when
@@ -272,13 +273,13 @@ class Stage:
     # Organisation
     monthly_budget_usd: limits.UsdAMonth | None = None
     """Monthly budget of the stage in US dollars. At 80 %, alerts are sent. At 100 %, no instance starts until the month
-    ends. None: no budget."""
+    ends. By default, the stage has no budget."""
     alerts: Alerts = Alerts()
     """Who is notified, and when."""
     deploy_from: GitHub | None = None
-    """GitHub repository that may deploy, in addition to people with their own permissions. None: no repository."""
+    """GitHub repository that may deploy, in addition to people with their own permissions. Default: none."""
     permissions_boundary: limits.PolicyName | None = None
-    """Name of an existing managed policy that every role must have as its boundary. None: the stage creates one."""
+    """Name of an existing managed policy that every role must have as its boundary. Default: the stage creates one."""
     termination_protection: bool = False
     """Make CloudFormation refuse to delete the stage's stacks."""
 

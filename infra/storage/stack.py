@@ -78,7 +78,7 @@ class SharedFileSystem(Construct):
         """Create the file system in `subnet`, with its servers in the group `servers`, for instances in the group
         `jobs`.
 
-        `key` None: encrypt with AWS's key for FSx.
+        Without `key`, AWS's key for FSx encrypts the file system.
         """
         super().__init__(scope, name)
         self.resource = fsx.CfnFileSystem(

@@ -30,7 +30,7 @@ class SecretKind:
     variables: tuple[str, ...]
     """Environment variables that jobs get from the secret."""
     is_json: bool
-    """True: the secret is a JSON object with a key per variable. False: it is the value of its only variable."""
+    """Whether the secret is a JSON object with a key per variable. Otherwise, it is the value of its only variable."""
 
     def value_from(self, variable: str, arn: str) -> str:
         """Return the reference to a variable's value for a job definition (ECS `valueFrom`)."""
@@ -88,7 +88,7 @@ class TeamSecret(secretsmanager.CfnSecret):
         if key is None:
             acknowledge(
                 self,
-                "The stage has no key of its own; AWS's key for Secrets Manager encrypts the secret at no charge",
+                "The stage has no KMS key; AWS's key for Secrets Manager encrypts the secret at no charge",
                 "NIST.800.53.R5-SecretsManagerUsingKMSKey",
             )
 

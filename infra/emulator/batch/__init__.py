@@ -59,7 +59,7 @@ def reclaim(job_id: str) -> bool:
 
 
 def exec_target(job_id: str) -> Mapping[str, Any] | None:
-    """Return how to run a command in the container of a job, child or node. None: not running, or not allowed."""
+    """Return how to run a command in the container of a job, child or node; None if it does not run or forbids it."""
     found = _find(job_id)
     return found[0].scheduler.exec_target(found[1]) if found else None
 

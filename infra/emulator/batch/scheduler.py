@@ -41,7 +41,7 @@ MINIMUM_USE_SECONDS = 60.0
 
 @dataclass(kw_only=True)
 class Usage:
-    """vCPUs that a share used from `started` to `stopped` (None: until now), in seconds of one clock."""
+    """vCPUs that a share used from `started` to `stopped` (None while the job runs), in seconds of one clock."""
 
     share: str
     vcpus: float
@@ -123,7 +123,7 @@ class Scheduler:
             return attempt is not None and attempt.reclaim(job)
 
     def exec_target(self, job: Job) -> Mapping[str, Any] | None:
-        """Return how to run a command in a job's container. None: not running, or not allowed."""
+        """Return how to run a command in a job's container; None if it does not run or forbids it."""
         with self.lock:
             attempt = self._attempt_of(job)
             return attempt.exec_target(job) if attempt is not None else None

@@ -46,7 +46,7 @@ class Tagging:
     resource: str = "ResourceArn"
     """The parameter that names the resource."""
     attribute: str = ""
-    """The attribute with the value of `resource`. Empty: Ref."""
+    """The attribute with the value of `resource`; if empty, Ref has it."""
 
 
 class ResourceType(ABC):
@@ -55,9 +55,9 @@ class ResourceType(ABC):
     service: str
     """Its name in boto3."""
     name_property: str = ""
-    """The property with the physical name. Empty: the service generates an id."""
+    """The property with the physical name; empty if the service generates an id."""
     tagging: Tagging | None = None
-    """None: tags are ordinary properties."""
+    """How tags change. If it is None, tags are ordinary properties."""
 
     @abstractmethod
     def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:
@@ -143,7 +143,7 @@ class Row(ResourceType):
     """The operation that changes a resource; `create_by` if that operation overwrites."""
     name_property: str = ""
     ref: str = ""
-    """Path of the id in the answer. Empty: the name is the id, or the properties in `ids` are."""
+    """Path of the id in the answer. If empty, the name or the properties in `ids` are the id."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Names for Fn::GetAtt, and their paths in the answer. `:…` is the end of an ARN, with {name}."""
     ignored: frozenset[str] = frozenset()

@@ -102,7 +102,8 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
         return Report(
             reclaimed=True,
             text=f"{subject} lost {its_instance} to a Spot reclaim, for the {_ordinal(lost)} time; it waits for "
-            f"another one and resumes from its newest checkpoint. Next: trainyard status {run} --stage {rules.stage}",
+            f"another instance and resumes from its newest checkpoint. "
+            f"Next: trainyard status {run} --stage {rules.stage}",
         )
     return Report(reclaimed=reclaimed)
 

@@ -39,7 +39,7 @@ class Budget:
     """The budget of the stage or of a team."""
 
     team: str | None
-    """None: the stage."""
+    """The team, or None for the stage's budget."""
     limit_usd: float
     topic: str
     """ARN of the topic to which the budget publishes at 100 %."""

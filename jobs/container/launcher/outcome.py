@@ -58,7 +58,7 @@ class Failure(NamedTuple):
     """How one rank failed."""
 
     code: int
-    """The exit code. Below 0: the signal that ended the rank."""
+    """The exit code. A negative code is the signal that ended the rank."""
     time: int
     message: str
     is_explained: bool

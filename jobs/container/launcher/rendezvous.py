@@ -1,6 +1,6 @@
 """The rendezvous of Spot nodes: children of an array job that meet on S3 and train as one job of several nodes.
 
-AWS Batch runs multi-node jobs On-Demand only. Here Batch starts, reclaims and retries each node as a job of its own.
+AWS Batch runs multi-node jobs On-Demand only. Here Batch starts, reclaims and retries each node as a separate job.
 The nodes wait for each other (jobs.container.launcher.rendezvous_folder) until all have arrived, or until fewer may
 start. The first of them becomes the main node; from then on everything works as in Batch's multi-node jobs. When a node
 is reclaimed, all nodes save, exit with 75, and meet again in their next attempts.
@@ -244,7 +244,7 @@ class Rendezvous:
 class LatecomerWatch:
     """The main node's watch for late nodes while the ranks run. A context manager.
 
-    Each look is also the main node's heartbeat. Without it, late nodes would start a meeting of their own, and the
+    Each look is also the main node's heartbeat. Without it, late nodes would start a separate meeting, and the
     other nodes would stop waiting for the main node's decision.
     """
 

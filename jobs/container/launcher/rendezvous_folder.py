@@ -186,7 +186,7 @@ class RendezvousFolder:
         )
 
     def propose(self, meeting: Meeting) -> None:
-        """Propose a meeting. The next look shows whether S3 kept it or another one with the same number."""
+        """Propose a meeting. The next look shows whether S3 kept it or another proposal with the same number."""
         place = self._folder / f"meeting-{meeting.number}.json"
         object_store.create(self._s3, place, meeting.model_dump_json().encode())
 

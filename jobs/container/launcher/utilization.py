@@ -91,7 +91,7 @@ class Utilization:
         interval_seconds: float = INTERVAL_SECONDS,
         limit_seconds: float = 0.0,
     ) -> None:
-        """`limit_seconds` is the idle limit, which shortens the sampling interval if it is small. 0: no limit."""
+        """`limit_seconds` is the idle limit, or 0 for none. A small limit shortens the sampling interval."""
         self.other_nodes: Callable[[], Iterable[NodeUse]] = tuple
         """Returns the latest reports of the other nodes. The record is the mean over all nodes."""
         self._sample = _sensor(accelerator)

@@ -221,7 +221,7 @@ class ShutdownWatch:
     def _ask_to_stop(self, reason: str, deadline: float, *, by: float | None = None) -> None:
         """Ask the ranks to stop, and end them at `deadline`. The first reason and the earliest deadline count.
 
-        `by`: until when they may train, in seconds since the epoch. None: save and stop at once.
+        `by`: until when they may train, in seconds since the epoch. Without it, they save and stop at once.
         """
         self._deadline = min(deadline, self._deadline or deadline)
         if self.reason is None:

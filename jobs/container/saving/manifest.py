@@ -164,7 +164,7 @@ def upload(
 
 
 class SupersededError(TrainyardError):
-    """This attempt is no longer the newest of its run: another one has taken over."""
+    """This attempt is no longer the newest of its run: a newer attempt has taken over."""
 
 
 def check_newest(s3: "S3Client", run: S3Location, attempt: int | None) -> None:

@@ -57,9 +57,9 @@ class Measured:
     """Times measured in this run, in seconds."""
 
     save: float = 0.0
-    """Duration of the last save, until its checkpoint was complete. 0: no save has completed."""
+    """Seconds that the last save took until its checkpoint was complete, or 0 if none has completed."""
     under_way: float = 0.0
-    """Time since the save in progress began. 0: no save is in progress."""
+    """Seconds since the save in progress began, or 0 if none is in progress."""
     step: float = 0.0
     """Duration of the longest of the most recent steps, or of the most recent evaluation batches."""
 
@@ -250,7 +250,8 @@ class _Agreement:
         self._at_cleared: _Decision | None = None
         self._message_at = time.monotonic()
         self._passed_at: float | None = None
-        """None: the first boundary of a stretch comes late, after the start or after the other kind of boundary."""
+        """Time of the previous boundary. None at the start of a stretch, whose first boundary is late: it follows the
+        start, or a boundary of the other kind."""
         self._message_boundary = 0
         self._newest_seconds: deque[float] = deque(maxlen=_NEWEST)
 

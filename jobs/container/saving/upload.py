@@ -90,7 +90,7 @@ class CheckpointUploads(Callback):
 
     @property
     def under_way_seconds(self) -> float:
-        """Time since the save in progress began. 0: no save is in progress."""
+        """Seconds since the save in progress began, or 0 if none is in progress."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 

@@ -35,13 +35,13 @@ INSTALL_SECONDS = 240
 def chosen_release() -> str | None:
     """Return the release for the tests.
 
-    None: jobs run in the tests' own environment, and with the default row's optimum-habana.
+    If it is None, jobs run in the tests' environment, with the default row's optimum-habana.
     """
     return os.environ.get(RELEASE_VARIABLE)
 
 
 def python_of(name: str, release_name: str | None) -> Path:
-    """Return an interpreter with the packages of an image for a release (None: the default release)."""
+    """Return an interpreter with the packages of an image for `release`, or for the default release if it is None."""
     row = release(release_name)
     versions = locked(image(name), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, cast
 
 # moto's jsonschema loads a grammar of IRIs if it is installed, in two seconds. The server prevents that, but later.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # imports of it fail
 
 from infra.emulator import __main__, batch  # noqa: E402 - after that
 from infra.emulator.containers import process_executor  # noqa: E402

@@ -120,7 +120,7 @@ def test_notice_in_the_first_step_saves_it_and_again_at_the_end(
     notice = metadata.give_notice(20)
     launched.wait_for_line(f"{notice}: the training saves, continues, saves again and stops, within ")
     rank.resume()
-    # THEN that step is saved, and another one shortly before the end
+    # THEN that step is saved, and another step shortly before the end
     launched.wait_for_line(f"{notice}: saving step {held.step + 1}, and training on")
     assert launched.wait() == 75
     later = saved_step(launched, notice)

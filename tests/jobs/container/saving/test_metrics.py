@@ -83,7 +83,7 @@ def test_throughput_excludes_compilation_of_each_width(clock: Any, tmp_path: Pat
     for step, width in enumerate((64, 64, 64, 96, 64, 128, 96, 128, 128, 96, 64), start=1):
         taken[width] += 1
         heartbeats.batch("training", {"input_ids": torch.zeros(16, width)})
-        heartbeats.batch("evaluating", {"input_ids": torch.zeros(8, width)})  # evaluations have shapes of their own
+        heartbeats.batch("evaluating", {"input_ids": torch.zeros(8, width)})  # evaluations have different shapes
         clock.now += 25 if taken[width] <= 2 else 2
         watched.on_step_end(None, TrainerState(global_step=step, max_steps=30), None)
     assert watched.throughput == Throughput(train_seconds=6 * 25 + 5 * 2, timed_seconds=5 * 2, timed_samples=5 * 16)
