@@ -21,6 +21,7 @@ from jobs.cli import tables
 from jobs.cli.tables import stderr, stdout
 from jobs.cli.terminal import print_text
 from jobs.core.errors import Detached
+from jobs.core.output import LAST_LINE
 from jobs.core.output import Progress as ProgressLine
 from jobs.core.records import Receipt
 from jobs.core.retries import EXITED_REASON
@@ -43,7 +44,7 @@ class Repeats:
     They help in CloudWatch. A person who has just read them does not need them twice.
     """
 
-    _REPEAT = re.compile(r"rank (?P<rank>\d+) of node \d+ wrote last: (?P<line>.*)", re.DOTALL)
+    _REPEAT = re.compile(LAST_LINE.format(rank=r"(?P<rank>\d+)", node=r"\d+", line="(?P<line>.*)"), re.DOTALL)
 
     def __init__(self) -> None:
         self._seen: deque[str] = deque(maxlen=_REMEMBERED_LINES)

@@ -1,7 +1,7 @@
 """What programs write to standard output, and the log lines that machines read.
 
-If standard output is closed or full, the program exits with a one-sentence error. A job's log has two kinds of lines
-for machines: progress, and how busy the accelerators are.
+If standard output is closed or full, the program exits with a one-sentence error. A job's log has three kinds of lines
+for machines: progress, how busy the accelerators are, and the last lines of a failed rank.
 """
 
 import errno
@@ -76,6 +76,10 @@ TIME_LEFT_SUFFIX = " left"
 def is_utilization_line(line: str) -> bool:
     """Return whether a log line feeds CloudWatch's metric and is not meant for people."""
     return line.startswith(f'{{"{UTILIZATION_KEY}"')
+
+
+LAST_LINE = "rank {rank} of node {node} wrote last: {line}"
+"""A line that the launcher repeats after a failure: one of the last that the failed rank printed."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from typing_extensions import Self
 
 from jobs.container.launcher.request import Node
+from jobs.core.output import LAST_LINE
 
 _LAST_LINES = 10
 
@@ -103,7 +104,7 @@ class RankLines:
         first = self._node.index * self._nproc_per_node
         here = [rank for rank in ranks if first <= rank < first + self._nproc_per_node]
         return tuple(
-            f"rank {rank} of node {self._node.index} wrote last: {line}"
+            LAST_LINE.format(rank=rank, node=self._node.index, line=line)
             for rank in here
             for line in self.kept(rank)[-_LAST_LINES:]
         )
