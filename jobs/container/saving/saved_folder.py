@@ -1,20 +1,23 @@
 """A local folder kept on S3: changes are uploaded, and all files are restored on the next machine.
 
 `output-listing.json` beside the folder `output/` on S3 records what S3 cannot store: links and modification times.
+`CheckpointLinks` does the same for links beside a script's checkpoints.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
+from jobs.container.saving.script_complete import is_unfinished
 from jobs.core.errors import TrainyardError
-from jobs.core.folder_listing import Listing, contents, listing_of, make_links, set_times, shown_name
+from jobs.core.folder_listing import Listing, contents, inner_target, listing_of, make_links, set_times, shown_name
 from jobs.core.locations import S3Location
-from jobs.core.run import LISTING_SUFFIX
+from jobs.core.run import CHECKPOINT_LINKS, CHECKPOINT_TAG, LISTING_SUFFIX
 from jobs.core.words import counted
 
 if TYPE_CHECKING:
@@ -157,3 +160,62 @@ class SavedFolder:
         except ValidationError:
             log.warning("warning: %s is damaged: links and times of its files are not restored", self._listing_place)
             return Listing()
+
+
+class CheckpointLinks:
+    """The links right below a script's folder of checkpoints (`last.ckpt`, `latest`), kept in `checkpoints/links.json`.
+
+    A link is kept as it was when its target was on S3.
+    """
+
+    def __init__(self, s3: "S3Client", remote: S3Location, folder: Path, skipped: SkippedFiles) -> None:
+        """`folder` contains `checkpoints/`; `remote` is the run's `checkpoints/`."""
+        self._s3 = s3
+        self._place = remote / CHECKPOINT_LINKS
+        self._folder = folder
+        self._root = folder / "checkpoints"
+        self._skipped = skipped
+        self._links: dict[str, str] = {}
+        """The links on S3."""
+
+    @property
+    def entries(self) -> set[str]:
+        """The checkpoints, `checkpoints/NAME`, to which links on S3 point."""
+        return {f"checkpoints/{target.partition('/')[0]}" for target in self._links.values()}
+
+    def upload(self, entries: Collection[str], *, check: Callable[[], None]) -> None:
+        """Upload changed links that point to one of `entries`, which are on S3. `check` is `check_newest`."""
+        links = {}
+        for path in sorted(self._root.iterdir()):
+            if not path.is_symlink() or is_unfinished(path.name):
+                continue
+            target = inner_target(self._root, path)
+            if target is None and path.exists():
+                self._skipped.warn({path.name: f"a link to {path.readlink()}"})
+            elif target is None or self._entry(path) not in entries:
+                target = self._links.get(path.name)
+            if target is not None:
+                links[path.name] = target
+        kept = listing_of(links, {}).links
+        if kept != self._links:
+            check()
+            content = Listing(links=kept).model_dump_json().encode()
+            object_store.write(self._s3, self._place, content, tag=CHECKPOINT_TAG)
+            self._links = kept
+
+    def restore(self) -> None:
+        """Recreate the links of earlier attempts."""
+        content = object_store.read(self._s3, self._place)
+        try:
+            links = {} if content is None else Listing.model_validate_json(content).links
+        except ValidationError:
+            log.warning("warning: %s is damaged: its links are not restored", self._place)
+            return
+        refused = make_links(self._root, links)
+        self._skipped.warn(refused)
+        self._links = {name: target for name, target in links.items() if name not in refused}
+
+    def _entry(self, link: Path) -> str:
+        """Return the checkpoint that a link finally leads to."""
+        found = os.path.relpath(os.path.realpath(link), os.path.realpath(self._folder))
+        return "/".join(found.split("/")[:2])

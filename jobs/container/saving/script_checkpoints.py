@@ -4,8 +4,8 @@ On S3 each is one of the run's `checkpoints/step-N/`. Its files keep their paths
 `checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes checkpoints beside its output. N is the number in a
 Trainer's folder name; other checkpoints are counted.
 
-A checkpoint's manifest records the links inside it and the times of its files. `CheckpointLinks` keeps links beside
-checkpoints.
+A checkpoint's manifest records the links inside it and the times of its files. Links beside checkpoints are
+kept by `saved_folder`.
 
 The newest complete version of each checkpoint in the script's folder is kept on S3, and so is the one before the
 newest, in case the newest is damaged. Checkpoints that the script removes are deleted.
@@ -17,12 +17,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.container.channel import RankStatus
@@ -39,14 +37,13 @@ from jobs.container.saving.manifest import (
     upload,
     warning_on_failure,
 )
-from jobs.container.saving.saved_folder import SkippedFiles
+from jobs.container.saving.saved_folder import CheckpointLinks, SkippedFiles
 from jobs.container.saving.script_complete import (
     MARKER,
     QUIET_SECONDS,
     CompleteCheckpoints,
     Script,
     State,
-    is_unfinished,
     pointed_to,
     shard_of_a_rank,
     state_of,
@@ -57,14 +54,13 @@ from jobs.core.folder_listing import (
     Contents,
     Listing,
     contents,
-    inner_target,
     listing_of,
     make_links,
     set_times,
     shown_name,
 )
 from jobs.core.locations import S3Location
-from jobs.core.run import CHECKPOINT_LINKS, CHECKPOINT_TAG, CHECKPOINTS
+from jobs.core.run import CHECKPOINT_TAG, CHECKPOINTS
 from jobs.core.words import size
 
 if TYPE_CHECKING:
@@ -133,65 +129,6 @@ def _number(name: str) -> tuple[str, int] | None:
     """Return the word and number in a checkpoint's name, as in `('step', 300)`, or None if there is none."""
     match = _COUNTED.search(name)
     return (match[1].lower(), int(match[2])) if match else None
-
-
-class CheckpointLinks:
-    """The links right below a script's folder of checkpoints (`last.ckpt`, `latest`), kept in `checkpoints/links.json`.
-
-    A link is kept as it was when its target was on S3.
-    """
-
-    def __init__(self, s3: "S3Client", remote: S3Location, folder: Path, skipped: SkippedFiles) -> None:
-        """`folder` contains `checkpoints/`; `remote` is the run's `checkpoints/`."""
-        self._s3 = s3
-        self._place = remote / CHECKPOINT_LINKS
-        self._folder = folder
-        self._root = folder / "checkpoints"
-        self._skipped = skipped
-        self._links: dict[str, str] = {}
-        """The links on S3."""
-
-    @property
-    def entries(self) -> set[str]:
-        """The checkpoints, `checkpoints/NAME`, to which links on S3 point."""
-        return {f"checkpoints/{target.partition('/')[0]}" for target in self._links.values()}
-
-    def upload(self, entries: Collection[str], *, check: Callable[[], None]) -> None:
-        """Upload changed links that point to one of `entries`, which are on S3. `check` is `check_newest`."""
-        links = {}
-        for path in sorted(self._root.iterdir()):
-            if not path.is_symlink() or is_unfinished(path.name):
-                continue
-            target = inner_target(self._root, path)
-            if target is None and path.exists():
-                self._skipped.warn({path.name: f"a link to {path.readlink()}"})
-            elif target is None or self._entry(path) not in entries:
-                target = self._links.get(path.name)
-            if target is not None:
-                links[path.name] = target
-        kept = listing_of(links, {}).links
-        if kept != self._links:
-            check()
-            content = Listing(links=kept).model_dump_json().encode()
-            object_store.write(self._s3, self._place, content, tag=CHECKPOINT_TAG)
-            self._links = kept
-
-    def restore(self) -> None:
-        """Recreate the links of earlier attempts."""
-        content = object_store.read(self._s3, self._place)
-        try:
-            links = {} if content is None else Listing.model_validate_json(content).links
-        except ValidationError:
-            log.warning("warning: %s is damaged: its links are not restored", self._place)
-            return
-        refused = make_links(self._root, links)
-        self._skipped.warn(refused)
-        self._links = {name: target for name, target in links.items() if name not in refused}
-
-    def _entry(self, link: Path) -> str:
-        """Return the checkpoint that a link finally leads to."""
-        found = os.path.relpath(os.path.realpath(link), os.path.realpath(self._folder))
-        return "/".join(found.split("/")[:2])
 
 
 class ShardedError(TrainyardError):
