@@ -1,6 +1,7 @@
 """Security group rules: the group of instances that run jobs, and the ports of Lustre."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from aws_cdk import CfnResource
 from aws_cdk import aws_ec2 as ec2
@@ -22,29 +23,15 @@ def job_security_group(scope: Construct, *, vpc: ec2.IVpc, workload: str = "jobs
         allow_all_outbound=False,
     )
     group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")
-    # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. These are bare resources,
-    # because the L2 drops the egress rule from a group that may reach everything, now or later.
-    reason = "Ranks on other instances, over TCP and EFA"
-    from_jobs = ec2.CfnSecurityGroupIngress(
-        scope,
-        "JobsFromJobs",
-        group_id=group.security_group_id,
-        source_security_group_id=group.security_group_id,
-        ip_protocol="-1",
-        description=reason,
+    # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. The L2 would drop the
+    # egress rule from a group that may reach everything, now or later.
+    _, from_jobs = _rules(
+        scope, {"Jobs": group.security_group_id}, "Jobs", "Jobs", "Ranks on other instances, over TCP and EFA"
     )
     acknowledge(
         from_jobs,
         "The rule admits only members of this group and no address; EFA requires a rule without ports",
         "NIST.800.53.R5-EC2RestrictedCommonPorts",
-    )
-    ec2.CfnSecurityGroupEgress(
-        scope,
-        "JobsToJobs",
-        group_id=group.security_group_id,
-        destination_security_group_id=group.security_group_id,
-        ip_protocol="-1",
-        description=reason,
     )
     return group
 
@@ -62,29 +49,43 @@ def lustre_rules(scope: Construct, groups: Mapping[str, str], pairs: Iterable[tu
 
     `groups` maps the names in `pairs` to security group ids.
     """
-    rules: list[CfnResource] = []
-    for source, destination in pairs:
-        for low, high in LUSTRE_PORTS:
-            rules += [
-                ec2.CfnSecurityGroupEgress(
-                    scope,
-                    f"{source}To{destination}{low}",
-                    group_id=groups[source],
-                    destination_security_group_id=groups[destination],
-                    ip_protocol="tcp",
-                    from_port=low,
-                    to_port=high,
-                    description="Lustre",
-                ),
-                ec2.CfnSecurityGroupIngress(
-                    scope,
-                    f"{destination}From{source}{low}",
-                    group_id=groups[destination],
-                    source_security_group_id=groups[source],
-                    ip_protocol="tcp",
-                    from_port=low,
-                    to_port=high,
-                    description="Lustre",
-                ),
-            ]
-    return rules
+    return [
+        rule
+        for source, destination in pairs
+        for ports in LUSTRE_PORTS
+        for rule in _rules(scope, groups, source, destination, "Lustre", tcp_ports=ports)
+    ]
+
+
+def _rules(
+    scope: Construct,
+    groups: Mapping[str, str],
+    source: str,
+    destination: str,
+    description: str,
+    *,
+    tcp_ports: tuple[int, int] | None = None,
+) -> tuple[CfnResource, CfnResource]:
+    """Create an egress rule of `source` and an ingress rule of `destination`, for `tcp_ports` or for all traffic."""
+    low, high = tcp_ports or (None, None)
+    traffic: dict[str, Any] = {
+        "ip_protocol": "tcp" if tcp_ports else "-1",
+        "from_port": low,
+        "to_port": high,
+        "description": description,
+    }
+    egress = ec2.CfnSecurityGroupEgress(
+        scope,
+        f"{source}To{destination}{low or ''}",
+        group_id=groups[source],
+        destination_security_group_id=groups[destination],
+        **traffic,
+    )
+    ingress = ec2.CfnSecurityGroupIngress(
+        scope,
+        f"{destination}From{source}{low or ''}",
+        group_id=groups[destination],
+        source_security_group_id=groups[source],
+        **traffic,
+    )
+    return egress, ingress
