@@ -12,6 +12,7 @@ Sources:
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,10 +79,16 @@ class Attempt(threading.Thread):
         self.failed_inside = False
         """Whether the emulator itself failed."""
         self._on_ended = on_ended
+        self._created = time.monotonic()
         self._lock = threading.Lock()
         self._tasks = {unit.id: Task(self, unit) for unit in job.nodes or [job]}
         self._main, *self._others = self._tasks.values()
         job.current = self._main.record
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the attempt has existed."""
+        return time.monotonic() - self._created
 
     def stop(self, reason: str, *, grace_seconds: float | None = None) -> None:
         """Stop all nodes with SIGTERM, then SIGKILL. Returns at once. DescribeJobs shows the first reason."""

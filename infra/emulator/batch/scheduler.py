@@ -10,9 +10,8 @@ first in, first out: a job that cannot be placed holds back the jobs behind it.
 import bisect
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from infra.emulator.batch.attempt import Attempt, Services
@@ -33,20 +32,8 @@ MAX_TASKS = 32
 """Tasks that run at the same time on this machine, each with a process and three threads. Others wait, as they would
 for an instance."""
 _SHUTDOWN_SECONDS = 20
-DEFAULT_WINDOW_SECONDS = 600.0
-"""The meaning of shareDecaySeconds = 0."""
 MINIMUM_USE_SECONDS = 60.0
 """Minimum usage of a running job, so that one share does not get all capacity in a single dispatch."""
-
-
-@dataclass(kw_only=True)
-class Usage:
-    """vCPUs that a share used from `started` to `stopped` (None while the job runs), in seconds of one clock."""
-
-    share: str
-    vcpus: float
-    started: float
-    stopped: float | None = None
 
 
 class Scheduler:
@@ -70,8 +57,8 @@ class Scheduler:
         self._runnable: dict[str, list[Job]] = {}
         """By ARN of the queue, in order of submission."""
         self._attempts: dict[str, Attempt] = {}
-        self._usages: dict[str, dict[str, Usage]] = {}
-        """Recent usage of queues with a scheduling policy, by ARN of the queue, then by job and attempt."""
+        self._used: defaultdict[tuple[str, str], float] = defaultdict(float)
+        """vCPU seconds of ended attempts, by ARN of the queue and share."""
         self._ended: deque[Job] = deque()
         """Jobs whose end has not been followed up yet."""
         self._on_blocked = on_blocked
@@ -214,16 +201,11 @@ class Scheduler:
         """Return the sort key for jobs of a queue with fair share; the smallest starts first."""
         assert queue.scheduling_policy_arn is not None  # noqa: S101 - narrows the type
         policy = self._policy(queue.scheduling_policy_arn)
-        now = time.monotonic()
-        recent = self._usages.setdefault(queue.arn, {})
-        for key in [key for key, usage in recent.items() if is_expired(policy, usage, now)]:
-            del recent[key]
-        usage_of = {
-            share: weighted_usage(policy, recent.values(), share, now)
-            for share in {job.submission.share_identifier or "" for job in self._runnable.get(queue.arn, [])}
-        }
+        used = self._used.copy()
+        for attempt in self._attempts.values():
+            used[_share(attempt.job)] += attempt.job.submission.vcpus * max(attempt.seconds, MINIMUM_USE_SECONDS)
         return lambda job: (
-            usage_of[job.submission.share_identifier or ""],
+            used[_share(job)] * weight_factor(policy, job.submission.share_identifier or ""),
             -(job.submission.scheduling_priority or 0),
             job.sequence,
         )
@@ -243,10 +225,6 @@ class Scheduler:
         number = len(job.attempts) + 1
         self._runnable[job.submission.queue.arn].remove(job)
         environment.used_vcpus += job.submission.vcpus
-        if job.submission.queue.scheduling_policy_arn is not None:
-            self._usages.setdefault(job.submission.queue.arn, {})[f"{job.id} {number}"] = Usage(
-                share=job.submission.share_identifier or "", vcpus=job.submission.vcpus, started=time.monotonic()
-            )
         attempt = Attempt(
             job,
             number,
@@ -287,9 +265,7 @@ class Scheduler:
         with self.lock:
             del self._attempts[job.id]
             attempt.environment.used_vcpus -= job.submission.vcpus
-            usage = self._usages.get(job.submission.queue.arn, {}).get(f"{job.id} {attempt.number}")
-            if usage is not None:
-                usage.stopped = time.monotonic()
+            self._used[_share(job)] += job.submission.vcpus * attempt.seconds
             if job.current is not None:
                 job.attempts.append(job.current)
                 job.current = None
@@ -380,8 +356,12 @@ def _blocking_reason(job: Job) -> str | None:
 
 
 # Fair share. Source: AWS Batch user guide, "Use share identifiers to identify workloads": the scheduler weighs each
-# share's usage as T * weightFactor, T being vCPUs over time, and picks from the share with the least. How usage decays
-# within shareDecaySeconds is not published; here the decay is linear.
+# share's usage as T * weightFactor, T being vCPUs over time, and picks from the share with the least. Here usage never
+# decays: shareDecaySeconds has no effect.
+
+
+def _share(job: Job) -> tuple[str, str]:
+    return job.submission.queue.arn, job.submission.share_identifier or ""
 
 
 def weight_factor(policy: Mapping[str, Any], share: str) -> float:
@@ -391,25 +371,3 @@ def weight_factor(policy: Mapping[str, Any], share: str) -> float:
         if name == share or (name.endswith("*") and share.startswith(name[:-1])):
             return float(entry.get("weightFactor", 1.0))
     return 1.0
-
-
-def weighted_usage(policy: Mapping[str, Any], usages: Iterable[Usage], share: str, now: float) -> float:
-    """Return a share's vCPU seconds within the window of the policy, recent ones counting more, times its weight."""
-    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
-    total = sum(usage.vcpus * _faded_seconds(usage, now, window) for usage in usages if usage.share == share)
-    return total * weight_factor(policy, share)
-
-
-def is_expired(policy: Mapping[str, Any], usage: Usage, now: float) -> bool:
-    """Return whether a usage ended before the window."""
-    window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
-    return usage.stopped is not None and usage.stopped < now - window
-
-
-def _faded_seconds(usage: Usage, now: float, window: float) -> float:
-    """Return the integral of a weight that falls from 1 now to 0 at the start of the window."""
-    end = now if usage.stopped is None else usage.stopped
-    age_from = min(window, now - usage.started)
-    age_to = min(window, now - end)
-    faded = (age_from - age_to) - (age_from**2 - age_to**2) / (2 * window)
-    return max(faded, MINIMUM_USE_SECONDS) if usage.stopped is None else faded

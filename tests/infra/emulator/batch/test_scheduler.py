@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.emulator.batch.scheduler import MINIMUM_USE_SECONDS, Usage, is_expired, weight_factor, weighted_usage
+from infra.emulator.batch.scheduler import weight_factor
 from tests.support.emulator.batch_calls import Batch
 
 
@@ -198,15 +197,6 @@ POLICY = {
         {"shareIdentifier": "guest*", "weightFactor": 4.0},
     ],
 }
-NOW = 10_000.0
-
-
-def used(*, from_age: float, to_age: float | None, vcpus: float = 10, share: str = "product") -> Usage:
-    return Usage(share=share, vcpus=vcpus, started=NOW - from_age, stopped=None if to_age is None else NOW - to_age)
-
-
-def weigh(*usages: Usage, share: str = "product") -> float:
-    return weighted_usage(POLICY, usages, share, NOW)
 
 
 @pytest.mark.parametrize(
@@ -214,21 +204,3 @@ def weigh(*usages: Usage, share: str = "product") -> float:
 )
 def test_weight_of_a_share(share: str, weight: float) -> None:
     assert weight_factor(POLICY, share) == weight
-
-
-def test_recent_usage_counts_more() -> None:
-    recent, old = used(from_age=100, to_age=0), used(from_age=900, to_age=800)
-    assert weigh(recent) == pytest.approx(10 * 95)
-    assert weigh(old) == pytest.approx(10 * 15)
-    assert weigh(replace(recent, share="research"), share="research") == pytest.approx(weigh(recent) / 2)
-    assert weigh(used(from_age=0, to_age=None)) == 10 * MINIMUM_USE_SECONDS  # just started
-
-
-def test_usage_before_the_window_does_not_count() -> None:
-    usage = used(from_age=3000, to_age=1001)
-    assert weigh(usage) == 0
-    assert is_expired(POLICY, usage, NOW)
-    assert not is_expired(POLICY, used(from_age=3000, to_age=None), NOW)
-    # A decay of 0 means ten minutes.
-    ages = [is_expired({"shareDecaySeconds": 0}, used(from_age=700, to_age=age), NOW) for age in (599, 601)]
-    assert ages == [False, True]
