@@ -139,6 +139,23 @@ def _switch(operation: str, name: str, *, default: bool) -> Any:
     return change
 
 
+def _batch(kind: str, **more: Any) -> Row:
+    """Return the row of a type of Batch that must be disabled before it can be deleted."""
+    arn = f"{kind[0].lower()}{kind[1:]}Arn"
+    return Row(
+        service="batch",
+        name_property=f"{kind}Name",
+        create_by=f"Create{kind}",
+        ref=arn,
+        attributes={f"{kind}Arn": arn},
+        update_by=f"Update{kind}",
+        ids=(kind,),
+        disable={"State": "DISABLED"},
+        tagging=Tagging(),
+        **more,
+    )
+
+
 class JobDefinition(Row):
     """AWS::Batch::JobDefinition; each change registers a revision, which is part of Ref."""
 
@@ -190,18 +207,10 @@ class Image(Immutable):
 
 
 TYPES |= {
-    "AWS::Batch::ComputeEnvironment": Row(
-        service="batch",
-        name_property="ComputeEnvironmentName",
-        create_by="CreateComputeEnvironment",
-        ref="computeEnvironmentArn",
-        attributes={"ComputeEnvironmentArn": "computeEnvironmentArn"},
-        update_by="UpdateComputeEnvironment",
-        ids=("ComputeEnvironment",),
+    "AWS::Batch::ComputeEnvironment": _batch(
+        "ComputeEnvironment",
         ignored=frozenset({"ReplaceComputeEnvironment"}),
         setters={"UpdatePolicy": lambda policy: ("UpdateComputeEnvironment", {"UpdatePolicy": policy})},
-        disable={"State": "DISABLED"},
-        tagging=Tagging(),
     ),
     "AWS::Batch::JobDefinition": JobDefinition(
         service="batch",
@@ -213,18 +222,7 @@ TYPES |= {
         ignored=frozenset({"ResourceRetentionPolicy"}),
         delete_by="DeregisterJobDefinition",
     ),
-    "AWS::Batch::JobQueue": Row(
-        service="batch",
-        name_property="JobQueueName",
-        create_by="CreateJobQueue",
-        ref="jobQueueArn",
-        attributes={"JobQueueArn": "jobQueueArn"},
-        update_by="UpdateJobQueue",
-        reset_values={"JobStateTimeLimitActions": []},
-        ids=("JobQueue",),
-        disable={"State": "DISABLED"},
-        tagging=Tagging(),
-    ),
+    "AWS::Batch::JobQueue": _batch("JobQueue", reset_values={"JobStateTimeLimitActions": []}),
     "AWS::Batch::SchedulingPolicy": Row(
         service="batch",
         name_property="Name",
