@@ -1,14 +1,6 @@
 """Access: the permissions boundary of every role, and the role that CI deploys with. Deployed first.
 
-GitHub Actions deploys a stage through OIDC, so no key has to be stored anywhere:
-
-  permissions: {id-token: write, contents: read}
-  …
-    - uses: aws-actions/configure-aws-credentials@<commit>
-      with: {role-to-assume: <SSM: /trainyard/<stage>/deploy-role>, aws-region: <region>}
-    - run: cdk deploy '<stage>/*' -c stage=<stage> --require-approval never
-
-infra/README.md has the complete workflow, which builds the images between two deployments.
+GitHub Actions deploys a stage through OIDC, without a stored key. infra/README.md has the workflow.
 """
 
 import aws_cdk as cdk

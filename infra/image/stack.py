@@ -7,15 +7,9 @@ repository: if that is replaced, for example because of another key, its images 
 itself (`cdk deploy --tags`) and `--revert-drift` still reset the parameter. Then `trainyard submit` refuses to submit,
 and `trainyard images push` records again what the registry has.
 
-CodeBuild builds for people without a Docker engine, a fast connection to ECR, or disk space for Habana's image:
-
-    aws codebuild start-build --project-name "$(aws ssm get-parameter --query Parameter.Value --output text \
-        --name /trainyard/dev/image-build/project)" \
-        --environment-variables-override 'name=ARGUMENTS,value=gaudi --release 1.21.0'
-
-It runs `trainyard images push` on the deployed source, with ARGUMENTS as arguments; without any, it pushes all images
-of the stage's jobs. It runs in AWS's network, so it needs no NAT, and Habana's registry needs no account. It costs
-minutes of a build, and nothing between builds.
+CodeBuild runs `trainyard images push` on the deployed source, for people without a Docker engine, a fast connection to
+ECR, or disk space for Habana's image. The variable ARGUMENTS has the command's arguments. Without them, it pushes all
+images of the stage's jobs. The build runs in AWS's network, so it needs no NAT, and costs nothing between builds.
 """
 
 import json
@@ -74,7 +68,7 @@ _BUILD_TIMEOUT_MINUTES = 120
 class PublishedImages:
     """The images, as one other stack uses them: by URIs that CloudFormation reads from SSM during the deployment.
 
-    An export could not be removed while another stack imports it, so no stage could give up an instance type.
+    An export could not be removed while another stack imports it, so no stage could drop an instance type.
     """
 
     def __init__(self, stack: StageStack, *, image: StageStack, names: Iterable[str]) -> None:

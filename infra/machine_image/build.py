@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aws_cdk import Aws, CfnDeletionPolicy, Fn, RemovalPolicy, Stack
 from aws_cdk import aws_ec2 as ec2
@@ -51,7 +52,7 @@ drivers are compiled for a kernel, not for a card."""
 _ROOT_VOLUME_GIB = 100
 """The minimum in the settings for root volumes of instances, which cannot be smaller than their AMI's."""
 
-_TEST_TIMEOUT_MINUTES = 90
+_TESTS: dict[str, Any] = {"image_tests_enabled": True, "timeout_minutes": 90}
 
 _KEPT_IMAGES = 3
 _KEPT_WEEKS_AFTER_LAUNCH = 4
@@ -109,29 +110,47 @@ class MachineImageBuild(Construct):
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
         tags = {**tags, "trainyard:pool": pool.id, "trainyard:release": pool.software.name}
         self.version = _recipe_version(stage, pool, job_image, components, tags)
-        recipe = self._recipe(pool, _steps(stage, pool, job_image), components, tags, version=self.version)
-        infrastructure = self._infrastructure(site, tags)
+        log_group = self._logs(stage).ref
+        content: dict[str, Any] = {
+            "image_recipe_arn": self._recipe(pool, _steps(stage, pool, job_image), components, tags).attr_arn,
+            "infrastructure_configuration_arn": self._infrastructure(site, tags).attr_arn,
+            "enhanced_image_metadata_enabled": True,
+        }
         distribution = self._distribution("Distribution", self._name, tags)
         # Separate, because CloudFormation creates the parameter for its own build, and would fail if it existed.
         distribution_of_pipeline = self._distribution(
             "PipelineDistribution", f"{self._name}-pipeline", tags, parameter=parameter
         )
-        log_group = self._logs(stage).ref
-        self.image = self._first_build(
-            site,
-            tags,
-            recipe=recipe.attr_arn,
-            infrastructure=infrastructure.attr_arn,
-            distribution=distribution.attr_arn,
-            log_group=log_group,
+        self.image = imagebuilder.CfnImage(
+            self,
+            "Image",
+            **content,
+            distribution_configuration_arn=distribution.attr_arn,
+            image_tests_configuration=imagebuilder.CfnImage.ImageTestsConfigurationProperty(**_TESTS),
+            logging_configuration=imagebuilder.CfnImage.ImageLoggingConfigurationProperty(log_group_name=log_group),
+            deletion_settings=imagebuilder.CfnImage.DeletionSettingsProperty(
+                execution_role=site.lifecycle_role.role_arn
+            ),
+            tags=dict(tags),
         )
-        self._pipeline(
-            pool,
-            tags,
-            log_group=log_group,
-            recipe=recipe.attr_arn,
-            infrastructure=infrastructure.attr_arn,
-            distribution=distribution_of_pipeline.attr_arn,
+        # A replaced AMI is in use until the compute stack is deployed after this one, so it is kept and the lifecycle
+        # policy deletes it later. Deleting the stack deletes its AMI.
+        self.image.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
+        self.image.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
+        self.image.node.add_dependency(site.role)
+        imagebuilder.CfnImagePipeline(
+            self,
+            "Pipeline",
+            **content,
+            name=self._name,
+            # No schedule: it would cost hours of an instance, and change the AMI of jobs unexpectedly.
+            description=f"Builds the AMI of {pool.instance_type} and release {pool.software.name} on today's Ubuntu",
+            distribution_configuration_arn=distribution_of_pipeline.attr_arn,
+            image_tests_configuration=imagebuilder.CfnImagePipeline.ImageTestsConfigurationProperty(**_TESTS),
+            logging_configuration=imagebuilder.CfnImagePipeline.PipelineLoggingConfigurationProperty(
+                image_log_group_name=log_group, pipeline_log_group_name=log_group
+            ),
+            image_tags=dict(tags),
         )
         self._expire(site.lifecycle_role, {key: tags[key] for key in ("trainyard:stage", "trainyard:pool")})
 
@@ -149,70 +168,6 @@ class MachineImageBuild(Construct):
             security_group_ids=[site.security_group.security_group_id],
             terminate_instance_on_failure=True,
             resource_tags=dict(tags),
-        )
-
-    def _first_build(
-        self,
-        site: BuildSite,
-        tags: Mapping[str, str],
-        *,
-        recipe: str,
-        infrastructure: str,
-        distribution: str,
-        log_group: str,
-    ) -> imagebuilder.CfnImage:
-        """Create the image resource, for whose AMI CloudFormation waits."""
-        image = imagebuilder.CfnImage(
-            self,
-            "Image",
-            image_recipe_arn=recipe,
-            infrastructure_configuration_arn=infrastructure,
-            distribution_configuration_arn=distribution,
-            image_tests_configuration=imagebuilder.CfnImage.ImageTestsConfigurationProperty(
-                image_tests_enabled=True, timeout_minutes=_TEST_TIMEOUT_MINUTES
-            ),
-            enhanced_image_metadata_enabled=True,
-            logging_configuration=imagebuilder.CfnImage.ImageLoggingConfigurationProperty(log_group_name=log_group),
-            deletion_settings=imagebuilder.CfnImage.DeletionSettingsProperty(
-                execution_role=site.lifecycle_role.role_arn
-            ),
-            tags=dict(tags),
-        )
-        # A replaced AMI is in use until the compute stack is deployed after this one, so it is kept and the lifecycle
-        # policy deletes it later. Deleting the stack deletes its AMI.
-        image.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
-        image.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
-        image.node.add_dependency(site.role)
-        return image
-
-    def _pipeline(
-        self,
-        pool: Pool,
-        tags: Mapping[str, str],
-        *,
-        recipe: str,
-        infrastructure: str,
-        distribution: str,
-        log_group: str,
-    ) -> None:
-        """Create the pipeline with which people build the same recipe on today's Ubuntu."""
-        imagebuilder.CfnImagePipeline(
-            self,
-            "Pipeline",
-            name=self._name,
-            # No schedule: it would cost hours of an instance, and change the AMI of jobs unexpectedly.
-            description=f"Builds the AMI of {pool.instance_type} and release {pool.software.name} on today's Ubuntu",
-            image_recipe_arn=recipe,
-            infrastructure_configuration_arn=infrastructure,
-            distribution_configuration_arn=distribution,
-            image_tests_configuration=imagebuilder.CfnImagePipeline.ImageTestsConfigurationProperty(
-                image_tests_enabled=True, timeout_minutes=_TEST_TIMEOUT_MINUTES
-            ),
-            enhanced_image_metadata_enabled=True,
-            logging_configuration=imagebuilder.CfnImagePipeline.PipelineLoggingConfigurationProperty(
-                image_log_group_name=log_group, pipeline_log_group_name=log_group
-            ),
-            image_tags=dict(tags),
         )
 
     def _distribution(
@@ -246,14 +201,12 @@ class MachineImageBuild(Construct):
         steps: Sequence[tuple[str, dict[str, str]]],
         components: Mapping[str, Component],
         tags: Mapping[str, str],
-        *,
-        version: str,
     ) -> imagebuilder.CfnImageRecipe:
         return imagebuilder.CfnImageRecipe(
             self,
             "Recipe",
             name=self._name,
-            version=version,
+            version=self.version,
             parent_image=_parent_image(pool.software.os),
             components=[
                 imagebuilder.CfnImageRecipe.ComponentConfigurationProperty(

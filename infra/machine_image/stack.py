@@ -5,26 +5,11 @@ one from Ubuntu 22.04, in about an hour, at the first deployment and whenever it
 infra/machine_image/documents/ changes. Between builds, only its snapshots cost.
 
 An SSM parameter holds the id of the latest AMI. CloudFormation writes it for AMIs that a deployment builds, and the
-pipeline for AMIs that it builds later. The compute stack reads the parameter at each deployment. To include the job
-image in the AMI, build the image between these two deployments:
+pipeline for AMIs that it builds later. The compute stack reads the parameter at each deployment.
 
-    cdk deploy 'dev/image'      the repositories, for `trainyard images push`
-    cdk deploy 'dev/*'          the AMI, and everything that boots it
-
-To build the AMI again on today's Ubuntu, or with a job image that was missing:
-
-    aws imagebuilder start-image-pipeline-execution --image-pipeline-arn …      takes about an hour
-    cdk deploy 'dev/compute'
-
-Replaced AMIs outlive the stack, and their snapshots cost. To delete all of a stage's:
-
-    aws ec2 describe-images --owners self --filters Name=tag:trainyard:stage,Values=dev --query 'Images[].[ImageId]' \
-        --output text | xargs -rn1 aws ec2 deregister-image --delete-associated-snapshots --image-id
-
-Not proven, because no such instance was available: that the AMI, which inherits `uefi-preferred` from Canonical's,
-boots on DL1 with its legacy BIOS; that multi-node jobs run on it (AWS only supports `awsvpc` task networking, which
-Batch's multi-node jobs use, on Amazon Linux); that a release's driver compiles for Canonical's current kernel. If the
-first or the last fails, the build fails or the instance does not join the cluster, with a log; nothing else is harmed.
+infra/README.md and infra/docs/pools.md have the commands that build and delete AMIs; infra/docs/not-proven.md lists
+what we could not confirm. A driver that does not compile fails the build. An instance that does not boot joins no
+cluster. Neither does further harm.
 """
 
 from collections.abc import Sequence
