@@ -6,8 +6,8 @@ Sources:
 - AWS Batch user guide, "Job environment variables", "Array jobs" and "Environment variables" of multi-node parallel
   jobs. That AWS_BATCH_JOB_ID has the suffix of the child or node (`:1`, `#1`) is seen in many public job scripts.
 - Amazon ECS developer guide, "Pass Secrets Manager secrets through environment variables": the ARN of a secret, with an
-  optional `:json-key:version-stage:version-id`, or the ARN or name of a parameter of Systems Manager. A secret is read
-  when its container starts, and put only into the environment of the container.
+  optional `:json-key:version-stage:version-id`. A secret is read when its container starts, and put only into the
+  environment of the container. Parameters of Systems Manager are refused: no stack uses them as secrets.
 """
 
 import json
@@ -20,7 +20,6 @@ from typing import Any
 from moto.core.exceptions import ServiceException
 from moto.logs.models import LogsBackend
 from moto.secretsmanager.models import secretsmanager_backends
-from moto.ssm.models import ssm_backends
 from werkzeug.exceptions import HTTPException
 
 from infra.emulator.batch.compute import ComputeEnvironment
@@ -336,17 +335,12 @@ class SecretError(Exception):
 
 def resolve_secrets(secrets: Iterable[Mapping[str, str]], *, account_id: str, region: str) -> dict[str, str]:
     """Return the values of secrets by the names of their variables. Raises SecretError if one cannot be read."""
-    found = {}
-    for secret in secrets:
-        source = secret["valueFrom"]
-        if ":secretsmanager:" in source:
-            found[secret["name"]] = _secret(source, account_id=account_id, region=region)
-        else:
-            found[secret["name"]] = _parameter(source, account_id=account_id, region=region)
-    return found
+    return {secret["name"]: _secret(secret["valueFrom"], account_id=account_id, region=region) for secret in secrets}
 
 
 def _secret(source: str, *, account_id: str, region: str) -> str:
+    if ":secretsmanager:" not in source:
+        raise SecretError("asm", f"the emulator reads secrets of Secrets Manager only, not {source}")
     parts = source.split(":")
     arn = ":".join(parts[:_ARN_PARTS])
     key, stage, version = (*parts[_ARN_PARTS:], "", "", "")[:3]
@@ -365,10 +359,3 @@ def _secret(source: str, *, account_id: str, region: str) -> str:
         return str(json.loads(text)[key])
     except (ValueError, KeyError, TypeError):
         raise SecretError("asm", f"retrieved secret from {arn} did not contain json key {key}") from None
-
-
-def _parameter(source: str, *, account_id: str, region: str) -> str:
-    parameter = ssm_backends[account_id][region].get_parameter(source)
-    if parameter is None:
-        raise SecretError("ssm", f"failed to fetch {source}: invalid parameters")
-    return str(parameter.response_object(decrypt=True, region=region)["Value"])

@@ -220,16 +220,13 @@ def test_secret_is_in_the_environment_and_nowhere_else(batch: Batch) -> None:
     assert VALUE not in batch.aws.log.read_text()
 
 
-def test_reads_one_key_of_a_secret_and_a_parameter(batch: Batch) -> None:
+def test_reads_one_key_of_a_secret_and_an_old_version(batch: Batch) -> None:
     arn = secret(batch, SecretString="{}")
     newer = batch.aws.client("secretsmanager").put_secret_value(SecretId=arn, SecretString='{"token": "newer"}')
     assert batch.output(run_with_secret(batch, f"{arn}:token::", "echo $HF_TOKEN")) == ["newer"]
     batch.aws.client("secretsmanager").put_secret_value(SecretId=arn, SecretString='{"token": "newest"}')
     job = run_with_secret(batch, f"{arn}:token::{newer['VersionId']}", "echo $HF_TOKEN")
     assert batch.output(job) == ["newer"]
-    name = f"/secrets/{uuid.uuid4().hex[:8]}"
-    batch.aws.client("ssm").put_parameter(Name=name, Value="of ssm", Type="SecureString")
-    assert batch.output(run_with_secret(batch, name, "echo $HF_TOKEN")) == ["of ssm"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +235,7 @@ def test_reads_one_key_of_a_secret_and_a_parameter(batch: Batch) -> None:
         "{secret}",  # without a value
         "{secret}:token::",
         "arn:aws:secretsmanager:us-east-1:123456789012:secret:not-there-AbCdEf",
-        "/secrets/not-there",
+        "/a/parameter",  # of Systems Manager
     ],
 )
 def test_job_with_unreadable_secret_fails_before_it_runs(batch: Batch, source: str) -> None:
