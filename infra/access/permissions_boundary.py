@@ -193,7 +193,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
 def keep_roles_to_stage(scope: Construct, stage: str) -> None:
     """Deny every role below `scope` access to resources tagged with another stage, whatever its boundary.
 
-    This matters if the account's own boundary replaces the stage's, because that boundary does not know about stages.
+    This matters if the account's own boundary replaces the stage's, because that boundary does not distinguish stages.
     """
     name, document = "OtherStages", iam.PolicyDocument(statements=[_no_other_stage(stage)])
     for node in scope.node.find_all():

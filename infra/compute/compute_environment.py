@@ -178,7 +178,7 @@ class ComputeEnvironment(Construct):
         """Create the environment.
 
         `multinode`: for jobs whose nodes start together, in the first of `subnets`, with EFA if the type has it.
-        Otherwise there is no EFA, and nodes that start one by one (`resources.capacity: spot`) talk over TCP on each
+        Otherwise there is no EFA, and nodes that start one by one (`resources.capacity: spot`) connect over TCP on each
         instance's only interface: EC2 picks the zone with Spot capacity per node, and EFA cannot cross zones.
         """
         super().__init__(scope, name)

@@ -1,4 +1,4 @@
-"""Credentials of one emulator, and boto3 clients that use them whatever the user's environment says about AWS.
+"""Credentials of one emulator, and boto3 clients that use them and ignore the user's AWS environment.
 
 The server makes the credentials up. Clients get them from its state file and from environment variables.
 """

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 """The folder with cdk.json."""
 
 APP = f"{shlex.quote(sys.executable)} -W ignore -m infra.app"
-"""Runs the app with the current interpreter, whatever PATH says."""
+"""Runs the app with the current interpreter, not the first one in PATH."""
 
 _KILL_AFTER_SECONDS = 5
 
@@ -159,7 +159,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 FAILURE_LINES = 30
-"""How many lines of the CLI's output are printed if it fails; the last ones say what failed and why."""
+"""Number of lines of the CLI's output that are printed if it fails; the last lines name what failed and why."""
 
 
 def deploy(*, endpoint: str, stage: str | None) -> int:

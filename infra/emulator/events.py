@@ -113,7 +113,7 @@ def _deliver_all() -> None:
         rule, target, event = item
         try:
             _deliver(rule, target, event)
-        except Exception as error:  # noqa: BLE001 - the next event must be delivered whatever happened to this one
+        except Exception as error:  # noqa: BLE001 - no error of one event may stop the delivery of the next
             reason = f"{type(error).__name__}: {getattr(error, 'message', None) or error}"
             what = f"{event['source']} '{event['detail-type']}' by rule {rule.name} to {target['Arn']}: {reason}"
             logger.warning("event not delivered: %s", what)

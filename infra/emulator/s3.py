@@ -3,7 +3,7 @@
 With `--keep DIR`, objects are also on disk, and a bucket that is created again gets its objects back. Each object has
 two files in the folder of its bucket: one with its bytes, and a JSON file, named by a hash of its key, with everything
 else. The server writes the bytes, then renames the JSON file into place, and only then answers the request. So every
-object that a client was told is stored survives a kill of the server. Earlier versions of an object are not kept, and
+object whose upload was confirmed survives a kill of the server. Earlier versions of an object are not kept, and
 neither is anything outside S3. A bucket whose name the template does not give gets the same name again, because runs
 and receipts refer to it.
 

@@ -83,7 +83,7 @@ class Zone(Construct):
         return public.add_nat_gateway()
 
     def _place(self, subnet: ec2.Subnet) -> None:
-        """Place a subnet by zone id; the L2 only knows zone letters, which differ between accounts."""
+        """Place a subnet by zone id; the L2 only takes zone letters, which differ between accounts."""
         if self._zone_id is None:
             return
         resource = subnet.node.default_child

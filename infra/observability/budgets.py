@@ -126,7 +126,7 @@ class BudgetStop(Construct):
         )
 
     def _budget(self, name: str, parameter: str, limit_usd: float, **tags: str) -> None:
-        """Create a budget, and a topic for reaching its limit, from which the function knows whose budget it is."""
+        """Create a budget, and a topic for reaching its limit, by which the function identifies the budget."""
         topic = Topic(self, f"{name}UsedUp", key=self._key, publishers=["budgets.amazonaws.com"])
         sns.CfnSubscription(
             self,

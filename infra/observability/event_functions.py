@@ -292,7 +292,7 @@ class EventFunctions:
         )
 
     def _reclaim_rules(self) -> dict[str, str]:
-        """Return the environment of functions that recognise reclaims and know when a job moves to On-Demand."""
+        """Return the environment of functions that recognise reclaims, and when a job moves to On-Demand."""
         return {
             "ON_DEMAND_NODES": str(self._stage.max_on_demand_nodes),
             "RECLAIMS_BEFORE_ON_DEMAND": str(self._stage.reclaims_before_on_demand),

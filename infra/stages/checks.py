@@ -137,7 +137,10 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
         if other == team.name:
             yield f"team '{team.name}': two teams have this name"
         elif other is not None:
-            yield f"team '{team.name}': Batch's fair share drops hyphens, so it cannot tell this team from '{other}'"
+            yield (
+                f"team '{team.name}': Batch's fair share drops hyphens, so it cannot distinguish this team from "
+                f"'{other}'; rename one of them"
+            )
         taken[share_identifier(team.name)] = team.name
         if team.share != Team.share and not team.shares_instances:
             yield f"team '{team.name}': share: only affects teams that share instances; also set shares_instances=True"

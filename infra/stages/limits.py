@@ -26,7 +26,7 @@ OUT_OF_LIMITS = "out_of_limits"
 
 
 def require(test: Callable[[Any], bool], message: str) -> AfterValidator:
-    """Refuse a value for which `test` is false, with `message`, in which {} stands for the value."""
+    """Refuse a value for which `test` is false, with `message`, in which {} is replaced by the value."""
 
     def validate(value: Any) -> Any:
         if not test(value):
@@ -44,7 +44,7 @@ def between(low: float, high: float) -> AfterValidator:
 
 
 def matches(pattern: str, description: str) -> AfterValidator:
-    """Refuse a string that `pattern` does not fully match; `description` says what is expected."""
+    """Refuse a string that `pattern` does not fully match; `description` is the expected form."""
     return require(lambda value: bool(re.fullmatch(pattern, value, re.ASCII)), f"must be {description}, not '{{}}'")
 
 
@@ -177,7 +177,7 @@ UsdAMonth = Annotated[
     float,
     require(lambda value: value >= 0.01, "must be at least 0.01, not {}"),
     # JSON, and so a template, cannot represent infinity.
-    require(lambda value: value <= 1e9, "must be at most 1000000000, not {} (without a budget, leave it out)"),
+    require(lambda value: value <= 1e9, "must be at most 1000000000 (leave it out for no budget), not {}"),
 ]
 Reclaims = Annotated[int, between(1, 10)]  # Batch allows at most ten attempts
 FailedJobs = Annotated[int, require(lambda value: value >= 1, "must be at least 1, not {}")]

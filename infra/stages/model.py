@@ -92,7 +92,7 @@ class Pool:
 
     @property
     def builds_machine_image(self) -> bool:
-        """Return whether the stage builds the pool's AMI: the instance type says so, and no AMI is given."""
+        """Return whether the stage builds the pool's AMI: the instance type requires it, and no AMI is set."""
         return self.machine_image is None and self.row.machine_image == "stage"
 
     @property

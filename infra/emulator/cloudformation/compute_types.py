@@ -1,6 +1,6 @@
 """Batch, EC2 and Image Builder. No packet passes a network, no instance starts, and no image is built.
 
-moto has no Image Builder. The emulator does what other parts of a stack see on AWS: an image has an AMI that EC2 knows,
+moto has no Image Builder. The emulator does what other parts of a stack see on AWS: an image has an AMI that EC2 lists,
 and a new AMI if anything in it changes; a component or recipe with a used name and version is refused.
 """
 

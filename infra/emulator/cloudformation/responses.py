@@ -109,7 +109,7 @@ class StackResponse(CloudFormationResponse):
     def call_action(self) -> Any:
         name = camelcase_to_underscores(self._get_action())
         if name not in vars(StackResponse):
-            setattr(self, name, self._refuse)  # moto's implementation knows none of these stacks
+            setattr(self, name, self._refuse)  # moto's implementation has none of these stacks
         with self.stacks.lock:
             return super().call_action()
 

@@ -20,7 +20,7 @@ def size(job: dict[str, Any]) -> int:
 
 
 def describe(batch: Any, job_ids: list[str]) -> list[dict[str, Any]]:
-    """Return the descriptions of jobs that Batch still knows."""
+    """Return the descriptions of jobs that Batch still lists."""
     return [
         job
         for start in range(0, len(job_ids), 100)  # limit of DescribeJobs

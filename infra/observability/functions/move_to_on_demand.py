@@ -3,7 +3,7 @@
 EventBridge calls this at every state change of a job in a Spot queue. Events can arrive more than once, late and out of
 order, so an event only identifies the job, and DescribeJobs decides what to do:
 
-1. A job that has not ended but has too many reclaims is terminated, with a reason that says where it continues.
+1. A job that has not ended but has too many reclaims is terminated; the reason names where it continues.
 2. A job that ended for this reason, by its last reclaim, or cancelled for lack of Spot capacity is submitted again
    under the same name.
 
@@ -215,7 +215,7 @@ class Mover:
         self._bucket = run_bucket
 
     def describe(self, job_id: str, rules: Rules) -> dict[str, Any] | None:
-        """Return a job (for arrays: `with_children`), or None if Batch no longer knows it."""
+        """Return a job (for arrays: `with_children`), or None if Batch no longer lists it."""
         for job in describe(self._batch, [job_id]):
             nodes = children(self._batch, job)
             return with_children(job, nodes, rules) if nodes else job

@@ -180,7 +180,7 @@ class Reporter:
         self._sns: Any = boto3.client("sns")
 
     def describe(self, job_id: str) -> dict[str, Any]:
-        """Return a job as described by Batch, or an empty dict if Batch no longer knows it."""
+        """Return a job as described by Batch, or an empty dict if Batch no longer lists it."""
         return next(iter(describe(self._batch, [job_id])), {})
 
     def children(self, job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ class Ledger:
 
     @property
     def stopped(self) -> list[str | None]:
-        """Return the teams with a stop, even those without a budget now; None stands for the stage."""
+        """Return the teams with a stop, even those without a budget now; None is the stage."""
         teams = [name.removeprefix(TEAM_STOPS) for name in self.values if name.startswith(TEAM_STOPS)]
         return [*([None] if STAGE_STOP in self.values else []), *teams]
 

@@ -129,7 +129,7 @@ class AttemptRecord:
         return replace(end, code=1, reason=f"{end.reason}; attempt {newest} continues the run")
 
     def _next_start(self) -> str:
-        """Return where another attempt would start. Only Batch knows whether there will be one."""
+        """Return where another attempt would start, if Batch retries the job."""
         status = RankStatus.read(self._scratch)
         if status.starts_over:
             where = "starts over: its script loads no checkpoint"

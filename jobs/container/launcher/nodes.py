@@ -1,7 +1,7 @@
-"""How the launchers of a job's nodes talk to each other: heartbeats, the progress of their ranks, and how they ended.
+"""Messages between the launchers of a job's nodes: heartbeats, the progress of their ranks, and how they ended.
 
-They talk through a key-value store that the main node's launcher serves and that the ranks use for their rendezvous,
-too. AWS Batch watches only the main node. It leaves lost or failed children to us.
+They use a key-value store that the main node's launcher serves, and that the ranks also use for their rendezvous. AWS
+Batch watches only the main node, so the launchers detect lost and failed children themselves.
 """
 
 import contextlib

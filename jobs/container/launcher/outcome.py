@@ -28,7 +28,7 @@ _PEERS_GONE = re.compile(
     r"|peer disconnected|peer unexpectedly closed|max-retry-cnt exceeded|failed to synchronize remote ranks",
     re.IGNORECASE,
 )
-"""Messages of the communication libraries that the other side is gone. The rank that prints one is not at fault."""
+"""Messages of the communication libraries that the other side is gone. A rank that prints one did not cause it."""
 
 
 _NO_SPACE = os.strerror(errno.ENOSPC)
@@ -46,11 +46,11 @@ class End:
     reason: str | None
     cause: Cause
     lines: tuple[str, ...] = ()
-    """The last lines of the ranks that caused it, for the log. Empty if the reason says it all."""
+    """The last lines of the ranks that caused it, for the log. Empty if the reason is complete without them."""
 
     @property
     def is_retried(self) -> bool:
-        """Whether Batch may retry the job and the reason does not yet say what was saved."""
+        """Whether Batch may retry the job, and the reason does not name yet what was saved."""
         return self.code == INTERRUPTED_EXIT_CODE and self.cause != "done"
 
 
@@ -62,7 +62,7 @@ class Failure(NamedTuple):
     time: int
     message: str
     is_explained: bool
-    """Whether the message says what is wrong and what to do next. It is then the same on every rank."""
+    """Whether the message names the problem and the next step. It is then the same on every rank."""
     last_line: str = ""
     """The last line that the rank printed, if the message has no more than its exit code."""
 

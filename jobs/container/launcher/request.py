@@ -49,8 +49,8 @@ class Node:
         address = environment.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
         if index and not address:
             raise ConfigurationError("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set on a child node")
-        # All nodes know the job and the attempt, so they derive the same port. Jobs that share a machine (on the
-        # emulator) get different ports.
+        # All nodes have the ids of the job and the attempt, so they derive the same port. Jobs that share a
+        # machine (on the emulator) get different ports.
         meeting = f"{job_id(environment) or ''}/{attempt_number(environment)}"
         port = 20_000 + zlib.crc32(meeting.encode()) % 10_000
         return cls(index=index, nnodes=nnodes, main_address=address or "", port=port)

@@ -26,7 +26,7 @@ LEAST_STALLS = 10
 """Saves take at most a tenth of the time, however often instances are reclaimed."""
 
 WITHOUT_NOTICE = 1 / 4
-"""Assumed share of reclaims without a notice: a guess. EC2 says that a notice may be late, but not how often."""
+"""Assumed share of reclaims without a notice: a guess. EC2's guide does not say how often a notice is late."""
 
 TIMED_STEPS = 5
 """Number of steps, after the warm-up steps, that are timed before the first save."""
