@@ -78,7 +78,7 @@ def test_own_runs_are_preferred_to_published_figures(
     ("name", "message"),
     [
         ("finetune-massive.yaml", "next: give their number: --examples"),
-        ("my-script.yaml", "cannot be estimated: only finetune-classification and pretrain-mlm specs say"),
+        ("my-script.yaml", "cannot be estimated: only specs of finetune-classification and pretrain-mlm state"),
     ],
 )
 def test_a_spec_without_a_number_of_samples_is_refused(name: str, message: str, aws_trainyard: Trainyard) -> None:

@@ -120,7 +120,8 @@ def test_json_output_is_one_object_and_the_log_is_on_stderr(
     assert result["job"]["attempts"][0]["exit_code"] == 1
     assert result["receipt"]["state"] == "failed"
     lines = finished.stderr.splitlines()
-    assert any("no column 'label'" in line for line in lines[:-1])
+    assert any(line.startswith("accelerator: ") for line in lines)
+    assert sum("no column 'label'" in line for line in lines) == 1, "the error is not repeated"
     assert json.loads(lines[-1])["exit_code"] == 1
     key = f"research/{result['run_id']}/spec.yaml"
     resolved = emulated.s3.get_object(Bucket=stage.run_bucket, Key=key)["Body"].read()

@@ -100,9 +100,10 @@ def test_an_image_without_jupyterlab_is_refused_early(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_job_fails_if_jupyterlab_fails(
-    code: int, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, s3_endpoint: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("http_proxy", raising=False)  # of the module's JupyterLab
+    request.getfixturevalue("s3")  # creates the buckets
     for name, value in environment_of(s3_endpoint).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(entrypoint, "JupyterLab", lambda *_, **__: nullcontext())
