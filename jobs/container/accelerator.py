@@ -344,13 +344,11 @@ def _without_datasets() -> None:
     They would only check whether the data is a `datasets.Dataset`, and ours never is. Code that reads from the hub
     imports it explicitly.
     """
-    from transformers.utils import import_utils
+    from accelerate import data_loader  # which asks with several ranks
+    from transformers import utils
 
-    import_utils._datasets_available = False  # noqa: SLF001 - there is no public setting
-    from accelerate import data_loader
-
-    if hasattr(data_loader, "is_datasets_available"):  # used by accelerate with several ranks
-        data_loader.is_datasets_available = lambda: False
+    for module in (utils, utils.import_utils, data_loader):
+        module.is_datasets_available = lambda: False  # there is no public setting
 
 
 def _check_that_transformers_finds_an_hpu() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator
 from jobs.container.data.sources import hub_folder, is_on_hub
+from jobs.container.trainer.versions import warmup
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.core.locations import S3, S3Location, refuse_unresolved
 from jobs.spec.recipe import Recipe
@@ -40,7 +41,7 @@ def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
         "seed": recipe.seed,
         "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": recipe.lr_scheduler_type,
-        "warmup_ratio": recipe.warmup_ratio,
+        **warmup(recipe.warmup_ratio),
         "weight_decay": recipe.weight_decay,
         # The default of BERT (google-research/bert, optimization.py) and of optimum-habana. PyTorch's default is 1e-8,
         # so without this line accelerators would train differently.

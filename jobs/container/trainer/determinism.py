@@ -3,14 +3,13 @@
 The examples of a step follow from the seed and the epoch alone, not from the number of ranks or from where an attempt
 resumes. The Trainer does not guarantee this: GaudiTrainer before 1.21 shuffles on several ranks with a generator that
 starts from one fixed seed in every attempt, and accelerate 1.9 and 1.10 give the sampler a wrong epoch if an attempt
-resumes within one. Either way a resumed run would see some examples twice and others not at all.
+resumes within one (versions.py). Either way a resumed run would see some examples twice and others not at all.
 
 The Trainer of a script has more ways to go wrong when it resumes within an epoch, because it computes its position from
 the step alone and restores the random state after the epoch's first batch:
 
-- If the batches of an epoch are not a multiple of `gradient_accumulation_steps`, its last step has fewer batches.
-  transformers 4.49 and 4.51 do not count that step when they resume, and no release makes it in the epoch in which it
-  resumes.
+- If the batches of an epoch are not a multiple of `gradient_accumulation_steps`, its last step has fewer batches, and
+  transformers 4 loses it (versions.py).
 - If a sampler draws from the global random state when an epoch begins (`group_by_length`), the rest of a resumed epoch
   has another order.
 - If the collator draws random numbers (masked language modelling), batches prefetched before a save have already drawn
@@ -22,7 +21,6 @@ in each checkpoint, gives each batch its own random numbers, and raises an error
 kinds do not need `Epoch`: their order follows from seed and epoch, in whole steps.
 """
 
-import functools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -37,6 +35,7 @@ from torch.utils.data import Sampler, SequentialSampler
 
 from jobs.container.rank import Callback
 from jobs.container.saving.snapshot import random_state, set_random_state
+from jobs.container.trainer import versions
 from jobs.core.errors import TrainyardError
 
 if TYPE_CHECKING:
@@ -132,13 +131,13 @@ class Epoch(Callback):
             self._batches = len(loader)
         except (TypeError, NotImplementedError):
             return
-        self._has_smaller_step = self._batches % accumulated != 0
+        self._has_smaller_step = self._batches % accumulated != 0 and versions.LOSES_SHORT_STEP
         if self._has_smaller_step:
             whole = self._batches
-            _shorten(loader.batch_sampler, lambda: whole if self._rest is None else self._rest)
+            versions.shorten(loader.batch_sampler, lambda: whole if self._rest is None else self._rest)
 
     def check(self, trainer: Any, folder: Path | None) -> None:
-        """Raise TrainyardError if an epoch ends with a smaller step and this Trainer could not resume after it.
+        """Raise TrainyardError if an epoch ends with a smaller step and this Trainer cannot resume after it.
 
         `folder` is the checkpoint from which the training resumes, if there is one.
 
@@ -172,7 +171,7 @@ class Epoch(Callback):
     def steps_of_epoch(self, steps: int, trainer: Any) -> int:
         """Return the steps of an epoch, for a Trainer that divides the step at which it resumes by this number."""
         self._is_counted = True
-        return _Steps(steps).of(self, trainer) if self._has_smaller_step else steps
+        return versions.Steps(steps).of(self, trainer) if self._has_smaller_step else steps
 
     def position(self, trainer: Any) -> tuple[int, int]:
         """Return the epoch in the Trainer's state, and the number of its batches that are done."""
@@ -258,56 +257,5 @@ class _Collator:
         return getattr(self._collate, name)
 
 
-class _Steps(int):
-    """The number of steps in an epoch. Dividing a saved step by it gives the saved epoch and position.
-
-    `_inner_training_loop` offers no other way to set them.
-    """
-
-    def of(self, epoch: Epoch, trainer: Any) -> "_Steps":
-        self._epoch, self._trainer = epoch, trainer
-        return self
-
-    def __rfloordiv__(self, _step: int) -> int:
-        return self._epoch.position(self._trainer)[0]
-
-    def __rmod__(self, _step: int) -> int:
-        done = self._epoch.position(self._trainer)[1]
-        return done // int(self._trainer.args.gradient_accumulation_steps)
-
-
-def _shorten(batches: Any, length: Callable[[], int]) -> None:
-    """Change the length of a batch sampler, by which the Trainer knows an epoch's last batch. Its batches stay."""
-    own = type(batches)
-    batches.__class__ = type(own.__name__, (own,), {"__len__": lambda _: length(), "__module__": own.__module__})
-
-
 def _file(rank: int) -> str:
     return f"random-of-epoch-{rank}.pt"
-
-
-def keep_epoch(trainer: type[Any]) -> None:
-    """Make a Trainer that resumes within an epoch take the samples of that epoch instead of those of the first.
-
-    Releases 1.21 and 1.23 need it. Their accelerate (1.9.0 and 1.10.1) makes a new data loader without the first
-    batches, which does not know its epoch and sets the sampler back to epoch 0, on any number of ranks. accelerate
-    1.15.0 fixes it (its pull request 4071). It does other releases no harm; remove it when those rows go.
-    """
-    for part in trainer.__mro__:
-        loop = vars(part).get("_inner_training_loop")
-        names = loop.__globals__ if loop else {}
-        skip = names.get("skip_first_batches")
-        if skip is not None and not hasattr(skip, "keeps_epoch"):
-            names["skip_first_batches"] = _keeping_epoch(skip)
-
-
-def _keeping_epoch(skip: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(skip)
-    def skip_first_batches(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        rest = skip(dataloader, *args, **kwargs)
-        if hasattr(rest, "iteration"):
-            rest.iteration = dataloader.iteration
-        return rest
-
-    skip_first_batches.keeps_epoch = True  # type: ignore[attr-defined]
-    return skip_first_batches

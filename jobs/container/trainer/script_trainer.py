@@ -19,11 +19,12 @@ from jobs.container.rank import Callback
 from jobs.container.saving.resume import LossSinceLog, Resume
 from jobs.container.saving.snapshot import BackgroundSave
 from jobs.container.trainer.components import Components, Saves
-from jobs.container.trainer.determinism import Epoch, keep_epoch
+from jobs.container.trainer.determinism import Epoch
 from jobs.container.trainer.evaluation import is_evaluation
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.container.trainer.script_platform import Platform, at_exit, current_platform
 from jobs.container.trainer.trainer import Options, TrainedEnoughError, trainer_class
+from jobs.container.trainer.versions import keep_epoch
 from jobs.core.errors import TrainyardError
 
 log = logging.getLogger("trainyard")
@@ -196,8 +197,7 @@ class _Parts(Components, Callback):
         best = state.best_metric
         if best is None or (value > best if args.greater_is_better else value < best):
             state.best_metric, state.best_model_checkpoint = value, str(resume.folder)
-            if hasattr(state, "best_global_step"):  # from transformers 4.51 on
-                state.best_global_step = state.global_step
+            state.best_global_step = state.global_step
 
     def on_evaluate(self, _args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
         self._values = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}

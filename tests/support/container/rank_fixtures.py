@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from transformers.utils import import_utils
+from accelerate import data_loader
+from transformers import utils
 
 from jobs.container.channel import LOOPBACK, serve_store
 from jobs.container.rank import Rank
@@ -58,7 +59,8 @@ def faulty(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty
 def attempts(
     first_rank: Callable[[int], Rank], s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Attempts]:
-    monkeypatch.setattr(import_utils, "_datasets_available", import_utils._datasets_available)
+    for module in (utils, utils.import_utils, data_loader):  # _without_datasets changes them
+        monkeypatch.setattr(module, "is_datasets_available", module.is_datasets_available)
     rank = first_rank(1)
     made: list[Attempts] = []
 

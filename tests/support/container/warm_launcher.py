@@ -61,7 +61,7 @@ _IMPORTED = (
     "jobs.container.trainer.training",
     "jobs.container.models.masked_bert",
     "transformers.models.bert.modeling_bert",
-    "transformers.models.bert.tokenization_bert_fast",
+    "transformers.models.bert.tokenization_bert",
     "torch.utils.tensorboard",
     "numpy.ma",
     "trainyard.run",

@@ -1,0 +1,85 @@
+"""What the Trainer needs on each version of transformers and accelerate in images/releases.toml.
+
+This is the only file that tells them apart. Each entry names the releases that need it, and goes with them.
+"""
+
+import functools
+import importlib.metadata
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs.container.trainer.determinism import Epoch
+
+_IS_TRANSFORMERS_4 = int(importlib.metadata.version("transformers").partition(".")[0]) < 5
+"""True with Gaudi's releases, false with those for CUDA and CPU."""
+
+LOSES_SHORT_STEP = _IS_TRANSFORMERS_4
+"""Gaudi's releases: the last step of an epoch is lost in a resumed run if it has fewer batches than the others.
+
+transformers 4.51 does not count that step when it resumes, and neither 4.51 nor 4.55 makes it in the epoch in which it
+resumes, because both take the length of the epoch's rest for that of the epoch. transformers 5 takes the epoch's
+(Trainer._run_epoch). `Steps` and `shorten` correct the older ones.
+"""
+
+
+def warmup(ratio: float) -> dict[str, float]:
+    """Return the training argument for a warm-up over a share of all steps, from 0 to 1.
+
+    Gaudi's releases call it `warmup_ratio`. transformers 5 has no such name: there `warmup_steps` takes a share too.
+    """
+    return {"warmup_ratio" if _IS_TRANSFORMERS_4 else "warmup_steps": ratio}
+
+
+class Steps(int):
+    """The number of steps in an epoch. Dividing a saved step by it gives the saved epoch and position.
+
+    Gaudi's releases: `_inner_training_loop` of transformers 4 offers no other way to set them.
+    """
+
+    def of(self, epoch: "Epoch", trainer: Any) -> "Steps":
+        self._epoch, self._trainer = epoch, trainer
+        return self
+
+    def __rfloordiv__(self, _step: int) -> int:
+        return self._epoch.position(self._trainer)[0]
+
+    def __rmod__(self, _step: int) -> int:
+        done = self._epoch.position(self._trainer)[1]
+        return done // int(self._trainer.args.gradient_accumulation_steps)
+
+
+def shorten(batches: Any, length: Callable[[], int]) -> None:
+    """Change the length of a batch sampler, by which the Trainer knows an epoch's last batch. Its batches stay.
+
+    Gaudi's releases, as for `Steps`.
+    """
+    own = type(batches)
+    batches.__class__ = type(own.__name__, (own,), {"__len__": lambda _: length(), "__module__": own.__module__})
+
+
+def keep_epoch(trainer: type[Any]) -> None:
+    """Make a Trainer that resumes within an epoch take the samples of that epoch instead of those of the first.
+
+    Gaudi's releases: their accelerate (1.9.0 and 1.10.1) makes a new data loader without the first batches, which does
+    not know its epoch and sets the sampler back to epoch 0, on any number of ranks. accelerate 1.15.0 fixes it (its
+    pull request 4071), and is not harmed by this.
+    """
+    for part in trainer.__mro__:
+        loop = vars(part).get("_inner_training_loop")
+        names = loop.__globals__ if loop else {}
+        skip = names.get("skip_first_batches")
+        if skip is not None and not hasattr(skip, "keeps_epoch"):
+            names["skip_first_batches"] = _keeping_epoch(skip)
+
+
+def _keeping_epoch(skip: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(skip)
+    def skip_first_batches(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        rest = skip(dataloader, *args, **kwargs)
+        if hasattr(rest, "iteration"):
+            rest.iteration = dataloader.iteration
+        return rest
+
+    skip_first_batches.keeps_epoch = True  # type: ignore[attr-defined]
+    return skip_first_batches
