@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.container.data.artifacts import open_artifact
 from jobs.container.data.sources import hub_answer
 from jobs.container.environment import ran_with
+from jobs.container.versions import hub_unreachable
 from jobs.core.artifact import Manifest
 from jobs.core.errors import ConfigurationError, UsageError
 from jobs.core.locations import HUB, S3Location, hub_parts
@@ -69,7 +70,7 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
                 next_step="check the name, and that the token is valid and has write access",
             ) from None
         log.warning("warning: push_to_hub: unexpected answer of the hub: %s", _first_line(error))
-    except OSError as error:
+    except hub_unreachable() as error:
         log.warning("warning: push_to_hub: the hub cannot be reached now: %s", _first_line(error))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.aws import s3 as object_store
+from jobs.container.versions import hub_unreachable
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.locations import HUB, S3, S3Location, hub_parts, refuse_unresolved
 
@@ -85,7 +86,7 @@ def hub_errors(location: str, what: str) -> Iterator[None]:
         raise NotFoundError(
             f"{location}: the hub answered {hub_answer(error)}", next_step=f"check the name; a {what} needs HF_TOKEN"
         ) from error
-    except OSError as error:
+    except hub_unreachable() as error:
         raise TrainyardError(
             f"{location}: the Hugging Face Hub could not be reached: {_reason(error)}",
             next_step="check that the job's network reaches it, or use a copy on S3 or, on a laptop, in a local folder",

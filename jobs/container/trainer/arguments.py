@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator
 from jobs.container.data.sources import hub_folder, is_on_hub
-from jobs.container.trainer.versions import warmup
+from jobs.container.versions import warmup
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.core.locations import S3, S3Location, refuse_unresolved
 from jobs.spec.recipe import Recipe

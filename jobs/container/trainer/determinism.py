@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler, SequentialSampler
 
+from jobs.container import versions
 from jobs.container.rank import Callback
 from jobs.container.saving.snapshot import random_state, set_random_state
-from jobs.container.trainer import versions
 from jobs.core.errors import TrainyardError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from jobs.container.trainer.evaluation import is_evaluation
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.container.trainer.script_platform import Platform, at_exit, current_platform
 from jobs.container.trainer.trainer import Options, TrainedEnoughError, trainer_class
-from jobs.container.trainer.versions import keep_epoch
+from jobs.container.versions import keep_epoch
 from jobs.core.errors import TrainyardError
 
 log = logging.getLogger("trainyard")

@@ -106,6 +106,7 @@ def train(
     the next attempt resumes there.
     """
     transformers.logging.set_verbosity_error()  # it would warn that a head is new, which fine-tuning intends
+    transformers.logging.disable_progress_bar()  # the log consists of lines
     heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     _check_size(task, recipe)
     resume = checkpoint_of_recipe(rank, s3 or object_store.connect(), recipe)

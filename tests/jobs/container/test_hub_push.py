@@ -24,10 +24,9 @@ def test_the_model_is_pushed_with_a_card_without_the_token(run: Run, recipe: tup
         *recipe,
         "--epochs=2",
         f"--push-to-hub={REPOSITORY}",
-        HF_TOKEN=TOKEN,
-        HF_ENDPOINT=hub.url,
         nproc=2,
         TRAINYARD_IMAGE=IMAGE,
+        **hub.environment,
     )
     launched.wait_for_line("[progress] 0/24")
     assert hub.private == {REPOSITORY: True}, "made before anything is trained"
@@ -55,7 +54,7 @@ def test_the_model_is_pushed_with_a_card_without_the_token(run: Run, recipe: tup
     ):
         assert row in card
     assert f"`{run.receipt().run_id}`" in card
-    assert "| transformers | 4." in card
+    assert "| transformers | 5." in card
 
     assert commands
     assert not [command for command in commands if TOKEN in command]
@@ -72,7 +71,8 @@ def test_a_failed_push_is_a_warning_that_says_how_to_repeat(
     (tmp_path / "config.json").write_text("{}")
     push(tmp_path, run=S3Location.parse("s3://runs/research/films-1/"), repository=REPOSITORY)
     [warning] = caplog.messages
-    assert warning.startswith(f"warning: the model was not pushed to {REPOSITORY}: 500 Server Error")
+    assert warning.startswith(f"warning: the model was not pushed to {REPOSITORY}: ")
+    assert "403" in warning
     repeated = "aws s3 cp --recursive s3://runs/research/films-1/model/ model"
     assert warning.endswith(f"{repeated} && hf upload {REPOSITORY} model . --private")
     assert TOKEN not in warning

@@ -25,6 +25,7 @@ _LFS = re.compile(r"/(?P<data_sets>datasets/)?(?P<name>[^/]+/[^/]+)\.git/info/lf
 
 
 _LISTED = re.compile(r"/api/(?P<type>model|dataset)s/(?P<name>[^/]+/[^/]+)(/revision/main)?")
+_TREE = re.compile(r"/api/(?P<type>model|dataset)s/(?P<name>[^/]+/[^/]+)/tree/[0-9a-f]{40}")
 _FILE = re.compile(r"/(?P<name>(datasets/)?[^/]+/[^/]+)/resolve/(main|[0-9a-f]{40})/(?P<file>.+)")
 
 COMMIT = "5c0ff" * 8
@@ -44,6 +45,11 @@ class Hub:
     _objects: dict[str, bytes] = field(default_factory=dict)
     """Uploaded content by its sha256, perhaps not in any commit."""
     refuses_commits: bool = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a job that pushes here, by LFS: this server has no Xet, which huggingface_hub 1 added."""
+        return {"HF_TOKEN": TOKEN, "HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1"}
 
 
 @contextmanager
@@ -65,7 +71,7 @@ def running_hub() -> Iterator[Hub]:
                 name = _address(asked.get("type") or "model", f"{asked['organization']}/{asked['name']}")
                 if name in hub.private:
                     return 409, {"error": "You already created this repo", "url": f"{hub.url}/{name}"}
-                hub.private[name] = asked["private"]
+                hub.private[name] = asked.get("visibility") == "private" or asked.get("private", False)
                 return 200, {"url": f"{hub.url}/{name}"}
             if lfs := _LFS.fullmatch(path):
                 if f"{lfs['data_sets'] or ''}{lfs['name']}" not in hub.private:
@@ -83,7 +89,7 @@ def running_hub() -> Iterator[Hub]:
                 ]
                 return 200, {"files": modes}
             if hub.refuses_commits:
-                return 500, {"error": "out of order"}
+                return 403, {"error": "out of order"}
             self._commit(name, [json.loads(line) for line in body.splitlines()])
             return 200, {"commitUrl": f"{hub.url}/{name}/commit/0", "commitOid": "0"}
 
@@ -129,6 +135,11 @@ def running_hub() -> Iterator[Hub]:
                     siblings = [{"rfilename": file} for file in sorted(hub.files[name])]
                     self._answer(200, {"id": listed["name"], "sha": COMMIT, "siblings": siblings})
                     return
+            if listed := _TREE.fullmatch(path):  # of huggingface_hub 2 (its hf_api.py, list_repo_tree)
+                name = _address(listed["type"], listed["name"])
+                if name in hub.files:
+                    self._answer(200, [_entry(file, content) for file, content in hub.files[name].items()])
+                    return
             if (asked := _FILE.fullmatch(path)) and (content := hub.files.get(asked["name"], {}).get(asked["file"])):
                 self._give(content)
                 return
@@ -145,7 +156,7 @@ def running_hub() -> Iterator[Hub]:
             if self.command == "GET":
                 self.wfile.write(content)
 
-        def _answer(self, status: int, content: dict[str, Any]) -> None:
+        def _answer(self, status: int, content: Any) -> None:
             data = json.dumps(content).encode()
             self.send_response(status)
             if status == 404:
@@ -169,6 +180,10 @@ def running_hub() -> Iterator[Hub]:
 
 def _address(repository_type: str, name: str) -> str:
     return name if repository_type == "model" else f"{repository_type}s/{name}"
+
+
+def _entry(file: str, content: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
 
 
 def _upload_mode(file: dict[str, Any]) -> str:

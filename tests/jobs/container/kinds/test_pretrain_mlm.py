@@ -17,7 +17,7 @@ from jobs.container.kinds.pretrain_mlm import bert, fetch_inputs, new_model
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.locations import S3Location
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
-from tests.support.container.hub_server import TOKEN, Hub
+from tests.support.container.hub_server import Hub
 from tests.support.container.launching import Run
 from tests.support.container.packing import publish
 
@@ -56,7 +56,7 @@ def test_pre_training_resumes_as_if_uninterrupted(
     # A second attempt, after one that was interrupted in its last upload.
     weights = run.read(MODEL)
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    push: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    push: dict[str, Any] = hub.environment
     second = run.attempt(*pretraining, "--push-to-hub=acme/bert", kind=KIND, nproc=2, attempt=2, **push)
 
     assert "start: resumed from checkpoint step-32\n" in second.lines

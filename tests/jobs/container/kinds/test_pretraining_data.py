@@ -8,7 +8,7 @@ from jobs.container.data.artifacts import open_artifact
 from jobs.core.artifact import Pointer
 from jobs.core.output import Progress
 from tests.support.container.corpora import paragraphs, put_jsonl
-from tests.support.container.hub_server import TOKEN, Hub
+from tests.support.container.hub_server import Hub
 from tests.support.container.launching import Run
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_receipt_metrics_log_and_hub_describe_the_result(run: Run, hub: Hub, s3: "S3Client", tmp_path: Path) -> None:
-    to_hub: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    to_hub: dict[str, Any] = hub.environment
     data = put_jsonl(tmp_path / "corpus.jsonl", paragraphs(200))
     launched = run.attempt(
         *(f"--data={json.dumps([str(data)])}", "--held-out-fraction=0.1", "--push-to-hub=acme/texts"),

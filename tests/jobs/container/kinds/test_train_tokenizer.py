@@ -29,7 +29,7 @@ def loaded(artifact: OpenArtifact) -> Any:
 def test_the_tokenizer_loads_as_berts_and_is_measured(workshop: Workshop, corpus: OpenArtifact) -> None:
     made = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
     tokenizer = loaded(made)
-    assert type(tokenizer).__name__ == "BertTokenizerFast"
+    assert type(tokenizer).__name__ in ("BertTokenizer", "BertTokenizerFast")  # transformers 5, and Gaudi's
     assert (len(tokenizer), tokenizer.model_max_length, tokenizer.is_fast) == (1500, 512, True)
     assert tokenizer.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
     assert tokenizer.tokenize("the Package") == ["the", "package"]

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
+from jobs.container import versions
 from jobs.container.data.labelled_tokens import bucket_widths, in_batches
-from jobs.container.trainer import versions
 from jobs.container.trainer.determinism import BatchOrder, Epoch
 from jobs.container.trainer.trainer import Options, trainer_class
-from jobs.container.trainer.versions import keep_epoch
+from jobs.container.versions import keep_epoch
 from jobs.core.errors import TrainyardError
 from tests.support.container.launching import PATIENCE_SECONDS
 

@@ -1,4 +1,4 @@
-"""What the Trainer needs on each version of transformers and accelerate in images/releases.toml.
+"""What differs between the versions of transformers, accelerate and huggingface_hub in images/releases.toml.
 
 This is the only file that tells them apart. Each entry names the releases that need it, and goes with them.
 """
@@ -29,6 +29,17 @@ def warmup(ratio: float) -> dict[str, float]:
     Gaudi's releases call it `warmup_ratio`. transformers 5 has no such name: there `warmup_steps` takes a share too.
     """
     return {"warmup_ratio" if _IS_TRANSFORMERS_4 else "warmup_steps": ratio}
+
+
+def hub_unreachable() -> tuple[type[Exception], ...]:
+    """Return the exceptions of huggingface_hub if no answer of the hub arrives.
+
+    The client of Gaudi's releases uses `requests`, whose exceptions are OSErrors. The client of the others uses httpx,
+    whose exceptions are not.
+    """
+    from huggingface_hub import errors
+
+    return OSError, errors.HTTPError
 
 
 class Steps(int):
