@@ -2,7 +2,7 @@
 #   make install      create .venv; the other targets do this themselves
 #   make demo         deploy the stacks to an emulator, fine-tune a model there, show the result
 #   make test         lint, then run the whole test suite
-#   make contract     test the container's code with the packages of every release; RELEASE=1.23.0 selects one
+#   make contract     test the container's code with the packages of every release; RELEASE=1.24.0 selects one
 #   make gaudi-image  build and test images/gaudi and its children on a stand-in for Habana's image; downloads gigabytes
 #   make cuda-image   build and test images/cuda; downloads gigabytes
 #   make lint         run ruff, mypy and the import rules

@@ -38,10 +38,10 @@ from jobs.core.stage import (
     IMAGE_BUILD_PROJECT,
     IMAGES,
     NOT_BUILT_TAG,
-    RELEASE,
     image_parameter,
     image_repository_parameter,
     parameter_path,
+    release_parameter,
 )
 from jobs.spec.arguments import JobKind
 from jobs.spec.catalog import CATALOG
@@ -91,8 +91,9 @@ class PublishedImages:
         name = child_name(row_of(self._stage, kind).image, kind.image)
         if self._stage.image_tag:
             return f"{self._uris[name]}:{self._stage.image_tag}"
-        release = self._stage.pool.software.name
-        return self._image.published(image_parameter(name, release), reader=self._stack)
+        stage = self._stage
+        release = stage.pool.software if kind.accelerated else stage.cpu_software
+        return self._image.published(image_parameter(name, release.name), reader=self._stack)
 
     def pool_image(self, pool: Pool) -> str:
         """Return the image in a pool's AMI: a URI, or `ssm:` and the parameter that each AMI build reads.
@@ -268,7 +269,8 @@ class ImageBuild(Construct):
 
         # The push looks up every image in images/ and reports those that the stage lacks.
         all_images = [parameter(image_repository_parameter("*")), parameter(image_parameter("*", "*"))]
-        role.allow("ReadImages", ["ssm:GetParameters"], parameter(IMAGES), parameter(RELEASE), *all_images)
+        all_images.append(parameter(release_parameter("*")))
+        role.allow("ReadImages", ["ssm:GetParameters"], parameter(IMAGES), *all_images)
         role.explain("The names of the stage's images, some of which other settings may have created", *all_images)
         role.allow("RecordImages", ["ssm:PutParameter"], *(parameter(name) for name in written))
         if key:
@@ -303,7 +305,7 @@ def image_releases(stage: Stage) -> list[tuple[str, str]]:
     Raises UsageError for an instance type whose image has no folder, and the errors of the settings' properties.
     """
     roots = [
-        (stage.cpu_row.image, stage.pool.software.name),
+        (stage.cpu_row.image, stage.cpu_software.name),
         *((pool.row.image, pool.software.name) for pool in (stage.pool, *stage.retiring)),
     ]
     return sorted({(image.name, release) for root, release in roots for image in with_descendants(root)})
@@ -323,7 +325,9 @@ class ImageStack(StageStack):
         for name, release in pairs:
             self._record(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
         # For a push without a release: the rest of the stage may not be deployed yet.
-        self.publish(RELEASE, stage.pool.software.name)
+        software = {stage.cpu_row.image: stage.cpu_software, stage.row.image: stage.pool.software}
+        for root, row in software.items():
+            self.publish(release_parameter(root), row.name)
         self.publish(IMAGES, " ".join(images_of_new_jobs(stage)))
         build = ImageBuild(self, "Build", stage=stage, images=pairs, repositories=self.repositories, key=self._key)
         self.publish(IMAGE_BUILD_PROJECT, build.project.ref)

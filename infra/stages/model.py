@@ -68,7 +68,7 @@ class Pool:
     instance_type: str
     """A row of jobs/core/instance_types.json."""
     release: str | None = None
-    """A row of images/releases.toml. Defaults to that file's default release."""
+    """A row of images/releases.toml for the instance type's image. Defaults to that image's default release."""
     machine_image: limits.MachineImage | None = None
     """AMI of the pool's instances; see `Stage.machine_image`."""
     root_device_name: limits.DeviceName | None = None
@@ -173,7 +173,8 @@ class Stage:
     cpu_instance_type: str = "m6i.4xlarge"
     """Instance type of corpus and tokenizer jobs: a row of jobs/core/instance_types.json without an accelerator."""
     release: str | None = None
-    """Software release of driver and images: a row of images/releases.toml. Defaults to that file's default release."""
+    """Software release of driver and images: a row of images/releases.toml for the accelerator. Defaults to the
+    accelerator's default release. Jobs on CPUs always use the default of `cpu`."""
     image_tag: limits.ImageTag | None = None
     """Tag of the images that jobs run, as made by `trainyard images push`: set it to pin a version or to roll back.
     Defaults to the latest push for the release."""
@@ -316,6 +317,11 @@ class Stage:
             machine_image=self.machine_image,
             capacity_reservation=self.capacity_reservation,
         )
+
+    @property
+    def cpu_software(self) -> Release:
+        """Return the release of jobs on CPUs: that of the pool if it has CPUs only, else the default."""
+        return self.pool.software if self.row.image == self.cpu_row.image else release_for(self.cpu_row)
 
     @property
     def bootstrap_parameter(self) -> str:

@@ -11,10 +11,12 @@ from jobs.cli.options import Output, user_path
 from jobs.cli.terminal import print_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.table import Table
 
     from jobs.aws.connection import Aws
-    from jobs.core.images import Release
+    from jobs.core.images import Image, Release
     from jobs.images.inventory import LocalImage, RemoteImage, StageImages
     from jobs.images.push import Pushed
 
@@ -79,18 +81,18 @@ def images_build(
     from jobs.images import engine
     from jobs.images.build import Build, parse_build_arguments
 
-    row = _release(ctx, names, release)
+    rows = _releases(ctx, names, release)
     arguments = parse_build_arguments(build_arguments or ())
     job = Build(
         client=engine.connect(),
-        release=row,
+        releases=rows,
         revision=source_revision(),
         build_arguments=arguments,
         network=network,
     )
     engine.build_command()
     planned = job.plan(names, all_descendants=all_descendants)
-    _say(f"release {row.name}, revision {job.revision}: {', '.join(one.name for one in planned)}")
+    _say(_heading(rows, planned, job.revision))
     built = job.run(planned, _say)
     if output == "json":
         fields = ("release", "revision", "tag", "name", "id", "size_bytes")
@@ -140,27 +142,30 @@ def images_test(
     from jobs.images.build import Build, parse_build_arguments
     from jobs.images.check import check
 
-    row = _release(ctx, names, release)
+    rows = _releases(ctx, names, release)
     arguments = parse_build_arguments(build_arguments or ())
     chosen = {one.name: one for name in names for one in (with_descendants(name) if descendants else (image(name),))}
-    prefix = image_tag(row.name, "")
-    if tag and (not tag.startswith(prefix) or tag == prefix):
+    prefixes = {image_tag(rows[one.root].name, "") for one in chosen.values()}
+    prefix = next((one for one in prefixes if tag and tag.startswith(one) and tag != one), "")
+    if tag and (not prefix or len(prefixes) > 1):
         raise UsageError(
-            f"tag '{tag}' does not belong to release {row.name}, whose tags are {prefix}<revision>",
-            next_step="give the tag's release with --release; list the tags with: trainyard images list",
+            f"tag '{tag}' does not belong to the release of {', '.join(chosen)}, whose tags are "
+            f"{' or '.join(f'{one}<revision>' for one in sorted(prefixes))}",
+            next_step="give images of one release, and the tag's release with --release; list the tags with: trainyard "
+            "images list",
         )
     revision = tag.removeprefix(prefix) if tag else source_revision()
     client = engine.connect(engine.TRANSFER_SECONDS)  # a training may print nothing for minutes
-    _say(f"release {row.name}, revision {revision}: {', '.join(chosen)}")
+    _say(_heading(rows, chosen.values(), revision))
     if not tag:
-        job = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
+        job = Build(client=client, releases=rows, revision=revision, build_arguments=arguments, network=network)
         if missing := [name for name in chosen if not job.exists(name)]:
             job.run(job.plan(missing), _say)
     failed = []
     for one in chosen.values():
         print_text(f"{one.name}:")
         try:
-            if not check(one, release=row, revision=revision, client=client, report=print_text):
+            if not check(one, release=rows[one.root], revision=revision, client=client, report=print_text):
                 failed.append(one.name)
         except KeyboardInterrupt:
             raise StoppedError(f"stopped while testing '{one.name}'; its container was removed") from None
@@ -177,7 +182,7 @@ def images_push(
         typer.Argument(metavar="IMAGE…", help="As for build. Default: the images that the stage's jobs run in."),
     ] = None,
     release_name: Annotated[
-        str | None, typer.Option("--release", help="A row of images/releases.toml. Default: the stage's release.")
+        str | None, typer.Option("--release", help="A row of images/releases.toml. Default: the stage's releases.")
     ] = None,
     allow_dirty: Annotated[
         bool,
@@ -212,7 +217,7 @@ def images_push(
             [
                 {
                     "image": one.image.name,
-                    "release": target.release,
+                    "release": target.releases[one.image.root].name,
                     "tag": one.tag,
                     "uri": one.uri,
                     "was_there": one.was_there,
@@ -241,21 +246,19 @@ def push_images(
     sources and bases that may not be pushed, and the errors of `Build` and `Push`.
     """
     from jobs.core.errors import UsageError
-    from jobs.core.git import image_tag, source_revision
-    from jobs.core.images import release
+    from jobs.core.git import source_revision
     from jobs.images import engine
     from jobs.images.bases import BASE_ARGUMENT
     from jobs.images.build import Build, parse_build_arguments
     from jobs.images.push import Push, Registry, check_clean
 
     arguments = parse_build_arguments(build_arguments)
-    row = release(target.release)
     chosen = target.chosen(names, emulated=aws.emulated)
     revision = source_revision()
     check_clean(revision, emulated=aws.emulated, allow_dirty=allow_dirty)
     client = engine.connect(engine.TRANSFER_SECONDS)
-    job = Push(client=client, aws=aws, stage=target, registry=Registry.sign_in(aws), tag=image_tag(row.name, revision))
-    _say(f"stage '{target.stage}', release {row.name}, revision {revision}: {', '.join(one.name for one in chosen)}")
+    job = Push(client=client, aws=aws, stage=target, registry=Registry.sign_in(aws), revision=revision)
+    _say(f"stage '{target.stage}', {_heading(target.releases, chosen, revision)}")
     official_only = not (aws.emulated or allow_dirty)
     if official_only and BASE_ARGUMENT in arguments:
         raise UsageError(
@@ -263,7 +266,9 @@ def push_images(
             "image for an official one",
             next_step=f"omit {BASE_ARGUMENT}, or push anyway with --allow-dirty",
         )
-    build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
+    build = Build(
+        client=client, releases=target.releases, revision=revision, build_arguments=arguments, network=network
+    )
     if missing := job.missing(one for one in chosen if not build.exists(one.name)):
         for parent in job.pullable_parents(missing):
             _say(f"{parent.name}: pulling the pushed image, to build on it")
@@ -284,35 +289,35 @@ def push_images(
 
 @images.command("list")
 def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output = "table") -> None:
-    """List the images of a release, here and in the stage.
+    """List the images of each release, here and in the stage.
 
     The next deployment of the stage uses the images marked `recorded`.
     """
     from jobs.cli import tables
     from jobs.core import images as core_images
-    from jobs.core.git import image_tag, source_revision
+    from jobs.core.git import source_revision
     from jobs.images import engine
     from jobs.images.inventory import StageImages, local_images, recorded_images, remote_images
 
     aws, stage = ctx.obj.aws(), ctx.obj.stage
-    row = core_images.release(release)
+    chosen: Mapping[str, Release] = core_images.chosen_releases(release)
     unknown: dict[str, str] = {}
     revision = _ask("sources", source_revision, unknown)
     target = _ask("stage", lambda: StageImages.read(aws, stage, release), unknown)
     recorded: Mapping[str, str | None] = recorded_images(target) if target else {}
     pushed = (target and _ask("stage", lambda: remote_images(aws, target), unknown)) or {}
-    row = core_images.release(target.release) if target else row
-    local = _ask("engine", lambda: local_images(engine.connect(), row.name, revision=revision), unknown) or {}
+    chosen = target.releases if target else chosen
+    local = _ask("engine", lambda: local_images(engine.connect(), chosen, revision=revision), unknown) or {}
     rows = [
-        _row(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
-        for name in core_images.images()
+        {"image": name, "release": chosen[one.root].name}
+        | _row(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
+        for name, one in core_images.images().items()
     ]
     if output == "json":
-        tag = image_tag(row.name, revision) if revision else None
-        tables.print_json({"release": row.name, "tag": tag, "stage": stage, "unknown": unknown, "images": rows})
+        tables.print_json({"revision": revision, "stage": stage, "unknown": unknown, "images": rows})
         return
     console = tables.stderr()
-    console.print(f"release {row.name}, revision of the sources: {revision or 'unknown'}")
+    console.print(f"revision of the sources: {revision or 'unknown'}")
     for about, reason in unknown.items():
         console.print(f"{about} unknown: {reason}")
     tables.show(_table(rows, unknown), on=tables.stdout())
@@ -347,7 +352,6 @@ def _row(
     """Return an image as JSON. None means that there is none, or that it is unknown."""
     uri = recorded.get(name)
     return {
-        "image": name,
         "tag": local and local.tag,
         "revision": local and local.revision,
         "id": local and local.id,
@@ -377,7 +381,7 @@ def _table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -> "Ta
     from jobs.cli import tables
     from jobs.core.words import duration
 
-    table = tables.columns("IMAGE", "BUILT HERE", "TAG", "SIZE", "AGE", "PUSHED")
+    table = tables.columns("IMAGE", "RELEASE", "BUILT HERE", "TAG", "SIZE", "AGE", "PUSHED")
     now = datetime.now(timezone.utc)
     for row in rows:
         state = {True: "current", False: "outdated", None: "yes"}[row["is_current"]] if row["is_built"] else "no"
@@ -385,6 +389,7 @@ def _table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -> "Ta
         age = row["created_at"] and duration((now - datetime.fromisoformat(row["created_at"])).total_seconds())
         table.add_row(
             row["image"],
+            row["release"],
             Text(state, style=_STATE_STYLES.get(state, "")),
             row["tag"] or "",
             tables.megabytes(row["size_bytes"]) if row["size_bytes"] else "",
@@ -435,61 +440,64 @@ def images_sbom(
     """
     from importlib.metadata import version
 
-    from jobs.core import images as core_images
     from jobs.core.errors import NotFoundError
     from jobs.core.git import image_tag, local_name, source_revision
     from jobs.core.images import image
     from jobs.images import engine
     from jobs.images.sbom import LAPTOP, syft, write
 
-    row = core_images.release(_release_name(ctx, release))
-    chosen = [image(name).name for name in dict.fromkeys(names) if name != LAPTOP]
+    chosen = [image(name) for name in dict.fromkeys(names) if name != LAPTOP]
+    rows = _releases(ctx, [one.name for one in chosen], release)
     syft()
     if LAPTOP in names:
         print_text(str(write(f"dir:{sys.prefix}", name=LAPTOP, tag=version("trainyard"), folder=folder)))
     if not chosen:
         return
     client = engine.connect()
-    tag = image_tag(row.name, source_revision())
-    for name in chosen:
-        if not client.images.list(name=local_name(name, tag)):
+    tags = {one.name: image_tag(rows[one.root].name, source_revision()) for one in chosen}
+    for one in chosen:
+        if not client.images.list(name=local_name(one.name, tags[one.name])):
             raise NotFoundError(
-                f"the Docker engine has no image {local_name(name, tag)}",
-                next_step=f"trainyard images build {name} --release {row.name}",
+                f"the Docker engine has no image {local_name(one.name, tags[one.name])}",
+                next_step=f"trainyard images build {one.name} --release {rows[one.root].name}",
             )
-    for name in chosen:
+    for name, tag in tags.items():
         print_text(str(write(f"docker:{local_name(name, tag)}", name=name, tag=tag, folder=folder)))
 
 
-def _release(ctx: typer.Context, names: Sequence[str], given: str | None) -> "Release":
-    """Return the release for these images.
+def _releases(ctx: typer.Context, names: Sequence[str], given: str | None) -> "dict[str, Release]":
+    """Return the release of each root image: the given one, the stage's if --stage is given, or the default.
 
-    Raises UsageError for an unknown image or release, ConfigurationError if the release does not support the
-    accelerator of an image.
+    Raises UsageError for an unknown image or release, ConfigurationError if the given release is for other images.
     """
-    from jobs.core.images import check_image, image, release
+    from jobs.core.images import check_image, chosen_releases, image, release
 
-    chosen = [image(name) for name in names]
-    row = release(_release_name(ctx, given))
-    for one in chosen:
-        check_image(one.root, row)
-    return row
+    wanted = [image(name) for name in names]
+    chosen = chosen_releases(given, {} if given else _stage_releases(ctx))
+    for one in wanted:
+        check_image(one.root, release(given) if given else chosen[one.root])
+    return chosen
 
 
-def _release_name(ctx: typer.Context, given: str | None) -> str | None:
-    """Return the given release, or the stage's if --stage is given, or None for the default release."""
+def _stage_releases(ctx: typer.Context) -> dict[str, str]:
+    """Return the stage's releases by root image if --stage is given."""
     source = ctx.find_root().get_parameter_source("stage")
-    if given or source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
-        return given
+    if source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
+        return {}
     from jobs.core.errors import TrainyardError
     from jobs.images.inventory import StageImages
 
     try:
-        return StageImages.release_of(ctx.obj.aws(), ctx.obj.stage)
+        return StageImages.releases_of(ctx.obj.aws(), ctx.obj.stage)
     except TrainyardError as error:
-        own = "give --release, which needs no stage"
+        own = "leave out --stage and give --release"
         error.next_step = f"{error.next_step}; or {own}" if error.next_step else own
         raise
+
+
+def _heading(rows: "Mapping[str, Release]", chosen: "Iterable[Image]", revision: str) -> str:
+    """Return images with their releases, and the revision, as a line."""
+    return f"revision {revision}: {', '.join(f'{one.name} ({rows[one.root].name})' for one in chosen)}"
 
 
 def _say(line: str) -> None:

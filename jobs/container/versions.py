@@ -6,10 +6,7 @@ This is the only file that tells them apart. Each entry names the releases that 
 import functools
 import importlib.metadata
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jobs.container.trainer.determinism import Epoch
+from typing import Any
 
 _IS_TRANSFORMERS_4 = int(importlib.metadata.version("transformers").partition(".")[0]) < 5
 """True with Gaudi's releases, false with those for CUDA and CPU."""
@@ -39,7 +36,7 @@ def hub_unreachable() -> tuple[type[Exception], ...]:
     """
     from huggingface_hub import errors
 
-    return OSError, errors.HTTPError
+    return OSError, errors.HTTPError  # type: ignore[attr-defined]  # imported there
 
 
 class Steps(int):
@@ -48,15 +45,16 @@ class Steps(int):
     Gaudi's releases: `_inner_training_loop` of transformers 4 offers no other way to set them.
     """
 
-    def of(self, epoch: "Epoch", trainer: Any) -> "Steps":
+    def of(self, epoch: Any, trainer: Any) -> "Steps":
+        """Take the position from an `Epoch` and the Trainer's state."""
         self._epoch, self._trainer = epoch, trainer
         return self
 
     def __rfloordiv__(self, _step: int) -> int:
-        return self._epoch.position(self._trainer)[0]
+        return int(self._epoch.position(self._trainer)[0])
 
     def __rmod__(self, _step: int) -> int:
-        done = self._epoch.position(self._trainer)[1]
+        done = int(self._epoch.position(self._trainer)[1])
         return done // int(self._trainer.args.gradient_accumulation_steps)
 
 

@@ -4,8 +4,8 @@ A new image is one folder. images/<name>/Dockerfile with `ARG BASE_IMAGE` is the
 PARENT_IMAGE` is a child: it adds something (a notebook) to each of the other images, which makes one image per parent,
 <parent>-<name>.
 
-A release is a row of images/releases.toml: one Gaudi software version with all versions that must match it. One row is
-the default.
+A release is a row of images/releases.toml: versions that fit together, for one of the images without a parent and its
+children. One row of each such image is its default.
 
 python -m jobs.core.images [RELEASE]   prints the build arguments of images/*/Dockerfile for a release, one per line
 python -m jobs.core.images --table     prints the available releases as the table of images/README.md
@@ -89,29 +89,31 @@ MINIMUM_PYTHON = "3.10"
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A Gaudi software release and the versions that belong to it."""
+    """A software release: the versions that belong together in an image and its children."""
 
     name: str
-    build: int
-    gaudi: tuple[int, ...]
-    """Supported generations of the hardware."""
-    os: str
+    image: str
+    """The root image that it is for. The fields from `build` on are Gaudi's, and empty for others."""
     python: str
     pytorch: str
-    optimum_habana: str
     transformers: str
-    accelerate: str | None = None
-    """None only in history: the first optimum-habana did not use it."""
-    deepspeed: str | None = None
-    """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; None only in history."""
-    deepspeed_commit: str | None = None
-    """The commit of that tag when it was last looked up; None if it never was."""
+    accelerate: str = ""
+    """Empty only in history: the first optimum-habana did not use it."""
+    build: int = 0
+    gaudi: tuple[int, ...] = ()
+    """Supported generations of the hardware."""
+    os: str = ""
+    optimum_habana: str = ""
+    deepspeed: str = ""
+    """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; empty in history."""
+    deepspeed_commit: str = ""
+    """The commit of that tag when it was last looked up; empty if it never was."""
     why: str = ""
     """The reason to choose this release; empty only in history."""
 
     @property
     def base_image(self) -> str:
-        """Return the name of Habana's PyTorch image for this release; images/locks/bases.txt has its digest."""
+        """Return the name of Habana's PyTorch image for a release of Gaudi; images/locks/bases.txt has its digest."""
         return (
             f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
             f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
@@ -125,21 +127,27 @@ class Release:
     @property
     def build_arguments(self) -> dict[str, str]:
         """Return the build arguments of this release; each Dockerfile declares the ones it needs as `ARG`."""
-        return {
+        arguments = {
             "RELEASE": self.name,
-            "HABANA_IMAGE": self.base_image,
+            "HABANA_IMAGE": self.base_image if self.build else "",
             "PYTHON": self.python,
             "PYTORCH": self.pytorch,
             "OPTIMUM_HABANA": self.optimum_habana,
             "TRANSFORMERS": self.transformers,
-            "ACCELERATE": self.accelerate or "",
-            "DEEPSPEED": self.deepspeed_commit or self.deepspeed or "",
+            "ACCELERATE": self.accelerate,
+            "DEEPSPEED": self.deepspeed_commit or self.deepspeed,
         }
+        return {name: value for name, value in arguments.items() if value}
 
 
 def releases() -> dict[str, Release]:
     """Return the available releases by name, in the order of the file."""
     return _rows("releases")
+
+
+def releases_of(root: str) -> list[str]:
+    """Return the names of the available releases for a root image."""
+    return [row.name for row in releases().values() if row.image == root]
 
 
 def history() -> dict[str, Release]:
@@ -149,7 +157,7 @@ def history() -> dict[str, Release]:
 
 def _rows(table: str) -> dict[str, Release]:
     rows = _tables()[table]
-    return {name: Release(name=name, **{**row, "gaudi": tuple(row["gaudi"])}) for name, row in rows.items()}
+    return {name: Release(name=name, **{**row, "gaudi": tuple(row.get("gaudi", ()))}) for name, row in rows.items()}
 
 
 @cache
@@ -159,17 +167,17 @@ def _tables() -> dict[str, Any]:
     return tables
 
 
-def release(name: str | None = None) -> Release:
-    """Return the release called `name`, or the default release.
+def release(name: str | None = None, *, of: str = "gaudi") -> Release:
+    """Return the release called `name`, or the default release of the root image `of`.
 
     Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
     """
     rows, past = releases(), history()
-    name = name or str(_tables()["default"])
+    name = name or str(_tables()["default"][of])
     if name in past:
         raise ConfigurationError(
             f"release '{name}' is no longer available: {_why_history(past[name])}",
-            next_step=f"choose one of {', '.join(rows)}",
+            next_step=f"choose one of {', '.join(releases_of(past[name].image))}",
         )
     try:
         return rows[name]
@@ -177,12 +185,27 @@ def release(name: str | None = None) -> Release:
         raise UsageError(f"unknown release '{name}'{did_you_mean(name, rows)}") from None
 
 
-def release_for(row: InstanceType, name: str | None = None) -> Release:
-    """Return the release called `name`, or the default release, after checking that it supports the instance type.
+def chosen_releases(name: str | None = None, stage: Mapping[str, str] | None = None) -> dict[str, Release]:
+    """Return a release for each root image: the one called `name` for its image, else the stage's, else the default.
 
-    Raises UsageError if there is no such release, ConfigurationError if it does not support the row's Gaudi generation.
+    Raises like `release`.
     """
-    chosen = release(name)
+    roots = [each.name for each in images().values() if each.parent is None]
+    chosen = {root: release((stage or {}).get(root), of=root) for root in roots}
+    if name:
+        named = release(name)
+        chosen[named.image] = named
+    return chosen
+
+
+def release_for(row: InstanceType, name: str | None = None) -> Release:
+    """Return the release called `name`, or the default for the instance type, after checking that it supports the type.
+
+    Raises UsageError if there is no such release, ConfigurationError if it is for other accelerators or does not
+    support the row's Gaudi generation.
+    """
+    chosen = release(name, of=row.image)
+    _check_root(row.image, chosen)
     if row.gaudi_generation is None or row.gaudi_generation in chosen.gaudi:
         return chosen
     fitting = [other.name for other in releases().values() if row.gaudi_generation in other.gaudi]
@@ -193,20 +216,20 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
     )
 
 
-def pytorch_of(row: InstanceType, name: str | None) -> str | None:
-    """Return the PyTorch version that jobs run with on `row` in a stage with the release called `name`.
-
-    None for instances without HPUs, whose images have a later version that does not depend on the release.
-    """
-    chosen = releases().get(name or "")
-    return chosen.pytorch if chosen is not None and row.gaudi_generation is not None else None
-
-
 def check_image(root: str, chosen: Release) -> None:
-    """Raise ConfigurationError if the image runs only on instance types that the release does not support."""
+    """Raise ConfigurationError if the release is not for this root image, or for none of its instance types."""
+    _check_root(root, chosen)
     rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
     if rows and all(row.gaudi_generation not in {None, *chosen.gaudi} for row in rows):
         release_for(rows[0], chosen.name)
+
+
+def _check_root(root: str, chosen: Release) -> None:
+    if chosen.image != root:
+        raise ConfigurationError(
+            f"release '{chosen.name}' is for image '{chosen.image}', not '{root}'",
+            next_step=f"choose one of {', '.join(releases_of(root))}",
+        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -220,14 +243,15 @@ def _why_history(row: Release) -> str:
 
 
 _COLUMNS: Mapping[str, Callable[[Release], str]] = {
+    "Image": lambda row: row.image,
     "Gaudi": lambda row: ", ".join(map(str, row.gaudi)),
-    "Base": lambda row: f"{row.os}, {row.package_version}",
+    "Base": lambda row: f"{row.os}, {row.package_version}" if row.build else "Docker's Python",
     "Python": lambda row: row.python,
     "PyTorch": lambda row: row.pytorch,
     "optimum-habana": lambda row: row.optimum_habana,
     "transformers": lambda row: row.transformers,
-    "accelerate": lambda row: row.accelerate or "",
-    "DeepSpeed": lambda row: row.deepspeed or "",
+    "accelerate": lambda row: row.accelerate,
+    "DeepSpeed": lambda row: row.deepspeed,
 }
 """The middle columns of the table by heading."""
 
@@ -236,8 +260,8 @@ def table() -> str:
     """Return the available releases as a Markdown table, with the reason to choose each and where it is rejected."""
     lines = [("Release", "Reason to choose it", *_COLUMNS, "Refused"), ("---",) * (len(_COLUMNS) + 3)]
     for row in releases().values():
-        name = f"**{row.name}** (default)" if row.name == release().name else row.name
-        refused = "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
+        name = f"**{row.name}** (default)" if row == release(of=row.image) else row.name
+        refused = "on dl1.24xlarge, which has Gaudi 1" if row.gaudi and 1 not in row.gaudi else ""
         lines.append((name, row.why, *(column(row) for column in _COLUMNS.values()), refused))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

@@ -23,8 +23,6 @@ RUN_BUCKET = "bucket/run"
 LOG_GROUP = "log-group"
 INSTANCE_TYPE = "instance-type"
 CPU_INSTANCE_TYPE = "cpu-instance-type"
-RELEASE = "release"
-"""Gaudi software release of new jobs."""
 IMAGES = "images"
 """Names of the images that new jobs run in, separated by spaces."""
 IMAGE_TAG = "image-tag"
@@ -76,6 +74,11 @@ def image_repository_parameter(image: str) -> str:
 
 NOT_BUILT_TAG = "not-built-yet"
 """Placeholder tag in an image's parameter until the first push."""
+
+
+def release_parameter(root: str) -> str:
+    """Return the name of the parameter with the software release of new jobs whose image has this root image."""
+    return f"release/{root}"
 
 
 def image_parameter(image: str, release: str) -> str:
@@ -168,8 +171,8 @@ class DeployedStage:
     """Compute environments disabled because their instances never joined, with the values of their parameters."""
     stage_stop: str | None = None
     """Value of the parameter for the stage's used-up budget. None while the budget lasts."""
-    release: str | None = None
-    """Gaudi software release of new jobs. None if the stage was deployed before this parameter existed."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """Root image to the software release of new jobs."""
     image_tag: str | None = None
     """Image tag of all jobs, if the settings fix one."""
     images: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -232,7 +235,7 @@ class DeployedStage:
             budget_stops={team: value for (team,), value in _below("budget-stop", values)},
             never_joined={name: value for (name,), value in _below(NEVER_JOINED, values)},
             stage_stop=values.get(STAGE_BUDGET_STOP),
-            release=values.get(RELEASE),
+            releases={root: value for (root,), value in _below("release", values)},
             image_tag=values.get(IMAGE_TAG),
             images={(image, release): value for (image, release), value in _below("image", values)},
             job_images=({kind: value for (kind,), value in _below("job-image", values)} if runs_containers else {}),

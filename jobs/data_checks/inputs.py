@@ -12,7 +12,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.core.artifact import POINTER
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
-from jobs.core.images import pytorch_of
+from jobs.core.images import releases
 from jobs.core.locations import HUB, S3, S3Location, hub_suggestion, table_suffix
 from jobs.core.run import MANIFEST
 from jobs.core.stage import DeployedStage
@@ -63,10 +63,17 @@ def check_inputs(
         pending={argument for run in dependencies for argument in run.arguments},
         emulated=stage.emulated,
         # The emulator runs jobs in the current environment, or in the CPU image.
-        pytorch=None if stage.emulated else pytorch_of(stage.row_of(accelerated=spec.kind.accelerated), stage.release),
+        pytorch=None if stage.emulated else _pytorch_of(spec, stage),
         check_contents=check_contents,
         note=note,
     )
+
+
+def _pytorch_of(spec: JobSpec, stage: DeployedStage) -> str | None:
+    """Return the version of PyTorch in the job's image. None if this trainyard does not know the stage's release."""
+    root = stage.row_of(accelerated=spec.kind.accelerated).image
+    row = releases().get(stage.releases.get(root, ""))
+    return row.pytorch if row is not None else None
 
 
 def input_errors(

@@ -16,7 +16,7 @@ import docker
 from docker.errors import DockerException
 
 from jobs.core.errors import ConfigurationError
-from jobs.core.images import IMAGES_FOLDER, Image, Release, image, images, release, releases
+from jobs.core.images import IMAGES_FOLDER, Image, Release, image, images, release, releases_of
 from jobs.core.output import run_program
 from jobs.images import engine
 
@@ -76,7 +76,7 @@ def _named_base(root: Image, row: Release) -> str:
 
 def main() -> int:
     roots = [one for one in map(image, images()) if one.parent is None]
-    bases = {_named_base(one, release(name)): None for one in roots for name in releases()}
+    bases = {_named_base(one, release(name)): None for one in roots for name in releases_of(one.name)}
     return 1 if lock([base for base in bases if base], BASES_FILE, engine.connect()) else 0
 
 

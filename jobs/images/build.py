@@ -75,10 +75,11 @@ class BuiltImage:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """The build of one release's images from the current sources."""
+    """The build of images from the current sources."""
 
     client: docker.DockerClient
-    release: Release
+    releases: Mapping[str, Release]
+    """The release of each root image and its children."""
     revision: str
     build_arguments: Mapping[str, str]
     """Build arguments from the user."""
@@ -100,12 +101,16 @@ class Build:
         ordered = sorted(wanted.values(), key=lambda one: one.parent is not None)
         self._check_build_arguments([*(image(one.parent) for one in ordered if one.parent), *ordered])
         for one in ordered:
-            locked(one, self.release)
+            locked(one, self.release_of(one))
         return ordered
+
+    def release_of(self, one: Image) -> Release:
+        """Return the release that an image is built for."""
+        return self.releases[one.root]
 
     def exists(self, name: str) -> bool:
         """Return whether the engine has the image at this revision, on the requested base."""
-        found = self._find(name)
+        found = self._find(image(name))
         requested = self.build_arguments.get(BASE_ARGUMENT)
         return found is not None and requested in (None, found.labels.get(BASE_LABEL))
 
@@ -137,7 +142,7 @@ class Build:
                 next_step="correct the step that failed; if the disk is full: docker builder prune, then docker image "
                 "prune; if the base could not be pulled: name a mirror with --build-arg BASE_IMAGE=…",
             )
-        found = self._find(one.name)
+        found = self._find(one)
         if found is None:
             raise ConfigurationError(
                 f"'{one.name}' was built, but the Docker engine does not have it: the docker command uses a builder "
@@ -151,7 +156,7 @@ class Build:
             subprocess.run(command, env=_environment(), capture_output=True, check=False)
         built = BuiltImage(
             image=one,
-            release=self.release.name,
+            release=self.release_of(one).name,
             revision=self.revision,
             id=found.id,
             size_bytes=engine.size_bytes(found),
@@ -162,11 +167,10 @@ class Build:
 
     def _command(self, one: Image, context: Path, *, stage: str | None = None) -> list[str]:
         """Return the docker command that builds an image, or one stage of its Dockerfile."""
-        name = f"{one.name}-{stage}" if stage else one.name
         commit = None if is_dirty(self.revision) else source_commit()
         return [
             *(str(engine.build_command()), "build", "--progress", "plain", "--platform", engine.PLATFORM),
-            *("--file", str(context / one.dockerfile.relative_to(ROOT)), "--tag", self._name(name)),
+            *("--file", str(context / one.dockerfile.relative_to(ROOT)), "--tag", self._name(one, stage)),
             *(("--target", stage) if stage else ()),
             *(("--network", self.network) if self.network else ()),
             *(part for name, value in self._arguments(one).items() for part in ("--build-arg", f"{name}={value}")),
@@ -176,30 +180,32 @@ class Build:
         ]
 
     def _base(self, root: Image) -> str:
-        return self.build_arguments.get(BASE_ARGUMENT) or default_base(root, self.release)
+        return self.build_arguments.get(BASE_ARGUMENT) or default_base(root, self.release_of(root))
 
     def _arguments(self, one: Image) -> dict[str, str]:
         """Return the build arguments that the image's Dockerfile declares, with their values."""
-        given = {**self.build_arguments, **self._determined}
+        given = {**self.build_arguments, **self._determined(one)}
         if one.parent:
-            given |= {"PARENT_IMAGE": self._name(one.parent), "PARENT": one.parent}
-            if self._find(f"{one.parent}-{PACKAGES}"):
-                given["PARENT_PACKAGES"] = self._name(f"{one.parent}-{PACKAGES}")
+            parent = image(one.parent)
+            given |= {"PARENT_IMAGE": self._name(parent), "PARENT": parent.name}
+            if self._find(parent, PACKAGES):
+                given["PARENT_PACKAGES"] = self._name(parent, PACKAGES)
         elif base := self._base(one):
             given[BASE_ARGUMENT] = base
         declared = declared_arguments(one)
         return {name: value for name, value in given.items() if name in declared or name.upper() in _PROXY_ARGUMENTS}
 
-    @property
-    def _determined(self) -> dict[str, str]:
-        return {**self.release.build_arguments, "REVISION": self.revision}
+    def _determined(self, one: Image) -> dict[str, str]:
+        return {**self.release_of(one).build_arguments, "REVISION": self.revision}
 
-    def _name(self, name: str) -> str:
-        return local_name(name, image_tag(self.release.name, self.revision))
+    def _name(self, one: Image, stage: str | None = None) -> str:
+        """Return the name of an image, or of one stage of its Dockerfile, in the engine."""
+        name = f"{one.name}-{stage}" if stage else one.name
+        return local_name(name, image_tag(self.release_of(one).name, self.revision))
 
-    def _find(self, name: str) -> DockerImage | None:
+    def _find(self, one: Image, stage: str | None = None) -> DockerImage | None:
         try:
-            return self.client.images.get(self._name(name))
+            return self.client.images.get(self._name(one, stage))
         except ImageNotFound:
             return None
 
@@ -209,7 +215,12 @@ class Build:
         Arguments of a parent are accepted even if the parent is already built.
         """
         known = {name for one in lineage for name in declared_arguments(one)}
-        determined = {*self._determined, "PARENT_IMAGE", "PARENT_PACKAGES", "PARENT"}
+        determined = {
+            *(name for one in lineage for name in self._determined(one)),
+            "PARENT_IMAGE",
+            "PARENT_PACKAGES",
+            "PARENT",
+        }
         for name, value in self.build_arguments.items():
             if name in determined:
                 raise UsageError(

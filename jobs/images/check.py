@@ -107,7 +107,7 @@ def expected_versions(of: Image, row: Release) -> dict[str, str]:
     Raises ConfigurationError if there is no lock file.
     """
     parent = locked(image(of.parent), row) if of.parent else {}
-    expected = {**parent, **locked(of, row), "transformers": row.transformers, "accelerate": row.accelerate or ""}
+    expected = {**parent, **locked(of, row), "transformers": row.transformers, "accelerate": row.accelerate}
     if contents(of).torch == "base":
         expected |= {
             "torch": row.pytorch,

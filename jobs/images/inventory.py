@@ -9,15 +9,15 @@ import docker
 from jobs.aws.connection import Aws
 from jobs.core.errors import ConfigurationError, did_you_mean
 from jobs.core.git import image_tag, local_name
-from jobs.core.images import Image, child_name, image, images
+from jobs.core.images import Image, Release, child_name, chosen_releases, image, images
 from jobs.core.stage import (
     IMAGES,
     NOT_BUILT_TAG,
-    RELEASE,
     deploy_command,
     image_parameter,
     image_repository_parameter,
     parameter_path,
+    release_parameter,
 )
 from jobs.images import engine
 
@@ -27,13 +27,17 @@ _PARAMETERS_OF_A_CALL = 10
 _CPU_ROOT = "cpu"
 """The root image that every machine can run."""
 
+_RELEASES = {one.name: release_parameter(one.name) for one in images().values() if one.parent is None}
+"""Root image to the parameter with its release."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageImages:
-    """The images of a stage for one release, as its image stack and earlier pushes left them in SSM."""
+    """The images of a stage, as its image stack and earlier pushes left them in SSM."""
 
     stage: str
-    release: str
+    releases: Mapping[str, Release]
+    """The release of each root image and its children."""
     repositories: Mapping[str, str]
     """Repository URI of each image."""
     recorded: Mapping[str, str]
@@ -42,24 +46,25 @@ class StageImages:
     """Names of the images that new jobs use."""
 
     @staticmethod
-    def release_of(aws: Aws, stage: str) -> str:
-        """Return the stage's own release. Raises ConfigurationError if its image stack is not deployed."""
-        return _about(aws, stage)[RELEASE]
+    def releases_of(aws: Aws, stage: str) -> dict[str, str]:
+        """Return the stage's release of each root image. Raises ConfigurationError if its image stack is missing."""
+        about = _about(aws, stage)
+        return {root: about[key] for root, key in _RELEASES.items() if key in about}
 
     @classmethod
     def read(cls, aws: Aws, stage: str, release: str | None) -> "StageImages":
-        """Read the stage's SSM parameters for a release; None means the stage's own release.
+        """Read the stage's SSM parameters, with another release than the stage's for the image of the row `release`.
 
         Raises ConfigurationError if its image stack is not deployed.
         """
         about = _about(aws, stage)
-        release = release or about[RELEASE]
+        chosen = chosen_releases(release, cls.releases_of(aws, stage))
         repositories = {name: image_repository_parameter(name) for name in images()}
-        parameters = {name: image_parameter(name, release) for name in images()}
+        parameters = {name: image_parameter(name, chosen[one.root].name) for name, one in images().items()}
         found = _parameters(aws, stage, [*repositories.values(), *parameters.values()])
         return cls(
             stage=stage,
-            release=release,
+            releases=chosen,
             repositories={name: found[key] for name, key in repositories.items() if key in found},
             recorded={name: found[key] for name, key in parameters.items() if key in found},
             default=tuple(about.get(IMAGES, "").split()),
@@ -76,6 +81,7 @@ class StageImages:
         chosen = [image(name) for name in dict.fromkeys(names)]
         deploy = deploy_command(self.stage, "image", emulated=emulated)
         for one in chosen:
+            release = self.releases[one.root].name
             if one.name not in self.repositories:
                 raise ConfigurationError(
                     f"stage '{self.stage}' has no repository for image '{one.name}'"
@@ -84,7 +90,7 @@ class StageImages:
                 )
             if one.name not in self.recorded:
                 raise ConfigurationError(
-                    f"no pool of stage '{self.stage}' uses image '{one.name}' of release {self.release}",
+                    f"no pool of stage '{self.stage}' uses image '{one.name}' of release {release}",
                     next_step=f"use the stage's own release, or set this one in infra/settings.py and {deploy}",
                 )
         return chosen
@@ -98,10 +104,10 @@ class StageImages:
 
 
 def _about(aws: Aws, stage: str) -> dict[str, str]:
-    about = _parameters(aws, stage, [RELEASE, IMAGES])
-    if RELEASE not in about:
+    about = _parameters(aws, stage, [*_RELEASES.values(), IMAGES])
+    if IMAGES not in about:
         raise ConfigurationError(
-            f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
+            f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{IMAGES}",
             next_step=deploy_command(stage, "image", emulated=aws.emulated),
         )
     return about
@@ -143,23 +149,26 @@ class RemoteImage:
     pushed_at: datetime
 
 
-def local_images(client: docker.DockerClient, release: str, *, revision: str | None) -> Mapping[str, LocalImage]:
-    """Return the engine's images of a release, by name: the image of `revision` if there is one, else the newest.
+def local_images(
+    client: docker.DockerClient, chosen: Mapping[str, Release], *, revision: str | None
+) -> Mapping[str, LocalImage]:
+    """Return the engine's images of the chosen releases, by name: of `revision` if there is one, else the newest.
 
     Raises docker's errors.
     """
-    prefix, start = local_name("", "").removesuffix(":"), image_tag(release, "")
+    prefix = local_name("", "").removesuffix(":")
+    releases = {name: chosen[one.root].name for name, one in images().items()}
     found: dict[str, tuple[bool, int, str, str]] = {}
     for entry in client.api.images():
         for reference in entry["RepoTags"] or ():
             name, _, tag = reference.removeprefix(prefix).rpartition(":")
-            if reference.startswith(prefix) and tag.startswith(start):
-                current = tag == image_tag(release, revision or "")
+            if reference.startswith(prefix) and name in releases and tag.startswith(image_tag(releases[name], "")):
+                current = tag == image_tag(releases[name], revision or "")
                 found[name] = max(found.get(name, (False, 0, "", "")), (current, entry["Created"], tag, entry["Id"]))
     return {
         name: LocalImage(
             tag=tag,
-            revision=tag.removeprefix(start),
+            revision=tag.removeprefix(image_tag(releases[name], "")),
             id=key,
             created_at=datetime.fromtimestamp(created, timezone.utc),
             size_bytes=engine.size_bytes(client.images.get(key)),
@@ -174,9 +183,9 @@ def recorded_images(stage: StageImages) -> Mapping[str, str | None]:
 
 
 def remote_images(aws: Aws, stage: StageImages) -> Mapping[str, tuple[RemoteImage, ...]]:
-    """Return the images of the stage's release in ECR, by name, the newest first. Raises boto3's errors."""
+    """Return the images of the stage's releases in ECR, by name, the newest first. Raises boto3's errors."""
     names = [name for name in stage.recorded if name in stage.repositories]
-    return {name: _tags(aws, stage.repositories[name], stage.release) for name in names}
+    return {name: _tags(aws, stage.repositories[name], stage.releases[image(name).root].name) for name in names}
 
 
 def _tags(aws: Aws, repository: str, release: str) -> tuple[RemoteImage, ...]:

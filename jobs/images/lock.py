@@ -1,6 +1,6 @@
 """Pin and hash the Python packages of an image, in images/locks/<release>/<image>.txt.
 
-    python -m jobs.images.lock IMAGE [RELEASE …]      rewrites the files, for all releases if none is named
+    python -m jobs.images.lock IMAGE [RELEASE …]      rewrites the files, for all releases of the image if none is named
     python -m jobs.images.lock all 1.21.0             for every image of a release
 
 A child image installs the group of pyproject.toml that has the name of its folder. It has a lock file for each image
@@ -23,7 +23,7 @@ from pathlib import Path
 import tomllib
 
 from jobs.core.errors import ConfigurationError, TrainyardError
-from jobs.core.images import IMAGES_FOLDER, Image, Release, image, images, release, releases
+from jobs.core.images import IMAGES_FOLDER, Image, Release, check_image, image, images, release, releases
 from jobs.core.output import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +46,6 @@ _RESOLUTION_SECONDS = 600
 class Contents:
     """What a root image adds to its base."""
 
-    python: str | None
-    """Python version of the base. None: the version in the release's row."""
     torch: str
     """`base`: the base brings it and it must not change; `cpu`: PyTorch's CPU build; `default`: the package index's
     version, which on Linux is the CUDA build."""
@@ -59,7 +57,6 @@ class Contents:
 
 IMAGES = {
     "gaudi": Contents(
-        python=None,
         torch="base",
         # Habana's packages are compiled against the base's NumPy, and one of them requires exactly that version. 1.23.5
         # is the oldest version in any row's base; packages that accept it accept newer ones too. A setuptools without
@@ -72,8 +69,8 @@ IMAGES = {
             *("einops", "hjson", "msgpack", "ninja", "nvidia-ml-py", "py-cpuinfo", "pynvml<12"),
         ),
     ),
-    "cpu": Contents(python="3.11", torch="cpu"),
-    "cuda": Contents(python="3.11", torch="default"),
+    "cpu": Contents(torch="cpu"),
+    "cuda": Contents(torch="default"),
 }
 
 
@@ -87,7 +84,7 @@ def contents(of: Image) -> Contents:
     except KeyError:
         raise ConfigurationError(
             f"IMAGES does not define what image {of.root} adds to its base",
-            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py: its Python and its torch",
+            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py: its torch",
         ) from None
 
 
@@ -116,9 +113,8 @@ def requirements(of: Image, row: Release) -> list[str]:
     versions = {
         "transformers": f"transformers=={row.transformers}",
         "accelerate": f"accelerate=={row.accelerate}",
+        "torch": f"torch=={row.pytorch}",
     }
-    if own.torch == "base":
-        versions["torch"] = f"torch=={row.pytorch}"
     names = map(_name, wanted)
     # Without their pins: requirements.txt adds them as preferences, and an old release may need other versions.
     return [versions.get(name, name) for name in names] + [item.format(**vars(row)) for item in own.extra]
@@ -127,7 +123,7 @@ def requirements(of: Image, row: Release) -> list[str]:
 def lock(of: Image, row: Release, *, torch_index: str) -> str:
     """Return the text of the lock file. Raises TrainyardError if the requirements conflict."""
     own = contents(of)
-    python = own.python or row.python
+    python = row.python
     inherited = locked(image(of.parent), row) if of.parent else {}
     left_out = [*inherited, *map(_name, own.brings), *(["torch"] if own.torch == "base" else [])]
     options = ["--python-version", python, "--python-platform", _PLATFORM, "--only-binary", ":all:", "--no-header"]
@@ -234,7 +230,12 @@ def main() -> None:
     given = parser.parse_args()
     chosen = images().values() if given.image == EVERY_IMAGE else [image(given.image)]
     rows = [release(name) for name in given.releases] or releases().values()
-    for one, row in itertools.product(chosen, rows):  # parents first, because a child's lock depends on its parent's
+    for one in chosen:
+        contents(one)  # raises an error for a new root image without a row
+    fitting = [(one, row) for one, row in itertools.product(chosen, rows) if one.root == row.image]
+    if not fitting:
+        check_image(next(iter(chosen)).root, next(iter(rows)))
+    for one, row in fitting:  # parents first, because a child's lock depends on its parent's
         path = lock_file(one, row)
         text = lock(one, row, torch_index=given.torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)

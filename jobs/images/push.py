@@ -25,8 +25,8 @@ from docker.models.images import Image as DockerImage
 
 from jobs.aws.connection import Aws
 from jobs.core.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
-from jobs.core.git import REVISION_VARIABLE, is_dirty, local_name
-from jobs.core.images import Image, release
+from jobs.core.git import REVISION_VARIABLE, image_tag, is_dirty, local_name
+from jobs.core.images import Image
 from jobs.core.images import image as image_called
 from jobs.core.stage import deploy_command, image_parameter, parameter_path
 from jobs.images import engine
@@ -80,14 +80,18 @@ class Pushed:
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """The push of images of one release and revision to a stage."""
+    """The push of images of one revision to a stage."""
 
     client: docker.DockerClient
     """A client that may be silent for engine.TRANSFER_SECONDS."""
     aws: Aws
     stage: StageImages
     registry: Registry
-    tag: str
+    revision: str
+
+    def tag_of(self, one: Image) -> str:
+        """Return the tag of an image: its release and the revision."""
+        return image_tag(self.stage.releases[one.root].name, self.revision)
 
     def missing(self, unbuilt: Iterable[Image]) -> list[str]:
         """Return the names of images that the registry lacks too, so that they must be built. Raises as `run` does."""
@@ -121,7 +125,7 @@ class Push:
             ):
                 if "error" in line:
                     raise self._refusal(one, f"pulled from {target}", str(line["error"]))
-            self.client.images.get(f"{target}@{digest}").tag(*local_name(one.name, self.tag).rsplit(":", 1))
+            self.client.images.get(f"{target}@{digest}").tag(*local_name(one.name, self.tag_of(one)).rsplit(":", 1))
         except KeyboardInterrupt:
             raise StoppedError(f"stopped: '{one.name}' was not pulled, and nothing was pushed") from None
         except (DockerException, OSError) as error:
@@ -129,12 +133,14 @@ class Push:
 
     def check_bases(self, chosen: Iterable[Image]) -> None:
         """Raise UsageError if an image to be pushed is built on another base than the release's own."""
-        row = release(self.stage.release)
         for one in chosen:
             local = self._local(one)
             if local is None or self._pushed_digest(one):
                 continue
-            found, own = local.labels.get(BASE_LABEL), default_base(image_called(one.root), row)
+            found, own = (
+                local.labels.get(BASE_LABEL),
+                default_base(image_called(one.root), self.stage.releases[one.root]),
+            )
             if found != own:
                 raise UsageError(
                     f"'{one.name}' is built on {found or 'an unknown base (it has no label)'}, but images of this tag "
@@ -164,7 +170,8 @@ class Push:
         changed = {name: uri for name, uri in wanted.items() if self.stage.recorded.get(name) != uri}
         for name, uri in changed.items():
             self.aws.ssm.put_parameter(
-                Name=parameter_path(self.stage.stage) + image_parameter(name, self.stage.release),
+                Name=parameter_path(self.stage.stage)
+                + image_parameter(name, self.stage.releases[image_called(name).root].name),
                 Value=uri,
                 Overwrite=True,
             )
@@ -174,14 +181,14 @@ class Push:
         uri = self.stage.repositories[one.name]
         if self.registry.is_missing(uri, emulated=self.aws.emulated):
             self._tag(one, uri)
-            done = Pushed(image=one, tag=self.tag, uri=f"{uri}:{self.tag}", was_there=False)
+            done = Pushed(image=one, tag=self.tag_of(one), uri=f"{uri}:{self.tag_of(one)}", was_there=False)
         elif digest := self._pushed_digest(one):
             own = self._leaves_own(one, digest)
-            done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{digest}", was_there=True, leaves_own=own)
+            done = Pushed(image=one, tag=self.tag_of(one), uri=f"{uri}@{digest}", was_there=True, leaves_own=own)
         else:
             target = self.registry.repository(uri)
-            report(f"{one.name}: push to {target}:{self.tag}")
-            done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{self._send(one, target)}", was_there=False)
+            report(f"{one.name}: push to {target}:{self.tag_of(one)}")
+            done = Pushed(image=one, tag=self.tag_of(one), uri=f"{uri}@{self._send(one, target)}", was_there=False)
         report(f"{one.name}: {'already pushed' if done.was_there else 'done'}, {done.uri}")
         return done
 
@@ -197,7 +204,7 @@ class Push:
             raise StoppedError(f"stopped: '{one.name}' was not pushed, and nothing was recorded") from None
         finally:
             if not arrived:
-                self._untag(target)
+                self._untag(one, target)
         return digest
 
     def _verify(self, one: Image, target: str, pushed: str) -> None:
@@ -205,7 +212,8 @@ class Push:
         found = self._digest(one, target)
         if pushed != found:
             raise TrainyardError(
-                f"{target}:{self.tag} is {found} in the registry, but {pushed} was pushed; nothing was recorded",
+                f"{target}:{self.tag_of(one)} is {found} in the registry, but {pushed} was pushed; nothing was "
+                "recorded",
                 next_step="find out who else pushes there, then run the same command again",
             )
 
@@ -213,7 +221,7 @@ class Push:
         digest = ""
         try:
             for line in self.client.api.push(
-                target, tag=self.tag, stream=True, decode=True, auth_config=dict(self.registry.credentials)
+                target, tag=self.tag_of(one), stream=True, decode=True, auth_config=dict(self.registry.credentials)
             ):
                 if "error" in line:
                     raise self._refusal(one, f"pushed to {target}", str(line["error"]))
@@ -238,7 +246,9 @@ class Push:
 
     def _digest(self, one: Image, target: str) -> str | None:
         try:
-            found = self.client.images.get_registry_data(f"{target}:{self.tag}", dict(self.registry.credentials))
+            found = self.client.images.get_registry_data(
+                f"{target}:{self.tag_of(one)}", dict(self.registry.credentials)
+            )
         except NotFound as error:
             if _is_no_repository(_message(error)):
                 raise self._refusal(one, f"pushed to {target}", _message(error)) from error
@@ -273,19 +283,19 @@ class Push:
     def _local(self, one: Image) -> DockerImage | None:
         """Return the engine's image of the tag, or None."""
         try:
-            return self.client.images.get(local_name(one.name, self.tag))
+            return self.client.images.get(local_name(one.name, self.tag_of(one)))
         except ImageNotFound:
             return None
 
     def _tag(self, one: Image, repository: str) -> None:
         try:
-            self.client.images.get(local_name(one.name, self.tag)).tag(repository, self.tag)
+            self.client.images.get(local_name(one.name, self.tag_of(one))).tag(repository, self.tag_of(one))
         except DockerException as error:
             raise engine.explain(error) from error
 
-    def _untag(self, repository: str) -> None:
+    def _untag(self, one: Image, repository: str) -> None:
         with suppress(ImageNotFound):
-            self.client.images.remove(f"{repository}:{self.tag}", noprune=True)
+            self.client.images.remove(f"{repository}:{self.tag_of(one)}", noprune=True)
 
 
 def check_clean(revision: str, *, emulated: bool, allow_dirty: bool) -> None:

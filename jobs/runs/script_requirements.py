@@ -68,7 +68,7 @@ def _check_packed(requirements: Requirements, pack: Pack) -> None:
 def _image_packages(stage: DeployedStage, spec: JobSpec) -> tuple[str, dict[str, str]]:
     """Return the name of the job's image and its pinned packages; no packages if the release has no lock file."""
     root = "cpu" if stage.emulated else stage.instance_type.image
-    row = release(stage.release)
+    row = release(stage.releases.get(root), of=root)
     image = child_name(root, spec.kind.image)
     path = ROOT / "images" / "locks" / row.name / f"{image}.txt"
     pinned = dict(_PIN.findall(path.read_text())) if path.is_file() else {}

@@ -308,7 +308,7 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
     if deployed is None:
         return []
     name = child_name(row.image, kind.image)
-    pushed = stage.images.get((name, stage.release or ""), deployed)
+    pushed = stage.images.get((name, stage.releases.get(row.image, "")), deployed)
     deploy = deploy_command(stage.name, "jobs", emulated=stage.emulated)
     if stage.emulated:
         name = child_name("cpu", kind.image)

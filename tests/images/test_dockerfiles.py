@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.core.git import NOT_SOURCES, SOURCES
-from jobs.core.images import image, images, release, releases
+from jobs.core.images import image, images, release, releases, with_descendants
 from jobs.core.instance_types import INSTANCE_TYPES, SCRATCH
 from jobs.images.check import ACCELERATORS
 from jobs.images.lock import lock_file, locked
@@ -25,7 +25,8 @@ SECRET = re.compile(r"secret|token|passw|credential|api_?key|access_?key|private
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_default_arguments_are_the_default_release(dockerfile: Path) -> None:
-    rows = release().build_arguments
+    name = dockerfile.parent.name
+    rows = release(of="gaudi" if name in CHILDREN else name).build_arguments
     defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", dockerfile.read_text(), flags=re.MULTILINE))
     given = {name: value for name, value in defaults.items() if name in rows and value != "unknown"}
     assert given
@@ -125,7 +126,7 @@ def test_build_context_is_what_the_revision_covers() -> None:
 
 def test_every_image_copies_its_lock_for_every_release() -> None:
     for row in releases().values():
-        for one in images().values():
+        for one in with_descendants(row.image):
             written = one.dockerfile.read_text().replace("${RELEASE}", row.name).replace("${PARENT}", one.parent or "")
             assert f"COPY {lock_file(one, row).relative_to(ROOT)} /opt/trainyard/" in written
             parent = locked(image(one.parent), row) if one.parent else {}

@@ -14,7 +14,13 @@ from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Stage, Team
 from jobs.core.artifact import artifact_prefix
 from jobs.core.images import images
-from jobs.core.stage import IMAGE_BUILD_PROJECT, IMAGES, RELEASE, image_parameter, image_repository_parameter
+from jobs.core.stage import (
+    IMAGE_BUILD_PROJECT,
+    IMAGES,
+    image_parameter,
+    image_repository_parameter,
+    release_parameter,
+)
 from jobs.runs.connect import DOCUMENT
 from jobs.spec.submit_job import JOB_TAGS
 from tests.support.infra.calls import permissions_of
@@ -267,7 +273,7 @@ BUILDS: list[Row] = [
         for image in images()
         for name in (image_repository_parameter(image), image_parameter(image, "1.0.0"))
     ),
-    ("ssm:GetParameters", f"{PARAMETER}/{RELEASE}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}"),
+    ("ssm:GetParameters", f"{PARAMETER}/{release_parameter('gaudi')}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}"),
     ("ssm:GetParameters", f"{PARAMETER}/{IMAGES}", {}, f"{IMAGE_BUILD} {ALL_PEOPLE}"),
     ("ssm:PutParameter", f"{PARAMETER}/{image_parameter('gaudi', '1.21.0')}", {}, IMAGE_BUILD),
 ]

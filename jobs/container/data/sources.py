@@ -131,7 +131,7 @@ def data_set_commit(location: str) -> str:
 
 def hub_answer(error: "HfHubHTTPError") -> str:
     """Return the hub's HTTP status in words: `404 Not Found`."""
-    if error.response is None:
+    if getattr(error, "response", None) is None:  # with the client of Gaudi's releases
         return "with nothing readable"
     status = HTTPStatus(error.response.status_code)
     return f"{status.value} {status.phrase}"

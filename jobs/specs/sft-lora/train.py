@@ -1,4 +1,4 @@
-"""Tune a language model with LoRA to answer like the examples, with optimum-habana's Trainer on an HPU, else TRL's.
+"""Tune a language model with LoRA to answer like the examples, with GaudiTrainer on an HPU, else with Trainer.
 
     python train.py MODEL examples.jsonl          # lines with `messages`, or with `prompt` and `completion`
 
@@ -103,11 +103,12 @@ def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     try:
         from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
     except ImportError:
-        from trl import SFTConfig, SFTTrainer
+        from transformers import Trainer, TrainingArguments
 
-        return SFTTrainer, SFTConfig, {"dataset_kwargs": {"skip_prepare_dataset": True}}, {}
+        return Trainer, TrainingArguments, {"warmup_steps": 0.03}, {}
     config = GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True, use_torch_autocast=True)
-    hpu = {"use_habana": True, "use_lazy_mode": True, "throughput_warmup_steps": 3}
+    # The transformers of Gaudi's releases has another name for a warm-up over a share of the steps.
+    hpu = {"use_habana": True, "use_lazy_mode": True, "throughput_warmup_steps": 3, "warmup_ratio": 0.03}
     return GaudiTrainer, GaudiTrainingArguments, hpu, {"gaudi_config": config}
 
 
@@ -177,7 +178,7 @@ def main() -> None:
             output_dir="checkpoints", num_train_epochs=args.epochs, max_steps=args.max_steps, seed=args.seed,
             per_device_train_batch_size=args.batch_size, per_device_eval_batch_size=args.batch_size,
             gradient_accumulation_steps=args.gradient_accumulation_steps, learning_rate=args.learning_rate,
-            lr_scheduler_type="cosine", warmup_ratio=0.03, logging_steps=10, save_strategy="no", report_to=[],
+            lr_scheduler_type="cosine", logging_steps=10, save_strategy="no", report_to=[],
             remove_unused_columns=False, label_names=["labels"], bf16=is_hpu or has_bf16, disable_tqdm=True,
             use_cpu=not (is_hpu or torch.cuda.is_available()), **of_device,
         ),

@@ -32,7 +32,7 @@ GROWN: dict[str, Any] = {
     "monthly_budget_usd": 1000,
     "teams": (*STAGES["dev"].teams, TEAM),
 }
-UPGRADED = {**GROWN, "instance_type": "p4d.24xlarge", "release": "1.23.0"}
+UPGRADED = {**GROWN, "instance_type": "p4d.24xlarge"}
 SETTLED = {**UPGRADED, "monthly_budget_usd": 2000}
 
 

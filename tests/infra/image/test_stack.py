@@ -29,7 +29,9 @@ def test_a_stage_without_accelerators_only_has_cpu_images() -> None:
     names = [item["Name"] for item in resources(image, "AWS::SSM::Parameter").values()]
     cpu = {one.name for one in with_descendants("cpu")}
     assert {name.split("/")[4] for name in names if "/image-repository/" in name} == cpu
-    assert {name for name in names if "/image/" in name} == {f"/trainyard/test/image/{n}/{release().name}" for n in cpu}
+    assert {name for name in names if "/image/" in name} == {
+        f"/trainyard/test/image/{n}/{release(of='cpu').name}" for n in cpu
+    }
 
 
 @pytest.mark.parametrize(

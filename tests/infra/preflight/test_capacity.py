@@ -135,8 +135,11 @@ def test_quotas_must_cover_all_that_the_stage_may_use_at_once() -> None:
     [
         # A retiring pool needs the same again.
         (
-            {"instance_type": "p4d.24xlarge", "retiring": (Pool(instance_type="p4d.24xlarge", release="1.23.0"),)},
-            "the stage needs 384 for 2 x p4d.24xlarge + 2 x p4d.24xlarge of retiring pool p4d-24xlarge-1-23-0",
+            {
+                "instance_type": "p4d.24xlarge",
+                "retiring": (Pool(instance_type="p4d.24xlarge"),),
+            },
+            "the stage needs 384 for 2 x p4d.24xlarge + 2 x p4d.24xlarge of retiring pool p4d-24xlarge-cuda-2026-11",
         ),
         # So does each team, except those that share instances.
         (

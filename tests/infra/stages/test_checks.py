@@ -19,7 +19,7 @@ from jobs.core.errors import ConfigurationError
 SUBNET = "subnet-0123456789abcdef0"
 VPC = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=(SUBNET,))
 GAUDI = Pool(instance_type="dl1.24xlarge")
-RETIRING = Pool(instance_type="p4d.24xlarge", release="1.23.0")
+RETIRING = Pool(instance_type="p4d.24xlarge", release="cuda-2026.11")
 CUSTOM_AMI = "ami-0123456789abcdef0"
 SETTINGS = Path(settings.__file__).read_text()
 TEAMS_LINE = 1 + SETTINGS[: SETTINGS.index("TEAMS = ")].count("\n")
@@ -123,7 +123,7 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         ),
         ("retiring", (GAUDI,), "'dl1-24xlarge-1-21-0' is the pool of new jobs; it cannot retire at the same time"),
         ("retiring", (RETIRING,) * 2, "lists a pool twice"),
-        ("retiring", (replace(GAUDI, release="1.23.0"),), "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge"),
+        ("retiring", (replace(GAUDI, release="1.24.0"),), "release '1.24.0' supports Gaudi 2 and 3; dl1.24xlarge"),
         ("retiring", (replace(RETIRING, machine_image="ami"),), "machine_image: must be 'ami-…' or 'ssm:/…', not"),
         *(("machine_image", value, "must be 'ami-…' or 'ssm:/…', not") for value in ("ami-xyz", "ssm:relative")),
         *(("root_device_name", value, "must be a device such as '/dev/sda1', not") for value in ("sda1",)),
@@ -134,7 +134,7 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         ("cpu_instance_type", "dl1.24xlarge", "must be a type without an accelerator, not 'dl1.24xlarge'"),
         ("cpu_instance_type", "m6i", "unknown instance type 'm6i'"),
         ("instance_type", "dl1.24xlarg", "unknown instance type 'dl1.24xlarg'; did you mean 'dl1.24xlarge'?"),
-        ("release", "1.23.0", "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
+        ("release", "1.24.0", "release '1.24.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
         ("release", "1.21.1", "unknown release '1.21.1'; did you mean '1.21.0'?"),
     ],
 )
@@ -214,9 +214,9 @@ ACCEPTED: list[dict[str, Any]] = [
     {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
     {"fsx_gib": 1_200, "region": "us-east-1"},
     {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
-    {"retiring": (RETIRING, replace(RETIRING, release=None))},
+    {"retiring": (RETIRING, replace(RETIRING, instance_type="g5.4xlarge", release=None))},
     {"account": "012345678901", "region": "us-gov-west-1"},
-    {"instance_type": "m6i.4xlarge", "release": "1.23.0"},
+    {"instance_type": "m6i.4xlarge", "release": "cpu-2026.11"},
     {"log_retention_days": LOG_RETENTION_DAYS[-1]},
 ]
 

@@ -15,7 +15,13 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
 from jobs.core.images import images, release
-from jobs.core.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
+from jobs.core.stage import (
+    DEFAULT_STAGE,
+    image_parameter,
+    image_repository_parameter,
+    parameter_path,
+    release_parameter,
+)
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.images.source_tree import SourceTree
 
@@ -29,7 +35,7 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-RELEASE = release().name
+RELEASE = release(of="cpu").name
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 
@@ -39,12 +45,13 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
     [
         (["gaudy"], 2, "image 'gaudy' not found; did you mean 'gaudi'?"),
         (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
-        (["cpu", "--release", "1.21"], 2, "unknown release '1.21'; did you mean '1.21.0'?"),
-        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is no longer available: its image has Python 3.8"),
+        (["gaudi", "--release", "1.21"], 2, "unknown release '1.21'; did you mean '1.21.0'?"),
+        (["gaudi", "--release", "1.5.0"], 3, "release '1.5.0' is no longer available: its image has Python 3.8"),
+        (["cpu", "--release", "1.21.0"], 3, "release '1.21.0' is for image 'gaudi', not 'cpu'"),
         (
-            ["gaudi-notebook", "--release", "1.23.0"],
+            ["gaudi-notebook", "--release", "1.24.0"],
             3,
-            "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
+            "release '1.24.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
         ),
         (["cpu", "--build-arg", "TORCH_INDEX"], 2, "--build-arg 'TORCH_INDEX' is not NAME=VALUE"),
         ([], 2, "Missing argument 'IMAGE…'"),
@@ -65,13 +72,13 @@ def test_an_impossible_build_is_refused(
     ("arguments", "exit_code", "message"),
     [
         (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
-        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is no longer available"),
+        (["gaudi", "--release", "1.5.0"], 3, "release '1.5.0' is no longer available"),
         (
             ["cpu", "--tag", "latest"],
             2,
-            f"tag 'latest' does not belong to release {RELEASE}, whose tags are {RELEASE}-<",
+            f"tag 'latest' does not belong to the release of cpu, cpu-notebook, whose tags are {RELEASE}-<revision>",
         ),
-        (["gaudi", "--release", "1.23.0"], 3, "release '1.23.0' supports Gaudi 2 and 3"),
+        (["gaudi", "--release", "1.24.0"], 3, "release '1.24.0' supports Gaudi 2 and 3"),
         (["cpu"], 3, "no Docker engine answers at unix:///nowhere/docker.sock"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -97,24 +104,22 @@ def test_sbom_and_push_report_that_no_engine_answers(
 def test_the_release_of_the_given_stage_is_used(
     trainyard: Trainyard, deployed_environment: Mapping[str, str], emulated: Aws
 ) -> None:
-    name = f"{parameter_path(DEFAULT_STAGE)}release"
+    name = f"{parameter_path(DEFAULT_STAGE)}{release_parameter('gaudi')}"
     environment = {**deployed_environment, **NO_ENGINE}
     stage = ("--stage", DEFAULT_STAGE)
     try:
-        emulated.ssm.put_parameter(Name=name, Value="1.23.0", Overwrite=True)
+        emulated.ssm.put_parameter(Name=name, Value="1.24.0", Overwrite=True)
         listed = trainyard("images", "list", "-o", "json", environment=environment)
-        assert json.loads(listed.stdout)["release"] == "1.23.0", listed.stderr
+        rows = {row["image"]: row["release"] for row in json.loads(listed.stdout)["images"]}
+        assert (rows["gaudi"], rows["cpu"]) == ("1.24.0", RELEASE), listed.stderr
         for command in ("build", "test"):
             done = trainyard(*stage, "images", command, "gaudi", environment=environment)
-            assert "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1" in done.stderr
+            assert "release '1.24.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1" in done.stderr
         emulated.ssm.put_parameter(Name=name, Value="1.5.0", Overwrite=True)
         done = trainyard("images", "sbom", "cpu", environment={**environment, "TRAINYARD_STAGE": DEFAULT_STAGE})
         assert "release '1.5.0' is no longer available" in done.stderr
     finally:
-        emulated.ssm.put_parameter(Name=name, Value=RELEASE, Overwrite=True)
-    # With --release, the stage is not asked.
-    done = trainyard("--stage", "nowhere", "images", "build", "cpu", "--release", RELEASE, environment=NO_ENGINE)
-    assert "no Docker engine answers" in done.stderr
+        emulated.ssm.put_parameter(Name=name, Value=release().name, Overwrite=True)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +142,8 @@ def test_list_reports_a_missing_engine_and_missing_aws(trainyard: Trainyard) -> 
     assert "engine unknown: no Docker engine answers at unix:///nowhere/docker.sock" in done.stderr
     assert "stage unknown: no AWS region is set" in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[0][:3] == ["IMAGE", "BUILT", "HERE"]
-    assert rows[1:] == [[name, "?", "?"] for name in images()]
+    assert rows[0][:4] == ["IMAGE", "RELEASE", "BUILT", "HERE"]
+    assert rows[1:] == [[name, release(of=one.root).name, "?", "?"] for name, one in images().items()]
 
 
 def test_list_reports_an_unknown_revision(tmp_path: Path) -> None:
@@ -146,13 +151,14 @@ def test_list_reports_an_unknown_revision(tmp_path: Path) -> None:
     for path in tree.root.glob(".git"):
         path.rename(tmp_path / "away")
     environment = {**NO_ENGINE, "GIT_CEILING_DIRECTORIES": str(tmp_path)}
-    done = tree.images("list", "--release", "1.23.0", "-o", "json", environment=environment)
+    done = tree.images("list", "--release", "1.24.0", "-o", "json", environment=environment)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert (answer["release"], answer["tag"]) == ("1.23.0", None)
+    assert answer["revision"] is None
+    assert {row["release"] for row in answer["images"] if row["image"].startswith("gaudi")} == {"1.24.0"}
     assert "not a git repository" in answer["unknown"]["sources"]
     given = tree.images("list", "-o", "json", environment={**environment, "TRAINYARD_REVISION": "0123456789ab"})
-    assert json.loads(given.stdout)["tag"] == f"{release().name}-0123456789ab"
+    assert json.loads(given.stdout)["revision"] == "0123456789ab"
 
 
 def _put(emulated: Aws, repository: str, tag: str) -> str:
@@ -196,13 +202,13 @@ def test_list_shows_the_stages_tags_and_the_recorded_one(
         "is_built": None,
         "pushed": [],
     }
-    assert shown() == ["gaudi ? no"]
+    assert shown() == [f"gaudi {version} ? no"]
     assert row("cuda")["in_stage"] is False  # an image that no instance type of the stage runs
     # GIVEN images of two releases, of which the oldest is the recorded one
     oldest = f"{version}-000000000000"
     digest = _put(emulated, repository, oldest)
     tags = [oldest, *(f"{version}-{number:012d}" for number in range(1, 8))]
-    for tag in (*tags[1:], "1.23.0-000000000000"):
+    for tag in (*tags[1:], "1.24.0-000000000000"):
         _put(emulated, repository, tag)
     emulated.ssm.put_parameter(Name=parameter, Value=f"{uri}@{digest}", Overwrite=True)
     try:
@@ -214,18 +220,18 @@ def test_list_shows_the_stages_tags_and_the_recorded_one(
         )
         lines = shown()
         moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-        assert re.fullmatch(rf"gaudi \? {version}-000000000007, {moment}", lines[0])
+        assert re.fullmatch(rf"gaudi {version} \? {version}-000000000007, {moment}", lines[0])
         assert len(lines) == 7  # five, the recorded one, and the number of others
         assert re.fullmatch(rf"{oldest}, {moment}, recorded", lines[5])
         assert lines[6] == "and 2 older (-o json)"
         # The recorded image may be missing in ECR: an emulator has a separate registry.
         elsewhere = f"{uri}@sha256:{'0123456789abcdef' * 4}"
         emulated.ssm.put_parameter(Name=parameter, Value=elsewhere, Overwrite=True)
-        assert shown()[0] == "gaudi ? sha256:0123456789ab, recorded"
+        assert shown()[0] == f"gaudi {version} ? sha256:0123456789ab, recorded"
     finally:
         emulated.ssm.put_parameter(Name=parameter, Value=before, Overwrite=True)
         emulated.ecr.batch_delete_image(
-            repositoryName=repository, imageIds=[{"imageTag": tag} for tag in (*tags, "1.23.0-000000000000")]
+            repositoryName=repository, imageIds=[{"imageTag": tag} for tag in (*tags, "1.24.0-000000000000")]
         )
 
 

@@ -129,13 +129,13 @@ def pretraining_flags(packed: Path, s3: "S3Client") -> Flags:
 def job_python() -> Path:
     """The interpreter of jobs: the tests' own, or one with the packages of the tested release's cpu image."""
     chosen = image_environment.chosen_release()
-    return image_environment.python_of("cpu", chosen) if chosen else Path(sys.executable)
+    return image_environment.python_of(chosen) if chosen else Path(sys.executable)
 
 
 @pytest.fixture(scope="session")
 def gaudi_python() -> Path:
     """An interpreter with the packages of the gaudi image's lock file."""
-    return image_environment.python_of("gaudi", image_environment.chosen_release())
+    return image_environment.python_of(image_environment.chosen_release())
 
 
 @pytest.fixture

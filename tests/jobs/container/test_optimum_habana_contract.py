@@ -1,7 +1,7 @@
 """The HPU branch with the real classes of a release's optimum-habana, on a CPU.
 
     make contract                      every release
-    make contract RELEASE=1.23.0       one release
+    make contract RELEASE=1.24.0       one release
 
 Otherwise the default release is tested. optimum-habana is not in the tests' environment, because it needs versions that
 only the Gaudi image has. The image's packages are installed into a separate environment (image_environment.py).

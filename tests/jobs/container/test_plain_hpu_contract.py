@@ -1,7 +1,7 @@
 """The HPU branch without optimum-habana, with the real classes of a release's transformers and accelerate.
 
     make contract                      every release
-    make contract RELEASE=1.23.0       one release
+    make contract RELEASE=1.24.0       one release
 
 Otherwise the default release is tested. transformers_on_hpu.py describes the replacement of Habana's bridge. No tensor
 is on an HPU.

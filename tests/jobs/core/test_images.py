@@ -8,7 +8,17 @@ import pytest
 import tomllib
 
 from jobs.core.errors import ConfigurationError, UsageError
-from jobs.core.images import MINIMUM_PYTHON, Release, history, release, release_for, releases, table
+from jobs.core.images import (
+    MINIMUM_PYTHON,
+    Release,
+    chosen_releases,
+    history,
+    release,
+    release_for,
+    releases,
+    releases_of,
+    table,
+)
 from jobs.core.instance_types import INSTANCE_TYPES
 
 DL1 = INSTANCE_TYPES["dl1.24xlarge"]
@@ -32,30 +42,35 @@ def test_base_image_is_habanas_published_image() -> None:
 
 
 def test_rows_are_ordered_from_new_to_old() -> None:
-    numbers = [tuple(map(int, name.split("."))) for name in releases()]
-    assert numbers == sorted(numbers, reverse=True)
+    for root in ("gaudi", "cuda", "cpu"):
+        numbers = [tuple(map(int, re.findall(r"\d+", name))) for name in releases_of(root)]
+        assert numbers == sorted(numbers, reverse=True)
     # The last release that supports the first generation is not the latest release.
     assert FIRST_GENERATION[0] == "1.21.0"
-    assert list(releases())[-len(FIRST_GENERATION) :] == FIRST_GENERATION
+    assert releases_of("gaudi")[-len(FIRST_GENERATION) :] == FIRST_GENERATION
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
 def test_row_is_complete_and_has_a_reason(row: Release) -> None:
     assert row.why
-    assert row.build > 0
-    assert row.os == "ubuntu22.04"
-    # The code in the container needs 3.10.
-    assert row.python == "3.10"
-    for version in (row.name, row.pytorch, row.optimum_habana, row.transformers, row.accelerate):
-        assert re.fullmatch(r"\d+\.\d+\.\d+", version or "")
-    # The fork has a tag for each minor release.
-    assert row.deepspeed in {row.name, f"{row.name.rpartition('.')[0]}.0"}
-    assert "" not in row.build_arguments.values()
+    assert tuple(map(int, row.python.split("."))) >= (3, 10), "the code in the container needs it"
+    for version in (row.pytorch, row.transformers, row.accelerate):
+        assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    if row.image == "gaudi":
+        assert row.build > 0
+        assert row.os == "ubuntu22.04"
+        for version in (row.name, row.optimum_habana, row.deepspeed):
+            assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+        assert row.build_arguments["HABANA_IMAGE"].endswith(f":{row.name}-{row.build}")
+    else:
+        assert re.fullmatch(rf"{row.image}-\d{{4}}\.\d\d", row.name)
+        assert not {"HABANA_IMAGE", "OPTIMUM_HABANA", "DEEPSPEED"} & set(row.build_arguments)
 
 
-def test_laptop_uses_the_default_releases_transformers() -> None:
-    laptop = re.findall(r"^(\S+==\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
-    assert {f"transformers=={release().transformers}", f"accelerate=={release().accelerate}"} <= set(laptop)
+def test_laptop_trains_with_the_packages_of_the_cpu_image() -> None:
+    laptop, row = re.findall(r"^(\S+==\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE), release(of="cpu")
+    packages = {f"torch=={row.pytorch}", f"transformers=={row.transformers}", f"accelerate=={row.accelerate}"}
+    assert packages <= set(laptop)
 
 
 def test_known_commit_of_deepspeed_is_installed() -> None:
@@ -71,7 +86,7 @@ def test_past_release_is_rejected_with_the_reason(row: Release) -> None:
     with pytest.raises(ConfigurationError) as caught:
         release_for(DL1, row.name)
     assert str(caught.value).startswith(
-        f"release '{row.name}' is no longer available: {reason}\nNext: choose one of {', '.join(releases())}"
+        f"release '{row.name}' is no longer available: {reason}\nNext: choose one of {', '.join(releases_of('gaudi'))}"
     )
 
 
@@ -89,7 +104,7 @@ def test_dl1_runs_every_release_up_to_1_21(name: str) -> None:
     assert release_for(DL1, name) == release(name)
 
 
-@pytest.mark.parametrize("name", [name for name in releases() if name not in FIRST_GENERATION])
+@pytest.mark.parametrize("name", [name for name in releases_of("gaudi") if name not in FIRST_GENERATION])
 def test_dl1_rejects_releases_without_its_generation(name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         release_for(DL1, name)
@@ -101,9 +116,26 @@ def test_dl1_rejects_releases_without_its_generation(name: str) -> None:
 
 
 def test_other_types_run_releases_that_dl1_does_not() -> None:
-    assert release_for(replace(DL1, gaudi_generation=2), "1.23.0").name == "1.23.0"
-    assert release_for(INSTANCE_TYPES["m6i.4xlarge"], "1.23.0").name == "1.23.0"
-    assert release_for(INSTANCE_TYPES["m6i.4xlarge"]) == release()
+    assert release_for(replace(DL1, gaudi_generation=2), "1.24.0").name == "1.24.0"
+    assert release_for(INSTANCE_TYPES["m6i.4xlarge"]) == release(of="cpu")
+    assert release_for(INSTANCE_TYPES["p4d.24xlarge"]) == release(of="cuda")
+
+
+def test_release_of_another_accelerator_is_rejected() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        release_for(INSTANCE_TYPES["p4d.24xlarge"], "1.21.0")
+    assert str(caught.value) == (
+        f"release '1.21.0' is for image 'gaudi', not 'cuda'\nNext: choose one of {', '.join(releases_of('cuda'))}"
+    )
+
+
+def test_named_release_is_chosen_for_its_image_only() -> None:
+    chosen = chosen_releases("1.24.0", {"cpu": "cpu-2026.11", "gaudi": "1.21.0"})
+    assert {root: row.name for root, row in chosen.items()} == {
+        "gaudi": "1.24.0",
+        "cuda": release(of="cuda").name,
+        "cpu": "cpu-2026.11",
+    }
 
 
 def test_unknown_release_is_rejected_with_the_closest_one() -> None:
@@ -128,5 +160,5 @@ def test_pages_contain_the_printed_table(page: str) -> None:
 def test_table_shows_where_releases_are_rejected() -> None:
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in table().splitlines()}
     assert cells[f"**{release().name}** (default)"] == ""
-    assert cells["1.23.0"] == "on dl1.24xlarge, which has Gaudi 1"
+    assert cells["1.24.0"] == "on dl1.24xlarge, which has Gaudi 1"
     assert not set(history()) & set(cells)

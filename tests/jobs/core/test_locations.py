@@ -17,7 +17,7 @@ from jobs.core.locations import (
     table_location,
 )
 
-WORDS = st.from_regex(r"[a-z0-9][a-z0-9-]{1,20}", fullmatch=True)
+WORDS = st.from_regex(r"[a-z0-9][a-z0-9-]{0,19}[a-z0-9]", fullmatch=True)
 PATHS = st.lists(st.from_regex(r"[\w.-]*\w", fullmatch=True), min_size=1, max_size=3).map("/".join)
 FOLDERS = st.one_of(
     st.builds("s3://{}/{}".format, st.just("Old_Bucket.of-2012") | WORDS.filter(lambda word: len(word) > 2), PATHS),

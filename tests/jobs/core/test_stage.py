@@ -66,7 +66,8 @@ def test_optional_parameters_of_a_stage_are_read() -> None:
     pushed, deployed = (f"registry/gaudi@sha256:{letter * 64}" for letter in "ab")
     values = {
         **PARAMETERS,
-        "release": "1.21.0",
+        "release/gaudi": "1.21.0",
+        "release/cpu": "cpu-2026.11",
         "image-tag": "1.21.0-0123456789ab",
         image_parameter("gaudi", "1.21.0"): pushed,
         job_image_parameter("finetune-classification"): deployed,
@@ -80,7 +81,8 @@ def test_optional_parameters_of_a_stage_are_read() -> None:
         variable_names_parameter("research"): "WANDB_API_KEY MLFLOW_TRACKING_URI",
     }
     stage = DeployedStage.from_parameters("dev", values)
-    assert (stage.release, stage.image_tag) == ("1.21.0", "1.21.0-0123456789ab")
+    assert stage.releases == {"gaudi": "1.21.0", "cpu": "cpu-2026.11"}
+    assert stage.image_tag == "1.21.0-0123456789ab"
     assert stage.images == {("gaudi", "1.21.0"): pushed}
     assert stage.job_images == {"finetune-classification": deployed}
     # Jobs of a retiring pool are still found; the current queue is the one without a suffix.

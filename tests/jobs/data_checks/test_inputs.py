@@ -235,13 +235,13 @@ def test_pickles_are_refused_for_images_with_an_old_pytorch(aws: Aws) -> None:
     aws.s3.put_object(Bucket=BUCKET, Key="t.csv", Body=TABLE)
     arguments = {"model": f"s3://{BUCKET}/pickled", "train_data": f"s3://{BUCKET}/t.csv"}
     spec = JobSpec(name="reviews", job="finetune-classification", arguments=arguments)
-    stage = replace(STAGE, release="1.21.0")
+    stage = replace(STAGE, releases={"gaudi": "1.21.0", "cuda": "cuda-2026.11"})
     [error] = check_inputs(aws, stage, spec)
     assert "its weights only in pytorch_model.bin, a pickle, and PyTorch 2.6.0 may run code" in str(error)
     assert "\nNext: save the model again" in str(error)
-    # The other images have PyTorch 2.13, and so does the environment in which the emulator runs jobs
+    # The other images have later versions, and so does the environment in which the emulator runs jobs
     assert check_inputs(aws, replace(stage, instance_type=instance_type("g5.4xlarge")), spec) == []
-    assert check_inputs(aws, replace(EMULATED, release="1.21.0"), spec) == []
+    assert check_inputs(aws, replace(EMULATED, releases={"gaudi": "1.21.0"}), spec) == []
     aws.s3.put_object(Bucket=BUCKET, Key="pickled/model.safetensors", Body=b"")
     assert check_inputs(aws, stage, spec) == []
 

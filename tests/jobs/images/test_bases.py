@@ -8,7 +8,7 @@ import pytest
 from docker.errors import NotFound
 
 from jobs.core.git import ROOT
-from jobs.core.images import image, release
+from jobs.core.images import chosen_releases, image
 from jobs.images import bases
 from jobs.images.build import Build
 
@@ -50,14 +50,17 @@ def test_image_is_built_on_the_base_with_its_known_digest(
 ) -> None:
     root, file = image(name), tmp_path / "bases.txt"
     monkeypatch.setattr(bases, "BASES_FILE", file)
-    tag = bases.default_base(root, release())
+    row = chosen_releases()[name]
+    tag = bases.default_base(root, row)
     assert tag
     assert "@" not in tag
     file.write_text(f"{tag}@{DIGEST}\n")
-    assert bases.default_base(root, release()) == f"{tag}@{DIGEST}"
+    assert bases.default_base(root, row) == f"{tag}@{DIGEST}"
 
     def command(**build_arguments: str) -> list[str]:
-        build = Build(client=docker_client(), release=release(), revision="0" * 12, build_arguments=build_arguments)
+        build = Build(
+            client=docker_client(), releases=chosen_releases(), revision="0" * 12, build_arguments=build_arguments
+        )
         return build._command(root, ROOT)
 
     assert f"BASE_IMAGE={tag}@{DIGEST}" in command()

@@ -10,11 +10,12 @@ from docker.errors import ImageNotFound
 
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.core.git import ROOT
-from jobs.core.images import image, release
+from jobs.core.images import chosen_releases, image, release
 from jobs.images import build, engine
 from jobs.images.build import Build, parse_build_arguments
 
 REVISION = "0123456789ab"
+RELEASE = release(of="cpu").name
 DIRTY = f"{REVISION}-dirty-01234567"
 
 
@@ -37,7 +38,7 @@ def make(
 ) -> Build:
     """Return a build on `client`, or on an engine without images."""
     there: Any = client or Engine()
-    return Build(client=there, release=release(), revision=revision, build_arguments=arguments or {})
+    return Build(client=there, releases=chosen_releases(), revision=revision, build_arguments=arguments or {})
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +97,14 @@ def test_image_without_a_lock_for_the_release_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("jobs.images.lock.IMAGES_FOLDER", ROOT / "images" / "nowhere")
     with pytest.raises(ConfigurationError, match=r"cpu has no lock file for release .*: images/nowhere/locks/") as no:
         make().plan(["cpu"])
-    assert no.value.next_step == f"python -m jobs.images.lock cpu {release().name}"
+    assert no.value.next_step == f"python -m jobs.images.lock cpu {RELEASE}"
 
 
 def test_docker_command_gets_frozen_sources_and_default_builder(docker_command: Path) -> None:
     job = make(Engine(cpu="b", cpu_packages="b", cpu_notebook="b"), {"HTTPS_PROXY": "http://proxy"})
     reported: list[str] = []
     [parent, child] = job.run([image("cpu"), image("cpu-notebook")], reported.append)
-    assert (parent.id, parent.name) == ("sha256:1", f"trainyard/cpu:{release().name}-{REVISION}")
+    assert (parent.id, parent.name) == ("sha256:1", f"trainyard/cpu:{RELEASE}-{REVISION}")
     assert [line.partition(" in ")[0] for line in reported] == [
         *("cpu: build", f"cpu: {parent.name}"),
         *("cpu-notebook: build", f"cpu-notebook: {child.name}"),
@@ -112,14 +113,14 @@ def test_docker_command_gets_frozen_sources_and_default_builder(docker_command: 
     assert "users-own" not in root + packages + notebook
     for part in ("--platform linux/amd64", "--label trainyard.commit=c0ffee", "--build-arg HTTPS_PROXY=http://proxy"):
         assert part in root
-    assert f"--build-arg RELEASE={release().name} " in root
+    assert f"--build-arg RELEASE={RELEASE} " in root
     assert f"--build-arg REVISION={REVISION} " in root
     assert "--label trainyard.base=public.ecr.aws/docker/library/python:3.11-slim-bookworm " in root
-    assert f"--tag trainyard/cpu-packages:{release().name}-{REVISION} --target packages " in packages
+    assert f"--tag trainyard/cpu-packages:{RELEASE}-{REVISION} --target packages " in packages
     assert "trainyard.base" not in notebook  # inherited from the parent
     for name, value in (("PARENT", "cpu"), ("PARENT_IMAGE", parent.name)):
         assert f"--build-arg {name}={value} " in notebook
-    assert f"--build-arg PARENT_PACKAGES=trainyard/cpu-packages:{release().name}-{REVISION} " in notebook
+    assert f"--build-arg PARENT_PACKAGES=trainyard/cpu-packages:{RELEASE}-{REVISION} " in notebook
     # The sources were copied, and the copy is deleted.
     context = root.split()[-1]
     assert f"--file {context}/images/cpu/Dockerfile " in root

@@ -17,6 +17,7 @@ from jobs.core.images import image, release
 from jobs.images import check
 
 ROW = release()
+"""Gaudi's default."""
 
 
 def test_container_gets_the_tests_of_the_image_and_its_parents() -> None:
@@ -85,7 +86,8 @@ def run(engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[boo
     monkeypatch.setattr(check, "_archive", lambda tests, facts: given.update(facts) or b"archive")
     reported: list[str] = []
     client: Any = engine
-    passed = check.check(image(name), release=ROW, revision="0123456789ab", client=client, report=reported.append)
+    row = release(of=image(name).root)
+    passed = check.check(image(name), release=row, revision="0123456789ab", client=client, report=reported.append)
     return passed, reported, given
 
 
@@ -134,7 +136,7 @@ def test_facts_come_from_the_release_and_the_engine() -> None:
     assert facts["versions"].items() >= {"torch": ROW.pytorch, "habana-torch-plugin": f"{ROW.name}.*"}.items()
     assert {"jobs.container.launch", "jobs.container.kinds.finetune.classification"} & set(facts["modules"])
     assert facts["instance_type"] == "dl1.24xlarge"
-    cpu = check._facts(image("cpu"), found, release=ROW, revision="0123456789ab")
+    cpu = check._facts(image("cpu"), found, release=release(of="cpu"), revision="0123456789ab")
     assert (cpu["user"], cpu["home"]) == (1000, "/home/trainyard")
     assert "org.opencontainers.image.base.name" not in cpu["labels"]["expected"]
 

@@ -13,9 +13,12 @@ from docker.errors import DockerException
 from requests import ReadTimeout
 
 from jobs.core.errors import ConfigurationError
+from jobs.core.images import chosen_releases, release
 from jobs.images import engine
 from jobs.images.inventory import local_images
 from tests.support.http_server import JsonHandler, serving
+
+RELEASE, REVISION = release(of="cpu").name, "0123456789ab"
 
 
 def _tagged(key: str, *tags: str, created: int) -> dict[str, object]:
@@ -25,9 +28,9 @@ def _tagged(key: str, *tags: str, created: int) -> dict[str, object]:
 
 IN_CONTAINERD = {
     "/images/json": [
-        _tagged("1", "cpu:1.21.0-0123456789ab", created=1_700_000_000),
+        _tagged("1", "cpu:cpu-2026.11-0123456789ab", created=1_700_000_000),
         _tagged("2", created=1_700_000_001),
-        _tagged("3", "cpu:1.21.0-ba9876543210", "cpu:1.23.0-ba9876543210", created=1_700_000_002),
+        _tagged("3", "cpu:cpu-2026.11-ba9876543210", "cpu:cpu-2026.10-ba9876543210", created=1_700_000_002),
     ],
     **{f"/images/sha256:{key}/json": {"Id": f"sha256:{key}", "Size": 300} for key in "13"},
     **{f"/images/sha256:{key}/history": [{"Size": 0}, {"Size": 400}, {"Size": 600}] for key in "13"},
@@ -103,12 +106,14 @@ def test_push_may_be_silent_for_longer_than_an_answer(
         client.api.push("a", stream=True)
 
 
-@pytest.mark.parametrize(("revision", "tag"), [(None, "1.21.0-ba9876543210"), ("0123456789ab", "1.21.0-0123456789ab")])
+@pytest.mark.parametrize(
+    ("revision", "tag"), [(None, f"{RELEASE}-ba9876543210"), ("0123456789ab", f"{RELEASE}-0123456789ab")]
+)
 def test_image_of_the_current_sources_is_listed_else_the_newest(
     other_engine: DockerClient, revision: str | None, tag: str
 ) -> None:
-    [(name, found)] = local_images(other_engine, "1.21.0", revision=revision).items()
-    assert (name, found.tag, found.revision) == ("cpu", tag, tag.removeprefix("1.21.0-"))
+    [(name, found)] = local_images(other_engine, chosen_releases(), revision=revision).items()
+    assert (name, found.tag, found.revision) == ("cpu", tag, tag.removeprefix(f"{RELEASE}-"))
     # The size is the unpacked one, however the engine stores it.
     assert (found.id, found.size_bytes) == ("sha256:1" if revision else "sha256:3", 1000)
 

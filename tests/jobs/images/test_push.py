@@ -8,14 +8,15 @@ import pytest
 from docker.errors import DockerException, ImageNotFound, NotFound
 
 from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.core.images import image, release
+from jobs.core.images import chosen_releases, image, release
 from jobs.images.bases import default_base
 from jobs.images.inventory import StageImages
 from jobs.images.push import Push, Registry, check_clean
 
 HOST = "registry.example.com"
-RELEASE = release().name
-TAG = f"{RELEASE}-0123456789ab"
+RELEASE = release(of="cpu").name
+REVISION = "0123456789ab"
+TAG = f"{RELEASE}-{REVISION}"
 TOKEN = {"username": "AWS", "password": "a-token"}
 DIRTY = "0123456789ab-dirty-01234567"
 
@@ -24,12 +25,17 @@ class Engine:
     """An engine and a registry, each with digests of images by name."""
 
     def __init__(self, *here: str, refusal: str = "") -> None:
-        self.here = {f"trainyard/{name}:{TAG}": f"sha256:of-{name}" for name in here}
+        self.here = {self.name(name): f"sha256:of-{name}" for name in here}
         self.there: dict[str, str] = {}
         self.refusal = refusal
         self.bases: dict[str, str | None] = {}
         self.sign_ins: list[Mapping[str, str]] = []
         self.images = self.api = self
+
+    @staticmethod
+    def name(of: str) -> str:
+        """Return the name of an image that was built here."""
+        return f"trainyard/{of}:{release(of=image(of).root).name}-{REVISION}"
 
     def get(self, name: str) -> Any:
         if name not in self.here:
@@ -82,13 +88,13 @@ def make(
     aws: Any = SimpleNamespace(emulated=emulated, ssm=ssm)
     stage = StageImages(
         stage="dev",
-        release=RELEASE,
+        releases=chosen_releases(),
         repositories={name: f"{HOST}/{name}" for name in ("cpu", "cpu-notebook", "gaudi", "gaudi-notebook")},
         recorded=recorded or {},
         default=("gaudi",),
     )
     client: Any = engine
-    return Push(client=client, aws=aws, stage=stage, registry=Registry(host=HOST, credentials=TOKEN), tag=TAG)
+    return Push(client=client, aws=aws, stage=stage, registry=Registry(host=HOST, credentials=TOKEN), revision=REVISION)
 
 
 def parameter(name: str) -> str:
@@ -178,10 +184,10 @@ def test_unreachable_or_inconsistent_registry_is_reported() -> None:
 
 
 def test_image_on_a_custom_base_is_not_pushed_to_an_account() -> None:
-    official = default_base(image("cpu"), release())
+    official = default_base(image("cpu"), release(of="cpu"))
     bases = {"cpu": official, "cpu-notebook": official, "gaudi": "evil/python:3.11", "gaudi-notebook": None}
     engine = Engine(*bases)
-    engine.bases = {f"trainyard/{name}:{TAG}": base for name, base in bases.items()}
+    engine.bases = {engine.name(name): base for name, base in bases.items()}
     push = make(engine)
     push.check_bases([image("cpu"), image("cpu-notebook")])
     with pytest.raises(
@@ -214,7 +220,7 @@ def test_uncommitted_sources_are_not_pushed_to_an_account(monkeypatch: pytest.Mo
         (
             ["gaudi-notebook"],
             ConfigurationError,
-            f"no pool of stage 'dev' uses image 'gaudi-notebook' of release {RELEASE}",
+            f"no pool of stage 'dev' uses image 'gaudi-notebook' of release {release().name}",
         ),
     ],
 )

@@ -358,10 +358,10 @@ NEVER = f"{REPOSITORY}:not-built-yet"
 def with_images(stage: DeployedStage, *, deployed: str, pushed: str, image_tag: str | None = None) -> DeployedStage:
     return replace(
         stage,
-        release="1.21.0",
+        releases={"gaudi": "1.21.0"},
         image_tag=image_tag,
         job_images={"finetune-classification": deployed},
-        images={("gaudi", "1.21.0"): pushed, ("gaudi", "1.23.0"): OLD},
+        images={("gaudi", "1.21.0"): pushed, ("gaudi", "1.24.0"): OLD},
     )
 
 

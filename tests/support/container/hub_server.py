@@ -47,7 +47,7 @@ class Hub:
     refuses_commits: bool = False
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, Any]:
         """The variables of a job that pushes here, by LFS: this server has no Xet, which huggingface_hub 1 added."""
         return {"HF_TOKEN": TOKEN, "HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1"}
 

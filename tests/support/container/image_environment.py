@@ -33,22 +33,22 @@ INSTALL_SECONDS = 240
 
 
 def chosen_release() -> str | None:
-    """Return the release for the tests.
+    """Return Gaudi's release for the tests.
 
-    If it is None, jobs run in the tests' environment, with the default row's optimum-habana.
+    Without one, jobs run in the tests' own environment, and the HPU's branches with the default release.
     """
     return os.environ.get(RELEASE_VARIABLE)
 
 
-def python_of(name: str, release_name: str | None) -> Path:
-    """Return an interpreter with the packages of an image for `release`, or for the default release if it is None."""
+def python_of(release_name: str | None) -> Path:
+    """Return an interpreter with the packages of a release's image. Without a name, it is Gaudi's default release."""
     row = release(release_name)
-    versions = locked(image(name), row)
+    versions = locked(image(row.image), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
-    wanted += [package for package in IMAGES[name].brings if "==" in package]
+    wanted += [package for package in IMAGES[row.image].brings if "==" in package]
     lent = _lent_files(versions.keys())
     content = "\n".join([f"{sys.executable} {sys.version}", *wanted, *map(str, lent)])
-    folder = FOLDER / f"{name}-{row.name}"
+    folder = FOLDER / f"{row.image}-{row.name}"
     python = folder / "bin" / "python"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{folder.name}.lock").open("w") as lock:

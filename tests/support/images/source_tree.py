@@ -15,7 +15,7 @@ from jobs.core.images import child_name, release
 
 ROOT = Path(__file__).parents[3]
 
-RELEASE = release().name
+RELEASE = release(of="cpu").name
 
 _COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
 

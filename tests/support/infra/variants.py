@@ -22,7 +22,7 @@ ALL = Stage(
     ),
     account="123456789012",
     region="us-east-1",
-    retiring=(Pool(instance_type="p4d.24xlarge", release="1.23.0"),),
+    retiring=(Pool(instance_type="p4d.24xlarge", release="cuda-2026.11"),),
     machine_image=None,
     max_nodes=8,
     max_on_demand_nodes=4,
