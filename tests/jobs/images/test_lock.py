@@ -1,4 +1,5 @@
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ def test_laptop_packages_are_hashed_and_torch_for_both_indexes() -> None:
     text = lock_file(image("cpu"), release(of="cpu")).read_text()
     [of_image] = re.findall(r"^torch==\S+ --hash=(\S+)$", text, re.MULTILINE)
     assert of_image in torch
+
+
+def test_cdk_cli_is_hashed_and_its_lock_names_no_registry() -> None:
+    [(name, cli)] = [
+        (name, package)
+        for name, package in json.loads((ROOT / "package-lock.json").read_text())["packages"].items()
+        if name
+    ]
+    assert name == "node_modules/aws-cdk"
+    assert cli["integrity"].startswith("sha512-")
+    assert "resolved" not in cli
 
 
 def test_all_locks_every_image_of_a_release_parents_first(
