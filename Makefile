@@ -64,7 +64,7 @@ $(VENV)/.installed: requirements.txt requirements-scripts.txt requirements-node.
 	@$(INSTALL) --no-deps --require-hashes --target $(VENV)/scripts --requirements requirements-scripts.txt
 	@# the CDK CLI, whose hash npm checks; with the system's certificates, like uv
 	@cp package.json package-lock.json $(VENV)
-	@NODE_USE_SYSTEM_CA=1 npm ci --prefix $(VENV) $(NPM_OPTIONS) || { \
+	@NODE_USE_SYSTEM_CA=1 npm ci --prefix $(VENV) $(NPM_OPTIONS) >/dev/null || { \
 		echo "error: npm could not install the CDK CLI (see above). Next: let this machine reach an npm registry, or name a mirror in ~/.npmrc"; exit 3; }
 	@ln -sf ../node_modules/aws-cdk/bin/cdk $(BIN)/cdk
 	@$(INSTALL) --no-deps --no-build-isolation --editable .

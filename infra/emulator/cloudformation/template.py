@@ -155,6 +155,10 @@ class Scope:
                     return _text(left) == _text(right)
                 case "Fn::Not":
                     return not self._holds(operand[0])
+                case "Fn::And":
+                    return all(self._holds(each) for each in operand)
+                case "Fn::Or":
+                    return any(self._holds(each) for each in operand)
                 case "Fn::Contains":
                     values, value = self.resolve(operand)
                     return _text(value) in [_text(item) for item in values]

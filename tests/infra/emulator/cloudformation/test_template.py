@@ -62,6 +62,14 @@ def test_resolves(value: Any, expected: Any) -> None:
     assert scope(**sections).resolve(value) == expected
 
 
+@pytest.mark.parametrize(("function", "holds"), [("Fn::And", False), ("Fn::Or", True)])
+def test_combines_conditions(function: str, holds: bool) -> None:
+    large = {"Fn::Equals": [{"Ref": "AWS::Region"}, "us-east-1"]}
+    conditions = {"Large": large, "Both": {function: [{"Condition": "Large"}, {"Fn::Not": [large]}]}}
+
+    assert scope(Conditions=conditions).condition("Both") is holds
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
