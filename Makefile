@@ -12,6 +12,8 @@
 #   make clean        remove the output of these targets, except .venv
 
 PYTHON ?= python3
+# A package to leave out; .ci/newer-python does without torch.
+WITHOUT ?=
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -51,8 +53,8 @@ $(VENV)/.installed: requirements.txt requirements-scripts.txt requirements-node.
 	@grep '^uv==' requirements.txt > $(VENV)/uv.txt
 	@$(BIN)/python -m pip install --no-compile --progress-bar off --quiet --require-hashes --requirement $(VENV)/uv.txt
 	@# uv looks up hashes by the exact version, and the CPU build is called 2.13.0+cpu.
-	@$(LINKS) sed "s/^\(torch==[0-9.]*\) /\1$$build /" requirements.txt > $(VENV)/requirements.txt
-	@$(INSTALL) --require-hashes --requirements $(VENV)/requirements.txt || { \
+	@$(LINKS) sed "s/^\(torch==[0-9.]*\) /\1$$build /" requirements.txt $(if $(WITHOUT),| grep -v '^$(WITHOUT)==') > $(VENV)/requirements.txt
+	@$(INSTALL) $(if $(WITHOUT),--no-deps) --require-hashes --requirements $(VENV)/requirements.txt || { \
 		[ -n "$$build" ] || echo "error: PyTorch's CPU build for $$($(BIN)/python --version) was not found, and no other is pinned. Next: let this machine reach $(TORCH_CPU_INDEX), or point pip's find-links at a folder with that wheel"; exit 3; }
 	@# node and npm for the CDK CLI and jsii: the machine's if they are recent enough, otherwise PyPI's. Link the binary
 	@# itself, because the wrapper of the PyPI package starts a Python first.

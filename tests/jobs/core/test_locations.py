@@ -20,7 +20,11 @@ from jobs.core.locations import (
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9-]{0,19}[a-z0-9]", fullmatch=True)
 PATHS = st.lists(st.from_regex(r"[\w.-]*\w", fullmatch=True), min_size=1, max_size=3).map("/".join)
 FOLDERS = st.one_of(
-    st.builds("s3://{}/{}".format, st.just("Old_Bucket.of-2012") | WORDS.filter(lambda word: len(word) > 2), PATHS),
+    st.builds(
+        "s3://{}/{}".format,
+        st.just("Old_Bucket.of-2012") | WORDS.filter(lambda word: len(word) > 2 and word[-1] != "-"),
+        PATHS,
+    ),
     st.builds("data://{}".format, PATHS),
     st.builds("run://{}/{}".format, WORDS | st.just("bert-20260102-030405-0a1b") | st.just("rates@best"), PATHS),
     PATHS,

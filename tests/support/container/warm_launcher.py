@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -133,7 +134,8 @@ class WarmLauncher:
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a command can be forked from a warm process.
 
-    It must be a launcher, a program (`python -c`) that changes something in the launcher first, or an emulator.
+    It must be a launcher, a program (`python -c`) that changes something in the launcher first, or an emulator. Without
+    PyTorch, nothing is worth a warm process.
     """
     imported_with = _environment()
     is_known = list(command[1:3]) in (["-m", _LAUNCHER], ["-m", _SERVER]) or (
@@ -141,6 +143,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     )
     return (
         is_known
+        and importlib.util.find_spec("torch") is not None
         and command[0] == sys.executable
         and len(_as_bytes(environment)) < _ROOM_BYTES
         and all(

@@ -28,8 +28,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed.elastic.multiprocessing import api
-
 from jobs.container.launcher.sweep import Worker
 from jobs.container.rank import die_with_parent
 
@@ -47,6 +45,8 @@ _ENVIRONMENT_START = 47
 
 def fork_ranks() -> None:
     """Make torchrun fork this launcher's ranks. Called before the launcher has threads or connections."""
+    from torch.distributed.elastic.multiprocessing import api
+
     here, there = Pipe()
     launcher = os.getpid()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
