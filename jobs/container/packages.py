@@ -1,16 +1,21 @@
-"""Packages of a script or a tracker, installed on top of the image's packages, once for all jobs that need the same.
+"""Packages of a script or a tracker, installed by uv once for all jobs that need the same.
 
-    s3://<run bucket>/<team>/environments/<fingerprint>.tar   what pip has installed, without the image's packages
+    s3://<run bucket>/<team>/environments/<fingerprint>.tar   what uv has installed
 
-The image's packages do not change: pip gets each of their versions as a constraint. The main node installs and uploads
-the packages. The other nodes and every later attempt download them.
+The main node installs and uploads the packages. The other nodes and every later attempt download them. If a job's
+scratch folder is on the instance's own disks, uv's cache is beside it, and uv installs by hard links to the cache.
+
+`Environment` adds packages to the image's, which do not change: uv takes them for installed, with each of their
+versions as a constraint. A script's own environment (jobs.container.script.own_environment) contains none of them.
 """
 
 import hashlib
 import importlib.metadata
 import json
 import logging
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +28,7 @@ from typing import TYPE_CHECKING
 from jobs.aws import s3 as object_store
 from jobs.aws.s3 import sha256
 from jobs.core.errors import TrainyardError, UsageError
+from jobs.core.instance_types import SCRATCH
 from jobs.core.locations import S3Location
 from jobs.core.run import CACHE_TAG
 from jobs.spec.requirements import Requirements, read_requirements
@@ -37,23 +43,35 @@ ENVIRONMENTS = "environments/"
 
 INSTALL_SECONDS = 1800.0
 
+CACHE_VARIABLE = "UV_CACHE_DIR"
+
 _POLL_SECONDS = 2.0
 
 _SHOWN_LINES = 12
-"""Number of pip's last lines that an error shows."""
+"""Number of uv's last lines that an error shows."""
 
 
 def image_packages() -> dict[str, str]:
     """Return the version of every package of the image."""
-    found: dict[str, str] = {}
+    return {name: distribution.version for name, distribution in _image_distributions().items()}
+
+
+def _image_distributions() -> dict[str, importlib.metadata.Distribution]:
+    found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:
-            found.setdefault(name.lower().replace("_", "-"), distribution.version)
+            found.setdefault(package_name(name), distribution)
     return dict(sorted(found.items()))
 
 
-def fingerprint(code: Path, requirements: Requirements, packages: Mapping[str, str], wheels: Mapping[str, str]) -> str:
+def package_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def fingerprint(
+    code: Path, requirements: Requirements, packages: Mapping[str, str], wheels: Mapping[str, str], **more: object
+) -> str:
     """Return the SHA-256 of everything that an environment is installed from, in hex.
 
     `wheels` maps the wheels it may be installed from to their hashes. If a requirement is a folder of the code, all
@@ -61,7 +79,7 @@ def fingerprint(code: Path, requirements: Requirements, packages: Mapping[str, s
     """
     paths = {path for _, path in requirements.paths}
     if any((code / path).is_dir() for path in paths):
-        paths = {path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
+        paths = set(code_files(code))
     content = {
         "requirements": [line.text for line in requirements.lines],
         "constraints": [line.text for line in requirements.constraints],
@@ -69,9 +87,19 @@ def fingerprint(code: Path, requirements: Requirements, packages: Mapping[str, s
         "image": dict(packages),
         "wheels": dict(wheels),
         "python": platform.python_version(),
-        "machine": platform.machine(),
+        **more,
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return fingerprint_of(content)
+
+
+def fingerprint_of(content: Mapping[str, object]) -> str:
+    """Return the SHA-256 of an environment's content for this machine, in hex."""
+    machine = {"machine": platform.machine(), "libc": platform.libc_ver()}
+    return hashlib.sha256(json.dumps({**content, **machine}, sort_keys=True).encode()).hexdigest()
+
+
+def code_files(code: Path) -> list[str]:
+    return sorted(path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file())
 
 
 class Environment:
@@ -84,6 +112,9 @@ class Environment:
         self._code = code
         self._name = requirements
         self._team = S3Location(run.bucket, run.key.partition("/")[0])
+        self._digest = ""
+        on_disks = Path(SCRATCH) in folder.parents
+        self._cache = os.environ.get(CACHE_VARIABLE) or (f"{SCRATCH}/trainyard-uv" if on_disks else None)
 
     def make(self, *, wheels: Path | None, installs: bool) -> dict[str, str]:
         """Install or download the packages. Returns the variables with which a process finds them.
@@ -91,31 +122,19 @@ class Environment:
         With `wheels`, they are installed from that folder only. With `installs=False`, another node installs them and
         this one waits. Raises UsageError if the requirements cannot be met.
         """
-        requirements = read_requirements(self._code, self._name)
-        packages = image_packages()
-        digests = {path.name: sha256(path) for path in sorted(wheels.iterdir())} if wheels else {}
-        place = self._team / f"{ENVIRONMENTS}{fingerprint(self._code, requirements, packages, digests)}.tar"
-        archive = self._folder.with_suffix(".tar")
+        self._digest = self._fingerprint(
+            {path.name: sha256(path) for path in sorted(wheels.iterdir())} if wheels else {}
+        )
+        place = self._team / f"{ENVIRONMENTS}{self._digest}.tar"
         started = time.monotonic()
         if self._is_there(place, wait=not installs):
-            object_store.download(self._s3, place, archive)
-            try:
-                with tarfile.open(archive) as packed:
-                    _extract(packed, self._folder)
-            except (tarfile.TarError, EOFError, ValueError) as error:
-                raise UsageError(
-                    f"{place}, the archive of the packages of {self._name}, is damaged: {error}",
-                    next_step=f"aws s3 rm {place}, then submit the spec again to reinstall them",
-                ) from None
-            log.info("packages: restored those of %s in %.1f s", self._name, time.monotonic() - started)
+            what = self._restore(place)
         else:
-            self._install(requirements, packages, wheels)
-            with tarfile.open(archive, "w") as packed:
-                packed.add(self._folder, arcname=".")
-            object_store.upload(self._s3, archive, place, tag=CACHE_TAG)
-            names = sorted(path.name.split("-")[0] for path in self._folder.rglob("*.dist-info"))
-            log.info("packages: %s in %.1f s", ", ".join(names) or "nothing new", time.monotonic() - started)
-        archive.unlink()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            what = self._install(wheels)
+            self._store(place)
+        log.info("packages: %s in %.1f s", what, time.monotonic() - started)
         return self._variables()
 
     def _is_there(self, place: S3Location, *, wait: bool) -> bool:
@@ -128,24 +147,70 @@ class Environment:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _install(self, requirements: Requirements, packages: Mapping[str, str], wheels: Path | None) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
-        image = self._written("image", (f"{name}=={version}" for name, version in packages.items()))
+    def _restore(self, place: S3Location) -> str:
+        """Download and unpack the packages. Returns what was done, for the log."""
+        archive = self._folder.with_suffix(".tar")
+        object_store.download(self._s3, place, archive)
+        try:
+            with tarfile.open(archive) as packed:
+                _extract(packed, self._folder)
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise UsageError(
+                f"{place}, the archive of the packages of {self._name}, is damaged: {error}",
+                next_step=f"aws s3 rm {place}, then submit the spec again to reinstall them",
+            ) from None
+        archive.unlink()
+        return f"restored those of {self._name}"
+
+    def _store(self, place: S3Location) -> None:
+        archive = self._folder.with_suffix(".tar")
+        with tarfile.open(archive, "w") as packed:
+            packed.add(self._folder, arcname=".", filter=_unless_absolute_link)
+        object_store.upload(self._s3, archive, place, tag=CACHE_TAG)
+        archive.unlink()
+
+    def _fingerprint(self, wheels: Mapping[str, str]) -> str:
+        return fingerprint(self._code, read_requirements(self._code, self._name), image_packages(), wheels)
+
+    def _install(self, wheels: Path | None) -> str:
+        """Install the packages with uv. Returns what was installed, for the log."""
+        image = _image_distributions()
+        pins = self._written("image", (f"{name}=={found.version}" for name, found in image.items()))
+        # uv looks for installed packages in the prefix only, and reads nothing but their metadata.
+        place = self._folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+        taken = [place / f"{name.replace('-', '_')}-{found.version}.dist-info" for name, found in image.items()]
+        for path, found in zip(taken, image.values(), strict=True):
+            path.mkdir(parents=True)
+            (path / "METADATA").write_text(found.read_text("METADATA") or found.read_text("PKG-INFO") or "")
+            (path / "RECORD").touch()
+        self._uv(
+            *("pip", "install", "--python", sys.executable, "--prefix", self._folder, "--constraint", pins),
+            *self._requirements(wheels),
+            problem=f"{self._name} cannot be installed on top of the image's packages",
+            next_step="require versions that match the image's (trainyard images list), or leave them open",
+        )
+        for path in taken:
+            shutil.rmtree(path)
+        names = sorted(path.name.split("-")[0] for path in self._folder.rglob("*.dist-info"))
+        return ", ".join(names) or "nothing new"
+
+    def _requirements(self, wheels: Path | None) -> list[str | Path]:
+        """Return uv's options for the requirements file and the files that it includes."""
+        requirements = read_requirements(self._code, self._name)
         constraints = self._written("constraints", (line.text for line in requirements.constraints))
         asked = self._written("requirements", (line.text for line in requirements.lines))
-        source = ["--no-index", "--find-links", str(wheels)] if wheels else []
-        command = [
-            # Isolated, because a module of the code may have the name of a standard one.
-            *(sys.executable, "-I", "-m", "pip", "install", "--prefix", str(self._folder)),
-            *("--constraint", str(image), "--constraint", str(constraints), "--requirement", str(asked)),
-            *("--no-compile", "--no-cache-dir", "--no-warn-script-location", "--disable-pip-version-check"),
-            *("--progress-bar", "off", "--no-input", *source),
-        ]
+        source: list[str | Path] = ["--no-index", "--find-links", wheels] if wheels else []
+        return ["--constraint", constraints, "--requirement", asked, *source]
+
+    def _uv(self, *arguments: str | Path, problem: str, next_step: str, **variables: str) -> None:
+        """Run uv in the folder of the requirements. Raises UsageError with its error, TrainyardError at a timeout."""
+        cache = {CACHE_VARIABLE: self._cache} if self._cache else {}
         try:
             done = subprocess.run(
-                command,
+                # Isolated, because a module of the code may have the name of a standard one.
+                [sys.executable, "-I", "-m", "uv", *arguments, "--quiet", "--system-certs"],
                 cwd=(self._code / self._name).parent,
+                env={**os.environ, **cache, "UV_LINK_MODE": "hardlink", **variables},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -156,13 +221,10 @@ class Environment:
         except subprocess.TimeoutExpired:
             raise TrainyardError(
                 f"{self._name} was not installed within {INSTALL_SECONDS:.0f} s",
-                next_step="pin its packages, so that pip does not have to try versions, or set a wheelhouse",
+                next_step="pin its packages, so that uv does not have to try versions, or set a wheelhouse",
             ) from None
         if done.returncode:
-            raise UsageError(
-                f"{self._name} cannot be installed on top of the image's packages: {_pip_errors(done.stdout, image)}",
-                next_step="require versions that match the image's (trainyard images list), or leave them open",
-            )
+            raise UsageError(f"{problem}: {_uv_error(done.stdout)}", next_step=next_step)
 
     def _written(self, suffix: str, lines: Iterable[str]) -> Path:
         path = self._folder.with_suffix(f".{suffix}")
@@ -170,21 +232,19 @@ class Environment:
         return path
 
     def _variables(self) -> dict[str, str]:
-        folders = sorted(
-            str(path)
-            for path in self._folder.glob("**/python*/*-packages")
-            if path.name in ("site-packages", "dist-packages")
-        )
+        folders = sorted(str(path) for path in self._folder.glob("lib/python*/site-packages"))
         return {"PYTHONPATH": ":".join(folders), "PATH": str(self._folder / "bin")}
 
 
-def _pip_errors(output: str, image: Path) -> str:
-    """Return pip's error lines or, without any, its last lines, joined to one line."""
-    text = output.replace(f" (from -c {image} ", " (the image's, ")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("ERROR:", "The conflict", "The user requested"))]
-    conflict = [line for line in lines if " depends on " in line or "(constraint)" in line]
-    return "; ".join(dict.fromkeys([*errors, *conflict])) or "; ".join(lines[-_SHOWN_LINES:])
+def _uv_error(output: str) -> str:
+    """Return uv's last lines as one line: the error, then its causes."""
+    lines = [line.strip() for line in output.splitlines()[-_SHOWN_LINES:]]
+    return " ".join(filter(None, lines)).removeprefix("error: ").replace(" cause: ", ": ")
+
+
+def _unless_absolute_link(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out a link to this machine's Python, which another node makes anew."""
+    return None if entry.issym() and entry.linkname.startswith("/") else entry
 
 
 def _extract(packed: tarfile.TarFile, folder: Path) -> None:

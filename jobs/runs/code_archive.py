@@ -266,9 +266,13 @@ def _secrets(folder: Path, named: list[str]) -> UsageError:
 
 
 def _check_command(arguments: "Script", pack: Pack) -> None:
-    """Raise UsageError if the folder lacks a file that the command or the requirements name."""
+    """Raise UsageError if the folder lacks a file that the command the requirements or the environment name."""
     names = [file.name for file in pack.files]
-    for argument, name in (("command", arguments.script), ("requirements", arguments.requirements)):
+    for argument, name in (
+        ("command", arguments.script),
+        ("requirements", arguments.requirements),
+        ("environment", arguments.lock),
+    ):
         if name is not None and name not in names:
             ignored = (pack.folder / name).exists()
             similar_names = [other for other in names if other.endswith(Path(name).suffix)]

@@ -45,6 +45,10 @@ PASSED_VARIABLES = (
     # Without access to the Hub, its client would retry for half a minute; a mirror may replace it.
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
+    # For networks with a package index of their own.
+    "UV_DEFAULT_INDEX",
+    "UV_INDEX",
+    "UV_FIND_LINKS",
     # For jobs that share the cores: each would take all cores, and its threads would busy-wait for each other.
     "OMP_NUM_THREADS",
 )
@@ -163,6 +167,9 @@ def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:
     passed = {name: server_environment[name] for name in PASSED_VARIABLES if name in server_environment}
     search_path = server_environment.get("PATH", os.defpath)
     passed["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{search_path}"
+    # uv's cache of this machine, in place of an instance's.
+    cache = Path(server_environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    passed["UV_CACHE_DIR"] = server_environment.get("UV_CACHE_DIR") or str(cache / "uv")
     # Common in Python images: log lines appear when they are written.
     passed["PYTHONUNBUFFERED"] = "1"
     return passed

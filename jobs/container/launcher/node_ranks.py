@@ -109,14 +109,14 @@ def run_ranks(attempt: Attempt) -> End:
     end = End(code=0, reason=None, cause="done")
     try:
         with lines, stopping, watchdog, late_nodes:
-            program = ["-m", launch.kind.entrypoint]
+            program, python = ["-m", launch.kind.entrypoint], sys.executable
             if script is None:
                 program += _arguments_of_ranks(launch, scratch)
             else:
                 os.environ.update(script.prepare())
-                program = script.program
+                program, python = script.program, script.python
             with script or contextlib.nullcontext():
-                elastic_launch(config, sys.executable)(*program)
+                elastic_launch(config, python)(*program)
     except TrainyardError as error:
         end = End(code=1, reason=one_line(error), cause="own")
     except (Interrupted, SignalException) as interruption:

@@ -25,6 +25,7 @@ from jobs.container.saving.saved_folder import SavedFolder
 from jobs.container.saving.script_checkpoints import ScriptCheckpoints, ShardedError
 from jobs.container.saving.script_complete import trainer_step
 from jobs.container.script.inputs import fetch, unpack
+from jobs.container.script.own_environment import OwnEnvironment
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINTS
@@ -78,6 +79,8 @@ class ScriptJob:
         self._output = self._folder / OUTPUT
         self._checkpoints = self._folder / "checkpoints"
         self._inputs: dict[str, str] = {}
+        self.python = sys.executable
+        """The Python of the ranks. `prepare` sets it to that of the script's own environment, if it has one."""
         self._places = {
             "output": str(self._output),
             "checkpoints": str(self._checkpoints),
@@ -228,15 +231,19 @@ class ScriptJob:
         self._output_is_due.set()
 
     def _packages(self, s3: "S3Client") -> dict[str, str]:
-        if self._arguments.requirements is None:
+        source = self._arguments.lock or self._arguments.requirements
+        if source is None:
             return {}
         wheels = None
         if self._arguments.wheelhouse is not None:
             wheels = fetch(s3, "wheelhouse", self._arguments.wheelhouse, self._scratch / "wheels")
-        environment = Environment(
-            s3, self._run, self._scratch / "packages", code=self._code, requirements=self._arguments.requirements
-        )
-        return environment.make(wheels=wheels, installs=self._is_main)
+        folder = self._scratch / "packages"
+        if self._arguments.environment is None:
+            added = Environment(s3, self._run, folder, code=self._code, requirements=source)
+            return added.make(wheels=wheels, installs=self._is_main)
+        own = OwnEnvironment(s3, self._run, folder, code=self._code, source=source, python=self._arguments.python)
+        self.python = str(own.python)
+        return own.make(wheels=wheels, installs=self._is_main)
 
     def _restore(self, s3: "S3Client") -> None:
         """Restore this node's output, and on every node the checkpoints, from earlier attempts."""
@@ -339,10 +346,12 @@ def _search_paths(packages: dict[str, str]) -> dict[str, Any]:
     """Return the search paths of the ranks: the script's packages first, then ours, in whatever folder they run.
 
     PATH includes the programs of this Python's packages (torchrun, accelerate), even if its venv is not activated.
+    An own environment does not get the image's PYTHONPATH.
     """
     ours = str(Path(jobs.__path__[0]).parent)
     own = [packages["PYTHONPATH"]] if packages.get("PYTHONPATH") else []
-    found = {"PYTHONPATH": os.pathsep.join([*own, ours, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    inherited = "" if "VIRTUAL_ENV" in packages else os.environ.get("PYTHONPATH", "")
+    found = {**packages, "PYTHONPATH": os.pathsep.join([*own, ours, *filter(None, [inherited])])}
     first = [packages["PATH"]] if packages else []
     found["PATH"] = os.pathsep.join([*first, str(Path(sys.executable).parent), os.environ["PATH"]])
     return found

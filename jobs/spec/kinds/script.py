@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -19,7 +20,14 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 
 _INPUT = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
+_PYTHON = re.compile(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", re.ASCII)
+
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
+
+OWN = "own"
+"""The value of `environment` for an environment of the requirements alone."""
+
+LOCK = "uv.lock"
 
 PLACEHOLDERS = ("output", "checkpoints", "node", "nnodes", "main_address", "cards")
 """Placeholders of a command, in addition to its inputs and parameters."""
@@ -36,6 +44,15 @@ def _check_code(code: str) -> str:
     if not is_packed(code) and ("://" in code or "::" in code):
         raise ValueError(f"'{code}' is not a folder; clone the repository and set the path of the clone")
     return code
+
+
+def _check_environment(name: str) -> str:
+    if name != OWN and PurePosixPath(name).name != LOCK:
+        raise ValueError(
+            f"'{name}' is neither a {LOCK} nor '{OWN}'; for a requirements file, set requirements: {name} and "
+            f"environment: {OWN}"
+        )
+    return _check_file(name)
 
 
 def _check_command(command: str) -> str:
@@ -71,6 +88,12 @@ class Script(Arguments):
     requirements: Annotated[str, AfterValidator(_check_file)] | None = None
     """Requirements file in that folder, installed on top of the image's packages, which it must not replace. Default:
     no further packages."""
+    environment: Annotated[str, AfterValidator(_check_environment)] | None = None
+    """Packages of the script's own, torch included, in place of the image's: uv.lock, beside its pyproject.toml in that
+    folder, or own for those of the requirements. Not on HPUs. Default: the image's packages."""
+    python: str | None = None
+    """Python version of an own environment, such as "3.13", which uv fetches if the image lacks it. Default: the
+    image's, if the lock allows it."""
     wheelhouse: Folder | None = None
     """Folder of wheels to install the requirements from. Default: a package index."""
     processes: Literal[1] | None = None
@@ -85,6 +108,11 @@ class Script(Arguments):
     @property
     def resumes_on_other_ranks(self) -> bool:
         return False  # its checkpoints may depend on anything
+
+    @property
+    def lock(self) -> str | None:
+        """Return the uv.lock of the script's own environment, relative to the folder."""
+        return None if self.environment in (None, OWN) else self.environment
 
     @property
     def words(self) -> list[str]:
@@ -108,6 +136,13 @@ class Script(Arguments):
     def parameter_texts(self) -> dict[str, str]:
         """Return the parameters as text for the command line and the environment."""
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.parameters.items()}
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def _check_python(cls, python: object) -> object:
+        if python is not None and (not isinstance(python, str) or not _PYTHON.fullmatch(python)):
+            raise ValueError(f'{python!r} is not a Python version; write it in quotes: "3.13"')
+        return python
 
     @field_validator("parameters")
     @classmethod
@@ -148,6 +183,14 @@ class Script(Arguments):
             )
         if self.script is not None:
             _check_file(self.script)
+        if self.environment == OWN and self.requirements is None:
+            raise ValueError(
+                "'environment: own' needs 'requirements', which it consists of; for a lock, name the uv.lock"
+            )
+        if self.lock is not None and self.requirements is not None:
+            raise ValueError(f"'requirements' cannot be added to {self.lock}: use uv add, or set environment: own")
+        if self.python is not None and self.environment is None:
+            raise ValueError("'python' needs 'environment': without it, the script runs in the image's Python")
         if self.wheelhouse is not None and self.requirements is None:
             raise ValueError("'wheelhouse' needs 'requirements', which are installed from it")
         return self

@@ -66,8 +66,7 @@ def test_replacing_a_package_of_the_image_is_refused(s3: "S3Client", tmp_path: P
         environment(s3, tmp_path / "one", "greedy\n").make(wheels=tmp_path / "wheels", installs=True)
     message = str(refused.value)
     assert message.startswith("r.txt cannot be installed on top of the image's packages: "), message
-    assert "; greedy 1.0 depends on pydantic>=99" in message
-    assert "Processing" not in message
+    assert ": Because all versions of greedy depend on pydantic>=99" in message
     assert "\nNext: " in message
 
 

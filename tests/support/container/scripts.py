@@ -1,6 +1,9 @@
 """Scripts of users, packed as by `trainyard submit`, for runs of the real launcher."""
 
+import functools
 import io
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +24,17 @@ PACKAGES = {"PYTHONPATH": str(Path(sys.prefix) / "scripts")}
 
 WARM: dict[str, Any] = {"kind": "script", "script_ranks": "forked"}
 """Options for scripts that import PyTorch or transformers, if the test is not about the imports."""
+
+
+@functools.cache
+def uv_settings() -> dict[str, Any]:
+    """Return variables that let uv use this machine's package index: uv does not read pip's settings."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    found = {
+        name.rpartition(".")[2]: value for name, value in re.findall(r"^(\S+)='(.*)'$", listed.stdout, re.MULTILINE)
+    }
+    names = {"UV_DEFAULT_INDEX": "index-url", "UV_FIND_LINKS": "find-links"}
+    return {name: found[of_pip] for name, of_pip in names.items() if of_pip in found}
 
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:
