@@ -19,7 +19,7 @@ METADATA_VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
 
 _ANSWER_SECONDS = 1.0
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "optimum-habana")
+MAIN_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "optimum-habana")
 
 
 def ran_with() -> dict[str, str]:
@@ -36,7 +36,7 @@ def ran_with() -> dict[str, str]:
 def _versions() -> dict[str, str]:
     """Return the versions of Python and of the main packages that are installed."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in MAIN_PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - six of them

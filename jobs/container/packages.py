@@ -25,6 +25,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import InvalidVersion, Version
+
 from jobs.aws import s3 as object_store
 from jobs.aws.s3 import sha256
 from jobs.core.errors import TrainyardError, UsageError
@@ -63,6 +65,15 @@ def _image_distributions() -> dict[str, importlib.metadata.Distribution]:
         if name:
             found.setdefault(package_name(name), distribution)
     return dict(sorted(found.items()))
+
+
+def _is_version(text: str) -> bool:
+    """Return whether uv accepts a version. Packages of Ubuntu in Habana's image may have others."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def package_name(name: str) -> str:
@@ -174,7 +185,7 @@ class Environment:
 
     def _install(self, wheels: Path | None) -> str:
         """Install the packages with uv. Returns what was installed, for the log."""
-        image = _image_distributions()
+        image = {name: found for name, found in _image_distributions().items() if _is_version(found.version)}
         pins = self._written("image", (f"{name}=={found.version}" for name, found in image.items()))
         # uv looks for installed packages in the prefix only, and reads nothing but their metadata.
         place = self._folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -1,6 +1,6 @@
-"""Reads a script's requirements file like pip does, with all files that it includes.
+"""Reads a script's requirements file like uv and pip do, with all files that it includes.
 
-Format: https://pip.pypa.io/en/stable/reference/requirements-file-format/.
+Format: https://pip.pypa.io/en/stable/reference/requirements-file-format/, without options for building a package.
 """
 
 import argparse
@@ -145,12 +145,12 @@ def _path(text: str) -> str | None:
 
 
 def _split(text: str) -> tuple[str, argparse.Namespace]:
-    """Split a line into requirement and options. Raises ValueError for an option that pip does not allow there."""
+    """Split a line into requirement and options. Raises ValueError for an option that uv does not allow there."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for names in (
         *(("-r", "--requirement"), ("-c", "--constraint"), ("-e", "--editable"), ("-f", "--find-links")),
         *(("-i", "--index-url", "--pypi-url"), ("--extra-index-url",), ("--trusted-host",), ("--use-feature",)),
-        *(("--no-binary",), ("--only-binary",), ("--hash",), ("--global-option",), ("-C", "--config-settings")),
+        *(("--no-binary",), ("--only-binary",), ("--hash",)),
     ):
         parser.add_argument(*names, action="append", default=[])
     for name in ("--no-index", "--pre", "--prefer-binary", "--require-hashes"):

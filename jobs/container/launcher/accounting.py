@@ -96,6 +96,11 @@ class AttemptRecord:
         """The number of the attempt in its run."""
         return self._attempt.number
 
+    def set_versions(self, versions: dict[str, str]) -> None:
+        """Record the versions of the main packages of a script that does not use the image's."""
+        of_image = {name: value for name, value in self._attempt.ran_with.items() if name.startswith("image")}
+        self._attempt = self._attempt.model_copy(update={"ran_with": {**of_image, **versions}})
+
     def start(self) -> None:
         """Write the first record. Raises TrainyardError if the run cannot be written to, now instead of hours later."""
         self._write("running")

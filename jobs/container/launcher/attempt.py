@@ -132,6 +132,11 @@ class Attempt:
         self._budget = BudgetWatch(self._record, launch)
         return self._budget.start()
 
+    def set_versions(self, versions: dict[str, str]) -> None:
+        """Record the versions of the main packages of a script that does not use the image's."""
+        if self._record is not None:
+            self._record.set_versions(versions)
+
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
         """Connect the launchers of all nodes for the block. Does nothing on a single node."""

@@ -115,6 +115,8 @@ def run_ranks(attempt: Attempt) -> End:
             else:
                 os.environ.update(script.prepare())
                 program, python = script.program, script.python
+                if script.ran_with is not None:
+                    attempt.set_versions(script.ran_with)
             with script or contextlib.nullcontext():
                 elastic_launch(config, python)(*program)
     except TrainyardError as error:

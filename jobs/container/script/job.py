@@ -106,6 +106,8 @@ class ScriptJob:
         self._activity_at = time.monotonic()
         self._newest_time = 0
         self._noted: int | None = None
+        self.ran_with: dict[str, str] | None = None
+        """The versions of the main packages in the script's own environment. None without one. Set by `prepare`."""
         self.refusal: ShardedError | None = None
         """The error for which the script was ended: its checkpoints cannot be saved."""
 
@@ -243,7 +245,9 @@ class ScriptJob:
             return added.make(wheels=wheels, installs=self._is_main)
         own = OwnEnvironment(s3, self._run, folder, code=self._code, source=source, python=self._arguments.python)
         self.python = str(own.python)
-        return own.make(wheels=wheels, installs=self._is_main)
+        variables = own.make(wheels=wheels, installs=self._is_main)
+        self.ran_with = own.ran_with()
+        return variables
 
     def _restore(self, s3: "S3Client") -> None:
         """Restore this node's output, and on every node the checkpoints, from earlier attempts."""

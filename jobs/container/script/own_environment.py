@@ -8,6 +8,7 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 import jobs
 from jobs.aws.s3 import sha256
+from jobs.container.environment import MAIN_PACKAGES
 from jobs.container.packages import (
     Environment,
     code_files,
@@ -28,6 +30,7 @@ from jobs.container.packages import (
 )
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
+from jobs.core.words import counted
 from jobs.spec.requirements import read_requirements
 
 if TYPE_CHECKING:
@@ -40,6 +43,11 @@ _IMPORTED = "import jobs.container.kinds.script, jobs.container.saving.resume, b
 
 _LOCAL = re.compile(r'^source = \{ (?:directory|editable|path) = "(?!\.")', re.MULTILINE)
 """A package of a lock that is installed from the code, other than the project itself."""
+
+SITE_PACKAGES = "lib/python*/site-packages"
+
+OURS = "platform"
+"""The folder in the environment of what our own code needs."""
 
 PYTHONS = "python"
 """The folder in the environment of a Python that uv has fetched."""
@@ -61,6 +69,12 @@ class OwnEnvironment(Environment):
         """The interpreter of the environment."""
         return self._folder / "bin" / "python"
 
+    def ran_with(self) -> dict[str, str]:
+        """Return the versions of its Python and of the main packages."""
+        python = re.search(r"^version_info = (.*)$", (self._folder / "pyvenv.cfg").read_text(), re.MULTILINE)
+        main = {name: version for name, version in self._installed().items() if name in MAIN_PACKAGES}
+        return {"python": python[1] if python else "unknown", **main}
+
     def _fingerprint(self, wheels: Mapping[str, str]) -> str:
         python = platform.python_version() if self._wanted == sys.executable else self._wanted
         if self._lock is None:
@@ -72,61 +86,17 @@ class OwnEnvironment(Environment):
 
     def _restore(self, place: S3Location) -> str:
         """Install from the instance's cache if it has every package, otherwise from S3. Returns what was done."""
-        if self._installed_mark is not None and self._installed_mark.exists():
+        if self._cached_mark is not None and self._cached_mark.exists():
             with contextlib.suppress(UsageError):
-                self._install(None, UV_OFFLINE="1")
+                self._install_all(None, UV_OFFLINE="1")
                 return f"linked those of {self._name} from this instance's cache"
+            shutil.rmtree(self._folder)
         done = super()._restore(place)
         self._make_python()
         return done
 
-    def _install(self, wheels: Path | None, **variables: str) -> str:
-        self._make_python()
-        problem = f"the environment of {self._name} cannot be installed"
-        next_step = f"make it on your machine first: uv {'sync' if self._lock else 'pip install -r'}"
-        if self._lock is not None:
-            self._uv(
-                # The project itself is not installed: the script is found in its folder, which differs between runs.
-                *("sync", "--frozen", "--no-default-groups", "--no-editable", "--no-install-project"),
-                *("--python", self.python),  # whatever .python-version says
-                problem=problem,
-                next_step=next_step,
-                UV_PROJECT_ENVIRONMENT=str(self._folder),
-                **variables,
-            )
-        else:
-            command = ("pip", "install", "--python", self.python)
-            self._uv(*command, *self._requirements(wheels), problem=problem, next_step=next_step)
-        count = len(self._installed())
-        self._add_platform(wheels, **variables)
-        if self._installed_mark is not None:
-            self._installed_mark.mkdir(parents=True, exist_ok=True)
-        return f"{count} of {self._name} in an environment of their own"
-
-    def _make_python(self) -> None:
-        """Make the environment, or repair the links to its Python after it was unpacked."""
-        self._uv(
-            *("venv", "--relocatable", "--allow-existing", "--no-project", "--python", self._wanted, self._folder),
-            problem=f"arguments.python: the image has no Python {self._wanted}, and uv cannot fetch it",
-            next_step=f"use the image's Python {platform.python_version()}, or let the job reach github.com",
-            UV_PYTHON_INSTALL_DIR=str(self._folder / PYTHONS),
-        )
-
-    def _add_platform(self, wheels: Path | None, **variables: str) -> None:
-        """Install what our own code needs and the environment lacks, and nothing newer than in the image."""
-        installed, image = self._installed(), image_packages()
-        missing = [f"{name}<={image[name]}" if name in image else name for name in PLATFORM if name not in installed]
-        next_step = f"add {', '.join(PLATFORM)} to it, in versions that fit; the image has "
-        next_step += ", ".join(f"{name} {image[name]}" for name in PLATFORM if name in image)
-        if missing:
-            fixed = self._written("fixed", (f"{name}=={version}" for name, version in installed.items()))
-            source: list[str | Path] = ["--no-index", "--find-links", wheels] if wheels else []
-            self._uv(
-                *("pip", "install", "--python", self.python, "--constraint", fixed, *source, *missing),
-                problem=f"the packages that the platform needs do not fit those of {self._name}",
-                next_step=next_step,
-                **variables,
-            )
+    def _install(self, wheels: Path | None) -> str:
+        self._install_all(wheels)
         found = subprocess.run(
             [self.python, "-c", _IMPORTED],
             env={**os.environ, "PYTHONPATH": str(Path(jobs.__path__[0]).parent)},
@@ -137,18 +107,68 @@ class OwnEnvironment(Environment):
         if found.returncode:
             error = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
             raise UsageError(
-                f"{self._name}: the platform's code fails in this environment: {error}", next_step=next_step
+                f"{self._name}: the platform's code fails in this environment: {error}", next_step=_versions_that_fit()
             )
+        if self._cached_mark is not None:
+            self._cached_mark.mkdir(parents=True, exist_ok=True)
+        return f"{counted(len(self._installed()), 'package')} of {self._name}"
+
+    def _make_python(self) -> None:
+        """Make the environment, or repair the links to its Python after it was unpacked."""
+        self._uv(
+            *("venv", "--relocatable", "--allow-existing", "--no-project", "--python", self._wanted, self._folder),
+            problem=f"arguments.python: the image has no Python {self._wanted}, and uv cannot fetch it",
+            next_step=f"use the image's Python {platform.python_version()}, or let the job reach github.com",
+            UV_PYTHON_INSTALL_DIR=str(self._folder / PYTHONS),
+        )
+
+    def _install_all(self, wheels: Path | None, **variables: str) -> None:
+        """Install the script's packages, then those of PLATFORM that are missing."""
+        self._make_python()
+        problem = f"the environment of {self._name} cannot be installed"
+        into = ("pip", "install", "--python", self.python)
+        if self._lock is not None:
+            self._uv(
+                # The project itself is not installed: the script is found in its folder, which differs between runs.
+                *("sync", "--frozen", "--no-default-groups", "--no-editable", "--no-install-project"),
+                *("--python", self.python),  # whatever .python-version says
+                problem=problem,
+                next_step="check on your machine: uv sync --frozen --no-default-groups",
+                UV_PROJECT_ENVIRONMENT=str(self._folder),
+                **variables,
+            )
+        else:
+            next_step = "check on your machine: uv venv, then uv pip install -r"
+            self._uv(*into, *self._requirements(wheels), problem=problem, next_step=f"{next_step} {self._name}")
+        image, installed = image_packages(), self._installed()
+        missing = [f"{name}<={image[name]}" if name in image else name for name in PLATFORM if name not in installed]
+        if missing:
+            # Apart from the script's packages, and searched after them: botocore, for instance, requires an older
+            # python-dateutil than today's locks have, and works with theirs.
+            source: list[str | Path] = ["--no-index", "--find-links", wheels] if wheels else []
+            self._uv(
+                *(*into, "--target", self._folder / OURS, *source, *missing),
+                problem=f"the packages that the platform adds to {self._name} cannot be installed",
+                next_step=_versions_that_fit(),
+                **variables,
+            )
+            for place in self._folder.glob(SITE_PACKAGES):
+                (place / "trainyard.pth").write_text(f"../../../{OURS}\n")
 
     def _installed(self) -> dict[str, str]:
-        paths = self._folder.glob("lib/python*/site-packages/*.dist-info")
+        paths = self._folder.glob(f"{SITE_PACKAGES}/*.dist-info")
         found = (path.name.removesuffix(".dist-info").split("-", 1) for path in paths)
         return {package_name(name): version for name, version in sorted(found)}
 
     @property
-    def _installed_mark(self) -> Path | None:
-        """A folder in uv's cache that exists if the cache has all packages of the lock. None without such a cache."""
-        return Path(self._cache) / "trainyard" / self._digest if self._cache and self._lock is not None else None
+    def _cached_mark(self) -> Path | None:
+        """A folder in uv's cache that exists if the cache has all packages of the lock.
+
+        None without such a cache, and for a Python that uv fetches, which is only on S3.
+        """
+        if self._cache is None or self._lock is None or self._wanted != sys.executable:
+            return None
+        return Path(self._cache) / "trainyard" / self._digest
 
     def _variables(self) -> dict[str, str]:
         sources = self._lock.parent / "src" if self._lock is not None else None
@@ -157,6 +177,11 @@ class OwnEnvironment(Environment):
             "VIRTUAL_ENV": str(self._folder),
             "PYTHONPATH": str(sources) if sources is not None and sources.is_dir() else "",
         }
+
+
+def _versions_that_fit() -> str:
+    image = image_packages()
+    return "add versions near those of the image: " + ", ".join(f"{name}=={image.get(name)}" for name in PLATFORM)
 
 
 def _wanted(python: str | None, lock: Path | None) -> str:

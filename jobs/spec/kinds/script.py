@@ -89,10 +89,10 @@ class Script(Arguments):
     """Requirements file in that folder, installed on top of the image's packages, which it must not replace. Default:
     no further packages."""
     environment: Annotated[str, AfterValidator(_check_environment)] | None = None
-    """Packages of the script's own, torch included, in place of the image's: uv.lock, beside its pyproject.toml in that
-    folder, or own for those of the requirements. Not on HPUs. Default: the image's packages."""
+    """Replace the image's packages, torch included: uv.lock installs that lock, whose pyproject.toml is beside it, and
+    own installs only the requirements; not on HPUs. Default: the image's packages."""
     python: str | None = None
-    """Python version of an own environment, such as "3.13", which uv fetches if the image lacks it. Default: the
+    """Python version of that environment, in quotes: "3.13"; uv downloads a version that the image lacks. Default: the
     image's, if the lock allows it."""
     wheelhouse: Folder | None = None
     """Folder of wheels to install the requirements from. Default: a package index."""

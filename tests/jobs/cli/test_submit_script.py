@@ -4,7 +4,9 @@ import csv
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS
 from jobs.cli.submission import plan_run
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
+from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
 from jobs.runs.code_archive import pack_code
@@ -67,7 +70,19 @@ def test_the_ready_made_spec_trains_and_its_code_is_fetched(
 
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n"
 
-BAD: dict[str, tuple[dict[str, str], dict[str, object], type[TrainyardError], str]] = {
+PROJECT = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = [{}]\n'
+
+LOCK = """version = 1
+revision = 5
+requires-python = ">=3.10"
+
+[[package]]
+name = "mine"
+version = "1"
+source = { virtual = "." }
+"""
+
+BAD: dict[str, tuple[dict[str, str], dict[str, Any], type[TrainyardError], str]] = {
     "no such folder": ({}, {"code": "elsewhere"}, NotFoundError, "/elsewhere does not exist"),
     "no such script": ({"tain.py": ""}, {}, UsageError, "has no file 'train.py'; did you mean 'tain.py'?"),
     "an ignored script": ({"train.py": "", "a": "", ".trainyardignore": "*.py"}, {}, UsageError, "excludes it"),
@@ -103,6 +118,54 @@ BAD: dict[str, tuple[dict[str, str], dict[str, object], type[TrainyardError], st
         UsageError,
         "base.txt, line 1: it seems to hold a login for https://…@wheels.example",
     ),
+    "a file that is no lock": (
+        {"train.py": "", "poetry.lock": ""},
+        {"environment": "poetry.lock"},
+        UsageError,
+        "'poetry.lock' is neither a uv.lock nor 'own'",
+    ),
+    "a lock without its project": (
+        {"train.py": "", "uv.lock": ""},
+        {"environment": "uv.lock"},
+        UsageError,
+        "uv.lock needs a pyproject.toml beside it",
+    ),
+    "a lock that is not packed": (
+        {"train.py": "", "pyproject.toml": "", "uv.lock": "", ".trainyardignore": "uv.*"},
+        {"environment": "uv.lock"},
+        UsageError,
+        "has no file 'uv.lock' among the packed files",
+    ),
+    "a lock that is out of date": (
+        {"train.py": "", "pyproject.toml": PROJECT.format('"idna"'), "uv.lock": LOCK},
+        {"environment": "uv.lock"},
+        UsageError,
+        "uv.lock is out of date: pyproject.toml has changed since",
+    ),
+    "a damaged lock": (
+        {"train.py": "", "pyproject.toml": PROJECT.format(""), "uv.lock": "?"},
+        {"environment": "uv.lock"},
+        UsageError,
+        "arguments.environment: uv cannot check ",
+    ),
+    "a Python that the lock does not allow": (
+        {"train.py": "", "pyproject.toml": PROJECT.format(""), "uv.lock": LOCK},
+        {"environment": "uv.lock", "python": "3.9"},
+        UsageError,
+        "uv.lock is for Python >=3.10, not 3.9",
+    ),
+    "a Python without quotes": (
+        {"train.py": "", "uv.lock": ""},
+        {"environment": "uv.lock", "python": 3.13},
+        UsageError,
+        'arguments.python: 3.13 is not a Python version; write it in quotes: "3.13"',
+    ),
+    "an own environment of nothing": (
+        {"train.py": ""},
+        {"environment": "own"},
+        UsageError,
+        "'environment: own' needs 'requirements'",
+    ),
     "a login in pip's settings": (
         {"train.py": "", "pip.conf": "[global]\nindex-url = https://token@wheels.example/simple"},
         {},
@@ -123,13 +186,38 @@ def test_bad_code_is_refused_before_anything_is_uploaded(
     if "weights.bin" in files:
         with (tmp_path / "code/weights.bin").open("wb") as file:
             file.truncate(MAX_CODE_BYTES + 1_000_000)
-    spec = parse_spec(
-        {"name": "a", "job": "script", "arguments": {"code": "code", "command": "train.py", **arguments}}, origin="a"
-    )
     with pytest.raises(kind) as refused:
-        check_requirements(stage, spec, pack_code(spec, stage)[1])
+        check_script(stage, **arguments)
     assert message in str(refused.value)
-    assert "\nNext: " in str(refused.value) or "module" in case
+    assert "\nNext: " in str(refused.value) or "module" in case or refused.value.args[0].startswith("a: arguments")
+
+
+def check_script(stage: DeployedStage, job: str = "script", **arguments: Any) -> None:
+    given = {"code": "code", "command": "train.py", **arguments}
+    spec = parse_spec({"name": "a", "job": job, "arguments": given}, origin="a")
+    check_requirements(stage, spec, pack_code(spec, stage)[1])
+
+
+def test_an_own_environment_may_replace_torch_but_not_on_hpus(
+    stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"r.txt": "torch==2.9.0\n", "pyproject.toml": PROJECT.format(""), "uv.lock": LOCK}
+    write_files(tmp_path / "code", {"train.py": "", **files})
+    environments: list[dict[str, str]] = [{"environment": "uv.lock"}, {"environment": "own", "requirements": "r.txt"}]
+    assert stage.emulated
+    hpus = replace(stage, emulated_processes=None, instance_type=instance_type("dl1.24xlarge"))
+    gpus = replace(hpus, instance_type=instance_type("g5.48xlarge"))
+    for arguments in environments:
+        check_script(stage, **arguments)
+        check_script(gpus, **arguments)
+        with pytest.raises(UsageError, match="has HPUs, which only work with the torch and habana") as refused:
+            check_script(hpus, **arguments)
+        assert "\nNext: remove 'environment' and add packages to the image's with 'requirements'" in str(refused.value)
+    with pytest.raises(UsageError, match="would replace torch"):
+        check_script(gpus, requirements="r.txt")
+    with pytest.raises(UsageError, match=r"arguments\.environment: unknown"):
+        check_script(gpus, "finetune-classification", environment="uv.lock")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def _pins(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
 def test_lock_has_a_jobs_packages_but_not_those_of_the_base(row: Release) -> None:
     pins = _pins(lock_file(image(row.image), row))
-    assert {"boto3", "datasets", "pydantic", "tensorboard", "transformers"} <= set(pins)
+    assert {"boto3", "datasets", "pydantic", "tensorboard", "transformers", "uv"} <= set(pins)
     # pyarrow 26 needs NumPy 2 at import but does not declare it. The Gaudi image has an older NumPy.
     assert int(pins["pyarrow"].partition(".")[0]) < 26 or pins.get("numpy", "1").startswith("2.")
     assert (pins["transformers"], pins["accelerate"]) == (row.transformers, row.accelerate)
