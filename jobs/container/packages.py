@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from jobs.aws import s3 as object_store
@@ -63,7 +63,7 @@ def _image_distributions() -> dict[str, importlib.metadata.Distribution]:
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:
-            found.setdefault(package_name(name), distribution)
+            found.setdefault(canonicalize_name(name), distribution)
     return dict(sorted(found.items()))
 
 
@@ -74,10 +74,6 @@ def _is_version(text: str) -> bool:
     except InvalidVersion:
         return False
     return True
-
-
-def package_name(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def fingerprint(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import jobs
 from jobs.aws.s3 import sha256
@@ -26,7 +27,6 @@ from jobs.container.packages import (
     fingerprint,
     fingerprint_of,
     image_packages,
-    package_name,
 )
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
@@ -158,7 +158,7 @@ class OwnEnvironment(Environment):
     def _installed(self) -> dict[str, str]:
         paths = self._folder.glob(f"{SITE_PACKAGES}/*.dist-info")
         found = (path.name.removesuffix(".dist-info").split("-", 1) for path in paths)
-        return {package_name(name): version for name, version in sorted(found)}
+        return {canonicalize_name(name): version for name, version in sorted(found)}
 
     @property
     def _cached_mark(self) -> Path | None:

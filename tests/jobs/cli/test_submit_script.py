@@ -146,7 +146,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, Any], type[TrainyardError], str]]
         {"train.py": "", "pyproject.toml": PROJECT.format(""), "uv.lock": "?"},
         {"environment": "uv.lock"},
         UsageError,
-        "arguments.environment: uv cannot check ",
+        "uv.lock cannot be checked by uv: ",
     ),
     "a Python that the lock does not allow": (
         {"train.py": "", "pyproject.toml": PROJECT.format(""), "uv.lock": LOCK},
