@@ -6,8 +6,10 @@ from jobs.core.errors import UsageError
 from jobs.core.git import ROOT
 from jobs.core.images import child_name, release
 from jobs.core.stage import DeployedStage
+from jobs.runs.script_environment import check_environment
 from jobs.runs.secrets import ENVIRONMENT_NEXT, secret_text
 from jobs.spec.code import Pack
+from jobs.spec.kinds.script import Script
 from jobs.spec.requirements import Requirements, read_requirements
 from jobs.spec.spec import JobSpec
 
@@ -16,11 +18,16 @@ _PIN = re.compile(r"^([^#=\s]+)==([^\s;]+)", re.MULTILINE)
 
 def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -> None:
     """Raise UsageError if a script's requirements would replace a package of its image, hold a secret, or name a file
-    that is not packed.
+    that is not packed, or if it cannot have its own environment.
 
-    Checks only the listed requirements. pip finds conflicts of their dependencies when it installs them.
+    Checks only the listed requirements. uv finds conflicts of their dependencies when it installs them.
     """
-    name = getattr(spec.entrypoint_arguments(), "requirements", None)
+    arguments = spec.entrypoint_arguments()
+    if not isinstance(arguments, Script):
+        return
+    if arguments.environment is not None:
+        check_environment(arguments, stage, pack)
+    name = arguments.requirements
     if pack is None or name is None:
         return
     from packaging.requirements import InvalidRequirement, Requirement
@@ -33,7 +40,7 @@ def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -
         if (what := secret_text(line.text)) is not None:
             raise UsageError(
                 f"arguments.requirements: {line}: it seems to hold {what}, and the whole team can read the code",
-                next_step=f"write ${{NAME}}, which pip replaces from the environment, and {ENVIRONMENT_NEXT}",
+                next_step=f"write ${{NAME}}, which uv replaces from the environment, and {ENVIRONMENT_NEXT}",
             )
         if not line.requirement:
             continue
@@ -44,6 +51,8 @@ def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -
                 f"arguments.requirements: {line}: not a requirement: {str(error).splitlines()[0]}",
                 next_step="write it as for pip: peft==0.15.2",
             ) from None
+        if arguments.environment is not None:  # it may replace every package
+            continue
         found = pinned.get(canonicalize_name(requested.name))
         if found is not None and not requested.specifier.contains(found, prereleases=True):
             raise UsageError(
