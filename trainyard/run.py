@@ -68,7 +68,8 @@ class Run:
     def state(self) -> dict[str, Any] | None:
         """What an earlier attempt saved last, by name, on the CPU; None in a new run.
 
-        For objects that have one, it is their `state_dict`. It stays the same when this attempt saves.
+        For objects that have one, it is their `state_dict`. It stays the same when this attempt saves. It does not
+        contain sharded objects: `restore` loads them.
 
         Example:
             if run.state is not None:
@@ -88,8 +89,8 @@ class Run:
     def restore(self, **objects: Any) -> int:
         """Load the saved state into each object (`load_state_dict`) and return the number of steps done.
 
-        Also restores this rank's random state. In a new run it changes nothing and returns 0. Inside the platform it
-        raises an error if an object is sharded (FSDP, ZeRO): see `save`.
+        Also restores this rank's random state. In a new run it changes nothing and returns 0. All ranks call it. Shards
+        are loaded with any number of ranks; pass an optimizer together with its model.
 
         Example:
             step = run.restore(model=model, optimizer=optimizer)
@@ -121,7 +122,9 @@ class Run:
         Rank 0's states are saved; those of a model in DistributedDataParallel are equal on all ranks. The loop waits
         only for a copy in memory, while writing and uploading run in the background.
 
-        Sharded objects (FSDP, ZeRO) raise an error inside the platform: pass the full state, gathered on all ranks.
+        Of a state with DTensors (FSDP2, tensor parallelism), each rank saves its parts, in the format of
+        torch.distributed.checkpoint. This applies to models, to optimizers given with their models, and to other
+        objects whose `state_dict` contains DTensors. FSDP1 and ZeRO raise an error.
 
         Example:
             run.save(step, model=model, optimizer=optimizer, position={"epoch": epoch})

@@ -1,11 +1,12 @@
 """Interrupt trainings at random moments, and compare their results with uninterrupted trainings.
 
-python -m tests.benchmarks.kill_and_resume                             20 interruptions of four kinds of training
+python -m tests.benchmarks.kill_and_resume                             20 interruptions of all kinds of training
 python -m tests.benchmarks.kill_and_resume trainer --interruptions 60  only this kind, interrupted more often
 python -m tests.benchmarks.kill_and_resume --faults 0.1                with an S3 that fails, is slow, drops connections
 
     finetune    fine-tuning of a two-layer BERT            trainer    a script: Trainer with trainyard.Callback
     pretrain    pre-training of a two-layer BERT           loop       a script: its own loop with trainyard.Run
+                                                           fsdp       such a loop with a model sharded by FSDP2
 
 Each kind trains on one rank and on two. An interruption is SIGTERM, a Spot notice, a rebalance recommendation, or
 SIGKILL of a rank, of the launcher, or of all at once, all equally often. It happens soon after an event: an output
@@ -52,6 +53,7 @@ from tests.support.container.recipes import finetuning, longer_finetuning, pretr
 from tests.support.container.reviews import save_tiny_bert
 from tests.support.container.s3_server import put
 from tests.support.container.scripts import script_flags, write_files
+from tests.support.container.sharding import FSDP
 
 LOOK_SECONDS = 0.001
 
@@ -249,11 +251,16 @@ def _loop(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
     return _script(run, folder / "loop", LOOP, "output/model.pt")
 
 
+def _fsdp(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
+    wide = FSDP.replace('"WIDTH", "7"', '"WIDTH", "150000"')  # checkpoints of 13 MB
+    return _script(run, folder / "fsdp", wide, "output/model.pt")
+
+
 def _script(run: Run, folder: Path, text: str, model: str) -> tuple[str, Sequence[str], str]:
     return "script", script_flags(run.s3, write_files(folder, {"train.py": text}), "train.py"), model
 
 
-_STARTS = {"finetune": _finetune, "pretrain": _pretrain, "trainer": _trainer, "loop": _loop}
+_STARTS = {"finetune": _finetune, "pretrain": _pretrain, "trainer": _trainer, "loop": _loop, "fsdp": _fsdp}
 """For each kind of training: the kind of job, its flags, and the location of its model."""
 
 _RHYTHM = (

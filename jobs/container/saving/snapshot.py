@@ -138,9 +138,13 @@ class Snapshot:
     def __init__(self) -> None:
         self._copies: list[torch.Tensor] = []
 
-    def why_no_room(self, state: Any) -> str | None:
-        """Return why a copy of `state` needs too much memory (twice its size must be free), or None if it fits."""
-        needed, available = sum(tensor.nbytes for tensor in _distinct(state).values()), available_bytes()
+    def why_no_room(self, state: Any, *, ranks: int = 1) -> str | None:
+        """Return why a copy of `state` needs too much memory (twice its size must be free), or None if it fits.
+
+        `ranks`: how many ranks of this node copy as much.
+        """
+        needed = ranks * sum(tensor.nbytes for tensor in _distinct(state).values())
+        available = available_bytes()
         if available is None or 2 * needed <= available:
             return None
         return f"a copy needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are available"

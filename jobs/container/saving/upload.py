@@ -42,6 +42,7 @@ from jobs.core.words import size
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+    from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
 
     from jobs.container.rank import Rank
 
@@ -100,7 +101,10 @@ class CheckpointUploads(Callback):
         self._began = time.monotonic()
 
     def write_first(self, write: Callable[[Path], None]) -> None:
-        """Call `write` with the folder of the next save before it is uploaded, to add what the save left out."""
+        """Call `write` with the folder of the next save before it is uploaded, to add what the save left out.
+
+        Each rank may leave its own part to a thread.
+        """
         self._write = write
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -108,26 +112,33 @@ class CheckpointUploads(Callback):
         state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Start the upload. A rank that gets here has written its part or left it to the thread."""
-        step, node = state.global_step, self._rank.node
-        key = f"checkpoint/{step}"
-        if self._rank.store.add(f"{key}/saved/{node}", 1) == self._rank.local_world_size:
-            self._rank.store.set(f"{key}/all-saved/{node}", "")
-        if self._s3 is None:
+        """Start this rank's write, if it has left one to the thread, and the upload."""
+        step, write = state.global_step, self._write
+        if write is None:
+            self._report_written(self._rank.store, step)
+        if self._s3 is None and write is None:
             return
         self.finish()
         self._began = self._began or time.monotonic()
         folder = Path(args.output_dir) / f"checkpoint-{step}"
-        throughput = self._metrics.throughput.model_copy()
-        work = functools.partial(self._upload, self._s3, step, folder, throughput, self._best())
+        work: Callable[[], None] = _nothing
+        if self._s3 is not None:
+            throughput = self._metrics.throughput.model_copy()
+            work = functools.partial(self._upload, self._s3, step, folder, throughput, self._best())
         self._thread = threading.Thread(
             target=self._guarded,
-            args=(step, folder, self._write, work, self._began),
+            args=(step, folder, write, work, self._began),
             name=f"checkpoint-{step}",
             daemon=True,
         )
         self._write = None
         self._thread.start()
+
+    def _report_written(self, store: "Store", step: int) -> None:
+        """Report that this rank has written its part. The last rank of a node reports that all have."""
+        key, node = f"checkpoint/{step}", self._rank.node
+        if store.add(f"{key}/saved/{node}", 1) == self._rank.local_world_size:
+            store.set(f"{key}/all-saved/{node}", "")
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         self._raise_failure()
@@ -151,6 +162,7 @@ class CheckpointUploads(Callback):
         try:
             if write is not None:
                 write(folder)
+                self._report_written(self._rank.connect_store(), step)
             with self._explained_upload(step):
                 work()
             self.seconds, self._began = time.monotonic() - began, None
@@ -212,3 +224,7 @@ class CheckpointUploads(Callback):
             if other.name != kept:
                 shutil.rmtree(other, ignore_errors=other != folder)
         self._kept_here = [folder.with_name(kept)] if best is not None else []
+
+
+def _nothing() -> None:
+    """Upload nothing: another rank of the node does."""

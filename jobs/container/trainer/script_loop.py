@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from jobs.container.saving import shards
 from jobs.container.saving.snapshot import Snapshot, random_state, set_random_state
 from jobs.container.trainer.components import Components, Saves
 from jobs.container.trainer.heartbeat import Heartbeats
@@ -56,7 +57,9 @@ class ScriptLoop(Components):
         self._platform = platform
         self._folder = resume.folder if resume else None
         self._state: Any = None
-        self._snapshot = Snapshot()
+        self._snapshot, self._shard_writer = Snapshot(), shards.ShardWriter(platform.rank)
+        self._sharded: set[str] = set()
+        """Names of the restored objects that the checkpoint has in shards. They are saved so again."""
         self._copies: bool | None = None
         self._saved_step: int | None = None
         self._has_loaded = self._has_begun = False
@@ -92,21 +95,24 @@ class ScriptLoop(Components):
     def restore(self, objects: Mapping[str, Any]) -> int:
         """Load the saved states into the objects, restore this rank's random state, and return the steps done.
 
-        Raises TrainyardError if an object is sharded, so that the script fails before its first step.
+        Raises TrainyardError if an object cannot be saved, so that the script fails before its first step.
         """
-        refuse_sharded(objects)
+        refuse_unknown_shards(objects)
         self._load()
         if self._folder is None:
             return 0
-        saved = self.state
-        missing = sorted(set(objects) - set(saved))
+        saved, self._sharded = self.state, shards.saved_names(self._folder)
+        known = {*saved, *self._sharded}
+        missing = sorted(set(objects) - known)
         if missing:
             raise TrainyardError(
-                f"checkpoint step-{self._place.global_step} has no '{missing[0]}'; it has {', '.join(sorted(saved))}",
+                f"checkpoint step-{self._place.global_step} has no '{missing[0]}'; it has {', '.join(sorted(known))}",
                 next_step="restore what the script saves, under the same names",
             )
-        for name, target in objects.items():
-            target.load_state_dict(saved[name])
+        for name in set(objects) - self._sharded:
+            objects[name].load_state_dict(saved[name])
+        if parts := self._sharded & set(objects):
+            shards.load(self._folder, objects, parts)
         path = self._folder / _random_file(self.rank.rank)
         if path.exists():
             set_random_state(torch.load(path, map_location="cpu", weights_only=False))
@@ -168,9 +174,9 @@ class ScriptLoop(Components):
     def save(self, step: int, objects: Mapping[str, Any]) -> None:
         """Write the objects' states and each rank's random state. The upload runs in the background.
 
-        Raises TrainyardError, on all ranks, if an object is sharded.
+        Raises TrainyardError, on all ranks, if an object is sharded in a way that cannot be saved.
         """
-        refuse_sharded(objects)
+        refuse_unknown_shards(objects)
         place, rank = self._place, self.rank
         place.global_step = step
         self.heartbeats.saving()
@@ -178,10 +184,7 @@ class ScriptLoop(Components):
         folder = Path(place.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(random_state(), folder / _random_file(rank.rank))
-        if rank.is_first:
-            states = {name: _state_of(item) for name, item in objects.items()}
-            refuse_sharded(states)
-            self._write(folder, states)
+        self._write(folder, objects)
         self.uploads.on_save(place, place, place)
         self.heartbeats.saved()
         self._saved_step = step
@@ -209,46 +212,56 @@ class ScriptLoop(Components):
             self.metrics.result(self._place.global_step, result)
         self.metrics.close()
 
-    def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        """Copy the state, to be written in the background. Without memory for a copy, write it now."""
-        if self._copies is None:
-            self._copies = self._snapshot.why_no_room(state) is None
-        if not self._copies:
-            torch.save(state, folder / _STATE)
+    def _write(self, folder: Path, objects: Mapping[str, Any]) -> None:
+        """Copy the states, to be written in the background. Without memory for a copy, write them now.
+
+        Rank 0 writes the states that are equal on all ranks, and each rank its parts of the others.
+        """
+        rank = self.rank
+        states = {name: item if _has_parameters(item) else _state_of(item) for name, item in objects.items()}
+        refuse_unknown_shards(states)
+        sharded = {name for name, item in states.items() if shards.is_sharded(item)} | (self._sharded & set(states))
+        parts = shards.states_of(states, sharded) if sharded else {}
+        whole = {name: _state_of(item) for name, item in states.items() if rank.is_first and name not in sharded}
+        if not (rank.is_first or parts):
             return
-        copy = self._snapshot.of(state)
-        self.uploads.write_first(lambda place: torch.save(copy, place / _STATE))
+        if self._copies is None:
+            own, ranks = [whole, shards.local_parts(parts)], rank.local_world_size if parts else 1
+            self._copies = self._snapshot.why_no_room(own, ranks=ranks) is None
+        if self._copies:
+            whole, parts = self._snapshot.of(whole), self._shard_writer.copy(parts) if parts else {}
+        key = f"checkpoint/{self._place.global_step}/shards"
+
+        def write(place: Path) -> None:
+            if rank.is_first:
+                torch.save(whole, place / _STATE)
+            if parts:
+                self._shard_writer.write(parts, place / shards.FOLDER, key=key)
+
+        if self._copies:
+            self.uploads.write_first(write)
+        else:
+            write(folder)
 
 
-def refuse_sharded(objects: Mapping[str, Any]) -> None:
-    """Raise TrainyardError if a rank has only a part of one of the objects.
+def refuse_unknown_shards(objects: Mapping[str, Any]) -> None:
+    """Raise TrainyardError if an object is sharded by FSDP1 or DeepSpeed's ZeRO.
 
     Rank 0's part would be saved as the whole, and a state_dict that gathers all parts waits for other ranks forever.
     """
     for name, item in objects.items():
-        if _is_sharded(item):
+        if type(item).__module__.startswith("deepspeed.") or any(
+            hasattr(tensor, mark) for tensor in shards.tensors_of(item) for mark in ("_fsdp_flattened", "ds_id")
+        ):
             raise TrainyardError(
-                f"'{name}' is sharded: each rank has a part of it, and trainyard.Run saves only what rank 0 has",
-                next_step="gather it on all ranks first and pass the dictionaries to trainyard.Run: get_state_dict("
-                "model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
-                "torch.distributed.checkpoint.state_dict (jobs/docs/scripts.md, Level 3). Or let the script write its "
-                "shards below {checkpoints} on one node",
+                f"'{name}' is sharded by FullyShardedDataParallel or DeepSpeed, whose parts trainyard.Run cannot save",
+                next_step="shard it with torch.distributed.fsdp.fully_shard (FSDP2), or use a Trainer with "
+                "trainyard.Callback (jobs/docs/scripts.md)",
             )
 
 
-def _is_sharded(item: Any) -> bool:
-    if type(item).__module__.startswith("deepspeed."):
-        return True
-    if isinstance(item, Mapping):
-        return any(map(_is_sharded, item.values()))
-    if isinstance(item, (list, tuple)):
-        return any(map(_is_sharded, item))
-    if isinstance(item, torch.Tensor):
-        # A DTensor (FSDP2, tensor parallelism), a parameter of FSDP1, or one of DeepSpeed's ZeRO 3.
-        return hasattr(item, "placements") or hasattr(item, "_fsdp_flattened") or hasattr(item, "ds_id")
-    if isinstance(item, torch.nn.Module):
-        return any(map(_is_sharded, item.parameters()))
-    return _is_sharded(item.param_groups) if isinstance(item, torch.optim.Optimizer) else False
+def _has_parameters(item: Any) -> bool:
+    return isinstance(item, (torch.nn.Module, torch.optim.Optimizer))
 
 
 def _state_of(item: Any) -> Any:

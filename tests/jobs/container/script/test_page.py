@@ -27,9 +27,16 @@ def test_the_scripts_of_the_page_run_without_the_platform(tmp_path: Path) -> Non
     scripts = blocks("python")
     for number, text in enumerate(scripts):
         (tmp_path / f"{number}.py").write_text(text)
-    # In one process, because most of the time is imports.
-    runs = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
-    names = [f"{number}.py" for number in range(len(scripts))]
+    # In one process, because most of the time is imports. The script that needs torchrun's variables runs last.
+    (of_ranks,) = (number for number, text in enumerate(scripts) if "init_process_group" in text)
+    names = [f"{number}.py" for number in range(len(scripts)) if number != of_ranks]
+    runs = f"""
+import os, runpy, sys
+for path in sys.argv[1:]:
+    runpy.run_path(path, run_name="__main__")
+os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+runpy.run_path("{of_ranks}.py", run_name="__main__")
+"""
     done = subprocess.run(
         [sys.executable, "-c", runs, *names],
         cwd=tmp_path,

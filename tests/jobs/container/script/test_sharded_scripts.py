@@ -1,83 +1,65 @@
-"""Loops with `trainyard.Run` and a sharded model: refused before the first step, or gathered as documented."""
+"""Loops with `trainyard.Run` and a model sharded by FSDP2: saved in shards, and resumed on any number of ranks."""
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from jobs.container.trainer.script_loop import refuse_sharded
+from jobs.container.trainer.script_loop import refuse_unknown_shards
 from jobs.core.errors import TrainyardError
-from tests.jobs.container.script.test_page import blocks
-from tests.support.container.launching import NewRun
+from tests.support.container.launching import Launched, NewRun
 from tests.support.container.scripts import WARM, script_flags, write_files
+from tests.support.container.sharding import FSDP
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-LOOP = """
-import time
-import sharding
-import torch
-import torch.distributed as dist
-import trainyard
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
-def layers():
-    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
-
-dist.init_process_group("gloo")
-torch.manual_seed(3)
-model = layers()
-fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-run = trainyard.Run(total_steps=60, save_every_steps=10)
-step = sharding.restore(run, model, optimizer)
-torch.manual_seed(dist.get_rank()) if step == 0 else None
-while step < 60 and not run.should_stop():
-    loss = model(torch.randn(4, 8)).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    step += 1
-    time.sleep(0.05)
-    run.step(step)
-    if step % 10 == 0:
-        run.log(step, loss=loss)
-    if run.should_save():
-        sharding.save(run, step, model, optimizer)
-state, _ = sharding.get_state_dict(model, optimizer, options=sharding.full)
-if step == 60 and dist.get_rank() == 0:
-    torch.save(state, trainyard.output() / "model.pt")
-"""
-
-
-def test_a_sharded_checkpoint_is_refused() -> None:
+def test_unknown_shards_are_refused() -> None:
+    refuse_unknown_shards({"model": torch.nn.Linear(2, 1), "states": {"a": [torch.zeros(2)]}})
     part = torch.zeros(2)
-    refuse_sharded({"model": torch.nn.Linear(2, 1), "states": {"a": [part]}})
-    part.placements = ()  # type: ignore[attr-defined]  # as a DTensor has them
+    vars(part)["ds_id"] = 1  # the mark of DeepSpeed's ZeRO 3
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
-    vars(optimizer.param_groups[0]["params"][0])["ds_id"] = 1  # the mark of DeepSpeed's ZeRO 3
+    vars(optimizer.param_groups[0]["params"][0])["ds_id"] = 1
     flat = torch.nn.Linear(2, 1)
     vars(flat.weight)["_fsdp_flattened"] = True  # the mark of FSDP1
     for item in ({"a": [part]}, optimizer, flat):
-        error = r"'x' is sharded: each rank has a part of it, and trainyard\.Run saves only .*\nNext: gather it on all"
-        with pytest.raises(TrainyardError, match=error):
-            refuse_sharded({"x": item})
+        with pytest.raises(TrainyardError, match=r"'x' is sharded by .*\nNext: shard it with .*fully_shard"):
+            refuse_unknown_shards({"x": item})
 
 
-def test_a_gathered_checkpoint_is_resumed(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
-    [sharding] = [block for block in blocks("python") if "set_state_dict" in block]
-    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LOOP, "sharding.py": sharding}), "train.py")
+def test_a_sharded_loop_resumes_on_any_number_of_ranks(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": FSDP}), "train.py")
     whole = new_run()
     whole.attempt(*flags, nproc=2, **WARM)
     run = new_run()
     first = run.start(*flags, nproc=2, **WARM)
     first.wait_for_line("[progress] 20/60")
     assert first.kill(signal.SIGTERM) == 75
-    second = run.attempt(*flags, nproc=2, attempt=2, **WARM)
-    assert any("start: resumed from checkpoint step-" in line for line in second.lines)
+    step = run.recorded_attempt(1).last_step
+    names = {Path(name).name for name in run.keys(f"checkpoints/step-{step}/shards/")}
+    assert names == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    saved = _states(first)[step]
+
+    # WHEN the next attempts have another number of ranks, or the script does not shard its model
+    ways = [(4, "yes"), (1, "yes"), (1, "no")]
+    only: dict[str, Any]
+    for attempt, (ranks, shards) in enumerate(ways, 2):
+        only = {"RESTORES_ONLY": "1", "SHARDS": shards, "options": ("--allow-changes",)}
+        restored = run.attempt(*flags, nproc=ranks, attempt=attempt, **WARM, **only)
+        # THEN they have the same weights and optimizer state
+        assert _states(restored) == {step: saved}
+    # WHEN the number of ranks is the same
+    last = run.attempt(*flags, nproc=2, attempt=5, **WARM)
+    # THEN the run ends as if uninterrupted
+    assert _states(last)[step] == saved
     assert run.read("output/model.pt") == whole.read("output/model.pt")
     assert run.curve() == whole.curve()
+
+
+def _states(launched: Launched) -> dict[int, str]:
+    """Return the hash of the whole state at each step that was saved or restored."""
+    words = [line.split() for line in launched.lines if line.startswith("state ")]
+    return {int(step): sha256 for _, step, sha256 in words}

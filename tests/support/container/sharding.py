@@ -1,0 +1,64 @@
+"""Scripts that shard their model."""
+
+FSDP = '''
+import hashlib
+import os
+import sys
+import time
+import torch
+import torch.distributed as dist
+import trainyard
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils._pytree import tree_leaves
+
+dist.init_process_group("gloo")
+width = int(os.environ.get("WIDTH", "7"))
+torch.manual_seed(3)
+model = torch.nn.Sequential(
+    torch.nn.Linear(5, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(), torch.nn.Linear(width, 1)
+)
+if os.environ.get("SHARDS") != "no":
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model[3], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+run = trainyard.Run(total_steps=60, save_every_steps=10)
+
+def show(step):
+    """Print a hash of the whole state, without what BatchNorm has counted on each rank."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    states = get_state_dict(model, optimizer, options=options)
+    tensors = [leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
+    if dist.get_rank() == 0:
+        parts = [name.encode() for name in sorted(states[0])] + [tensor.numpy().tobytes() for tensor in tensors]
+        print("state", step, hashlib.sha256(b"".join(parts)).hexdigest(), flush=True)
+    return states
+
+step = run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
+torch.manual_seed(dist.get_rank()) if step == 0 else show(step)
+if "RESTORES_ONLY" in os.environ:
+    assert scheduler.last_epoch == step == run.state["position"]["step"]
+    sys.exit()
+while step < 60 and not run.should_stop():
+    loss = model(torch.randn(4, 5)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    step += 1
+    time.sleep(0.05)  # or it ends before it is interrupted
+    run.step(step)
+    if step % 10 == 0:
+        run.log(step, loss=loss)
+    if run.should_save():
+        run.save(step, model=model, optimizer=optimizer, scheduler=scheduler, position={"step": step})
+        show(step)
+state, _ = show(step)
+if step == 60 and dist.get_rank() == 0:
+    torch.save(state, trainyard.output() / "model.pt")
+dist.destroy_process_group()
+'''
+"""A loop with FSDP2 in which each rank has random numbers of its own. It prints a hash of each saved state."""
