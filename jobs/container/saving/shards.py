@@ -69,9 +69,8 @@ def states_of(objects: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
     return states
 
 
-def saved_names(checkpoint: Path) -> set[str]:
-    """Return the names of the sharded objects in a checkpoint."""
-    folder = checkpoint / FOLDER
+def saved_names(folder: Path) -> set[str]:
+    """Return the names of the sharded objects in a folder, which may not exist."""
     if not folder.exists():
         return set()
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -79,10 +78,10 @@ def saved_names(checkpoint: Path) -> set[str]:
     return {name.partition(".")[0] for name in FileSystemReader(folder).read_metadata().state_dict_metadata}
 
 
-def load(checkpoint: Path, objects: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Load the named objects, which the checkpoint has in shards of any number of ranks. All ranks call it.
+def load(folder: Path, objects: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Load the named objects from shards, which any number of ranks has written. All ranks call it.
 
-    Raises TrainyardError if the checkpoint has other tensors than the objects.
+    Raises TrainyardError if the shards have other tensors than the objects.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -91,11 +90,11 @@ def load(checkpoint: Path, objects: Mapping[str, Any], names: Iterable[str]) -> 
 
     states = states_of(objects, names)
     try:
-        load_into(states, storage_reader=FileSystemReader(checkpoint / FOLDER))
+        load_into(states, storage_reader=FileSystemReader(folder))
     except CheckpointException as error:  # not an Exception
         reason = next(iter(error.failures.values()))[0]
         raise TrainyardError(
-            f"{' and '.join(map(repr, states))} cannot be loaded from {checkpoint.name}: {reason}",
+            f"{' and '.join(map(repr, states))} cannot be loaded from {folder.parent.name}: {reason}",
             next_step="restore the model and the optimizer that the script has saved",
         ) from error
     for name, state in states.items():
@@ -112,7 +111,7 @@ class ShardWriter:
     """One rank's part in writing sharded states. All ranks call the same methods in the same order."""
 
     def __init__(self, rank: "Rank") -> None:
-        self._rank = rank
+        self.rank = rank
         self._copy: dict[str, Any] | None = None
 
     def copy(self, states: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +128,7 @@ class ShardWriter:
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-        rank, store = self._rank, self._rank.connect_store()
+        rank, store = self.rank, self.rank.connect_store()
         # The files are uploaded and removed soon, so nothing is gained by waiting for the disk.
         writer = FileSystemWriter(folder, sync_files=False)
         # Buffers may differ between ranks (BatchNorm): rank 0's are saved, as those of other states are.

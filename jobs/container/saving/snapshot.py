@@ -4,8 +4,10 @@ The copy is made at the end of a step. A thread writes it to disk as the Trainer
 (jobs/container/saving/upload.py). One save runs at a time, and the next one waits for it. Scheduler, random state and
 counters are small: the Trainer writes them itself, so the folder has the usual contents.
 
-The Trainer writes everything itself, while the training waits, if memory is short, with DeepSpeed and FSDP, for peft
-adapters (they are small), and if its class overrides how models are saved.
+With FSDP2 and sharded state dictionaries, each rank copies and writes its own parts.
+
+The Trainer writes everything itself, while the training waits, if memory is short, with DeepSpeed and other FSDP, for
+peft adapters (they are small), and if its class overrides how models are saved.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from jobs.container.saving.shards import ShardWriter, local_parts, states_of
 from jobs.core.errors import TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINTS
@@ -40,9 +43,11 @@ _THREADS = 4
 class BackgroundSave:
     """Leaves writing model and optimizer to the thread that uploads the checkpoint."""
 
-    def __init__(self, run: S3Location, uploads: "CheckpointUploads") -> None:
+    def __init__(self, run: S3Location, uploads: "CheckpointUploads", shards: ShardWriter | None = None) -> None:
+        """`shards`: this rank's part in sharded saves."""
         self._run = run
         self._uploads = uploads
+        self._shards = shards
         self._snapshot = Snapshot()
         self._writes_a_copy: bool | None = None
         self.has_copied = False
@@ -65,6 +70,8 @@ class BackgroundSave:
 
     def save_scheduler(self, trainer: Any, folder: Path) -> None:
         """Write the scheduler alone, as the Trainer does beside the optimizer."""
+        if not trainer.args.should_save:
+            return
         from transformers.trainer import SCHEDULER_NAME  # loaded by now, without `datasets`: see accelerator.py
 
         with warnings.catch_warnings():
@@ -72,22 +79,34 @@ class BackgroundSave:
             torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
 
     def _copy(self, trainer: Any) -> None:
-        if not trainer.args.should_save or self._writes_a_copy is False:
+        shards = self._shards if saves_shards(trainer) else None
+        if self._writes_a_copy is False or not (shards or trainer.args.should_save):
             return
-        from transformers.trainer import OPTIMIZER_NAME
-
-        # With keep_vars tied weights are one object; detached tensors would not show that they are tied.
-        state = {"model": trainer.model.state_dict(keep_vars=True), "optimizer": trainer.optimizer.state_dict()}
+        reason = _why_no_copy(trainer) if self._writes_a_copy is None else None
+        state: dict[str, Any] = {}
+        if reason is None and shards:
+            state = states_of({"model": trainer.model, "optimizer": trainer.optimizer}, FSDP_FOLDERS)
+        elif reason is None:
+            # With keep_vars tied weights are one object; detached tensors would not show that they are tied.
+            state = {"model": trainer.model.state_dict(keep_vars=True), "optimizer": trainer.optimizer.state_dict()}
         if self._writes_a_copy is None:
-            reason = _why_no_copy(trainer) or self._snapshot.why_no_room(state)
+            ranks = shards.rank.local_world_size if shards else 1
+            reason = reason or self._snapshot.why_no_room(local_parts(state), ranks=ranks)
             self._writes_a_copy = reason is None
             if reason is not None:
                 log.info("checkpoints: the training waits until they are written: %s", reason)
                 return
-        copy = self._snapshot.of(state)
+        step = trainer.state.global_step
+        copy = shards.copy(state) if shards else self._snapshot.of(state)
 
         def write(folder: Path) -> None:
+            from transformers.trainer import OPTIMIZER_NAME
+
             with _explained_writes(folder, self._run):
+                if shards:
+                    for name, place in FSDP_FOLDERS.items():
+                        shards.write({name: copy[name]}, folder / place, key=f"checkpoint/{step}/{name}")
+                    return
                 trainer._save(str(folder), state_dict=copy["model"])  # noqa: SLF001 - what save_model calls
                 torch.save(copy["optimizer"], folder / OPTIMIZER_NAME)
 
@@ -95,8 +114,22 @@ class BackgroundSave:
         self.has_copied = True
 
 
+FSDP_FOLDERS = {"model": "pytorch_model_fsdp_0", "optimizer": "optimizer_0"}
+"""Where accelerate saves and loads a sharded model and its optimizer (accelerate/utils/fsdp_utils.py)."""
+
+
+def saves_shards(trainer: Any) -> bool:
+    """Return whether a Trainer saves a model sharded by FSDP2 in shards. peft's adapters are saved otherwise."""
+    if not trainer.is_fsdp_enabled or getattr(trainer.model, "peft_config", None):
+        return False
+    plugin = trainer.accelerator.state.fsdp_plugin
+    return getattr(plugin, "fsdp_version", 1) == 2 and "SHARDED_STATE_DICT" in str(plugin.state_dict_type)
+
+
 def _why_no_copy(trainer: Any) -> str | None:
     """Return why the Trainer must write its model itself, or None if it can write a given state."""
+    if saves_shards(trainer):
+        return None
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         return "each rank has only a part of them"
     if getattr(trainer.model, "peft_config", None):

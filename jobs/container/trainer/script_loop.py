@@ -101,7 +101,7 @@ class ScriptLoop(Components):
         self._load()
         if self._folder is None:
             return 0
-        saved, self._sharded = self.state, shards.saved_names(self._folder)
+        saved, self._sharded = self.state, shards.saved_names(self._folder / shards.FOLDER)
         known = {*saved, *self._sharded}
         missing = sorted(set(objects) - known)
         if missing:
@@ -112,7 +112,7 @@ class ScriptLoop(Components):
         for name in set(objects) - self._sharded:
             objects[name].load_state_dict(saved[name])
         if parts := self._sharded & set(objects):
-            shards.load(self._folder, objects, parts)
+            shards.load(self._folder / shards.FOLDER, objects, parts)
         path = self._folder / _random_file(self.rank.rank)
         if path.exists():
             set_random_state(torch.load(path, map_location="cpu", weights_only=False))

@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from jobs.container.rank import Callback
 from jobs.container.saving.resume import LossSinceLog, Resume
+from jobs.container.saving.shards import ShardWriter
 from jobs.container.saving.snapshot import BackgroundSave
 from jobs.container.trainer.components import Components, Saves
 from jobs.container.trainer.determinism import Epoch
@@ -137,7 +138,7 @@ class _Parts(Components, Callback):
             trainer,
             Options(
                 heartbeats=self.heartbeats,
-                background_save=BackgroundSave(rank.run, self.uploads),
+                background_save=BackgroundSave(rank.run, self.uploads, ShardWriter(rank)),
                 epoch=self.epoch,
                 loss_since_log=self._loss_since_log,
                 checks_ties=False,

@@ -5,6 +5,7 @@ of the lines matters, and comments explain it.
 """
 
 import contextlib
+import importlib.metadata
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.container.saving.resume import LossSinceLog, kept_settings
-from jobs.container.saving.snapshot import BackgroundSave
+from jobs.container.saving.shards import load as load_shards
+from jobs.container.saving.snapshot import FSDP_FOLDERS, BackgroundSave, saves_shards
 from jobs.container.trainer.determinism import Epoch, arrange_gradient_buckets
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.core.errors import TrainyardError
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
+
+
+LOSES_SHARDED_OPTIMIZER = tuple(map(int, importlib.metadata.version("accelerate").split(".")[:2])) < (1, 15)
+"""Gaudi's releases: accelerate 1.9 resumes a model sharded by FSDP2 with an empty optimizer."""
 
 
 def check_tied_weights(model: Any) -> None:
@@ -143,11 +149,15 @@ def trainer_class(base: type[Any]) -> type[Any]:
             if self._options.epoch is not None:
                 self._options.epoch.resume(self, Path(self._resumed_folder))
 
-        def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-            if not self._options.keeps_settings:
-                return super()._load_optimizer_and_scheduler(*args, **kwargs)
-            with kept_settings(self):
-                return super()._load_optimizer_and_scheduler(*args, **kwargs)
+        def _load_optimizer_and_scheduler(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
+            if self._options.keeps_settings:
+                with kept_settings(self):
+                    return super()._load_optimizer_and_scheduler(checkpoint, *args, **kwargs)
+            loaded = super()._load_optimizer_and_scheduler(checkpoint, *args, **kwargs)
+            if checkpoint is not None and LOSES_SHARDED_OPTIMIZER and saves_shards(self):
+                objects = {"model": self.model, "optimizer": self.optimizer}
+                load_shards(Path(checkpoint) / FSDP_FOLDERS["optimizer"], objects, ["optimizer"])
+            return loaded
 
         def _load_rng_state(self, *args: Any, **kwargs: Any) -> None:
             if self._options.reseed is not None:

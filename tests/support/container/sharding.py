@@ -62,3 +62,56 @@ if step == 60 and dist.get_rank() == 0:
 dist.destroy_process_group()
 '''
 """A loop with FSDP2 in which each rank has random numbers of its own. It prints a hash of each saved state."""
+
+
+FSDP_ON_CPU = """
+from accelerate.state import AcceleratorState, DistributedType
+
+own = AcceleratorState.__init__
+
+def with_fsdp(self, *args, fsdp_plugin=None, **options):
+    own(self, *args, fsdp_plugin=fsdp_plugin, **options)
+    if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+AcceleratorState.__init__ = with_fsdp
+"""
+"""Lets accelerate shard a model on CPUs, for which it has all it needs except the permission."""
+
+FSDP_TRAINER = """
+import os
+import time
+import fsdp_on_cpu
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, default_data_collator, set_seed
+import trainyard
+
+os.environ.update(FSDP_VERSION="2", FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT")  # for transformers 4
+set_seed(7)
+chance = torch.Generator().manual_seed(1)
+rows = [torch.randint(5, 50, (8,), generator=chance) for _ in range(96)]
+model = LlamaForCausalLM(
+    LlamaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        attention_dropout=0.1,
+    )
+)
+trainer = Trainer(
+    model,
+    TrainingArguments(
+        "out", max_steps=40, per_device_train_batch_size=4, logging_steps=7, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no", learning_rate=1e-2, fsdp="full_shard auto_wrap",
+        fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "sync_module_states": False},
+    ),
+    train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+    data_collator=lambda some: time.sleep(0.05) or default_data_collator(some),  # or it ends before it is killed
+    callbacks=[trainyard.Callback(checkpoint_every_steps=8)],
+)
+trainer.train(resume_from_checkpoint=trainyard.checkpoint())
+assert {type(part).__name__ for part in trainer.model.parameters()} == {"DTensor"}
+state = get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+if trainer.is_world_process_zero():
+    trainer.model.save_pretrained(trainyard.output() / "model", state_dict=state)
+"""
+"""A Trainer that shards its model with FSDP2."""

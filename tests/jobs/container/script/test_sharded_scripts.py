@@ -11,7 +11,7 @@ from jobs.container.trainer.script_loop import refuse_unknown_shards
 from jobs.core.errors import TrainyardError
 from tests.support.container.launching import Launched, NewRun
 from tests.support.container.scripts import WARM, script_flags, write_files
-from tests.support.container.sharding import FSDP
+from tests.support.container.sharding import FSDP, FSDP_ON_CPU, FSDP_TRAINER
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -56,6 +56,25 @@ def test_a_sharded_loop_resumes_on_any_number_of_ranks(new_run: NewRun, s3: "S3C
     # THEN the run ends as if uninterrupted
     assert _states(last)[step] == saved
     assert run.read("output/model.pt") == whole.read("output/model.pt")
+    assert run.curve() == whole.curve()
+
+
+def test_a_sharded_trainer_ends_as_if_uninterrupted(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
+    files = {"train.py": FSDP_TRAINER, "fsdp_on_cpu.py": FSDP_ON_CPU}
+    flags = script_flags(s3, write_files(tmp_path / "code", files), "train.py")
+    whole = new_run()
+    uninterrupted = whole.attempt(*flags, nproc=2, **WARM)
+    assert "the training waits until they are written" not in uninterrupted.output
+    run = new_run()
+    first = run.start(*flags, nproc=2, **WARM)
+    first.wait_for_line("[progress] 14/40")
+    assert first.kill(signal.SIGTERM) == 75
+    step = run.recorded_attempt(1).last_step
+    names = {name.removeprefix(f"checkpoints/step-{step}/") for name in run.keys(f"checkpoints/step-{step}/")}
+    assert {"pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/.metadata", "rng_state_1.pth"} < names
+    second = run.attempt(*flags, nproc=2, attempt=2, **WARM)
+    assert f"start: resumed from checkpoint step-{step}\n" in second.lines
+    assert run.read("output/model/model.safetensors") == whole.read("output/model/model.safetensors")
     assert run.curve() == whole.curve()
 
 
