@@ -252,7 +252,7 @@ def _loop(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
 
 
 def _fsdp(run: Run, folder: Path) -> tuple[str, Sequence[str], str]:
-    wide = FSDP.replace('"WIDTH", "7"', '"WIDTH", "150000"')  # checkpoints of 13 MB
+    wide = FSDP.replace('"WIDTH", "7"', '"WIDTH", "60000"')  # checkpoints of 5 MB
     return _script(run, folder / "fsdp", wide, "output/model.pt")
 
 

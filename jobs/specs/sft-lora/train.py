@@ -1,18 +1,23 @@
 """Tune a language model with LoRA to answer like the examples, with GaudiTrainer on an HPU, else with Trainer.
 
     python train.py MODEL examples.jsonl          # lines with `messages`, or with `prompt` and `completion`
+    python train.py --full MODEL examples.jsonl   # all weights; several ranks share them (FSDP2)
+    python train.py --full MODEL texts.jsonl      # lines with `text`: continued pre-training
 
 The lines with `trainyard` are for the platform. On a machine without the platform they have no effect, except that they
 create `output` in the current folder.
 """
 
 import argparse
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
 import trainyard
@@ -29,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("data", type=Path)
+    parser.add_argument("--full", action="store_true", help="train all weights instead of an adapter")
     parser.add_argument("--held-out", type=float, default=0.05, help="share of the examples to hold out for evaluation")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--max-steps", type=int, default=-1)
@@ -37,7 +43,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batch-size", type=int, default=8, help="blocks per rank and step")
     parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
-    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--learning-rate", type=float, help="default: 2e-4; with --full 2e-5")
     parser.add_argument("--lora-rank", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=64, help="length of the sample answers")
     parser.add_argument("--seed", type=int, default=7)
@@ -48,8 +54,13 @@ def conversations(path: Path) -> list[list[dict[str, str]]]:
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
+        if "text" in row:
+            found.append([{"role": "text", "content": row["text"]}])
+            continue
         if "messages" not in row and not {"prompt", "completion"} <= row.keys():
-            raise SystemExit(f"{path.name}, line {number}: has neither `messages` nor `prompt` and `completion`")
+            raise SystemExit(
+                f"{path.name}, line {number}: has neither `messages` nor `prompt` and `completion` nor `text`"
+            )
         pair = [
             {"role": "user", "content": row.get("prompt")},
             {"role": "assistant", "content": row.get("completion")},
@@ -59,7 +70,13 @@ def conversations(path: Path) -> list[list[dict[str, str]]]:
 
 
 def encoded(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> Example:
-    """Return the tokens and labels of a conversation; only the assistant's turns and their end token have labels."""
+    """Return the tokens and labels of a conversation; only the assistant's turns and their end token have labels.
+
+    A text is whole, and all its tokens have labels.
+    """
+    if messages[0]["role"] == "text":
+        text = [*tokenizer(messages[0]["content"], add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        return text, text
     tokens, labels, done = [], [], ""
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -74,6 +91,13 @@ def encoded(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> 
             labels += part if has_labels else [-100] * len(part)
         done = answered
     return tokens[:max_length], labels[:max_length]
+
+
+def cut(examples: list[Example], max_length: int) -> list[Example]:
+    """Join texts and cut them into blocks."""
+    joined = [token for tokens, _ in examples for token in tokens]
+    parts = [joined[place : place + max_length] for place in range(0, len(joined), max_length)]
+    return [(part, part) for part in parts if len(part) > 1]
 
 
 def packed(examples: list[Example], max_length: int) -> list[Example]:
@@ -112,24 +136,28 @@ def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     return GaudiTrainer, GaudiTrainingArguments, hpu, {"gaudi_config": config}
 
 
-class KeepsBaseLoss(TrainerCallback):
-    """Stores the base model's loss in each checkpoint, so that it is measured only once."""
+class MeasuresBaseLoss(TrainerCallback):
+    """Evaluates the untuned model when the training begins. Each checkpoint contains the result."""
 
-    def __init__(self, loss: float) -> None:
-        self.loss = loss
+    def __init__(self, trainer: Any, seed: int) -> None:
+        self.trainer, self.seed = trainer, seed
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         if not any("base_loss" in entry for entry in state.log_history):
-            state.log_history.append({"step": 0, "base_loss": self.loss})
+            self.trainer.evaluate(metric_key_prefix="base")
+            set_seed(self.seed)
 
 
-def kept_base_loss(checkpoint: str | None) -> float | None:
-    history = json.loads(Path(checkpoint, "trainer_state.json").read_bytes())["log_history"] if checkpoint else []
-    return next((entry["base_loss"] for entry in history if "base_loss" in entry), None)
+def prompt_of(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[str, str]:
+    """Return what the model continues, and how it is shown: a conversation up to its answer, or the first of a text."""
+    if messages[0]["role"] == "text":
+        begin = messages[0]["content"][:100]
+        return begin, begin
+    asked = messages[: next(place for place, message in enumerate(messages) if message["role"] == "assistant")]
+    return tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True), asked[-1]["content"]
 
 
-def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], new_tokens: int) -> str:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+def answer(model: Any, tokenizer: Any, text: str, new_tokens: int) -> str:
     prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False)
     prompt = prompt.to(model.device)
     tokens = model.generate(**prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id)
@@ -149,7 +177,9 @@ def main() -> None:
     rows = [[encoded(tokenizer, talk, args.max_length) for talk in part] for part in (held_out, learnt)]
     # Examples that are truncated before the assistant's first turn have no labels.
     evaluated, examples = ([row for row in part if any(label >= 0 for label in row[1])] for part in rows)
-    blocks = packed(examples, args.max_length)
+    is_text = talks[0][0]["role"] == "text"
+    blocks = (cut if is_text else packed)(examples, args.max_length)
+    evaluated = cut(evaluated, args.max_length) if is_text else evaluated
 
     trainer_class, arguments_class, of_device, with_it = trainer_classes()
     is_hpu, has_bf16 = bool(with_it), torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -157,7 +187,7 @@ def main() -> None:
         args.model,
         output_loading_info=True,
         trust_remote_code=False,
-        torch_dtype=torch.bfloat16 if is_hpu or has_bf16 else torch.float32,
+        torch_dtype=torch.bfloat16 if not args.full and (is_hpu or has_bf16) else torch.float32,
         **({"attn_implementation": "eager"} if is_hpu else {}),
     )
     if missing := sorted(found["missing_keys"]):  # transformers only warns
@@ -171,13 +201,17 @@ def main() -> None:
         r=args.lora_rank, lora_alpha=2 * args.lora_rank, lora_dropout=0.05, target_modules="all-linear",
         task_type="CAUSAL_LM",
     )  # fmt: skip
-    checkpoint = trainyard.checkpoint()
+    if args.full and not is_hpu and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os.environ.update(FSDP_VERSION="2", FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT")  # for transformers 4
+        sharding = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "sync_module_states": False}
+        of_device = {**of_device, "fsdp": "full_shard auto_wrap", "fsdp_config": sharding}
     trainer = trainer_class(
-        model=get_peft_model(model, lora),
+        model=model if args.full else get_peft_model(model, lora),
         args=arguments_class(
             output_dir="checkpoints", num_train_epochs=args.epochs, max_steps=args.max_steps, seed=args.seed,
             per_device_train_batch_size=args.batch_size, per_device_eval_batch_size=args.batch_size,
-            gradient_accumulation_steps=args.gradient_accumulation_steps, learning_rate=args.learning_rate,
+            gradient_accumulation_steps=args.gradient_accumulation_steps,
+            learning_rate=args.learning_rate or (2e-5 if args.full else 2e-4),
             lr_scheduler_type="cosine", logging_steps=10, save_strategy="no", report_to=[],
             remove_unused_columns=False, label_names=["labels"], bf16=is_hpu or has_bf16, disable_tqdm=True,
             use_cpu=not (is_hpu or torch.cuda.is_available()), **of_device,
@@ -188,35 +222,41 @@ def main() -> None:
         callbacks=[trainyard.Callback()],
         **with_it,
     )  # fmt: skip
-    base_loss = kept_base_loss(checkpoint)
-    if base_loss is None:
-        base_loss = trainer.evaluate(metric_key_prefix="base")["base_loss"]  # of the untuned model
-    trainer.add_callback(KeepsBaseLoss(base_loss))
-    set_seed(args.seed)  # the same state with or without that evaluation
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.add_callback(MeasuresBaseLoss(trainer, args.seed))
+    trainer.train(resume_from_checkpoint=trainyard.checkpoint())
+    base_loss = next(entry["base_loss"] for entry in trainer.state.log_history if "base_loss" in entry)
     loss = trainer.evaluate()["eval_loss"]
     trainyard.result(base_eval_loss=base_loss, eval_loss=loss, training_examples=len(examples), blocks=len(blocks))
-    trainer.save_model(str(trainyard.output() / "adapter"))
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(trainer.model, options=whole) if args.full else None  # all ranks gather it
+    if not args.full:
+        trainer.save_model(str(trainyard.output() / "adapter"))
     if not trainer.is_world_process_zero():
         return
-    tokenizer.save_pretrained(
-        trainyard.output() / "adapter"
-    )  # not by the Trainer, whose argument for it differs between releases
-    tuned = trainer.model.eval()
-    tuned.config.use_cache = True
+    folder = trainyard.output() / "model"
+    if args.full:
+        trainer.model.config.use_cache = True
+        trainer.model.save_pretrained(folder, state_dict=state)
+        base, tuned = (
+            AutoModelForCausalLM.from_pretrained(path).to(trainer.args.device) for path in (args.model, folder)
+        )
+    else:
+        tuned = trainer.model.eval()
+        tuned.config.use_cache = True
+        # Not by the Trainer, whose argument for it differs between releases.
+        tokenizer.save_pretrained(trainyard.output() / "adapter")
+    prompts = [prompt_of(tokenizer, talk) for talk in held_out[:5]]
+    with contextlib.nullcontext() if args.full else tuned.disable_adapter():
+        before = [answer(base if args.full else tuned, tokenizer, text, args.new_tokens) for text, _ in prompts]
+    after = [answer(tuned, tokenizer, text, args.new_tokens) for text, _ in prompts]
     with (trainyard.output() / "generations.jsonl").open("w", encoding="utf-8") as file:
-        for number, talk in enumerate(held_out[:5]):
-            asked = talk[: next(place for place, message in enumerate(talk) if message["role"] == "assistant")]
-            with tuned.disable_adapter():
-                before = answer(tuned, tokenizer, asked, args.new_tokens)
-            answers = {"base": before, "tuned": answer(tuned, tokenizer, asked, args.new_tokens)}
-            file.write(json.dumps({"prompt": asked[-1]["content"], **answers}, ensure_ascii=False) + "\n")
+        for number, ((_, shown), old, new) in enumerate(zip(prompts, before, after, strict=True)):
+            file.write(json.dumps({"prompt": shown, "base": old, "tuned": new}, ensure_ascii=False) + "\n")
             if number < 3:
-                text = f"prompt: {asked[-1]['content']}\n  base:  {answers['base']}\n  tuned: {answers['tuned']}"
-                print(text, flush=True)
-    merged = tuned.merge_and_unload()
-    merged.save_pretrained(trainyard.output() / "model")
-    tokenizer.save_pretrained(trainyard.output() / "model")
+                print(f"prompt: {shown}\n  base:  {old}\n  tuned: {new}", flush=True)
+    if not args.full:
+        tuned.merge_and_unload().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     print(f"held-out loss on {len(evaluated)} examples: base model {base_loss:.4f}, tuned {loss:.4f}")
 
 
