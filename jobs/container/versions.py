@@ -19,6 +19,9 @@ resumes, because both take the length of the epoch's rest for that of the epoch.
 (Trainer._run_epoch). `Steps` and `shorten` correct the older ones.
 """
 
+LOSES_SHARDED_OPTIMIZER = tuple(map(int, importlib.metadata.version("accelerate").split(".")[:2])) < (1, 15)
+"""Gaudi's releases: accelerate 1.9 resumes a model sharded by FSDP2 with an empty optimizer."""
+
 
 def warmup(ratio: float) -> dict[str, float]:
     """Return the training argument for a warm-up over a share of all steps, from 0 to 1.

@@ -5,13 +5,13 @@ of the lines matters, and comments explain it.
 """
 
 import contextlib
-import importlib.metadata
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.container import versions
 from jobs.container.saving.resume import LossSinceLog, kept_settings
 from jobs.container.saving.shards import load as load_shards
 from jobs.container.saving.snapshot import FSDP_FOLDERS, BackgroundSave, saves_shards
@@ -21,10 +21,6 @@ from jobs.core.errors import TrainyardError
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
-
-
-LOSES_SHARDED_OPTIMIZER = tuple(map(int, importlib.metadata.version("accelerate").split(".")[:2])) < (1, 15)
-"""Gaudi's releases: accelerate 1.9 resumes a model sharded by FSDP2 with an empty optimizer."""
 
 
 def check_tied_weights(model: Any) -> None:
@@ -154,7 +150,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
                 with kept_settings(self):
                     return super()._load_optimizer_and_scheduler(checkpoint, *args, **kwargs)
             loaded = super()._load_optimizer_and_scheduler(checkpoint, *args, **kwargs)
-            if checkpoint is not None and LOSES_SHARDED_OPTIMIZER and saves_shards(self):
+            if checkpoint is not None and versions.LOSES_SHARDED_OPTIMIZER and saves_shards(self):
                 objects = {"model": self.model, "optimizer": self.optimizer}
                 load_shards(Path(checkpoint) / FSDP_FOLDERS["optimizer"], objects, ["optimizer"])
             return loaded
