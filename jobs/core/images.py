@@ -170,10 +170,16 @@ def _tables() -> dict[str, Any]:
 def release(name: str | None = None, *, of: str = "gaudi") -> Release:
     """Return the release called `name`, or the default release of the root image `of`.
 
-    Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
+    Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history, or if
+    the image has no default.
     """
     rows, past = releases(), history()
-    name = name or str(_tables()["default"][of])
+    name = name or _tables()["default"].get(of)
+    if name is None:
+        raise ConfigurationError(
+            f"image '{of}' has no default release",
+            next_step=f"add a row with image = '{of}' to images/releases.toml, and its name under [default]",
+        )
     if name in past:
         raise ConfigurationError(
             f"release '{name}' is no longer available: {_why_history(past[name])}",

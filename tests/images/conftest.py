@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.images.source_tree import RELEASE, SourceTree, remove_images, rows_of
+from tests.support.images.source_tree import SourceTree, release_of, remove_images, rows_of
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Built:
     rows: list[dict[str, Any]]
 
     def name(self, image: str) -> str:
-        return f"trainyard/{image}:{RELEASE}-{self.tree.revision}"
+        return f"trainyard/{image}:{release_of(image)}-{self.tree.revision}"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.images.conftest import Built
-from tests.support.images.source_tree import RELEASE, SourceTree, rows_of
+from tests.support.images.source_tree import SourceTree, release_of, rows_of
 
 # The first test waits until the base and the cpu image are built, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -28,6 +28,9 @@ CHILD = (
 @pytest.fixture
 def base(base_image: str) -> Sequence[str]:
     return ("--build-arg", f"BASE_IMAGE={base_image}", "--network", "none")
+
+
+PROBE = release_of("probe")
 
 
 def names(engine: Any, image: str, tree: SourceTree) -> set[str]:
@@ -48,7 +51,7 @@ def test_edit_of_code_rebuilds_only_the_last_layers(
 
     tree.append("jobs/container/launch.py", "# edited\n")
     [edited] = rows_of(tree.images("build", "cpu", *options, "-o", "json"))
-    assert re.fullmatch(rf"{RELEASE}-{tree.revision}-dirty-[0-9a-f]{{8}}", edited["tag"])
+    assert re.fullmatch(rf"{release_of('cpu')}-{tree.revision}-dirty-[0-9a-f]{{8}}", edited["tag"])
     other = docker_engine.images.get(edited["name"])
     layers, others = image.attrs["RootFS"]["Layers"], other.attrs["RootFS"]["Layers"]
     # jobs/, trainyard/, and their compiled modules
@@ -85,13 +88,13 @@ def test_parents_are_built_first_if_missing_or_on_another_base(
     assert [line.split()[0] for line in lines] == ["probe", "probe-more", "probe-other"], done.stderr
     assert docker_engine.images.get(child).labels["trainyard.commit"] == tree.git("rev-parse", "HEAD")
     table = tree.images("list").stdout
-    assert re.search(rf"^probe +current +{RELEASE}-{tree.revision} +\d+ MB", table, re.MULTILINE), table
+    assert re.search(rf"^probe +{PROBE} +current +{PROBE}-{tree.revision} +\d+ MB", table, re.MULTILINE), table
     # The SBOM lists its packages.
     sbom = tree.images("sbom", "probe", "--folder", str(tmp_path / "documents"))
-    path = tmp_path / "documents" / f"probe-{RELEASE}-{tree.revision}.spdx.json"
+    path = tmp_path / "documents" / f"probe-{PROBE}-{tree.revision}.spdx.json"
     assert (sbom.stdout, list(path.parent.iterdir())) == (f"{path}\n", [path]), sbom.stderr
     packages = {package["name"]: package for package in json.loads(path.read_text())["packages"]}
-    assert packages["trainyard/probe"]["versionInfo"] == f"{RELEASE}-{tree.revision}"
+    assert packages["trainyard/probe"]["versionInfo"] == f"{PROBE}-{tree.revision}"
     origins = {
         name: {reference["referenceLocator"].partition("/")[0] for reference in package.get("externalRefs", ())}
         for name, package in packages.items()
@@ -119,7 +122,7 @@ def test_failed_step_is_shown_and_complete_images_are_kept(
     assert "error: 'probe-more' was not built, and no image was tagged: docker build ended with exit code 1" in (
         done.stderr
     )
-    assert names(docker_engine, "probe", tree) == {f"trainyard/probe:{RELEASE}-{tree.revision}"}
+    assert names(docker_engine, "probe", tree) == {f"trainyard/probe:{PROBE}-{tree.revision}"}
     assert names(docker_engine, "probe-more", tree) == set()
 
 

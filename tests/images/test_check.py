@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.images.conftest import Built
-from tests.support.images.source_tree import RELEASE
+from tests.support.images.source_tree import release_of
 
 # The first test waits until the cpu image is built.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -76,7 +76,7 @@ def test_cpu_image_and_its_descendants_pass(built: Built) -> None:
 
 def test_broken_image_fails_a_test_for_each_reason(built: Built, docker_engine: Any) -> None:
     # Named cuda, because tests that need an accelerator must not pass on a machine without one.
-    tag = f"{RELEASE}-{built.tree.revision}-broken"
+    tag = f"{release_of('cuda')}-{built.tree.revision}-broken"
     broken = BROKEN.format(image=built.name("cpu")).encode()
     docker_engine.images.build(fileobj=io.BytesIO(broken), tag=f"trainyard/cuda:{tag}", network_mode="none", rm=True)
     done = built.tree.images("test", "cuda", "--no-descendants", "--tag", tag)

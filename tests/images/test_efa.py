@@ -10,7 +10,7 @@ import pytest
 
 from infra.machine_image.build import efa_installer
 from tests.support.images.efa_stand_in import ARGUMENTS, efa_mirror
-from tests.support.images.source_tree import RELEASE, ROOT, SourceTree
+from tests.support.images.source_tree import ROOT, SourceTree, release_of
 
 STEP = re.compile(r"^ARG EFA_MIRROR=.*\nRUN .*install-efa .*$", re.MULTILINE)
 """The step in the Dockerfile."""
@@ -30,7 +30,7 @@ def test_nccl_finds_efa_and_the_installer_skips_the_kernel(
         arguments = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"EFA_MIRROR={mirror}")
         built = tree.images("build", "efa", *arguments, "--network", "host")
     assert built.returncode == 0, built.stderr
-    name = f"trainyard/efa:{RELEASE}-{tree.revision}"
+    name = f"trainyard/efa:{release_of('efa')}-{tree.revision}"
 
     def run(*command: str) -> str:
         output: bytes = docker_engine.containers.run(name, list(command), remove=True, network_mode="none")

@@ -238,7 +238,8 @@ def main() -> None:
         trainer.model.config.use_cache = True
         trainer.model.save_pretrained(folder, state_dict=state)
         base, tuned = (
-            AutoModelForCausalLM.from_pretrained(path).to(trainer.args.device) for path in (args.model, folder)
+            AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False).to(trainer.args.device)
+            for path in (args.model, folder)
         )
     else:
         tuned = trainer.model.eval()

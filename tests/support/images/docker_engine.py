@@ -26,6 +26,8 @@ import docker
 import pytest
 from docker.errors import DockerException, ImageNotFound
 
+from jobs.core.images import image, release
+from jobs.images.bases import default_base
 from tests.support.http_server import QuietHandler, serving
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +44,10 @@ BOOTSTRAP = (
     '--customize-hook=rm "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',
     "bookworm",
 )
-"""Debian 12 with its Python 3.11, set up like Docker's official Python image: `python` and pip work as root."""
+"""Debian with its Python, set up like Docker's official Python image: `python` and pip work as root."""
+
+SUITES = {"3.11": "bookworm", "3.13": "trixie"}
+"""The Debian suite with each Python."""
 
 NEXT_STEP = "run `.ci/docker-engine .venv/bin/pytest -m docker` as root, or point DOCKER_HOST at an engine"
 
@@ -109,13 +114,15 @@ def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         yield url
 
 
-def python_base(client: docker.DockerClient, folder: Path) -> str:
-    """Return the base of images/cpu and images/cuda: their default if it can be pulled, else a stand-in.
+def python_base(client: docker.DockerClient, folder: Path, *, root: str = "cpu") -> str:
+    """Return the base of images/cpu or images/cuda: its default if it can be pulled, else a stand-in.
 
     The stand-in is built from Debian packages and stays in the engine. It trusts the same certificates as the host, and
     its pip uses the host's indexes.
     """
-    default = _default_argument("BASE_IMAGE")
+    row = release(of=root)
+    default = default_base(image(root), row)
+    bootstrap = [SUITES[row.python] if word == "bookworm" else word for word in BOOTSTRAP]
     try:
         client.images.pull(default)
     except DockerException as error:
@@ -123,18 +130,18 @@ def python_base(client: docker.DockerClient, folder: Path) -> str:
     else:
         return default
     changes = [f"ENV {variable}={value}" for variable, value in pip_environment().items()]
-    content = hashlib.sha256(json.dumps([BOOTSTRAP, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
-    image = f"stand-in:python-3.11-{content[:12]}"
+    content = hashlib.sha256(json.dumps([bootstrap, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
+    name = f"stand-in:python-{row.python}-{content[:12]}"
     try:
-        client.images.get(image)
+        client.images.get(name)
     except ImageNotFound:
         archive = folder / "base.tar"
-        made = subprocess.run([*BOOTSTRAP, str(archive)], capture_output=True, text=True, check=False)
+        made = subprocess.run([*bootstrap, str(archive)], capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr
-        repository, _, tag = image.partition(":")
+        repository, _, tag = name.partition(":")
         client.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=changes)
         archive.unlink()
-    return image
+    return name
 
 
 @contextmanager

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from jobs.core.git import SOURCES, source_revision
-from jobs.core.images import child_name, release
+from jobs.core.images import child_name, images, release
 
 ROOT = Path(__file__).parents[3]
 
-RELEASE = release(of="cpu").name
+ADDED = "2026.11"
+"""The last part of the names of releases that `add_image` adds."""
 
 _COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
 
@@ -51,10 +52,19 @@ class SourceTree:
         path = self.root / name
         path.write_text(path.read_text() + text)
 
-    def add_image(self, name: str, dockerfile: str, *, parent: str | None = None, release: str = RELEASE) -> None:
-        """Add a folder under images/ and an empty lock file for its image, which is a child of `parent` if given."""
+    def add_image(self, name: str, dockerfile: str, *, parent: str | None = None) -> None:
+        """Add a folder under images/ and an empty lock file for its image, which is a child of `parent` if given.
+
+        An image without a parent gets a release.
+        """
         self.write(f"images/{name}/Dockerfile", dockerfile)
+        release = release_of(parent or name)
         self.write(f"images/locks/{release}/{child_name(parent, name) if parent else name}.txt", "")
+        if parent is None:
+            path = "images/releases.toml"
+            rows = (self.root / path).read_text().replace("[default]\n", f'[default]\n{name} = "{release}"\n')
+            row = f'image = "{name}"\npython = "3.11"\npytorch = "2.13.0"\ntransformers = "5.24.0"\n'
+            self.write(path, f'{rows}\n[releases."{release}"]\n{row}')
 
     @property
     def revision(self) -> str:
@@ -82,6 +92,12 @@ class SourceTree:
             timeout=timeout_seconds,
             check=False,
         )
+
+
+def release_of(image: str) -> str:
+    """Return the default release of an image of the project, or of one that `add_image` has added."""
+    root = image.partition("-")[0]
+    return release(of=root).name if root in images() else f"{root}-{ADDED}"
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

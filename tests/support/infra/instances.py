@@ -9,7 +9,7 @@ from tests.support.infra.synthesis import resources
 
 Properties = dict[str, Any]
 
-GAUDI, CUDA, CPU = "dl1-24xlarge-1-21-0-spot", "p4d-24xlarge-1-23-0-spot", "cpu-m6i-4xlarge-spot"
+GAUDI, CUDA, CPU = "dl1-24xlarge-1-21-0-spot", "p4d-24xlarge-cuda-2026-11-spot", "cpu-m6i-4xlarge-spot"
 """Compute environments of ALL (tests/support/infra/variants.py); every script of boot/ runs on one of them."""
 
 
