@@ -91,10 +91,10 @@ BAD: dict[str, tuple[dict[str, str], dict[str, Any], type[TrainyardError], str]]
     "a folder called jobs": ({"train.py": "", "jobs/a.py": ""}, {}, UsageError, "has 'jobs' at its top"),
     "too large": ({"train.py": "", "weights.bin": "big"}, {}, UsageError, "more than 100: weights.bin (101.0 MB)"),
     "another torch": (
-        {"train.py": "", "r.txt": "# of ours\npeft\ntransformers>=5\n"},
+        {"train.py": "", "r.txt": "# of ours\npeft\ntransformers<5\n"},
         {"requirements": "r.txt"},
         UsageError,
-        "r.txt, line 3: 'transformers>=5' would replace transformers ",
+        "r.txt, line 3: 'transformers<5' would replace transformers ",
     ),
     "a requirement that is not packed": (
         {"train.py": "", "r.txt": "-r base.txt\n", "base.txt": "", ".trainyardignore": "base.*\n"},
