@@ -250,7 +250,7 @@ def _uv_error(output: str) -> str:
 
 
 def _unless_absolute_link(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out a link to this machine's Python, which another node makes anew."""
+    """Leave out a link to this machine's Python, which another node creates itself."""
     return None if entry.issym() and entry.linkname.startswith("/") else entry
 
 

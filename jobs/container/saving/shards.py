@@ -5,7 +5,7 @@
 
 Each rank copies its parts to host memory, and a thread writes them while the training continues. DCP's planner decides
 which rank writes what, as in `dcp.save`. The ranks exchange their plans through the job's store: a thread cannot use
-the training's process group, and a group of its own would be destroyed with it at the end of a script.
+the training's process group, and a separate group would be destroyed with it at the end of a script.
 
 DCP reads the parts with any number of ranks.
 """

@@ -61,7 +61,7 @@ if step == 60 and dist.get_rank() == 0:
     torch.save(state, trainyard.output() / "model.pt")
 dist.destroy_process_group()
 '''
-"""A loop with FSDP2 in which each rank has random numbers of its own. It prints a hash of each saved state."""
+"""A loop with FSDP2 in which each rank has its own random numbers. It prints a hash of each saved state."""
 
 
 FSDP_ON_CPU = """
