@@ -377,7 +377,7 @@ def _estimate_note(attempts: list[Attempt], instance: InstanceType, *, on_instan
         "without storage, data transfer and the boot time of instances",
         *([f"with the prices of {' and '.join(others)}"] if others else []),
         *([f"Spot at the {' and '.join(quoted)} USD an hour that EC2 reported at submission"] if quoted else []),
-        *([] if on_instance else [f"with the hours of a stand-in for {instance.name} ({attempts[-1].accelerator})"]),
+        *([] if on_instance else [f"for the hours on another machine ({attempts[-1].accelerator})"]),
     ]
     return ", ".join(parts)
 

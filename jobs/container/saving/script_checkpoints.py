@@ -207,6 +207,14 @@ class ScriptCheckpoints:
         self._restarts.restored({self._folder / self._steps[step]: step for step in fetched})
         return max(fetched, default=None)
 
+    def newest(self) -> Path | None:
+        """Return the newest restored checkpoint, or None without one. A file that names another one does not count."""
+        for _, entry in sorted(self._steps.items(), reverse=True):
+            path = self._folder / entry
+            if path.exists() and pointed_to(path, self._looks[path.parent.name].candidates()) is None:
+                return path
+        return None
+
     def _restore_listing(self, step: int, found: Listing) -> None:
         """Restore the links and times of a checkpoint whose files are in place. Names of other entries are ignored."""
         entry = self._steps[step]

@@ -40,7 +40,7 @@ from jobs.spec.code import (
     input_variable,
     parameter_variable,
 )
-from jobs.spec.kinds.script import Script
+from jobs.spec.kinds.script import LAST_CHECKPOINT, Script
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -276,6 +276,8 @@ class ScriptJob:
             attempt=attempt,
         )
         taken.restore(allow_changes=self._allow_changes)
+        if (checkpoint := taken.newest()) is not None:
+            self._places[LAST_CHECKPOINT] = str(checkpoint)
         self._saved.restore_links()
         self._taken = (
             taken if self._is_main else None

@@ -29,7 +29,10 @@ OWN = "own"
 
 LOCK = "uv.lock"
 
-PLACEHOLDERS = ("output", "checkpoints", "node", "nnodes", "main_address", "cards")
+LAST_CHECKPOINT = "last_checkpoint"
+"""The placeholder that is left out of the command, with its option, if there is no checkpoint yet."""
+
+PLACEHOLDERS = ("output", "checkpoints", LAST_CHECKPOINT, "node", "nnodes", "main_address", "cards")
 """Placeholders of a command, in addition to its inputs and parameters."""
 
 
@@ -75,8 +78,8 @@ class Script(Arguments):
     The package contains the files that git tracks or would track, except those that .trainyardignore names."""
     command: Annotated[str, AfterValidator(_check_command)]
     """The script in that folder and its arguments: train.py --data {inputs.reviews}, or -m package.module.
-    Placeholders: inputs.NAME, parameters.NAME, output, checkpoints, node, nnodes, main_address, cards. The command is
-    not run by a shell."""
+    Placeholders: inputs.NAME, parameters.NAME, output, checkpoints, last_checkpoint, node, nnodes, main_address, cards.
+    The command is not run by a shell."""
     parameters: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Values by name: {parameters.NAME} in the command, TRAINYARD_PARAMETER_NAME in the environment. A sweep can vary
     them as arguments.parameters.NAME."""
@@ -129,8 +132,18 @@ class Script(Arguments):
         return self.words[0] if self.words[0].endswith(".py") else None
 
     def filled(self, places: Mapping[str, str]) -> list[str]:
-        """Return the words of the command with placeholders replaced by the values of `places`."""
-        return [_PLACEHOLDER.sub(lambda match: places.get(match[1], match[0]), word) for word in self.words]
+        """Return the words of the command with placeholders replaced by the values of `places`.
+
+        A word with {last_checkpoint} is left out if `places` has no checkpoint, and so is the option before it.
+        """
+        filled: list[str] = []
+        for word in self.words:
+            if LAST_CHECKPOINT in _PLACEHOLDER.findall(word) and LAST_CHECKPOINT not in places:
+                if filled and filled[-1].startswith("-") and "=" not in filled[-1] and not word.startswith("-"):
+                    filled.pop()
+                continue
+            filled.append(_PLACEHOLDER.sub(lambda match: places.get(match[1], match[0]), word))
+        return filled
 
     @property
     def parameter_texts(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import yaml
 
 from jobs.core.errors import UsageError
 from jobs.spec.catalog import CATALOG
+from jobs.spec.kinds.script import Script
 from jobs.spec.spec import JobSpec, parse_spec, spec_json_schema
 
 SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
@@ -213,6 +214,21 @@ def test_unknown_metric_is_rejected_with_the_closest_one() -> None:
 )
 def test_each_kind_rejects_invalid_arguments(kind: str, arguments: dict[str, Any], message: str) -> None:
     assert refused({"name": "a", "job": kind, "arguments": arguments}).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "later"),
+    [
+        ("a.py --resume {last_checkpoint} x", "a.py x", "a.py --resume /c x"),
+        ("a.py --resume={last_checkpoint} x", "a.py x", "a.py --resume=/c x"),
+        ("a.py --lr=1 {last_checkpoint}", "a.py --lr=1", "a.py --lr=1 /c"),
+        ("a.py out {last_checkpoint}", "a.py out", "a.py out /c"),
+    ],
+)
+def test_a_command_without_a_checkpoint_leaves_its_option_out(command: str, first: str, later: str) -> None:
+    script = Script(code=".", command=command)
+    assert script.filled({}) == first.split()
+    assert script.filled({"last_checkpoint": "/c"}) == later.split()
 
 
 def test_errors_of_spec_and_arguments_are_reported_together() -> None:

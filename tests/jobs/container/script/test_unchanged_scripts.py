@@ -96,3 +96,32 @@ def test_an_unchanged_script_resumes_its_last_checkpoint(run: Run, s3: "S3Client
     assert last.may_repeat
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
+
+
+NAMED = """
+import argparse
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume_from_checkpoint")
+parser.add_argument("folder", type=Path)
+args = parser.parse_args()
+step = 0 if args.resume_from_checkpoint is None else int(Path(args.resume_from_checkpoint, "step").read_text())
+print("begins at", step, flush=True)
+part = args.folder / "next.part"
+part.mkdir()
+(part / "step").write_text(str(step + 1))
+part.rename(args.folder / f"step-{step + 1}")
+(args.folder / "latest").write_text(f"step-{step + 1}")
+raise SystemExit(step == 0)
+"""
+
+
+def test_a_command_names_the_newest_checkpoint(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    """The examples of transformers 5 and trl.scripts.sft resume only from the folder that their command names."""
+    code = write_files(tmp_path / "code", {"train.py": NAMED})
+    flags = script_flags(s3, code, "train.py --resume_from_checkpoint {last_checkpoint} {checkpoints}")
+    first = run.attempt(*flags, attempt=1, kind="script", expect=1)
+    assert "begins at 0\n" in first.lines
+    second = run.attempt(*flags, attempt=2, kind="script")
+    assert "begins at 1\n" in second.lines
