@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from jobs.core.images import Image, Release
     from jobs.images.inventory import LocalImage, RemoteImage, StageImages
     from jobs.images.push import Pushed
+    from jobs.images.upgrade import Upgrade
 
 images = typer.Typer(help="Build, test and push the images that jobs run in.")
 
@@ -421,6 +423,55 @@ def _pushed_text(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
     if hidden := len(row["pushed"]) - len(shown):
         lines.append(f"and {hidden} older (-o json)")
     return "\n".join(lines) or "no"
+
+
+@images.command("lock")
+def images_lock(
+    image: Annotated[str, typer.Argument(metavar="[IMAGE]", help="An image, or all of them.")] = "all",
+    release: Annotated[
+        list[str] | None, typer.Argument(metavar="[RELEASE…]", help="Rows of images/releases.toml. Default: all rows.")
+    ] = None,
+    upgrade: Annotated[
+        bool,
+        typer.Option(
+            "--upgrade",
+            help="Add releases with today's packages for every image but gaudi, and make them the defaults.",
+        ),
+    ] = False,
+    torch_index: Annotated[
+        str, typer.Option(metavar="URL", help="Package index of PyTorch's CPU build.")
+    ] = "https://download.pytorch.org/whl/cpu",
+) -> None:
+    """Pin and hash the Python packages of images in images/locks/. Needs a package index.
+
+    With --upgrade, the laptop's pins change too. Afterwards, run make test, make contract and make cuda-image.
+    """
+    from jobs.images.lock import ROOT, lock_all
+
+    if not upgrade:
+        for path in lock_all(image, release or [], torch_index=torch_index):
+            _say(str(path.relative_to(ROOT)))
+        return
+    from jobs.cli import tables
+    from jobs.images.upgrade import newest, run_steps, write
+
+    upgrades = newest(today=datetime.now(timezone.utc).date(), torch_index=torch_index)
+    tables.show(_upgrade_table(upgrades), on=tables.stdout())
+    if any(each.changes for each in upgrades):
+        write(upgrades, ROOT)
+        run_steps(ROOT, upgrades, torch_index=torch_index)
+        _say("next: make test, make contract, make cuda-image")
+
+
+def _upgrade_table(upgrades: "Sequence[Upgrade]") -> "Table":
+    from rich.table import Table
+
+    table = Table("IMAGE", "RELEASE", "PACKAGE", "NOW", "NEWEST", box=None)
+    for each in upgrades:
+        name = each.after.name if each.changes else each.before.name
+        for package, (before, after) in each.versions.items():
+            table.add_row(each.before.image, name, package, before, after if after != before else "")
+    return table
 
 
 @images.command("sbom")

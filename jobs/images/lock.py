@@ -1,7 +1,7 @@
 """Pin and hash the Python packages of an image, in images/locks/<release>/<image>.txt.
 
-    python -m jobs.images.lock IMAGE [RELEASE …]      rewrites the files, for all releases of the image if none is named
-    python -m jobs.images.lock all 1.21.0             for every image of a release
+    trainyard images lock IMAGE [RELEASE …]      rewrites the files, for all releases of the image if none is named
+    trainyard images lock all 1.21.0             for every image of a release
 
 A child image installs the group of pyproject.toml that has the name of its folder. It has a lock file for each image
 that it is built on, and leaves its parent's packages unchanged.
@@ -11,12 +11,12 @@ release's row names another. Only wheels for the image's Python on x86-64 are ha
 of jobs/core/instance_types.json all have that architecture.
 """
 
-import argparse
 import itertools
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,6 @@ import tomllib
 
 from jobs.core.errors import ConfigurationError, TrainyardError
 from jobs.core.images import IMAGES_FOLDER, Image, Release, check_image, image, images, release, releases
-from jobs.core.output import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,11 +156,45 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
     return "\n".join(
         [
             f"# What the image {of.name} adds to {below}, for release {row.name} and Python {python}.",
-            f"# Made by `python -m jobs.images.lock {of.name} {row.name}`; do not edit.",
+            f"# Made by `trainyard images lock {of.name} {row.name}`; do not edit.",
             *sorted(pins),
             "",
         ]
     )
+
+
+def lock_all(name: str, only: Sequence[str], *, torch_index: str = TORCH_CPU_INDEX) -> Iterator[Path]:
+    """Write the lock files of an image, or of all images, for the releases in `only`, or for all. Yields their paths.
+
+    Raises UsageError for an unknown name, ConfigurationError if the releases are for other images, and TrainyardError
+    if requirements conflict.
+    """
+    chosen = list(images().values()) if name == EVERY_IMAGE else [image(name)]
+    rows = [release(each) for each in only] or list(releases().values())
+    for one in chosen:
+        contents(one)  # raises an error for a new root image without a row
+    fitting = [(one, row) for one, row in itertools.product(chosen, rows) if one.root == row.image]
+    if not fitting:
+        check_image(chosen[0].root, rows[0])
+    for one, row in fitting:  # parents first, because a child's lock depends on its parent's
+        path = lock_file(one, row)
+        text = lock(one, row, torch_index=torch_index)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        yield path
+
+
+def resolve(wanted: Sequence[str], python: str, *, index: str | None) -> dict[str, str]:
+    """Return the newest versions that fit these requirements, by package. `index`: an additional package index.
+
+    Raises TrainyardError if the requirements conflict or the index does not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as name:
+        given, found = Path(name, "in.txt"), Path(name, "out.txt")
+        given.write_text("\n".join(wanted))
+        options = ["--python-version", python, "--python-platform", _PLATFORM, "--only-binary", ":all:", "--no-header"]
+        _compile(given, *options, *(["--index", index] if index else []), "--no-annotate", to=found)
+        return _versions(found.read_text())
 
 
 def _metadata(own: Contents, row: Release) -> str:
@@ -181,9 +214,13 @@ def locked(of: Image, row: Release) -> dict[str, str]:
     if not path.is_file():
         raise ConfigurationError(
             f"image {of.name} has no lock file for release {row.name}: {path.relative_to(ROOT)}",
-            next_step=f"python -m jobs.images.lock {of.name} {row.name}",
+            next_step=f"trainyard images lock {of.name} {row.name}",
         )
-    return dict(re.findall(r"^([^#=\s]+)==(\S+)", path.read_text(), re.MULTILINE))
+    return _versions(path.read_text())
+
+
+def _versions(pins: str) -> dict[str, str]:
+    return dict(re.findall(r"^([^#=\s]+)==(\S+)", pins, re.MULTILINE))
 
 
 def _name(requirement: str) -> str:
@@ -216,32 +253,3 @@ def _compile(*arguments: str | Path, to: Path) -> None:
             f"uv cannot find the packages (exit code {done.returncode}):\n{done.stderr.strip()}",
             next_step="check that the package index answers, or change the versions in images/releases.toml",
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m jobs.images.lock", description="Pin and hash an image's packages.")
-    parser.add_argument("image", metavar="IMAGE", help=f"{EVERY_IMAGE}, {', '.join(images())}")
-    parser.add_argument(
-        "releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml (default: all releases)"
-    )
-    parser.add_argument(
-        "--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="index of torch's CPU build (%(default)s)"
-    )
-    given = parser.parse_args()
-    chosen = images().values() if given.image == EVERY_IMAGE else [image(given.image)]
-    rows = [release(name) for name in given.releases] or releases().values()
-    for one in chosen:
-        contents(one)  # raises an error for a new root image without a row
-    fitting = [(one, row) for one, row in itertools.product(chosen, rows) if one.root == row.image]
-    if not fitting:
-        check_image(next(iter(chosen)).root, next(iter(rows)))
-    for one, row in fitting:  # parents first, because a child's lock depends on its parent's
-        path = lock_file(one, row)
-        text = lock(one, row, torch_index=given.torch_index)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        print(path.relative_to(ROOT), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    run_program(main)

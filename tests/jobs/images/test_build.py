@@ -97,7 +97,7 @@ def test_image_without_a_lock_for_the_release_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("jobs.images.lock.IMAGES_FOLDER", ROOT / "images" / "nowhere")
     with pytest.raises(ConfigurationError, match=r"cpu has no lock file for release .*: images/nowhere/locks/") as no:
         make().plan(["cpu"])
-    assert no.value.next_step == f"python -m jobs.images.lock cpu {RELEASE}"
+    assert no.value.next_step == f"trainyard images lock cpu {RELEASE}"
 
 
 def test_docker_command_gets_frozen_sources_and_default_builder(docker_command: Path) -> None:

@@ -70,23 +70,15 @@ def test_cdk_cli_is_hashed_and_its_lock_names_no_registry() -> None:
     assert "resolved" not in cli
 
 
-def test_all_locks_every_image_of_a_release_parents_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(lock, "ROOT", tmp_path)
+def test_all_locks_every_image_of_a_release_parents_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "lock_file", lambda of, row: tmp_path / row.name / f"{of.name}.txt")
     monkeypatch.setattr(lock, "lock", lambda of, row, torch_index: of.name)
-    monkeypatch.setattr("sys.argv", ["lock", "all", "1.24.0"])
-    lock.main()
-    written = capsys.readouterr().err.splitlines()
+    written = [str(path.relative_to(tmp_path)) for path in lock.lock_all("all", ["1.24.0"])]
     assert written == ["1.24.0/gaudi.txt", "1.24.0/gaudi-notebook.txt"]
     # Without a release: all rows, each with its own images.
-    monkeypatch.setattr("sys.argv", ["lock", "cpu"])
-    lock.main()
-    assert capsys.readouterr().err.splitlines() == [f"{release(of='cpu').name}/cpu.txt"]
-    monkeypatch.setattr("sys.argv", ["lock", "cpu", "1.24.0"])
+    assert [path.parent.name for path in lock.lock_all("cpu", [])] == [release(of="cpu").name]
     with pytest.raises(ConfigurationError, match=r"release '1\.24\.0' is for image 'gaudi', not 'cpu'"):
-        lock.main()
+        [*lock.lock_all("cpu", ["1.24.0"])]
 
 
 def test_lock_hashes_fitting_wheels_and_omits_the_bases_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +88,7 @@ def test_lock_hashes_fitting_wheels_and_omits_the_bases_packages(monkeypatch: py
     row = release("1.21.0")
     header, made_by, idna, markupsafe, end = lock.lock(image("gaudi"), row, torch_index="").split("\n")
     assert header == "# What the image gaudi adds to its base, for release 1.21.0 and Python 3.10."
-    assert (made_by, end) == ("# Made by `python -m jobs.images.lock gaudi 1.21.0`; do not edit.", "")
+    assert (made_by, end) == ("# Made by `trainyard images lock gaudi 1.21.0`; do not edit.", "")
     # The laptop's version.
     assert re.sub(" --hash.*", "", idna) in (ROOT / "requirements.txt").read_text()
     for_cp310_on_linux = "bbcb445fa71794da8f178f0f6d66789a28d7319071af7a496d4d507ed566270d"

@@ -12,6 +12,8 @@ from tests.support.images.source_tree import ROOT, SourceTree
 
 ROW = release()
 
+COMMAND = ("-c", "from jobs.cli import main; main()")
+
 LOOK = """\
 import json, sys
 from jobs.core.images import image
@@ -43,16 +45,16 @@ def test_adding_a_child_image_and_a_root_image(tmp_path: Path) -> None:
     tree.write("images/probe/test_probe.py", "def test_probe() -> None:\n    import tomli\n")
     tree.write("images/plain/Dockerfile", "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n")
     for image, message in (
-        ("gaudi-probe", "pyproject.toml has no group of packages for image gaudi-probe\nNext: add the group"),
-        ("plain", "IMAGES does not define what image plain adds to its base\nNext: add the row 'plain' to IMAGES"),
+        ("gaudi-probe", "pyproject.toml has no group of packages for image gaudi-probe\nnext: add the group"),
+        ("plain", "IMAGES does not define what image plain adds to its base\nnext: add the row 'plain' to IMAGES"),
     ):
-        refused = run("-m", "jobs.images.lock", image, ROW.name)
+        refused = run(*COMMAND, "images", "lock", image, ROW.name)
         assert refused.returncode == 3
         assert message in refused.stderr
 
     project = (tree.root / "pyproject.toml").read_text()
     tree.write("pyproject.toml", project.replace("\nsbom = [\n", '\nprobe = ["tomli==2.0.1"]\nsbom = [\n'))
-    done = run("-m", "jobs.images.lock", "gaudi-probe", ROW.name)
+    done = run(*COMMAND, "images", "lock", "gaudi-probe", ROW.name)
     path = f"images/locks/{ROW.name}/gaudi-probe.txt"
     assert done.stderr == f"{path}\n"
     assert re.fullmatch(r"tomli==2\.0\.1 --hash=sha256:[0-9a-f]{64}", (tree.root / path).read_text().splitlines()[-1])
