@@ -1,7 +1,7 @@
 """Compute: pools of instances and their job queues, per team and for the teams that share instances.
 
 Retiring pools stay beside the current one. Each pool has its own launch templates, compute environments and queues, so
-no job ever meets another release's driver.
+no job ever runs on another release's driver.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,6 @@ from jobs.core.queues import QUEUES, Capacity, Queue
 from jobs.core.stage import (
     CPU_INSTANCE_TYPE,
     INSTANCE_TYPE,
-    parameter_path,
     queue_parameter,
     share_identifier,
 )
@@ -47,7 +46,7 @@ _ECS_PARAMETERS: Mapping[ImageType, str] = {
 """Public parameters with each family's latest AMI (Amazon ECS guide, Retrieving ECS-optimized Linux AMI metadata)."""
 
 _NEVER_FITS = ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT")
-"""Reasons for which waiting longer does not help, among those that Batch can act on.
+"""Reasons that waiting cannot resolve, of those that Batch can act on.
 
 Batch's guide for the European Sovereign Cloud also lists MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED. The
 other guides do not, and Batch refuses unknown reasons.
@@ -66,8 +65,6 @@ class _InstancePool:
     scope: Construct
     instances: Instances
     subnets: list[ec2.ISubnet]
-    team: str | None = None
-    """The team whose jobs the instances run, or None if teams share them."""
     retiring: str | None = None
     """Id of the pool if it is retiring."""
     environments: dict[tuple[Capacity, bool], ComputeEnvironment] = field(default_factory=dict)
@@ -75,7 +72,7 @@ class _InstancePool:
 
 
 class ComputeStack(StageStack):
-    """The stack of job queues, which are published under the names that plans pick from."""
+    """The stack of job queues, published under the names that plans use."""
 
     def __init__(
         self,
@@ -86,13 +83,20 @@ class ComputeStack(StageStack):
         storage: StorageStack,
         machine_image: cdk.Stack | None = None,
     ) -> None:
-        """Create the stack. `machine_image`: the stack that builds AMIs, if the settings leave any to it."""
+        """Create the stack. `machine_image`: the stack that builds AMIs, or None if the stage builds none."""
         super().__init__(scope, "compute", stage=stage, description="compute environments and job queues")
         self._network = network
         self._machine_image = machine_image
         self._logs = RetainedLogGroup(self, "InstanceLogs", retention_days=stage.log_retention_days)
         self.publish(INSTANCE_LOG_GROUP, self._logs.log_group_name)
-        self._file_system = self._shared_file_system(storage) if stage.fsx_gib else None
+        self._file_system = (
+            FileSystem(
+                dns_name=storage.published(FSX_DNS_NAME, reader=self),
+                mount_name=storage.published(FSX_MOUNT_NAME, reader=self),
+            )
+            if stage.fsx_gib
+            else None
+        )
         self._shares = self._scheduling_policy()
         for team in stage.instance_owners:
             self._queues(self._team_instances(team, storage) if team else None)
@@ -100,9 +104,7 @@ class ComputeStack(StageStack):
         self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
 
     def _queues(self, owner: TeamInstances | None) -> None:
-        """Create all queues that the stage has capacity for: of one team, or of the teams that share if `owner` is
-        None.
-        """
+        """Create the queues of one team, or of the teams that share instances if `owner` is None."""
         accelerated = [
             self._accelerator_pool(self.stage_row.pool, owner),
             *(self._accelerator_pool(pool, owner, retiring=True) for pool in self.stage_row.retiring),
@@ -148,7 +150,7 @@ class ComputeStack(StageStack):
             ],
             job_state_time_limit_actions=self._time_limits(queue),
         )
-        parameter = queue_parameter(queue.name, team=pool.team, retiring=pool.retiring)
+        parameter = queue_parameter(queue.name, team=pool.instances.team, retiring=pool.retiring)
         self.publish(parameter, resource.attr_job_queue_arn)
 
     def _environment(self, queue: Queue, capacity: Capacity, pool: _InstancePool) -> ComputeEnvironment:
@@ -211,7 +213,6 @@ class ComputeStack(StageStack):
                 reservation=pool.capacity_reservation,
             ),
             subnets=list(self._network.subnets_offering(pool.row)),
-            team=owner.team if owner else None,
             retiring=pool.id if retiring else None,
         )
 
@@ -226,7 +227,6 @@ class ComputeStack(StageStack):
                 root_volume_gib=stage.cpu_root_volume_gib,
             ),
             subnets=list(self._network.job_subnets),
-            team=owner.team if owner else None,
         )
 
     def _pool_scope(self, name: str, owner: TeamInstances | None) -> Construct:
@@ -308,15 +308,6 @@ class ComputeStack(StageStack):
         # A template parameter: CloudFormation reads it at each deployment, so a new AMI needs no edit.
         return ssm.StringParameter.value_for_typed_string_parameter_v2(
             self, parameter, ssm.ParameterValueType.AWS_EC2_IMAGE_ID
-        )
-
-    def _shared_file_system(self, storage: StorageStack) -> FileSystem:
-        # SSM parameters, because a replaced file system has other names, and an imported export cannot change.
-        self.add_stack_dependency(storage, "the file system's names")
-        path = parameter_path(self.stage_row.name)
-        return FileSystem(
-            dns_name=ssm.StringParameter.value_for_string_parameter(self, path + FSX_DNS_NAME),
-            mount_name=ssm.StringParameter.value_for_string_parameter(self, path + FSX_MOUNT_NAME),
         )
 
     def _scheduling_policy(self) -> batch.CfnSchedulingPolicy:

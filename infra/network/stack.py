@@ -28,8 +28,8 @@ ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
 creates endpoints."""
 
 LAST_ZONE_NUMBER = 8
-"""Highest zone number, at the end of a zone's id, with reserved addresses. AWS's numbers go up to six; the settings
-refuse higher ones."""
+"""Highest zone number (the end of a zone's id) with reserved addresses. The settings refuse higher ones; AWS's go up to
+six."""
 
 
 class Zone(Construct):
@@ -197,13 +197,13 @@ class NetworkStack(StageStack):
 
     @property
     def availability_zones(self) -> list[str]:
-        """Return none: ec2.Vpc checks its zones against these, and the CDK would look them up in a named account."""
+        """Return []: ec2.Vpc checks its zones against these, which the CDK looks up if the stage has an account."""
         return []
 
     @property
     def multinode_subnet(self) -> ec2.ISubnet:
         """Return the subnet of multi-node jobs and FSx."""
-        return self.job_subnets[multinode_subnet_index(self.stage_row, self.stage_row.row)]
+        return self.job_subnets[multinode_subnet_index(self.stage_row)]
 
     def _admit_multinode_containers(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
         if isinstance(self.vpc, ec2.Vpc):
@@ -243,8 +243,8 @@ class NetworkStack(StageStack):
         zones = [Zone(vpc, addresses=stage.vpc_cidr, zone_id=zone_id, index=index) for index, zone_id in enumerate(ids)]
         self.job_subnets = [zone.private_subnet for zone in zones]
         if stage.nat_gateways:
-            self._reach_out(zones, zones[: stage.nat_gateways])
-        self._tidy_default_group_handler()
+            self._route_through_nat(zones, zones[: stage.nat_gateways])
+        self._log_default_group_handler()
         self._log_traffic()
         return [zone.private_subnet.route_table.route_table_id for zone in zones]
 
@@ -260,7 +260,7 @@ class NetworkStack(StageStack):
         ]
         return existing.private_route_table_ids
 
-    def _reach_out(self, zones: Sequence[Zone], zones_with_nat: Sequence[Zone]) -> None:
+    def _route_through_nat(self, zones: Sequence[Zone], zones_with_nat: Sequence[Zone]) -> None:
         gateway = ec2.CfnInternetGateway(self, "InternetGateway")
         attached = ec2.CfnVPCGatewayAttachment(
             self, "InternetGatewayAttachment", vpc_id=self.vpc.vpc_id, internet_gateway_id=gateway.ref
@@ -307,7 +307,7 @@ class NetworkStack(StageStack):
             deliver_logs_permission_arn=role.role_arn,
         )
 
-    def _tidy_default_group_handler(self) -> None:
+    def _log_default_group_handler(self) -> None:
         """Give the CDK function that empties the VPC's default security group a log group that expires."""
         provider = self.node.find_child("Custom::VpcRestrictDefaultSGCustomResourceProvider")
         handler, role = provider.node.find_child("Handler"), provider.node.find_child("Role")

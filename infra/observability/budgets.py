@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 
-import aws_cdk as cdk
 from aws_cdk import aws_budgets as budgets
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
@@ -48,8 +47,6 @@ class BudgetStop(Construct):
         self._alerts = alerts
         self._key = key
         self._dead_letters = dead_letters
-        teams = [team for team in stage.teams if team.monthly_budget_usd is not None]
-        path = parameter_path(stage.name)
         self._function = EventFunction(
             self,
             "Function",
@@ -58,21 +55,21 @@ class BudgetStop(Construct):
             environment={
                 "STAGE": stage.name,
                 "TOPIC_ARN": alerts.topic.topic_arn,
-                "PARAMETER_PATH": path,
+                "PARAMETER_PATH": parameter_path(stage.name),
             },
             dead_letters=dead_letters,
             log_retention_days=stage.log_retention_days,
         )
         self._function.may_publish(alerts.topic, key)
-        self._allow(stack, path)
+        self._allow()
         self._allow_stopping_members()
         self._admit_topics()
         if stage.monthly_budget_usd is not None:
             self._budget("Stage", STAGE_BUDGET, stage.monthly_budget_usd)
-        for team in teams:
-            assert team.monthly_budget_usd is not None  # noqa: S101 - narrows the type; filtered above
-            tags = {"trainyard:team": team.name}
-            self._budget(f"Team-{team.name}", TEAM_BUDGETS + team.name, team.monthly_budget_usd, **tags)
+        for team in stage.teams:
+            if team.monthly_budget_usd is not None:
+                tags = {"trainyard:team": team.name}
+                self._budget(f"Team-{team.name}", TEAM_BUDGETS + team.name, team.monthly_budget_usd, **tags)
         self._review_after(deployments)
 
     def _review_after(self, deployments: Sequence[str]) -> None:
@@ -126,7 +123,7 @@ class BudgetStop(Construct):
         )
 
     def _budget(self, name: str, parameter: str, limit_usd: float, **tags: str) -> None:
-        """Create a budget, and a topic for reaching its limit, by which the function identifies the budget."""
+        """Create a budget, and a topic for reaching its limit. The function identifies the budget by the topic."""
         topic = Topic(self, f"{name}UsedUp", key=self._key, publishers=["budgets.amazonaws.com"])
         sns.CfnSubscription(
             self,
@@ -146,8 +143,8 @@ class BudgetStop(Construct):
             used_up=topic,
         )
 
-    def _allow(self, stack: cdk.Stack, path: str) -> None:
-        function = self._function
+    def _allow(self) -> None:
+        role, stack, path = self._function.execution_role, self._stack, parameter_path(self._stage.name)
         environments = stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
         waiting = stack.format_arn(service="batch", resource="job", resource_name="*")
         # GetParametersByPath needs permission on the path itself.
@@ -155,18 +152,18 @@ class BudgetStop(Construct):
             stack.format_arn(service="ssm", resource="parameter", resource_name=name.strip("/"))
             for name in (path, f"{path}*", path + stop_parameter(None), path + stop_parameter("*"))
         )
-        function.execution_role.allow(
-            "Look",
+        role.allow(
+            "ReadJobs",
             ["batch:DescribeComputeEnvironments", "batch:DescribeJobQueues", "batch:DescribeJobs", "batch:ListJobs"],
             "*",
         )
-        function.execution_role.allow(
+        role.allow(
             "StopAndStartEnvironments",
             ["batch:UpdateComputeEnvironment"],
             environments,
             conditions={"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name}},
         )
-        function.execution_role.allow(
+        role.allow(
             "CancelWaitingJobs",
             ["batch:CancelJob"],
             waiting,
@@ -177,9 +174,9 @@ class BudgetStop(Construct):
                 }
             },
         )
-        function.execution_role.allow("ReadStage", ["ssm:GetParametersByPath"], at, below)
-        function.execution_role.allow("RecordStops", ["ssm:PutParameter", "ssm:DeleteParameter"], *stops)
-        function.execution_role.explain(
+        role.allow("ReadStage", ["ssm:GetParametersByPath"], at, below)
+        role.allow("RecordStops", ["ssm:PutParameter", "ssm:DeleteParameter"], *stops)
+        role.explain(
             "Batch supports no resources for reading; names of environments and jobs are generated, and tags identify "
             "those of the stage; each team has its own parameter for a stop.",
             *("*", environments, waiting, below, stops[1]),
@@ -211,7 +208,7 @@ class _MonthlyBudget(Construct):
     """A monthly budget for the costs of resources with certain tags.
 
     It notifies `alerts` at 80 % (spent, or forecast for the end of the month) and at 100 %, and `used_up` at 100 %. AWS
-    learns of spending up to a day late, and by tag only after the tags are activated as cost allocation tags in the
+    reports spending up to a day late, and by tag only after the tags are activated as cost allocation tags in the
     paying account.
     """
 

@@ -27,13 +27,12 @@ class StageDashboard(cloudwatch.Dashboard):
         super().__init__(scope, name, default_interval=Duration.days(7))
         self._namespace = namespace
         self._queues = queues
-        self._instances = instances
         self.add_widgets(
-            self._graph("Waiting jobs", "QueueDepth", "jobs", Queue=self._queues),
-            self._graph("Running instances, with and without jobs", "RunningNodes", "nodes", Instances=self._instances),
+            self._graph("Waiting jobs", "QueueDepth", "jobs", "Queue", queues),
+            self._graph("Running instances, with and without jobs", "RunningNodes", "nodes", "Instances", instances),
         )
         self.add_widgets(
-            self._graph("Estimated spend", "SpendUsdPerHour", "USD per hour", Instances=self._instances),
+            self._graph("Estimated spend", "SpendUsdPerHour", "USD per hour", "Instances", instances),
             self._bars("Spot reclaims and failed jobs per hour", "Reclaims", "FailedJobs"),
         )
         self.add_widgets(
@@ -59,9 +58,10 @@ class StageDashboard(cloudwatch.Dashboard):
             )
         )
 
-    def _graph(self, title: str, metric: str, label: str, **series: Sequence[str]) -> cloudwatch.GraphWidget:
-        """Return a graph of a level, which persists between events. `series` maps one dimension to its values."""
-        ((dimension, values),) = series.items()
+    def _graph(
+        self, title: str, metric: str, label: str, dimension: str, values: Sequence[str]
+    ) -> cloudwatch.GraphWidget:
+        """Return a graph of a level, which persists between events, with a line per value of `dimension`."""
         return cloudwatch.GraphWidget(
             title=title,
             width=12,

@@ -60,14 +60,11 @@ class EventFunction(Function):
 
 
 def _pack(file: str, package: Path) -> None:
-    """Copy the function's file to where Lambda looks for the handler, and functions/ to where imports look."""
+    """Copy the function's file to where Lambda looks for the handler, and functions/ to where Python finds imports."""
     shutil.copy(_FOLDER / f"{file}.py", package)
     shutil.copytree(
         _FOLDER, package.joinpath(*functions.__name__.split(".")), ignore=shutil.ignore_patterns("__pycache__")
     )
-
-
-_STATE_CHANGE = "Batch Job State Change"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +99,7 @@ class EventFunctions:
         key: kms.IKey | None,
         dead_letters: sqs.IQueue,
     ) -> None:
-        """Prepare the queues. `successors`: ARNs of Spot queues, each with the On-Demand queue for its jobs."""
+        """Let the stage's rules use `dead_letters`. `successors`: ARNs of Spot queues and of their On-Demand queues."""
         self._stack = stack
         self._stage = stack.stage_row
         self._queues = queues
@@ -149,7 +146,7 @@ class EventFunctions:
         self._on_state_change("RunningJobs", function, [queue.arn for queue in self._queues], status=["RUNNING"])
 
     def watch_instances(self, namespace: str, log_group_name: str) -> None:
-        """Create the function that counts instances, and disables environments whose instances never join.
+        """Create the function that counts instances and disables compute environments whose instances never join.
 
         `log_group_name`: log group of boot logs.
         """
@@ -158,7 +155,7 @@ class EventFunctions:
         function = self._function(
             "WatchInstances",
             "watch_instances",
-            "Counts instances, and ends those that never join",
+            "Counts instances, and terminates those that never join",
             STAGE=self._stage.name,
             TOPIC_ARN=self._alerts.topic.topic_arn,
             METRIC_NAMESPACE=namespace,
@@ -183,7 +180,7 @@ class EventFunctions:
             ("InstancesJoined", joined, "A container instance joined or changed"),
         ):
             events.Rule(self._stack, name, description=description, event_pattern=pattern, targets=[target])
-        # There is no event for what does not happen, so instances that have not joined are found by polling.
+        # No event reports an instance that does not join, so the function polls.
         events.Rule(
             self._stack,
             "InstancesSeen",
@@ -200,16 +197,16 @@ class EventFunctions:
             service="ssm", resource="parameter", resource_name=f"{path}{NEVER_JOINED}*".strip("/")
         )
         allow = function.execution_role.allow
-        allow("Look", ["batch:DescribeComputeEnvironments", "ec2:DescribeInstances"], "*")
+        allow("ReadInstances", ["batch:DescribeComputeEnvironments", "ec2:DescribeInstances"], "*")
         allow(
             "DisableEnvironments",
             ["batch:UpdateComputeEnvironment"],
             environments,
             conditions={"StringEquals": of_stage},
         )
-        allow("EndInstances", ["ec2:TerminateInstances"], instances, conditions={"StringEquals": of_stage})
+        allow("TerminateInstances", ["ec2:TerminateInstances"], instances, conditions={"StringEquals": of_stage})
         self._tag_instances(function, JOINED_TAG)
-        allow("RecordWhy", ["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], records)
+        allow("RecordReasons", ["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], records)
         function.execution_role.explain(
             "EC2 and Batch support no resources for reading; names of instances and environments are generated, tags "
             "identify those of the stage, and each environment has its own record.",
@@ -261,7 +258,7 @@ class EventFunctions:
         self._on_state_change("SpotJobs", function, [arn for arn, _ in self._successors])
 
     def _allow_moves(self, function: EventFunction, runs_arn: str) -> None:
-        """Let it end jobs of the stage, resubmit them to On-Demand, and claim each move in the run bucket."""
+        """Let `function` end jobs of the stage, resubmit them to On-Demand, and claim each move in the run bucket."""
         all_jobs = self._stack.format_arn(service="batch", resource="job", resource_name="*")
         definitions = self._stack.format_arn(service="batch", resource="job-definition", resource_name="*")
         claims = f"{runs_arn}/*/moves/*"
@@ -292,7 +289,7 @@ class EventFunctions:
         )
 
     def _reclaim_rules(self) -> dict[str, str]:
-        """Return the environment of functions that recognise reclaims, and when a job moves to On-Demand."""
+        """Return the environment of functions that recognise reclaims and moves to On-Demand."""
         return {
             "ON_DEMAND_NODES": str(self._stage.max_on_demand_nodes),
             "RECLAIMS_BEFORE_ON_DEMAND": str(self._stage.reclaims_before_on_demand),
@@ -314,7 +311,7 @@ class EventFunctions:
         )
 
     def _tag_instances(self, function: EventFunction, *keys: str) -> None:
-        """Let it set these tags, and no others, on the stage's instances."""
+        """Let `function` set these tags, and no others, on the stage's instances."""
         function.execution_role.allow(
             "TagInstancesOfStage",
             ["ec2:CreateTags"],
@@ -347,7 +344,7 @@ class EventFunctions:
         queue_rules(
             self._stack,
             name,
-            detail_type=_STATE_CHANGE,
+            detail_type="Batch Job State Change",
             queues=queues,
             target=targets.LambdaFunction(function),
             dead_letters=self._dead_letters,

@@ -1,7 +1,7 @@
 """Observability: alerts, the move from Spot to On-Demand, the dashboard, and budgets that stop new jobs.
 
-Events trigger everything here, except for a check of instances every five minutes. Names of queues, roles and the log
-group are read from what other stacks publish, because they change with pools and teams.
+Events trigger everything here, except for a check of instances every five minutes. Names of queues and
+the log group are read from what other stacks publish, because they change with pools and teams.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sqs as sqs
-from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from infra.compute.stack import INSTANCE_LOG_GROUP, ComputeStack
@@ -26,7 +25,7 @@ from infra.stages import Stage
 from infra.storage.stack import StorageStack
 from jobs.core.output import UTILIZATION_KEY
 from jobs.core.queues import ON_DEMAND, QUEUES, SPOT, Queue
-from jobs.core.stage import LOG_GROUP, RUN_BUCKET, parameter_path, queue_parameter
+from jobs.core.stage import LOG_GROUP, RUN_BUCKET, queue_parameter
 
 
 class ObservabilityStack(StageStack):
@@ -36,9 +35,7 @@ class ObservabilityStack(StageStack):
         self, scope: Construct, *, stage: Stage, storage: StorageStack, compute: ComputeStack, jobs: JobStack
     ) -> None:
         super().__init__(scope, "observability", stage=stage, description="alerts, metrics, dashboard and budgets")
-        self.add_stack_dependency(compute, "the queues' ARNs")
-        self.add_stack_dependency(jobs, "the log group's name and the members' roles")
-        self._others = (compute, jobs)
+        self._compute, self._jobs = compute, jobs
         self._key = self._own_key(storage)
         self._namespace = f"trainyard/{stage.name}"
         self._queues = self._stage_queues()
@@ -64,7 +61,7 @@ class ObservabilityStack(StageStack):
                 team=team,
                 retiring=retiring,
                 row=row,
-                arn=self._published(queue_parameter(queue.name, team=team, retiring=retiring)),
+                arn=self._compute.published(queue_parameter(queue.name, team=team, retiring=retiring), reader=self),
             )
             for team in owners
             for queue in QUEUES.values()
@@ -80,10 +77,6 @@ class ObservabilityStack(StageStack):
             for (name, team, pool), arn in by_owner.items()
             if name == SPOT and (ON_DEMAND, team, pool) in by_owner
         ]
-
-    def _published(self, name: str) -> str:
-        """Return a value that another stack publishes. It is read at each deployment, so its target may be replaced."""
-        return ssm.StringParameter.value_for_string_parameter(self, parameter_path(self.stage_row.name) + name)
 
     def _own_key(self, storage: StorageStack) -> kms.IKey | None:
         key_arn = storage.key_arn(self)
@@ -102,10 +95,11 @@ class ObservabilityStack(StageStack):
         functions.report(self._namespace)
         functions.tag_instances()
         functions.end_sweeps()
-        functions.watch_instances(self._namespace, self._published(INSTANCE_LOG_GROUP))
+        functions.watch_instances(self._namespace, self._compute.published(INSTANCE_LOG_GROUP, reader=self))
         if successors:
             functions.move_to_on_demand(
-                run_bucket=self._published(RUN_BUCKET), runs_arn=storage.export_value(storage.run_bucket.bucket_arn)
+                run_bucket=storage.published(RUN_BUCKET, reader=self),
+                runs_arn=storage.export_value(storage.run_bucket.bucket_arn),
             )
 
     def _alarms(self) -> list[cloudwatch.Alarm]:
@@ -150,7 +144,7 @@ class ObservabilityStack(StageStack):
         logs.CfnMetricFilter(
             self,
             "Utilization",
-            log_group_name=self._published(LOG_GROUP),
+            log_group_name=self._jobs.published(LOG_GROUP, reader=self),
             filter_pattern=f"{{ $.{UTILIZATION_KEY} >= 0 }}",
             metric_transformations=[
                 logs.CfnMetricFilter.MetricTransformationProperty(
@@ -189,7 +183,7 @@ class ObservabilityStack(StageStack):
             alerts=self._alerts,
             key=self._key,
             dead_letters=self._dead_letters,
-            deployments=[stack.stack_name for stack in self._others],
+            deployments=[stack.stack_name for stack in (self._compute, self._jobs)],
         )
 
 

@@ -95,7 +95,7 @@ def _reservation_findings(found: Mapping[str, Any], stage: Stage, zones: list[st
     zone, kind = found["AvailabilityZoneId"], "a Capacity Block" if is_block else "an On-Demand Capacity Reservation"
     ends = f" until {found['EndDate']:%Y-%m-%d %H:%M}" if "EndDate" in found else ""
     text = f"{configured.target} is {kind} of {found['TotalInstanceCount']} x {found['InstanceType']} in {zone}{ends}"
-    usable = zones[multinode_subnet_index(stage, stage.row) :][:1] if stage.max_multinode_nodes else zones
+    usable = zones[multinode_subnet_index(stage) :][:1] if stage.max_multinode_nodes else zones
     if found["InstanceType"] != stage.instance_type:
         yield problem(RESERVATION, f"{text}; the stage uses {stage.instance_type}", edit)
     elif is_block != configured.is_block:
@@ -175,7 +175,7 @@ def _offer(
 def _multinode_offer(account: Account, stage: Stage, offering: list[str], zones: list[str]) -> Finding:
     """Check the only zone in which multi-node jobs, whose nodes start together, and FSx can be."""
     name = stage.row.name
-    zone = zones[multinode_subnet_index(stage, stage.row)] if zones else "no zone"
+    zone = zones[multinode_subnet_index(stage)] if zones else "no zone"
     users = "multi-node jobs and FSx" if stage.fsx_gib else "multi-node jobs"
     if zone in offering:
         return ok(OFFER, f"EC2 offers {name} in {zone}, the zone of {users}")
@@ -215,7 +215,7 @@ def _needs(stage: Stage) -> dict[tuple[str, str], tuple[int, list[str]]]:
 
 
 def _quota(account: Account, code: str, market: str, vcpus: int, uses: str) -> Finding:
-    quota = _value(account, code)
+    quota = _find_quota(account, code)
     if quota is None:
         return unknown(
             QUOTA,
@@ -234,7 +234,7 @@ def _quota(account: Account, code: str, market: str, vcpus: int, uses: str) -> F
     )
 
 
-def _value(account: Account, code: str) -> Mapping[str, Any] | None:
+def _find_quota(account: Account, code: str) -> Mapping[str, Any] | None:
     """Return the account's quota, or AWS's default if it was never changed, or None if there is neither."""
     quota: Mapping[str, Any]
     try:

@@ -1,14 +1,13 @@
-"""Zones and endpoints of a stage's network, as far as they follow from the settings alone.
+"""Zones and endpoints of a stage's network that follow from the settings alone.
 
-The network stack uses this, and the preflight, which must not load the CDK.
+The network stack and the preflight use this module. The preflight must not load the CDK.
 """
 
 from infra.stages import Stage
 from jobs.core.instance_types import InstanceType
 
 DEFAULT_ZONE_COUNT = 2
-"""Number of the region's zones to use, in their order, if neither the settings nor the instance types' rows name
-any."""
+"""Number of the region's first zones to use if neither the settings nor the instance types' rows name zones."""
 
 ENDPOINT_SERVICES = (
     *("ecr.api", "ecr.dkr"),
@@ -44,9 +43,9 @@ def offering_indices(stage: Stage, row: InstanceType) -> list[int]:
     return [index for index, zone in enumerate(zone_ids(stage)) if zone in known]
 
 
-def multinode_subnet_index(stage: Stage, row: InstanceType) -> int:
+def multinode_subnet_index(stage: Stage) -> int:
     """Return the index of the subnet for multi-node jobs and FSx: EFA and placement groups cannot span zones."""
-    return next(iter(offering_indices(stage, row)), 0)
+    return next(iter(offering_indices(stage, stage.row)), 0)
 
 
 def uses_default_security_group(stage: Stage) -> bool:

@@ -45,22 +45,11 @@ _LUSTRE_VERSION = "2.15"
 _ACCESS_LOG_DAYS = 365
 
 
-def file_server_group(scope: Construct, vpc: ec2.IVpc) -> ec2.SecurityGroup:
-    """Create the security group of the file servers. The file system adds its rules."""
-    return ec2.SecurityGroup(
-        scope,
-        "FileServerSecurityGroup",
-        vpc=vpc,
-        description="FSx for Lustre: its own protocol, among file servers and with jobs",
-        allow_all_outbound=False,
-    )
-
-
 class SharedFileSystem(Construct):
-    """A read-only cache of `shared/` in the bucket. It holds nothing that is not in the bucket, and never writes back.
+    """A read-only cache of `shared/` in the bucket, which never writes back.
 
-    So it has no backups, and is deleted with its stack. Only `shared/` is linked, because the file system does not know
-    teams: anyone who mounts it can read all of it.
+    So it has no backups, and is deleted with its stack. Only `shared/` is linked, because the file system cannot
+    separate teams: anyone who mounts it can read all of it.
     """
 
     def __init__(
@@ -117,15 +106,6 @@ class SharedFileSystem(Construct):
             ),
         )
 
-    @property
-    def dns_name(self) -> str:
-        return self.resource.attr_dns_name
-
-    @property
-    def mount_name(self) -> str:
-        """Return the part of the mount address after `@tcp:/`."""
-        return self.resource.attr_lustre_mount_name
-
     def _security_rules(self, servers: ec2.ISecurityGroup, jobs: ec2.ISecurityGroup) -> list[CfnResource]:
         """Return the rules that let file servers and job instances reach each other.
 
@@ -175,7 +155,13 @@ class StorageStack(StageStack):
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
         # Created even without a file system: the rules of teams' own groups, in a stack deployed later, refer to this
         # group, and EC2 does not delete a group that other groups' rules refer to.
-        servers = file_server_group(self, network.vpc)
+        servers = ec2.SecurityGroup(
+            self,
+            "FileServerSecurityGroup",
+            vpc=network.vpc,
+            description="FSx for Lustre: its own protocol, among file servers and with jobs",
+            allow_all_outbound=False,
+        )
         self.publish(FSX_SECURITY_GROUP, servers.security_group_id)
         if stage.fsx_gib:
             file_system = SharedFileSystem(
@@ -189,8 +175,8 @@ class StorageStack(StageStack):
                 key=self._key,
             )
             # Published instead of exported: a replaced file system, for example in another subnet, changes both.
-            self.publish(FSX_DNS_NAME, file_system.dns_name)
-            self.publish(FSX_MOUNT_NAME, file_system.mount_name)
+            self.publish(FSX_DNS_NAME, file_system.resource.attr_dns_name)
+            self.publish(FSX_MOUNT_NAME, file_system.resource.attr_lustre_mount_name)
             self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
         for team in stage.teams:
             for kind in secret_kinds(team):
@@ -302,7 +288,7 @@ class StorageStack(StageStack):
         acknowledge(
             bucket,
             "S3 keeps each object in three zones, and versions restore deleted objects; a copy in another region would "
-            "double the cost, and an organisation that wants one adds it here",
+            "double the cost, and an organisation that wants a copy adds it here",
             "NIST.800.53.R5-S3BucketReplicationEnabled",
         )
         if key is None:

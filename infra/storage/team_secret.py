@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_secretsmanager as secretsmanager
-from aws_cdk import aws_ssm as ssm
 
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack, acknowledge
@@ -94,15 +93,12 @@ class TeamSecret(secretsmanager.CfnSecret):
 
 
 class PublishedSecret:
-    """The same secret, as other stacks use it: by the ARN that CloudFormation reads from SSM during the deployment."""
+    """A team's secret for use in another stack, by the ARN that CloudFormation reads from SSM during the deployment."""
 
-    def __init__(self, stack: StageStack, kind: SecretKind, *, storage: cdk.Stack, key_arn: str | None) -> None:
-        stack.add_stack_dependency(storage, "the secret's ARN")
+    def __init__(self, stack: StageStack, kind: SecretKind, *, storage: StageStack, key_arn: str | None) -> None:
         self._kind = kind
         self._key_arn = key_arn
-        self._arn = ssm.StringParameter.value_for_string_parameter(
-            stack, parameter_path(stack.stage_row.name) + kind.parameter
-        )
+        self._arn = storage.published(kind.parameter, reader=stack)
 
     @property
     def values(self) -> dict[str, str]:
