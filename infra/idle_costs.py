@@ -1,7 +1,7 @@
 """Compute what a stage costs while no job runs, from its templates and the prices in idle_costs.toml.
 
 python -m infra.idle_costs     print a table of the stages of infra/settings.py; infra/docs/idle-costs.md has a summary
-python -m infra.idle_costs --stage dev -o json     print the total of a stage, and the types that cost more with jobs
+python -m infra.idle_costs --stage dev -o json     print a stage's total and its instance types as JSON
 """
 
 import argparse
@@ -39,8 +39,8 @@ class Price:
     times: str | None = None
     where: Mapping[str, Any] | None = None
 
-    def is_of(self, resource: Mapping[str, Any]) -> bool:
-        """Return whether a template's resource has this price."""
+    def applies_to(self, resource: Mapping[str, Any]) -> bool:
+        """Return whether this is the price of a template's resource."""
         properties = resource.get("Properties", {})
         return resource["Type"] == self.type and all(
             properties.get(name) == value for name, value in (self.where or {}).items()
@@ -72,7 +72,7 @@ def idle_costs(templates: Sequence[Template]) -> list[Line]:
     resources = [resource for template in templates for resource in template["Resources"].values()]
     lines = []
     for price in PRICES:
-        costs = [price.usd_per_month(found.get("Properties", {})) for found in resources if price.is_of(found)]
+        costs = [price.usd_per_month(found.get("Properties", {})) for found in resources if price.applies_to(found)]
         if costs:
             total = None if None in costs else sum(filter(None, costs))
             lines.append(Line(price=price, count=len(costs), usd_per_month=total))
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def summary(row: Stage, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return what other programs need to know before a deployment; `trainyard acceptance` plans with it."""
+    """Return a stage's idle cost and instance types, from which `trainyard acceptance` plans a run."""
     return {
         "stage": row.name,
         "usd_a_month": sum(line.usd_per_month or 0 for line in lines),

@@ -1,8 +1,8 @@
 """The permissions boundary: the outer limit for every role of a stage, whatever its policies allow.
 
 A boundary grants nothing. It admits the actions that the stacks' roles need, in the stage's region, and only on the
-stage's own resources: by name prefix for S3 and SSM, by the tag `trainyard:stage` elsewhere. So neither an overly broad
-policy nor one attached later can reach another stage, other people's permissions or the rest of the account.
+stage's own resources: by name prefix for S3 and SSM, by the tag `trainyard:stage` elsewhere. So no policy, not even
+one attached later, can reach another stage, other people's permissions or the rest of the account.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ DEPLOYER_TAG = ("trainyard:role", "deployer")
 """Tag of the only role that may assume the CDK bootstrap's roles, because these roles can change everything."""
 
 BUILD_ACTIONS = ("codebuild:BatchGetBuilds", "codebuild:StartBuild")
-"""Also limited to the deployer: a build can run other commands, so anyone who starts one acts with the project's
-role."""
+"""Actions that only the deployer may use: anyone who starts a build can change its commands, and so acts with the
+project's role."""
 
-_IN_THE_REGION = (
+_REGIONAL_ACTIONS = (
     "batch:CancelJob",
     "batch:Describe*",
     "batch:GetJobQueueSnapshot",
@@ -100,7 +100,7 @@ _IN_THE_REGION = (
     "tag:GetResources",
 )
 
-_OF_BUILT_IMAGES = (
+_BUILT_IMAGE_ACTIONS = (
     "ec2:DeleteSnapshot",
     "ec2:DeleteTags",
     "ec2:DeregisterImage",
@@ -108,7 +108,7 @@ _OF_BUILT_IMAGES = (
     "ec2:EnableImage*",
 )
 
-_WITHOUT_A_REGION = ("ce:GetCostAndUsage", "budgets:ViewBudget", "pricing:GetProducts")
+_GLOBAL_ACTIONS = ("ce:GetCostAndUsage", "budgets:ViewBudget", "pricing:GetProducts")
 
 
 class PermissionsBoundary(iam.ManagedPolicy):
@@ -119,16 +119,16 @@ class PermissionsBoundary(iam.ManagedPolicy):
         super().__init__(stack, name, description="What no role of the stage may exceed; it grants nothing by itself")
         self._stage = stack.stage_row.name
         region = {"StringEquals": {"aws:RequestedRegion": stack.region}}
-        self._admit("InTheRegion", _IN_THE_REGION, "*", conditions=region)
-        self._admit("WithoutARegion", _WITHOUT_A_REGION, "*")
+        self._admit("InTheRegion", _REGIONAL_ACTIONS, "*", conditions=region)
+        self._admit("WithoutARegion", _GLOBAL_ACTIONS, "*")
         built = {"StringEquals": {"aws:ResourceTag/CreatedBy": "EC2 Image Builder", **region["StringEquals"]}}
-        self._admit("BuiltImages", _OF_BUILT_IMAGES, "*", conditions=built)
+        self._admit("BuiltImages", _BUILT_IMAGE_ACTIONS, "*", conditions=built)
         self._admit_buckets(stack)
         self._admit_parameters(stack)
         self._admit_budget_stops(stack)
         self._admit_terminations(stack)
         self._admit_deployer(stack)
-        self.add_statements(_no_other_stage(self._stage))
+        self.add_statements(_other_stages(self._stage))
 
     def _admit_parameters(self, stack: StageStack) -> None:
         def parameter(path: str, account: str | None = None) -> str:
@@ -158,10 +158,10 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit("BudgetStops", ["iam:TagRole", "iam:UntagRole"], roles, conditions=conditions)
 
     def _admit_terminations(self, stack: StageStack) -> None:
-        """Admit terminating the stage's instances, for instances that boot and never join their cluster."""
+        """Let the stage terminate its own instances, such as those that boot and never join their cluster."""
         instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
         conditions = {"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage}}
-        self._admit("EndsOfInstances", ["ec2:TerminateInstances"], instances, conditions=conditions)
+        self._admit("TerminateInstances", ["ec2:TerminateInstances"], instances, conditions=conditions)
 
     def _admit_deployer(self, stack: StageStack) -> None:
         key, value = DEPLOYER_TAG
@@ -190,12 +190,12 @@ class PermissionsBoundary(iam.ManagedPolicy):
         )
 
 
-def keep_roles_to_stage(scope: Construct, stage: str) -> None:
+def deny_other_stages(scope: Construct, stage: str) -> None:
     """Deny every role below `scope` access to resources tagged with another stage, whatever its boundary.
 
     This matters if the account's own boundary replaces the stage's, because that boundary does not distinguish stages.
     """
-    name, document = "OtherStages", iam.PolicyDocument(statements=[_no_other_stage(stage)])
+    name, document = "OtherStages", iam.PolicyDocument(statements=[_other_stages(stage)])
     for node in scope.node.find_all():
         if isinstance(node, iam.CfnRole):
             node.policies = [iam.CfnRole.PolicyProperty(policy_name=name, policy_document=document)]
@@ -209,7 +209,7 @@ def keep_roles_to_stage(scope: Construct, stage: str) -> None:
             node.add_property_override("Policies.1", {"PolicyName": name, "PolicyDocument": document})
 
 
-def _no_other_stage(stage: str) -> iam.PolicyStatement:
+def _other_stages(stage: str) -> iam.PolicyStatement:
     return iam.PolicyStatement(
         sid="OtherStages",
         effect=iam.Effect.DENY,

@@ -13,7 +13,7 @@ from infra.access.permissions_boundary import (
     PermissionsBoundary,
     bootstrap_roles,
     build_projects,
-    keep_roles_to_stage,
+    deny_other_stages,
 )
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack
@@ -70,9 +70,7 @@ class DeployRole(InlineRole):
 
 
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
-    """Create the account's OIDC provider. An account can have only one, so other stages in it name it in their
-    settings.
-    """
+    """Create the account's only OIDC provider for GitHub, which the settings of its other stages name."""
     return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[_AUDIENCE])
 
 
@@ -101,6 +99,6 @@ class AccessStack(StageStack):
             self.publish(DEPLOY_ROLE, role.role_arn)
 
     def limit(self, scope: Construct) -> None:
-        """Put the boundary on every role below `scope`, even those of CDK functions, and deny other stages."""
+        """Put the boundary on every role below `scope`, including those of CDK functions, and deny other stages."""
         iam.PermissionsBoundary.of(scope).apply(self.boundary)
-        keep_roles_to_stage(scope, self.stage_row.name)
+        deny_other_stages(scope, self.stage_row.name)

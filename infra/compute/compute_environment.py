@@ -15,14 +15,14 @@ from jobs.core.instance_types import ImageType, InstanceType
 from jobs.core.queues import Capacity
 
 ROOT_VOLUME_MIB_PER_SECOND = 500
-"""gp3's default of 125 takes minutes to unpack tens of GiB of a job image while the accelerators wait. Up to 750 are
-possible with its 3,000 operations per second (EBS user guide: 0.25 MiB/s for each)."""
+"""Throughput of root volumes. With gp3's default of 125, unpacking a job image of tens of GiB takes minutes, while the
+accelerators wait. The maximum at gp3's 3,000 operations per second is 750 (EBS user guide: 0.25 MiB/s for each)."""
 
 
 class LaunchTemplate(ec2.CfnLaunchTemplate):
-    """A launch template with what Batch leaves to it: metadata service, volumes, user data and EFA interfaces.
+    """A launch template, which sets what Batch does not: metadata service, volumes, user data and EFA interfaces.
 
-    Batch sets instance type, role, subnets, the Spot request and, unless there are interfaces here, security groups.
+    Batch sets instance type, role, subnets, the Spot request and, if the template has no interfaces, security groups.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
                 metadata_options=template.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # One hop reaches the host only, in whose network Batch runs single-node jobs. A second hop would
-                    # also give containers on a bridge the instance's role. Jobs get their own role from the ECS agent,
-                    # at another address.
+                    # One hop reaches only the host's network, which single-node jobs use. A second hop would give
+                    # containers on a bridge network the instance's role. Jobs get their own role from the ECS agent, at
+                    # another address.
                     http_put_response_hop_limit=1,
                 ),
                 block_device_mappings=[
@@ -138,7 +138,7 @@ class MachineImage:
 
 @dataclass(frozen=True, kw_only=True)
 class Instances:
-    """What the compute environments of one pool have in common."""
+    """Settings that the compute environments of one pool share."""
 
     row: InstanceType
     machine_image: MachineImage
@@ -211,8 +211,8 @@ class ComputeEnvironment(Construct):
             "Resource",
             type="MANAGED",
             state="ENABLED",
-            # With this, no name, no service role (so the service-linked one) and these allocation strategies, Batch
-            # updates instances in place: queues and running jobs stay.
+            # Batch updates instances in place, and keeps queues and running jobs, only with this, without a name, with
+            # the service-linked role (the default), and with these allocation strategies.
             replace_compute_environment=False,
             update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
                 terminate_jobs_on_update=False,

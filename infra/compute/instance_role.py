@@ -1,6 +1,7 @@
-"""The role and security group of instances that run jobs: join a cluster, accept Session Manager, reach no team's data.
+"""The role and security group of instances that run jobs.
 
-Single-node jobs reach the metadata service, and so the keys of this role: every job may do what the role may do.
+The role lets an instance join a cluster and accept Session Manager, and gives access to no team's data. Single-node
+jobs can get its keys from the metadata service, so every job may do what the role may do.
 """
 
 import aws_cdk as cdk
@@ -39,7 +40,7 @@ TEAM_TAG = "trainyard:team"
 
 
 class InstanceRole(InlineRole):
-    """A role for instances. AWS's policy for the ECS agent lets it act for any container instance of the account."""
+    """The role of instances. AWS's policy for the ECS agent lets it act for any container instance of the account."""
 
     def __init__(
         self, scope: Construct, name: str = "InstanceRole", *, boot_logs: logs.ILogGroup, workload: str = "jobs"
@@ -48,7 +49,7 @@ class InstanceRole(InlineRole):
         super().__init__(
             scope,
             name,
-            description=f"Instances that run {workload}: join the cluster, be reached by Session Manager",
+            description=f"Instances that run {workload}: join the cluster, accept Session Manager",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
         self.add_managed_policy(
@@ -56,7 +57,7 @@ class InstanceRole(InlineRole):
         )
         acknowledge(
             self,
-            "The ECS agent needs the calls in this AWS policy, and more with each version; our own list would break "
+            "The ECS agent needs the calls in this AWS policy, and more with each version; a custom list would break "
             "instances. Jobs do not run under this role, and what it must not reach is denied separately.",
             "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/service-role/"
             "AmazonEC2ContainerServiceforEC2Role]",
@@ -64,7 +65,7 @@ class InstanceRole(InlineRole):
         self.allow("SessionManager", _SESSION_MANAGER, "*")
         self.explain("Session Manager's channels have no ARN, and no instance has an id before it starts", "*")
         # Denied even if the boundary, or a policy that the account attaches to all instance roles, allows it.
-        self.deny("NothingToRead", _SECRET_READS, resources=["*"])
+        self.deny("NoSecrets", _SECRET_READS, resources=["*"])
         self.deny(
             "BootLogsOnly",
             ["logs:CreateLogStream", "logs:PutLogEvents"],
@@ -74,9 +75,9 @@ class InstanceRole(InlineRole):
     def deny_other_teams(self, team: str | None) -> None:
         """Deny the ECS agent's calls for container instances that belong to other teams.
 
-        `team`: the role's team, or None if teams share the instances. With the denial, keys that a job takes from its
-        instance are useless against other teams' instances. We could not confirm that ECS compares this
-        tag. If it does not, nothing is denied. Agents work either way.
+        `team`: the role's team, or None if teams share the instances. Keys that a job takes from its instance are then
+        useless against other teams' instances. We could not confirm that ECS compares this tag. If it does not, nothing
+        is denied. Agents work either way.
         """
         owned_by_a_team = {"Null": {f"aws:ResourceTag/{TEAM_TAG}": "false"}}
         not_own = {"StringNotEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}} if team else {}
@@ -89,10 +90,7 @@ class InstanceRole(InlineRole):
 
 
 class TeamInstances(Construct):
-    """Security group and instance role of one team: its instances reach each other and no other team's instances.
-
-    It is part of the stack of the compute environments that use it, and is created and deleted with them.
-    """
+    """The security group and instance role of one team. Its instances can reach each other, but not other teams'."""
 
     def __init__(
         self,
@@ -104,7 +102,7 @@ class TeamInstances(Construct):
         endpoint_group_id: str | None,
         file_server_group_id: str | None,
     ) -> None:
-        """Create both. `boot_logs`: log group of boot logs.
+        """Create the group and the role. `boot_logs`: log group of boot logs.
 
         `endpoint_group_id`: security group of the VPC's interface endpoints, or None without such endpoints.
         `file_server_group_id`: security group of FSx's file servers, or None without a file system.

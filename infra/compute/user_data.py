@@ -1,4 +1,4 @@
-"""MIME multipart user data: what an instance does at boot, before it accepts jobs. Made from the scripts in boot/.
+"""MIME multipart user data, made from the scripts in boot/: what an instance does at boot, before it accepts jobs.
 
 Batch requires this format, because it appends its own part. Shell scripts run in cloud-init's last stage, before
 the ECS agent starts; a boothook runs in an early stage, before Docker starts.
@@ -57,7 +57,7 @@ def user_data(
     logs = _service("instance_logs", LOG_GROUP=log_group_name)
     parts.add_user_data_part(logs, ec2.MultipartBody.SHELL_SCRIPT)
     parts.add_user_data_part(_agent(team), ec2.MultipartBody.SHELL_SCRIPT, True)
-    # On-Demand instances never get a notice, but this way their user data does not differ.
+    # Also on On-Demand instances, which never get a notice, so that all user data is the same.
     spot_notice = _service("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS))
     parts.add_user_data_part(spot_notice, ec2.MultipartBody.SHELL_SCRIPT)
     # A job fills an instance of such a type, so terminating the instance ends no other job.

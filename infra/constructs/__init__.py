@@ -1,1 +1,1 @@
-"""What several stacks share. Nothing here imports a stack."""
+"""Code that several stacks share; it imports no stack."""

@@ -30,7 +30,7 @@ class Function(lambda_.Function):
         log_retention_days: int,
         dead_letters: sqs.IQueue | None = None,
     ) -> None:
-        """Create the function. `dead_letters` receives events on which it failed three times."""
+        """Create the function. `dead_letters` receives events that failed three times."""
         log_group = RetainedLogGroup(scope, f"{name}Log", retention_days=log_retention_days)
         # The log is only useful as long as the function exists; runs have their own logs.
         log_group.apply_removal_policy(RemovalPolicy.DESTROY)
@@ -67,7 +67,7 @@ class Function(lambda_.Function):
         acknowledge(
             self,
             "It calls AWS's public API and nothing in the network; inside the VPC it would need NAT "
-            "or endpoints, which are paid by the hour while nothing runs.",
+            "or endpoints, which cost money even while nothing runs.",
             "NIST.800.53.R5-LambdaInsideVPC",
         )
 

@@ -56,9 +56,7 @@ class InlineRole(iam.Role):
         not_resources: Sequence[str] | None = None,
         conditions: Mapping[str, Mapping[str, str | Sequence[str]]] | None = None,
     ) -> None:
-        """Add a statement that denies `actions` on `resources`, or on all but `not_resources`, whatever else allows
-        them.
-        """
+        """Add a statement that denies `actions` on `resources`, or on everything but `not_resources`."""
         self.add_to_policy(
             iam.PolicyStatement(
                 sid=sid,

@@ -11,7 +11,7 @@ from infra.constructs.stage_stack import acknowledge
 
 
 def job_security_group(scope: Construct, *, vpc: ec2.IVpc, workload: str = "jobs") -> ec2.SecurityGroup:
-    """Create a group whose members reach out over HTTPS and reach each other freely; nobody else reaches them.
+    """Create a group whose members may use HTTPS and reach each other; nothing else can reach them.
 
     `workload` completes the description "Instances that run …".
     """
@@ -23,8 +23,8 @@ def job_security_group(scope: Construct, *, vpc: ec2.IVpc, workload: str = "jobs
         allow_all_outbound=False,
     )
     group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")
-    # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. The L2 would drop the
-    # egress rule from a group that may reach everything, now or later.
+    # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. Bare
+    # rules, because the L2 drops an egress rule if its group ever allows all outbound traffic.
     _, from_jobs = _rules(
         scope, {"Jobs": group.security_group_id}, "Jobs", "Jobs", "Ranks on other instances, over TCP and EFA"
     )

@@ -1,4 +1,4 @@
-"""What every stack has: its name and tags, the parameters it publishes, and reasons for acknowledged findings."""
+"""The base of every stack: name and tags, published parameters, and reasons for acknowledged findings."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class StageStack(cdk.Stack):
             name,
             stack_name=f"trainyard-{stage.name}-{name}",
             description=f"trainyard {stage.name}: {description}",
-            # Every stack: `cdk destroy` starts with those that hold no data, and would end running jobs with them.
+            # On every stack, because `cdk destroy` starts with those that hold no data, and would end running jobs.
             termination_protection=stage.termination_protection,
             synthesizer=cdk.DefaultStackSynthesizer(qualifier=stage.bootstrap_qualifier),
         )
@@ -41,11 +41,10 @@ class StageStack(cdk.Stack):
         )
 
     def published(self, name: str, *, reader: Construct) -> str:
-        """Return the value this stack publishes under `name`, which CloudFormation reads when it deploys the reader's
-        stack.
+        """Return the value that this stack publishes under `name`, as of the deployment of the reader's stack.
 
-        Use it instead of an export for values that a change of settings may replace or remove: imported exports forbid
-        both.
+        Use this instead of an export for values that a change of settings may replace or remove: CloudFormation refuses
+        both for an export in use.
         """
         stack = cdk.Stack.of(reader)
         stack.add_stack_dependency(self, f"the parameter {name}")

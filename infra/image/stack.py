@@ -5,7 +5,7 @@ it, and the job stack reads it at each deployment. Whenever CloudFormation updat
 (aws-cdk issue 25949), it writes the template's value back. So the template's parameter only changes with the URI of its
 repository: if that is replaced, for example because of another key, its images are gone anyway. Tags of the stack
 itself (`cdk deploy --tags`) and `--revert-drift` still reset the parameter. Then `trainyard submit` refuses to submit,
-and `trainyard images push` records again what the registry has.
+and `trainyard images push` records the registry's images again.
 
 CodeBuild runs `trainyard images push` on the deployed source, for people without a Docker engine, a fast connection to
 ECR, or disk space for Habana's image. The variable ARGUMENTS has the command's arguments. Without them, it pushes all
@@ -47,7 +47,7 @@ from jobs.spec.arguments import JobKind
 from jobs.spec.catalog import CATALOG
 
 _KEPT_IMAGES = 50
-"""Number of tagged images that a repository keeps. A job definition that names an older one can no longer start."""
+"""Number of tagged images that a repository keeps. Jobs whose definition names an older image can no longer start."""
 
 PROGRAM = ("pyproject.toml", "requirements.txt", "README.md", "LICENSE")
 """Files that `pip install` needs besides the sources to install `trainyard`."""
@@ -66,9 +66,9 @@ _BUILD_TIMEOUT_MINUTES = 120
 
 
 class PublishedImages:
-    """The images, as one other stack uses them: by URIs that CloudFormation reads from SSM during the deployment.
+    """The images for use in another stack, by URIs that CloudFormation reads from SSM when it deploys that stack.
 
-    An export could not be removed while another stack imports it, so no stage could drop an instance type.
+    With exports, which cannot be removed while they are in use, no stage could drop an instance type.
     """
 
     def __init__(self, stack: StageStack, *, image: StageStack, names: Iterable[str]) -> None:
@@ -127,7 +127,7 @@ def images_of_all_jobs(stage: Stage) -> list[str]:
 
 
 def row_of(stage: Stage, kind: JobKind) -> InstanceType:
-    """Return the row of the instance type that jobs of a kind run on."""
+    """Return the instance type that jobs of a kind run on."""
     return stage.row if kind.accelerated else stage.cpu_row
 
 
@@ -155,8 +155,8 @@ class ImageBuild(Construct):
             cdk.Annotations.of(self).add_warning_v2(
                 "trainyard:dirty-source",
                 f"images/ or jobs/ differ from the last commit (revision {revision}), so CodeBuild would refuse to "
-                f"push the images. Commit, and deploy '{stage.name}/image' before you start a build. Nothing else is "
-                "affected; on the emulator, nothing is.",
+                f"push the images. Commit, and deploy '{stage.name}/image' before you start a build. This affects "
+                "nothing else, and nothing at all on the emulator.",
             )
         variables = {"ARGUMENTS": "", "TRAINYARD_STAGE": stage.name, REVISION_VARIABLE: revision}
         self.project = self._project(stage=stage, role=role, source=source, logs=logs, variables=variables, key=key)
@@ -274,7 +274,7 @@ class ImageBuild(Construct):
         role.explain("The names of the stage's images, some of which other settings may have created", *all_images)
         role.allow("RecordImages", ["ssm:PutParameter"], *(parameter(name) for name in written))
         if key:
-            # CodeBuild encrypts what it keeps of a build; ECR uses the key under its own grant.
+            # For CodeBuild's own data; ECR uses the key under its own grant.
             role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)
         return role
 
@@ -324,7 +324,7 @@ class ImageStack(StageStack):
             self.publish(image_repository_parameter(name), repository.repository_uri)
         for name, release in pairs:
             self._record(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
-        # For a push without a release: the rest of the stage may not be deployed yet.
+        # A push without a release reads these, because the rest of the stage may not be deployed yet.
         software = {stage.cpu_row.image: stage.cpu_software, stage.row.image: stage.pool.software}
         for root, row in software.items():
             self.publish(release_parameter(root), row.name)

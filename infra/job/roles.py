@@ -37,15 +37,10 @@ PORT_DOCUMENT = "AWS-StartPortForwardingSession"
 _Conditions = dict[str, dict[str, str]]
 
 _STAGE = "aws:ResourceTag/trainyard:stage"
-
 _TEAM = "aws:ResourceTag/trainyard:team"
-
 _TASK_STAGE = "ecs:ResourceTag/trainyard:stage"
-
 _TASK_TEAM = "ecs:ResourceTag/trainyard:team"
-
 _REQUESTED_STAGE = "aws:RequestTag/trainyard:stage"
-
 _REQUESTED_TEAM = "aws:RequestTag/trainyard:team"
 
 _WRITE = (
@@ -165,7 +160,7 @@ class MemberRole(InlineRole):
         files.grant_read_data(self)
         files.grant_write_data(self)
         files.grant_read_runs(self)
-        # What submitting and resuming write; jobs write everything else in a run.
+        # Files that submitting and resuming write; jobs write the rest of a run.
         written = (SPEC, f"{ARGUMENTS}*.json", f"{CLAIMS}*.json", CODE_RECORD, SWEEP, MEMBER_OF)
         files.grant_write_runs(self, *(f"*/{name}" for name in written), f"{CODE}*")
         files.grant_key(self)
@@ -186,12 +181,12 @@ class MemberRole(InlineRole):
         requested = {_REQUESTED_STAGE: self._stage, _REQUESTED_TEAM: self._team}
         # Queues with the stage's tag but no team are those that teams share.
         own_or_shared = {"StringEqualsIfExists": {_TEAM: self._team}, "StringEquals": {_STAGE: self._stage}}
-        of_queues = own_or_shared if self._shares else {"StringEquals": own}
+        for_queues = own_or_shared if self._shares else {"StringEquals": own}
 
-        def also(conditions: _Conditions, equal: Mapping[str, str]) -> _Conditions:
+        def and_equal(conditions: _Conditions, equal: Mapping[str, str]) -> _Conditions:
             return {**conditions, "StringEquals": {**conditions["StringEquals"], **equal}}
 
-        self.allow("SubmitToQueues", submit, queues, conditions=also(of_queues, share))
+        self.allow("SubmitToQueues", submit, queues, conditions=and_equal(for_queues, share))
         self.allow("SubmitOwnDefinitions", submit, definitions, conditions={"StringEquals": own})
         self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {**requested, **share}})
         # Batch checks batch:TagResource on the queue and the definition of a submission: its refusals name the
@@ -199,7 +194,7 @@ class MemberRole(InlineRole):
         # condition key distinguishes new jobs from existing ones, so allowing it on jobs would let people tag, and then
         # end, any untagged job of the account.
         tag, keys = ["batch:TagResource"], {"ForAllValues:StringEquals": {"aws:TagKeys": list(JOB_TAGS)}}
-        self.allow("TagSubmissionsToQueues", tag, queues, conditions={**also(of_queues, requested), **keys})
+        self.allow("TagSubmissionsToQueues", tag, queues, conditions={**and_equal(for_queues, requested), **keys})
         self.allow(
             "TagSubmissionsOfDefinitions", tag, definitions, conditions={"StringEquals": {**own, **requested}, **keys}
         )
@@ -262,15 +257,14 @@ class MemberRole(InlineRole):
         """Allow `trainyard connect`: forwarding a port of an instance that runs the team's job, without a shell.
 
         An instance's tag names the team of its latest job, and is set some seconds after the job starts (see
-        observability/functions/tag_instances.py). Open sessions are not checked again. So in such moments, the tag does
-        not keep teams off each other's instances; the token of a notebook, which is stored with the run's files, always
-        keeps them off each other's notebooks. IAM cannot limit which port of the instance is forwarded.
+        observability/functions/tag_instances.py). IAM does not check open sessions again, and cannot limit which port
+        is forwarded. So a team may briefly reach an instance after another team's job has started there, but never that
+        job's notebook, whose token is stored with the run's files.
         """
         instances = self._arn("ec2", "instance")
         stack = cdk.Stack.of(self)
         document = stack.format_arn(service="ssm", account="", resource="document", resource_name=PORT_DOCUMENT)
-        # With this condition, documents that are not allowed here are refused, even the default one, which opens a
-        # shell.
+        # Refuses all other documents, even the default one, which opens a shell.
         checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
         start = ["ssm:StartSession"]
         self.allow("ForwardPorts", start, document, conditions=checked)
@@ -289,7 +283,7 @@ class MemberRole(InlineRole):
         self.explain(
             "Conditions limit these to the team's instances and the person's own sessions", instances, sessions
         )
-        self.explain("Batch names its clusters and gives them no stage tag; this only looks up", members)
+        self.explain("Batch names its clusters and does not tag them with the stage; the call only reads", members)
 
     def _exec(self) -> None:
         """Allow `trainyard exec`: commands in the containers of the team's tasks, which have their jobs' tags.

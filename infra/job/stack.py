@@ -48,7 +48,7 @@ class _Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class TeamJobs:
-    """What all job definitions of a team have in common."""
+    """Settings that all job definitions of a team share."""
 
     team: str
     task_role: iam.IRole
@@ -267,8 +267,8 @@ class JobStack(StageStack):
 
     def _team_files(self, team: Team) -> TeamFiles:
         storage = self._storage
-        # Exported explicitly: cdk-nag's findings contain the name of an automatic export, which is not known in
-        # advance. So the stacks' order has to be stated as well.
+        # Exported explicitly, because cdk-nag's findings contain the name of an automatic export, which is not known in
+        # advance. The dependency is then explicit too.
         self.add_stack_dependency(storage, "the ARNs of buckets")
         return TeamFiles(
             team=team.name,

@@ -32,7 +32,7 @@ _EFA_ARCHIVE = re.compile(r"(?P<sha256>[0-9a-f]{64})  aws-efa-installer-(?P<vers
 
 
 def efa_installer() -> tuple[str, str]:
-    """Return version and SHA-256 of AWS's EFA installer, from the file that the images use as well.
+    """Return version and SHA-256 of AWS's EFA installer, from the file that the images also use.
 
     The values are those that AWS ParallelCluster pins (aws-parallelcluster-cookbook, attributes/environment.rb).
     """
@@ -46,11 +46,11 @@ ROOT_DEVICE_NAME = "/dev/sda1"
 """Root device of Ubuntu's AMIs."""
 
 _BUILD_INSTANCE_TYPE = "m6id.4xlarge"
-"""It has NVMe disks, to test the RAID, and twice the memory of DL1's huge pages. It needs no accelerator, because
-drivers are compiled for a kernel, not for a card."""
+"""Instance type of builds. It has NVMe disks, to test the RAID, and twice the memory of DL1's huge pages. It needs no
+accelerator, because drivers are compiled for a kernel, not for a card."""
 
 _ROOT_VOLUME_GIB = 100
-"""The minimum in the settings for root volumes of instances, which cannot be smaller than their AMI's."""
+"""Root volume of the AMI: the settings' minimum for instances, whose root volumes cannot be smaller."""
 
 _TESTS: dict[str, Any] = {"image_tests_enabled": True, "timeout_minutes": 90}
 
@@ -87,7 +87,7 @@ class Component(Construct):
 
 
 class MachineImageBuild(Construct):
-    """The build of a pool's AMI, at first and whenever its content changes. CloudFormation waits for it."""
+    """The first build of a pool's AMI, and another whenever its content changes. CloudFormation waits for each."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class MachineImageBuild(Construct):
             self,
             "Lifecycle",
             name=self._name,
-            description=f"Keeps {_KEPT_IMAGES} AMIs, and what booted in the last {_KEPT_WEEKS_AFTER_LAUNCH} weeks",
+            description=f"Keeps {_KEPT_IMAGES} AMIs, and those launched in the last {_KEPT_WEEKS_AFTER_LAUNCH} weeks",
             status="ENABLED",
             execution_role=role.role_arn,
             resource_type="AMI_IMAGE",
@@ -281,7 +281,7 @@ def documents(stage: Stage, pool: Pool) -> list[str]:
 
 
 def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the documents and their parameters, which only depend on the stage and the pool's own release."""
+    """Return the documents and their parameters, which depend only on the stage and the pool."""
     efa_version, efa_sha256 = efa_installer()
     release = pool.software
     return [

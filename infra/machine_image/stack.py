@@ -35,9 +35,7 @@ _CODE = Path(__file__).parent / "functions" / "offer.py"
 
 
 class InstanceTypeOffer(Construct):
-    """The function that checks with EC2 whether it offers an instance type; `require` makes the deployment depend on
-    it.
-    """
+    """A function that checks whether EC2 offers an instance type. `require` makes the deployment depend on it."""
 
     def __init__(self, scope: Construct, name: str, *, stage: Stage) -> None:
         super().__init__(scope, name)
@@ -46,17 +44,17 @@ class InstanceTypeOffer(Construct):
             "Function",
             handler="index.handler",
             code=lambda_.Code.from_inline(_CODE.read_text()),
-            description="Before an AMI is built: does EC2 offer its instance type?",
+            description="Checks that EC2 offers an instance type before its AMI is built",
             environment={},
             log_retention_days=stage.log_retention_days,
         )
-        self._function.execution_role.allow("Ask", ["ec2:DescribeInstanceTypeOfferings"], "*")
+        self._function.execution_role.allow("ReadOffers", ["ec2:DescribeInstanceTypeOfferings"], "*")
         self._function.execution_role.explain(
             "EC2 supports no resources for this call: it can only be allowed on all of them", "*"
         )
         acknowledge(
             self._function,
-            "CloudFormation itself calls it, waits for its answer and shows why it failed",
+            "CloudFormation calls it, waits for the result, and shows why it failed",
             "NIST.800.53.R5-LambdaDLQ",
         )
 
@@ -166,7 +164,7 @@ class MachineImageStack(StageStack):
         role = InlineRole(
             self,
             "BuildRole",
-            description="Instances that AMIs are made on: be run by Image Builder, pull the job image",
+            description="Instances that build AMIs: run Image Builder's components, pull the job image",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
         for policy in ("EC2InstanceProfileForImageBuilder", "AmazonSSMManagedInstanceCore"):
@@ -196,7 +194,7 @@ class MachineImageStack(StageStack):
         role = iam.Role(
             self,
             "LifecycleRole",
-            description="Image Builder, to delete AMIs that it made",
+            description="Lets Image Builder delete the AMIs that it built",
             assumed_by=iam.ServicePrincipal("imagebuilder.amazonaws.com"),
             managed_policies=[
                 iam.ManagedPolicy.from_aws_managed_policy_name("service-role/EC2ImageBuilderLifecycleExecutionPolicy")

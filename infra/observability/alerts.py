@@ -108,7 +108,7 @@ class Topic(sns.Topic):
 
 
 class Alerts(Construct):
-    """The stage's alerts. Call `on_event` or `alarm` to add one."""
+    """The stage's alerts, which `on_event` and `alarm` add."""
 
     def __init__(self, scope: Construct, name: str, *, key: kms.IKey | None, emails: Sequence[str]) -> None:
         super().__init__(scope, name)

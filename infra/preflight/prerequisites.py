@@ -1,4 +1,4 @@
-"""Checks of what a stage needs before its first deployment, and of what must not exist twice."""
+"""Checks of what a stage needs before its first deployment, and of resources that an account can have only once."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def bootstrap(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def service_linked_roles(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Check Spot's role, the only one that must exist: requests on behalf of others do not create it."""
+    """Check the roles. Only Spot's must exist beforehand, because requests by another service do not create it."""
     services = ["spot", "batch", "ecs", *(["fsx"] if stage.fsx_gib else [])]
     for service in (f"{name}.amazonaws.com" for name in services):
         roles = account.pages("iam", "list_roles", "Roles", PathPrefix=f"/aws-service-role/{service}/")

@@ -121,13 +121,13 @@ def efa_among_itself(stage: StageTemplates) -> Iterable[Finding]:
         # The ingress and the egress rule may be in different groups.
         for direction, peer in (("Ingress", "SourceSecurityGroupId"), ("Egress", "DestinationSecurityGroupId")):
             ours = [group for group in groups if group is not None]
-            among = [
+            matching = [
                 group
                 for group in ours
                 for entry, named in _rules_of_group(stage, group, direction, peer)
                 if named is group and str(entry.get("IpProtocol")) == "-1"
             ]
-            if ours and not among:
+            if ours and not matching:
                 yield found(ours[0], f"SecurityGroup{direction}")
 
 

@@ -36,10 +36,10 @@ def _efa_devices(container: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     "TY-JobDefinition-RetryRules",
     next_step="set 1 to 10 attempts and at most five rules: RETRY on 'Host EC2*', and at the end EXIT on the reason "
     "'*' and on the exit code '*'",
-    source=f"{_GUIDE}, Automated job retries: evaluateOnExit; what no rule matches is retried",
+    source=f"{_GUIDE}, Automated job retries: evaluateOnExit; attempts that no rule matches are retried",
 )
 def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
-    """Batch retries every end that no rule matches. Without a last rule that matches everything, a job with an error
+    """Batch retries every attempt that no rule matches. Without a last rule that matches everything, a failing job
     runs, and costs money, once per allowed attempt.
     """
     for definition in stage.of_type(JOB_DEFINITION):
@@ -49,7 +49,7 @@ def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
         actions = [str(item.pop("Action")).upper() for item in rules]
         before_exits = rules[: actions.index("EXIT")] if "EXIT" in actions else rules
         exits = [item for item, action in zip(rules, actions, strict=True) if action == "EXIT"]
-        fine = (
+        valid = (
             len(rules) <= 5
             and {"OnReason": "*"} in exits
             and {"OnExitCode": "*"} in exits
@@ -57,7 +57,7 @@ def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
             and {"OnStatusReason": "Host EC2*"} in before_exits
             and not any("*" in value.rstrip("*") for item in rules for value in item.values())
         )
-        if not fine:
+        if not valid:
             yield found(definition, "RetryStrategy.EvaluateOnExit")
 
 
@@ -95,10 +95,10 @@ def efa_devices(stage: StageTemplates) -> Iterable[Finding]:
         for container in _containers(definition):
             devices = _efa_devices(container)
             paths = [f"/dev/infiniband/uverbs{index}" for index in range(len(devices))]
-            fine = sorted(str(device["HostPath"]) for device in devices) == sorted(paths) and all(
+            valid = sorted(str(device["HostPath"]) for device in devices) == sorted(paths) and all(
                 {"READ", "WRITE", "MKNOD"} <= set(device.get("Permissions", [])) for device in devices
             )
-            if not fine or (several and len(devices) not in expected):
+            if not valid or (several and len(devices) not in expected):
                 yield found(definition, "NodeProperties")
 
 

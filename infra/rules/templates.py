@@ -125,7 +125,7 @@ def rule(id_: str, *, next_step: str, source: str) -> Callable[[Find], Rule]:
     """Turn a function into a rule, with its docstring as the reason."""
 
     def make(find: Find) -> Rule:
-        assert find.__doc__ is not None, f"{id_} has no docstring"  # noqa: S101 - a mistake of ours, found on import
+        assert find.__doc__ is not None, f"{id_} has no docstring"  # noqa: S101 - found on import
         return Rule(id=id_, reason=" ".join(find.__doc__.split()), next_step=next_step, source=source, find=find)
 
     return make

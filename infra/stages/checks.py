@@ -108,7 +108,7 @@ def _row_mistake(error: ErrorDetails, stage: Stage) -> str:
 
 
 def _conflicts(stage: Stage) -> Iterator[str]:
-    """Yield mistakes in how values fit together, although each of them is valid alone."""
+    """Yield conflicts between values that are each valid alone."""
     for other in load():
         if stage.name.startswith(f"{other}-"):
             yield (
@@ -184,8 +184,7 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         yield f"retiring: '{ids[0]}' is the pool of new jobs; it cannot retire at the same time"
     if len(set(ids[1:])) < len(ids[1:]):
         yield "retiring: lists a pool twice"
-    every_row_is_there = len(ids) == 1 + len(stage.retiring)
-    if every_row_is_there:
+    if len(ids) == 1 + len(stage.retiring):  # all pools have a row and a release
         yield from _default_group_mistakes(stage)
         yield from _unknown_zone_mistakes(stage)
 

@@ -26,7 +26,7 @@ OUT_OF_LIMITS = "out_of_limits"
 
 
 def require(test: Callable[[Any], bool], message: str) -> AfterValidator:
-    """Refuse a value for which `test` is false, with `message`, in which {} is replaced by the value."""
+    """Refuse a value that fails `test`. In `message`, {} stands for the value."""
 
     def validate(value: Any) -> Any:
         if not test(value):

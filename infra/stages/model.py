@@ -14,7 +14,7 @@ _CHECKED = ConfigDict(strict=True, revalidate_instances="always")
 
 @dataclass(frozen=True, kw_only=True)
 class Team:
-    """A team: its jobs, files and costs are kept apart from those of other teams."""
+    """A team, whose jobs, files and costs are separate from other teams'."""
 
     __pydantic_config__ = _CHECKED
 
@@ -40,7 +40,7 @@ class Team:
     """Run this team's jobs on the same instances as those of every other team that sets this. These teams share one
     security group, one instance role, and the stage's limits (`max_nodes` and the other `max_…_nodes`).
 
-    False: the team has its own queues, instances, security group and instance role, and the limits apply to it alone.
+    By default, the team has its own queues, instances, security group and instance role, and its own limits.
     """
 
 
@@ -215,7 +215,7 @@ class Stage:
     """Maximum number of On-Demand accelerator instances per team: for jobs that find no Spot capacity, were reclaimed
     too often, or ask for On-Demand in their spec. With 0, the stage has no On-Demand capacity."""
     max_multinode_nodes: limits.Nodes = 0
-    """Maximum number of On-Demand instances per team for multi-node jobs whose nodes start together, side by side. With
+    """Maximum number of On-Demand instances per team for multi-node jobs whose nodes start together. With
     0, there are no such jobs; multi-node jobs on Spot count towards `max_nodes` instead."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
     """Maximum number of CPU instances per team (together for teams that share instances)."""
@@ -320,7 +320,7 @@ class Stage:
 
     @property
     def cpu_software(self) -> Release:
-        """Return the release of jobs on CPUs: that of the pool if it has CPUs only, else the default."""
+        """Return the release of CPU jobs: the pool's if the pool has no accelerators, else the default."""
         return self.pool.software if self.row.image == self.cpu_row.image else release_for(self.cpu_row)
 
     @property

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Stops jobs gracefully when EC2 reclaims the Spot instance. Polls for the notice every 5 s, as EC2's guide recommends; it
-# comes about two minutes before the instance ends.
+# Stops jobs gracefully when EC2 reclaims the Spot instance. Polls for the notice every 5 s, as EC2's guide recommends; EC2
+# sends it about two minutes before the instance ends.
 #
-# The ECS agent's draining at the notice only refuses new tasks: it stops tasks of services, and Batch jobs are not. Jobs
-# whose image is still being pulled are left alone, because they have done nothing yet.
+# At the notice, the ECS agent refuses new tasks, but stops only tasks of services, and Batch jobs are not. Jobs whose image
+# is still being pulled are left alone, because they have done nothing yet.
 #
 # STOP_TIMEOUT_SECONDS: time from SIGTERM to SIGKILL; extended until LAST_SECONDS before the time in the notice
 set -euo pipefail
@@ -11,23 +11,23 @@ metadata=http://169.254.169.254/latest
 
 readonly LAST_SECONDS=2 LONGEST_SECONDS=118
 
-ask() {
+request() {
   curl --silent --fail --noproxy '*' --max-time 3 "$@"
 }
 
 # A new token per request, so none expires. Passed on standard input, because everyone can read the process list.
-notice_has_come() {
+has_notice() {
   local token
-  token=$(ask --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$metadata/api/token") &&
-    notice=$(ask --header @- "$metadata/meta-data/spot/instance-action" <<<"X-aws-ec2-metadata-token: $token")
+  token=$(request --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$metadata/api/token") &&
+    notice=$(request --header @- "$metadata/meta-data/spot/instance-action" <<<"X-aws-ec2-metadata-token: $token")
 }
 
-until notice_has_come; do # 404 until then
+until has_notice; do # 404 until then
   sleep 5
 done
 echo "trainyard: Spot notice $notice"
 
-# A training job uses all of this time. A wrong clock changes little.
+# A training job uses all of this time. A wrong clock cannot exceed these limits.
 seconds=$STOP_TIMEOUT_SECONDS
 if end=$(date --date "$(sed -n 's/.*"time": *"\([^"]*\)".*/\1/p' <<<"$notice")" +%s); then
   left=$((end - $(date +%s) - LAST_SECONDS))

@@ -1,7 +1,7 @@
-"""Batch's jobs, attempts and queues, as several functions read them.
+"""Read Batch's jobs, attempts and queues; several functions share this module.
 
-Queues are read from SSM, not from environment variables, which Lambda limits to 4,096 characters together: the queues
-of many teams would take more.
+Queues are read from SSM, because those of many teams exceed the 4,096 characters that Lambda allows for all of a
+function's environment variables.
 """
 
 import os
@@ -67,7 +67,7 @@ def is_reclaim(attempt: dict[str, Any], rules: ReclaimRules) -> bool:
     """Return whether a finished attempt in a Spot queue, as DescribeJobs returns it, ended by a reclaim.
 
     Either the instance was gone before the container exited, or the container exited because of the notice. Attempts do
-    not say whether a Spot queue ran them On-Demand for lack of Spot capacity, so those are not distinguished.
+    not record whether a Spot queue fell back to On-Demand, so such attempts count as well.
     """
     reason: str = attempt.get("statusReason", "")
     exit_codes = [container.get("exitCode") for container in containers(attempt)]

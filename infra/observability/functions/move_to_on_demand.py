@@ -1,11 +1,11 @@
 """Move a job that Spot reclaimed too often, or had no capacity for, to the On-Demand queue of its pool.
 
 EventBridge calls this at every state change of a job in a Spot queue. Events can arrive more than once, late and out of
-order, so an event only identifies the job, and DescribeJobs decides what to do:
+order, so an event only identifies the job, and the function decides from DescribeJobs:
 
 1. A job that has not ended but has too many reclaims is terminated; the reason names where it continues.
-2. A job that ended for this reason, by its last reclaim, or cancelled for lack of Spot capacity is submitted again
-   under the same name.
+2. A job is submitted again under the same name if it ended for this reason or by its last reclaim, or if Batch
+   cancelled it for lack of Spot capacity.
 
 Nodes that Batch starts one by one (the children of an array job) move together: each has its own events, but decisions
 and actions concern their parent. They move if the On-Demand queue may have enough instances for all of them. Sweeps are
@@ -53,7 +53,7 @@ class MoveUnderwayError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(ReclaimRules):
-    """The stage's values and the reasons that jobs share, which the stack sets in the environment."""
+    """Settings that the stack passes in the environment."""
 
     run_bucket: str
     on_demand_queues: dict[str, str]
@@ -110,8 +110,8 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
         return Terminate(
             f"{rules.moved_reason} {why}: continues as the job of the same name in {queue.rsplit('/', 1)[-1]}"
         )
-    # If the last allowed attempt ends with the reclaim that is one too many, Batch ends the job. Others who end a job
-    # (its owner, a timeout) set another reason, whatever the container's exit code.
+    # Batch ends a job whose last allowed attempt is reclaimed. If its owner or a timeout ends it, the reason differs,
+    # whatever the container's exit code.
     ended_by_reclaim = (
         too_many
         and is_reclaim(attempts[-1], rules)
@@ -124,10 +124,10 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
-    """Return an array's parent with the attempts and the reason that only Batch's children have.
+    """Return an array's parent with attempts and a reason, which Batch records only for its children.
 
-    If one child is reclaimed, the others exit too, to restart together. So the outcome of all is that of the child that
-    failed by itself, or else of the child with the most reclaims.
+    If one child is reclaimed, the others exit too, to restart together. So one child decides the outcome of all: the
+    child that failed by itself, or else the child with the most reclaims.
     """
 
     def weight(child: dict[str, Any]) -> tuple[bool, int]:
@@ -197,7 +197,7 @@ def claim_key(job: dict[str, Any]) -> str:
 
 
 def _team(job: dict[str, Any]) -> str:
-    """Return the team that submitted the job (IAM enforces it), or "" if it was not `trainyard submit`."""
+    """Return the team that submitted the job (IAM enforces it), or "" if `trainyard submit` was not used."""
     return str(job.get("tags", {}).get("trainyard:team", ""))
 
 

@@ -34,7 +34,7 @@ from infra.observability.functions.batch_jobs import (
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(ReclaimRules):
-    """The stage's values and the reasons that jobs share, which the stack sets in the environment."""
+    """Settings that the stack passes in the environment."""
 
     stage: str
     topic: str
@@ -76,12 +76,12 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     if (child and not is_sweep) or (child is not None and job["status"] == "FAILED"):
         return Report()
     attempts = job.get("attempts", [])
-    lost = sum(_is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
-    lost_last = bool(attempts) and _is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
-    reclaimed = lost_last and job["status"] in ("RUNNABLE", "FAILED")
+    reclaims = sum(_is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
+    last_lost = bool(attempts) and _is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
+    reclaimed = last_lost and job["status"] in ("RUNNABLE", "FAILED")
     run, team = job["jobName"], job.get("tags", {}).get("trainyard:team", "unknown")
     subject = f"{run} of team {team} (stage {rules.stage})"
-    if job["status"] == "FAILED" and _is_failure(job, lost, rules, reclaimed=reclaimed):
+    if job["status"] == "FAILED" and _is_failure(job, reclaims, rules, reclaimed=reclaimed):
         container = containers(attempts[-1] if attempts else {})[0]
         code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
         why = "; ".join(filter(None, (job.get("statusReason", "no reason given"), container.get("reason"))))
@@ -101,7 +101,7 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     if job["status"] == "RUNNABLE" and reclaimed:
         return Report(
             reclaimed=True,
-            text=f"{subject} lost {its_instance} to a Spot reclaim, for the {_ordinal(lost)} time; it waits for "
+            text=f"{subject} lost {its_instance} to a Spot reclaim, for the {_ordinal(reclaims)} time; it waits for "
             f"another instance and resumes from its newest checkpoint. "
             f"Next: trainyard status {run} --stage {rules.stage}",
         )
@@ -109,7 +109,7 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
-    """Return an array's parent with the outcome of its decisive child: one that failed by itself, if there is any."""
+    """Return an array's parent with the outcome of one child: a child that failed by itself, if there is any."""
 
     def failed_by_itself(child: dict[str, Any]) -> bool:
         attempts = child.get("attempts", [])
@@ -137,14 +137,14 @@ def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: 
     reason = job.get("statusReason", "")
     fits = size(job) <= rules.on_demand_nodes and SWEEP_TAG not in job.get("tags", {})
     queue = rules.queues.get(job["jobQueue"])
-    may_go_on = queue is not None and queue.on_demand is not None and fits
+    can_move = queue is not None and queue.on_demand is not None and fits
     if reason.startswith(rules.no_capacity_reason):
-        return not may_go_on
+        return not can_move
     if reason.startswith("Canceled by JobStateTimeLimit"):  # cancelled by the queue, not by the owner
         return True
     if job.get("isTerminated") or job.get("isCancelled") or reason.startswith(rules.no_failures):
         return False
-    return not (may_go_on and reclaimed and reclaims >= rules.reclaims_before_on_demand)
+    return not (can_move and reclaimed and reclaims >= rules.reclaims_before_on_demand)
 
 
 def _ordinal(number: int) -> str:
@@ -218,11 +218,11 @@ def handler(event: dict[str, Any], _context: object) -> None:
         return
     # Status, reason and attempts come from the event, because the job may have changed since. Other fields may be
     # missing.
-    happened = {key: detail[key] for key in ("status", "statusReason", "attempts") if key in detail}
+    from_event = {key: detail[key] for key in ("status", "statusReason", "attempts") if key in detail}
     # An array's child gets what all children share, such as tags, from its parent.
     parent = reporter.describe(detail["jobId"].partition(":")[0])
     child = reporter.describe(detail["jobId"]) if ":" in detail["jobId"] else {}
-    job = {**detail, **parent, **child, **happened}
+    job = {**detail, **parent, **child, **from_event}
     if job["status"] == "FAILED" and (nodes := reporter.children(job)):
         job = with_children(job, nodes, rules)
     result = report(job, rules)

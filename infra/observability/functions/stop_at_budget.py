@@ -29,9 +29,8 @@ TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role
 A budget is deployed as {"limit_usd": …, "topic": …}. This function writes the stop while the budget is used up.
 """
 
-
 STOP_TAG = "trainyard:budget-stop"
-"""Tag of a member role that may not submit jobs. The value is the time until which this applies."""
+"""Tag of a member role that may not submit jobs. The value is the time at which the stop ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class Ledger:
 
     @property
     def stopped(self) -> list[str | None]:
-        """Return the teams with a stop, even those without a budget now; None is the stage."""
+        """Return the teams with a stop, including teams without a budget now. None is the stage."""
         teams = [name.removeprefix(TEAM_STOPS) for name in self.values if name.startswith(TEAM_STOPS)]
         return [*([None] if STAGE_STOP in self.values else []), *teams]
 
@@ -83,7 +82,7 @@ def stop_parameter(team: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The stage's values, which the stack sets in the environment."""
+    """Settings that the stack passes in the environment."""
 
     stage: str
     topic: str

@@ -32,7 +32,7 @@ def by_cluster(arns: Iterable[str]) -> dict[str, list[str]]:
 
 
 class Tagger:
-    """The AWS calls from a job to its instances."""
+    """The AWS calls that find and tag a job's instances."""
 
     def __init__(self) -> None:
         import boto3  # noqa: PLC0415 - the functions above are used and tested without it

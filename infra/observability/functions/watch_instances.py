@@ -1,4 +1,4 @@
-"""Watch the stage's instances: count their cost, and end those that boot and never join their cluster.
+"""Watch the stage's instances: report their number and cost, and terminate those that never join their cluster.
 
 EventBridge calls this when an instance changes state, when one joins a cluster, and every five minutes. An instance
 that never joins runs no job, so its cost is invisible in any job; and if a boot step fails, Batch starts one instance
@@ -35,7 +35,7 @@ _SPOT_RECLAIM = "Server.SpotInstance"
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The stage's values, which the stack sets in the environment."""
+    """Settings that the stack passes in the environment."""
 
     stage: str
     topic: str
@@ -72,7 +72,7 @@ class Instance:
     launched: datetime
     joined: bool
     ended_by: str = ""
-    """EC2's code for the reason of its end."""
+    """EC2's code for why the instance ended."""
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> "Instance":
@@ -94,7 +94,7 @@ class Instance:
 
 
 def never_joined(instances: Iterable[Instance], now: datetime, since: datetime | None) -> list[Instance]:
-    """Return the instances that are a reason to disable their environment, newest first; empty if there is none.
+    """Return the instances that justify disabling their environment, newest first; empty to leave it enabled.
 
     `since`: when the environment was last disabled; earlier launches are ignored.
     """
