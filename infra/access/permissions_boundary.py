@@ -1,4 +1,4 @@
-"""The permissions boundary: the outer limit for every role of a stage, whatever its policies allow.
+"""The permissions boundary: the outer limit for every role of a stage, regardless of its policies.
 
 A boundary grants nothing. It admits the actions that the stacks' roles need, in the stage's region, and only on the
 stage's own resources: by name prefix for S3 and SSM, by the tag `trainyard:stage` elsewhere. So no policy, not even
@@ -191,7 +191,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
 
 
 def deny_other_stages(scope: Construct, stage: str) -> None:
-    """Deny every role below `scope` access to resources tagged with another stage, whatever its boundary.
+    """Deny every role below `scope` access to resources tagged with another stage, regardless of its boundary.
 
     This matters if the account's own boundary replaces the stage's, because that boundary does not distinguish stages.
     """

@@ -70,7 +70,7 @@ class DeployRole(InlineRole):
 
 
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
-    """Create the account's only OIDC provider for GitHub, which the settings of its other stages name."""
+    """Create the OIDC provider. An account can have only one, which the settings of its other stages name."""
     return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[_AUDIENCE])
 
 

@@ -58,7 +58,7 @@ class InstanceRole(InlineRole):
         acknowledge(
             self,
             "The ECS agent needs the calls in this AWS policy, and more with each version; a custom list would break "
-            "instances. Jobs do not run under this role, and what it must not reach is denied separately.",
+            "instances. Jobs do not run under this role, and separate statements deny it secrets and parameters.",
             "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/service-role/"
             "AmazonEC2ContainerServiceforEC2Role]",
         )

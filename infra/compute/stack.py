@@ -59,7 +59,7 @@ _NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _InstancePool:
+class InstancePool:
     """A pool's instances, and the compute environments created for them so far."""
 
     scope: Construct
@@ -98,6 +98,8 @@ class ComputeStack(StageStack):
             else None
         )
         self._shares = self._scheduling_policy()
+        self.queues: list[tuple[Queue, InstancePool]] = []
+        """All queues, each with the pool of its instances."""
         for team in stage.instance_owners:
             self._queues(self._team_instances(team, storage) if team else None)
         self.publish(INSTANCE_TYPE, stage.instance_type)
@@ -128,7 +130,7 @@ class ComputeStack(StageStack):
             file_server_group_id=(storage.published(FSX_SECURITY_GROUP, reader=self) if self._file_system else None),
         )
 
-    def _queue(self, queue: Queue, pool: _InstancePool) -> None:
+    def _queue(self, queue: Queue, pool: InstancePool) -> None:
         environments = [
             self._environment(queue, capacity, pool)
             for capacity in self._capacities(queue)
@@ -150,10 +152,11 @@ class ComputeStack(StageStack):
             ],
             job_state_time_limit_actions=self._time_limits(queue),
         )
+        self.queues.append((queue, pool))
         parameter = queue_parameter(queue.name, team=pool.instances.team, retiring=pool.retiring)
         self.publish(parameter, resource.attr_job_queue_arn)
 
-    def _environment(self, queue: Queue, capacity: Capacity, pool: _InstancePool) -> ComputeEnvironment:
+    def _environment(self, queue: Queue, capacity: Capacity, pool: InstancePool) -> ComputeEnvironment:
         """Return a pool's compute environment. Queues share it, so that the limit applies to them together."""
         key = (capacity, queue.several_nodes)
         if key not in pool.environments:
@@ -201,8 +204,8 @@ class ComputeStack(StageStack):
             for reason, limit in seconds.items()
         ]
 
-    def _accelerator_pool(self, pool: Pool, owner: TeamInstances | None, *, retiring: bool = False) -> _InstancePool:
-        return _InstancePool(
+    def _accelerator_pool(self, pool: Pool, owner: TeamInstances | None, *, retiring: bool = False) -> InstancePool:
+        return InstancePool(
             scope=self._pool_scope(pool.id, owner),
             instances=self._instances(
                 pool.row,
@@ -216,9 +219,9 @@ class ComputeStack(StageStack):
             retiring=pool.id if retiring else None,
         )
 
-    def _cpu_pool(self, owner: TeamInstances | None) -> _InstancePool:
+    def _cpu_pool(self, owner: TeamInstances | None) -> InstancePool:
         stage = self.stage_row
-        return _InstancePool(
+        return InstancePool(
             scope=self._pool_scope(f"cpu-{stage.cpu_instance_type.replace('.', '-')}", owner),
             instances=self._instances(
                 stage.cpu_row,

@@ -23,8 +23,8 @@ def job_security_group(scope: Construct, *, vpc: ec2.IVpc, workload: str = "jobs
         allow_all_outbound=False,
     )
     group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")
-    # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. Bare
-    # rules, because the L2 drops an egress rule if its group ever allows all outbound traffic.
+    # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. These are bare rules,
+    # because the L2 would drop the egress rule if the group ever allowed all outbound traffic.
     _, from_jobs = _rules(
         scope, {"Jobs": group.security_group_id}, "Jobs", "Jobs", "Ranks on other instances, over TCP and EFA"
     )

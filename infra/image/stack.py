@@ -99,7 +99,7 @@ class PublishedImages:
         """Return the image in a pool's AMI: a URI, or `ssm:` and the parameter that each AMI build reads.
 
         The parameter's name, not its value: Image Builder recipes cannot change, so otherwise every push would create a
-        new AMI. Retiring pools use the image of their release, whatever `image_tag` says.
+        new AMI. Retiring pools ignore `image_tag` and use the image of their release.
         """
         if self._stage.image_tag and pool == self._stage.pool:
             return f"{self._uris[pool.row.image]}:{self._stage.image_tag}"
@@ -239,7 +239,7 @@ class ImageBuild(Construct):
         role = InlineRole(
             self,
             "Role",
-            description="Image builds: read the source, push to the stage's repositories, record what was pushed",
+            description="Image builds: read the source, push to the stage's repositories, record the pushes",
             assumed_by=iam.ServicePrincipal("codebuild.amazonaws.com"),
         )
         role.allow(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_batch as batch
@@ -94,28 +95,14 @@ class TeamJobs:
         Nodes of a job that start one by one reach each other at their instances' addresses; the security group allows
         traffic among its members.
         """
-        task = _Batch.EcsTaskPropertiesProperty(
-            ipc_mode=_ipc_mode(kind),
-            enable_execute_command=self.allows_exec(accelerated=kind.accelerated),
-            execution_role_arn=self.execution_role.role_arn,
-            task_role_arn=self.task_role.role_arn,
-            containers=[self._container(kind, row, image)],
-            volumes=self._volumes(kind, row),
-        )
+        task = _Batch.EcsTaskPropertiesProperty(**self._task(kind, row, image))
         return _Batch.EcsPropertiesProperty(task_properties=[task])
 
     def _several_nodes(
         self, kind: JobKind, row: InstanceType, image: str
     ) -> batch.CfnJobDefinition.NodePropertiesProperty:
         """Return the task of all nodes of a multi-node job; Batch gives each a network interface (awsvpc)."""
-        task = _Batch.MultiNodeEcsTaskPropertiesProperty(
-            ipc_mode=_ipc_mode(kind),
-            enable_execute_command=self.allows_exec(accelerated=kind.accelerated),
-            execution_role_arn=self.execution_role.role_arn,
-            task_role_arn=self.task_role.role_arn,
-            containers=[self._container(kind, row, image, devices=_efa_devices(row))],
-            volumes=self._volumes(kind, row),
-        )
+        task = _Batch.MultiNodeEcsTaskPropertiesProperty(**self._task(kind, row, image, devices=_efa_devices(row)))
         nodes = _Batch.NodeRangePropertyProperty(
             # An open range: submissions may override the number of nodes only if no range states its end.
             target_nodes="0:",
@@ -123,13 +110,27 @@ class TeamJobs:
         )
         return _Batch.NodePropertiesProperty(num_nodes=DEFAULT_NODES, main_node=0, node_range_properties=[nodes])
 
-    def _container(
+    def _task(
         self,
         kind: JobKind,
         row: InstanceType,
         image: str,
         *,
         devices: Sequence[batch.CfnJobDefinition.DeviceProperty] = (),
+    ) -> dict[str, Any]:
+        """Return the properties that single-node and multi-node tasks share."""
+        return {
+            # HCCL and NCCL need the host's namespace, which `containerProperties` cannot express.
+            "ipc_mode": "host" if kind.accelerated else None,
+            "enable_execute_command": self.allows_exec(accelerated=kind.accelerated),
+            "execution_role_arn": self.execution_role.role_arn,
+            "task_role_arn": self.task_role.role_arn,
+            "containers": [self._container(kind, row, image, devices)],
+            "volumes": self._volumes(kind, row),
+        }
+
+    def _container(
+        self, kind: JobKind, row: InstanceType, image: str, devices: Sequence[batch.CfnJobDefinition.DeviceProperty]
     ) -> batch.CfnJobDefinition.TaskContainerPropertiesProperty:
         """Return a container that fills an instance by vCPUs and memory, because Batch has no resource for HPUs."""
         requirements = {"VCPU": row.vcpus, "MEMORY": row.job_memory_mib}
@@ -198,11 +199,6 @@ class TeamJobs:
             # which a container could change, and leftovers of other teams' jobs.
             volumes.append(_Volume(name="scratch", container_path=SCRATCH))
         return volumes
-
-
-def _ipc_mode(kind: JobKind) -> str | None:
-    """Return the IPC mode. HCCL and NCCL need the host's namespace, which `containerProperties` cannot express."""
-    return "host" if kind.accelerated else None
 
 
 def _efa_devices(row: InstanceType) -> list[batch.CfnJobDefinition.DeviceProperty]:

@@ -38,7 +38,7 @@ def efa_installer() -> tuple[str, str]:
     """
     path = Path(__file__).parents[2] / "images" / "shared" / "efa-installer.sha256"
     found = _EFA_ARCHIVE.fullmatch(path.read_text())
-    assert found is not None, path  # noqa: S101 - a file of this repository, which sha256sum reads as well
+    assert found is not None, path  # noqa: S101 - a file of this repository, which sha256sum also reads
     return found["version"], found["sha256"]
 
 

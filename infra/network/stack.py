@@ -106,7 +106,7 @@ class TaskNetwork(Construct):
     ) -> None:
         """Create the rules. `endpoint_group`: security group of the VPC's interface endpoints, if there are any."""
         super().__init__(scope, name)
-        nodes = "Nodes of one job: rendezvous, and what is not sent over EFA"
+        nodes = "Nodes of one job: rendezvous, and traffic outside EFA"
         # TCP only: allowing all protocols would restore the rule that the network stack removed from the group.
         from_nodes = ec2.CfnSecurityGroupIngress(
             self,

@@ -1,7 +1,7 @@
 """Observability: alerts, the move from Spot to On-Demand, the dashboard, and budgets that stop new jobs.
 
-Events trigger everything here, except for a check of instances every five minutes. Names of queues and
-the log group are read from what other stacks publish, because they change with pools and teams.
+Events trigger everything here, except for a check of instances every five minutes. Names of queues and the
+log group are read from what other stacks publish, because they change with pools and teams.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from infra.observability.event_functions import EventFunctions, StageQueue
 from infra.stages import Stage
 from infra.storage.stack import StorageStack
 from jobs.core.output import UTILIZATION_KEY
-from jobs.core.queues import ON_DEMAND, QUEUES, SPOT, Queue
+from jobs.core.queues import ON_DEMAND, SPOT
 from jobs.core.stage import LOG_GROUP, RUN_BUCKET, queue_parameter
 
 
@@ -52,21 +52,17 @@ class ObservabilityStack(StageStack):
         self._budgets()
 
     def _stage_queues(self) -> list[StageQueue]:
-        stage = self.stage_row
-        pools = [(stage.pool.row, None), *((pool.row, pool.id) for pool in stage.retiring)]
-        owners = [team.name if team else None for team in stage.instance_owners]
         return [
             StageQueue(
                 queue=queue,
-                team=team,
-                retiring=retiring,
-                row=row,
-                arn=self._compute.published(queue_parameter(queue.name, team=team, retiring=retiring), reader=self),
+                team=pool.instances.team,
+                retiring=pool.retiring,
+                row=pool.instances.row,
+                arn=self._compute.published(
+                    queue_parameter(queue.name, team=pool.instances.team, retiring=pool.retiring), reader=self
+                ),
             )
-            for team in owners
-            for queue in QUEUES.values()
-            if _has(stage, queue)
-            for row, retiring in (pools if queue.accelerated else [(stage.cpu_row, None)])
+            for queue, pool in self._compute.queues
         ]
 
     def _successors(self) -> list[tuple[str, str]]:
@@ -207,10 +203,3 @@ def _matched(rules: Sequence[events.Rule]) -> cloudwatch.IMetric:
         using_metrics={f"rule{number}": metric for number, metric in enumerate(metrics, start=1)},
         period=Duration.hours(1),
     )
-
-
-def _has(stage: Stage, queue: Queue) -> bool:
-    """Return whether the stage has capacity for a queue."""
-    if not queue.accelerated or queue.capacity == "spot":
-        return True
-    return (stage.max_multinode_nodes if queue.several_nodes else stage.max_on_demand_nodes) > 0

@@ -97,7 +97,7 @@ def check(stage: Stage) -> None:
 
 
 def _row_mistake(error: ErrorDetails, stage: Stage) -> str:
-    """Return the field and what is wrong with it. Teams are identified by name, if the name has the right type."""
+    """Return the field and its mistake. Teams are identified by name, if the name has the right type."""
     message = error["msg"] if error["type"] == OUT_OF_LIMITS else f"{error['msg']}, not {error['input']!r}"
     match error["loc"]:
         case ("teams", int(index), *fields) if isinstance(stage.teams[index], Team):

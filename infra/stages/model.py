@@ -37,7 +37,7 @@ class Team:
     """ARNs of IAM users or roles that may assume the team's role, which submits jobs and reads their results.
     Without them, the team gets no role, and people submit with their own permissions."""
     shares_instances: bool = False
-    """Run this team's jobs on the same instances as those of every other team that sets this. These teams share one
+    """Run this team's jobs on instances shared with every other team that sets this. These teams share one
     security group, one instance role, and the stage's limits (`max_nodes` and the other `max_…_nodes`).
 
     By default, the team has its own queues, instances, security group and instance role, and its own limits.
@@ -200,7 +200,7 @@ class Stage:
     """Let team members run commands as root in their running jobs (`trainyard exec`).
 
     By default they may, except on a custom `machine_image`, because ECS starts such a job only if the AMI has what ECS
-    Exec needs. AWS's ECS AMIs and those that the stage builds have it. Set True if your AMI has it as well.
+    Exec needs. AWS's ECS AMIs and those that the stage builds have it. Set True if your AMI has it too.
     """
     root_volume_gib: limits.VolumeGib = 500
     """Root volume of accelerator instances, in GiB. It holds the job image and what jobs write outside S3."""

@@ -27,7 +27,7 @@ until has_notice; do # 404 until then
 done
 echo "trainyard: Spot notice $notice"
 
-# A training job uses all of this time. A wrong clock cannot exceed these limits.
+# A training job uses all of this time. The limits hold even if the clock is wrong.
 seconds=$STOP_TIMEOUT_SECONDS
 if end=$(date --date "$(sed -n 's/.*"time": *"\([^"]*\)".*/\1/p' <<<"$notice")" +%s); then
   left=$((end - $(date +%s) - LAST_SECONDS))

@@ -109,7 +109,7 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
-    """Return an array's parent with the outcome of one child: a child that failed by itself, if there is any."""
+    """Return an array's parent with the outcome of one child, preferably a child that failed by itself."""
 
     def failed_by_itself(child: dict[str, Any]) -> bool:
         attempts = child.get("attempts", [])
