@@ -204,7 +204,7 @@ def deny_other_stages(scope: Construct, stage: str) -> None:
                 "A deny that must stay on the role; as a managed policy it could be detached",
                 "NIST.800.53.R5-IAMNoInlinePolicy",
             )
-        # CDK creates the roles of CDK's own functions as bare resources with one inline policy.
+        # The CDK creates its own functions' roles as bare resources with one inline policy.
         elif type(node) is cdk.CfnResource and node.cfn_resource_type == "AWS::IAM::Role":
             node.add_property_override("Policies.1", {"PolicyName": name, "PolicyDocument": document})
 

@@ -59,7 +59,7 @@ class DeployRole(InlineRole):
         self._allow_builds(stack)
 
     def _allow_builds(self, stack: StageStack) -> None:
-        """Allow builds of projects with the stage's tag; the image stack creates its project later."""
+        """Allow builds of projects with the stage's tag, because the image stack creates its project later."""
         projects = build_projects(stack)
         of_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": stack.stage_row.name}}
         self.allow("BuildImages", BUILD_ACTIONS, projects, conditions=of_stage)

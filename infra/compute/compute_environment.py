@@ -201,7 +201,7 @@ class ComputeEnvironment(Construct):
             efa=EfaInterfaces(row, security_group=instances.security_group) if efa else None,
         )
         batch_type, strategy = _TYPES[capacity]
-        # EFA and cluster placement groups need one zone. A Capacity Block already is such a group, and accepts no
+        # EFA and cluster placement groups need one zone. A Capacity Block is already such a group, and accepts no
         # other.
         is_block = reservation is not None and reservation.is_block
         grouped = multinode and not is_block

@@ -266,7 +266,7 @@ class ComputeStack(StageStack):
 
     @cached_property
     def _shared_profile(self) -> iam.InstanceProfile:
-        """The instance profile for teams that share instances; created only if some do."""
+        """The instance profile of teams that share instances, created only if there are any."""
         role = InstanceRole(self, boot_logs=self._logs)
         if any(self.stage_row.instance_owners):
             role.deny_other_teams(None)
@@ -286,15 +286,11 @@ class ComputeStack(StageStack):
 
     def _ami_id(self, pool: Pool) -> str:
         custom = pool.machine_image
-        if custom is not None and not custom.startswith("ssm:"):
-            return custom
-        if custom is None:
-            if self._machine_image is not None:
-                self.add_stack_dependency(self._machine_image, "the AMIs that it builds")
-            parameter = machine_image_parameter(self.stage_row, pool)
-        else:
-            parameter = custom.removeprefix("ssm:")
-        return self._ami_id_in(parameter)
+        if custom is not None:
+            return self._ami_id_in(custom.removeprefix("ssm:")) if custom.startswith("ssm:") else custom
+        if self._machine_image is not None:
+            self.add_stack_dependency(self._machine_image, "the AMIs that it builds")
+        return self._ami_id_in(machine_image_parameter(self.stage_row, pool))
 
     def _recommended_by_ecs(self, row: InstanceType) -> MachineImage:
         """Return the AMI that AWS currently recommends for ECS.

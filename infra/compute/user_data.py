@@ -102,7 +102,7 @@ def _service(name: str, **variables: str) -> ec2.UserData:
 
 
 def _required(part: str, *lines: str) -> ec2.UserData:
-    """Return a script that must succeed before the instance accepts jobs; if it fails, the instance shuts down."""
+    """Return a script that must succeed before the instance accepts jobs. Otherwise the instance shuts down."""
     return _script(*_lines("required", PART=part), *lines)
 
 

@@ -16,7 +16,7 @@ from infra.constructs.stage_stack import RetainedLogGroup, acknowledge
 
 
 class Function(lambda_.Function):
-    """A function that may write its own log and send to its dead-letter queue; callers add other permissions."""
+    """A function that may write its own log and send to its dead-letter queue. Callers add other permissions."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Function(lambda_.Function):
     ) -> None:
         """Create the function. `dead_letters` receives events that failed three times."""
         log_group = RetainedLogGroup(scope, f"{name}Log", retention_days=log_retention_days)
-        # The log is only useful as long as the function exists; runs have their own logs.
+        # The log is useless without the function, and runs have their own logs.
         log_group.apply_removal_policy(RemovalPolicy.DESTROY)
         # Not the L2's role: its AWSLambdaBasicExecutionRole may write to every log group of the account.
         role = InlineRole(
@@ -72,7 +72,7 @@ class Function(lambda_.Function):
         )
 
     def _depend_on_policy_only(self) -> None:
-        """Drop the L2's dependency on the role, which the function already references; cfn-lint reports it."""
+        """Drop the L2's dependency on the role, which cfn-lint reports because the function references the role."""
         policy = self.execution_role.node.find_child("DefaultPolicy").node.default_child
         resource = self.node.default_child
         assert isinstance(policy, cdk.CfnResource)  # noqa: S101 - narrows the type; the L2s are built on them

@@ -10,7 +10,7 @@ from infra.constructs.stage_stack import acknowledge, finding
 
 
 class InlineRole(iam.Role):
-    """A role whose policy is created and deleted with it and cannot be attached to another role."""
+    """A role whose policy is created and deleted with the role, and cannot be attached elsewhere."""
 
     def __init__(
         self,

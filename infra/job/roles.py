@@ -236,8 +236,8 @@ class MemberRole(InlineRole):
             "*",
         )
         self.explain(
-            "These look things up, or open a session's channel with the token that starting the session returned; they "
-            "support no resources",
+            "These calls only read, or open a session's channel with the token from the session's start. They support "
+            "no resources",
             "*",
         )
         self.allow(

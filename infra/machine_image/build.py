@@ -60,7 +60,7 @@ _KEPT_WEEKS_AFTER_LAUNCH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSite:
-    """Subnet, security group and roles of the instances that build AMIs; the same for all pools."""
+    """Subnet, security group and roles of the instances that build AMIs, shared by all pools."""
 
     subnet: ec2.ISubnet
     security_group: ec2.ISecurityGroup

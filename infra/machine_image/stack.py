@@ -130,7 +130,7 @@ class MachineImageStack(StageStack):
                 f"Parameter-{pool.id}",
                 name=machine_image_parameter(stage, pool),
                 type="String",
-                # SSM checks that this is the id of an AMI. Template parameters can only read it as one with this type.
+                # With this type, SSM checks that the value is an AMI's id, and template parameters can read it as one.
                 data_type="aws:ec2:image",
                 value=build.image.attr_image_id,
             )

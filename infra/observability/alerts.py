@@ -125,7 +125,7 @@ class Alerts(Construct):
         return queue_rules(self, name, detail_type=detail_type, queues=queues, target=target, description=description)
 
     def alarm(self, name: str, metric: cloudwatch.IMetric, *, at_least: float, text: str) -> cloudwatch.Alarm:
-        """Create an alarm that is raised if the metric reaches `at_least` in one period; missing values raise none."""
+        """Create an alarm that is raised if the metric reaches `at_least` in one period. Missing values do not."""
         alarm = cloudwatch.Alarm(
             self,
             name,

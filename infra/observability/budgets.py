@@ -27,7 +27,7 @@ class BudgetStop(Construct):
     """The budgets of a stage, and the function that keeps new jobs from starting on a used-up budget.
 
     AWS's budget actions (AWS::Budgets::BudgetsAction) can set an IAM policy, but instances are launched by Batch's
-    service-linked role, which no policy reaches; and each action is paid for by the day. So a function does it.
+    service-linked role, which no policy reaches. Each action also costs money by the day. So a function stops new jobs.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class _MonthlyBudget(Construct):
             notifications_with_subscribers=[
                 _notification("ACTUAL", _WARN_PERCENT, alerts),
                 _notification("FORECASTED", _WARN_PERCENT, alerts),
-                # A notification has one topic; the function behind this one alerts people.
+                # A notification has one topic. The function that this topic calls alerts people.
                 _notification("ACTUAL", 100, used_up),
             ],
         )

@@ -53,7 +53,8 @@ class StageDashboard(cloudwatch.Dashboard):
             cloudwatch.TextWidget(
                 width=24,
                 height=2,
-                markdown="Jobs are counted whenever a job changes state; instances then and every five minutes. "
+                markdown="Jobs are counted whenever a job changes state, instances whenever an instance does and "
+                "every five minutes. "
                 f"{price_note}",
             )
         )

@@ -48,7 +48,7 @@ CAPACITY_FLAG = "--capacity="
 
 
 class MoveUnderwayError(Exception):
-    """Another call holds the claim. Lambda retries; by then there is a successor, or the claim is abandoned."""
+    """Another call holds the claim. When Lambda retries, there is a successor, or the claim is abandoned."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,12 +76,11 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     if (child and not is_sweep) or (child is not None and job["status"] == "FAILED"):
         return Report()
     attempts = job.get("attempts", [])
-    reclaims = sum(_is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
-    last_lost = bool(attempts) and _is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
-    reclaimed = last_lost and job["status"] in ("RUNNABLE", "FAILED")
+    reclaims = [_is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts]
+    reclaimed = reclaims[-1:] == [True] and _ended_by_batch(job, rules) and job["status"] in ("RUNNABLE", "FAILED")
     run, team = job["jobName"], job.get("tags", {}).get("trainyard:team", "unknown")
     subject = f"{run} of team {team} (stage {rules.stage})"
-    if job["status"] == "FAILED" and _is_failure(job, reclaims, rules, reclaimed=reclaimed):
+    if job["status"] == "FAILED" and _is_failure(job, sum(reclaims), rules, reclaimed=reclaimed):
         container = containers(attempts[-1] if attempts else {})[0]
         code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
         why = "; ".join(filter(None, (job.get("statusReason", "no reason given"), container.get("reason"))))
@@ -101,8 +100,8 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     if job["status"] == "RUNNABLE" and reclaimed:
         return Report(
             reclaimed=True,
-            text=f"{subject} lost {its_instance} to a Spot reclaim, for the {_ordinal(reclaims)} time; it waits for "
-            f"another instance and resumes from its newest checkpoint. "
+            text=f"{subject} lost {its_instance} to a Spot reclaim, for the {_ordinal(sum(reclaims))} time; it waits "
+            f"for another instance and resumes from its newest checkpoint. "
             f"Next: trainyard status {run} --stage {rules.stage}",
         )
     return Report(reclaimed=reclaimed)
@@ -123,7 +122,7 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 
 
 def _is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
-    """Return whether a finished attempt ended by a reclaim; only attempts in Spot queues can."""
+    """Return whether a finished attempt in a Spot queue ended by a reclaim."""
     return queue in rules.queues and rules.queues[queue].name in rules.spot_queues and is_reclaim(attempt, rules)
 
 
@@ -187,7 +186,7 @@ class Reporter:
         return children(self._batch, job)
 
     def waiting_and_running(self, queue: str) -> list[dict[str, Any]]:
-        """Return the queue's waiting and running jobs; for an array its children, each of which has a node."""
+        """Return the queue's waiting and running jobs, with an array's children in place of their parent."""
         found = []
         for summary in self._alive(jobQueue=queue):
             # Batch omits children, and lists their parent as PENDING while they run.

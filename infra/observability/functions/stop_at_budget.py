@@ -225,7 +225,7 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
 
 
 def review(account: Account, rules: Rules, now: datetime) -> None:
-    """End stops whose month is over, or whose budget was raised or removed; enforce the others again."""
+    """End stops whose month is over or whose budget was raised or removed, and enforce the others again."""
     ledger = account.ledger()
     limits = {budget.team: budget.limit_usd for budget in ledger.budgets}
     for team in ledger.stopped:

@@ -1,10 +1,10 @@
 """Watch the stage's instances: report their number and cost, and terminate those that never join their cluster.
 
 EventBridge calls this when an instance changes state, when one joins a cluster, and every five minutes. An instance
-that never joins runs no job, so its cost is invisible in any job; and if a boot step fails, Batch starts one instance
-after another. If an instance has not joined after `MINUTES`, or `LAUNCHES` in a row ended before they joined, the
-function disables their compute environment, terminates its running instances, and sends an alert, which `trainyard why`
-repeats. Instances that have joined are tagged.
+that never joins runs no job, so no job shows its cost. If a boot step fails, Batch starts one instance after another.
+If an instance has not joined after `MINUTES`, or `LAUNCHES` in a row ended before they joined, the function disables
+their compute environment, terminates its running instances, and sends an alert, which `trainyard why` repeats.
+Instances that have joined are tagged.
 """
 
 import contextlib

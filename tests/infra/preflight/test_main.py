@@ -79,7 +79,7 @@ def test_scripts_read_json_and_a_ready_account_exits_with_0(
     ssm = empty_aws.session.client("ssm", endpoint_url=empty_aws.endpoint, region_name="us-east-2")
     ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Type="String", Value="30")
     empty_aws.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
-    monkeypatch.setattr(capacity, "_value", lambda *_: {"Value": 1_000.0})
+    monkeypatch.setattr(capacity, "_find_quota", lambda *_: {"Value": 1_000.0})
     # THEN no problems remain
     assert preflight("-o", "json", **row) == 0
     output = capsys.readouterr()
