@@ -11,15 +11,15 @@ metadata=http://169.254.169.254/latest
 
 readonly LAST_SECONDS=2 LONGEST_SECONDS=118
 
-request() {
+query() {
   curl --silent --fail --noproxy '*' --max-time 3 "$@"
 }
 
 # A new token per request, so none expires. Passed on standard input, because everyone can read the process list.
 has_notice() {
   local token
-  token=$(request --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$metadata/api/token") &&
-    notice=$(request --header @- "$metadata/meta-data/spot/instance-action" <<<"X-aws-ec2-metadata-token: $token")
+  token=$(query --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$metadata/api/token") &&
+    notice=$(query --header @- "$metadata/meta-data/spot/instance-action" <<<"X-aws-ec2-metadata-token: $token")
 }
 
 until has_notice; do # 404 until then
