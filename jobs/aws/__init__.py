@@ -1,1 +1,1 @@
-"""The use of boto3 that the command line and the container share: the connection, readable errors, files on S3."""
+"""boto3 for the command line and the container: the connection, readable errors, files on S3."""

@@ -110,8 +110,7 @@ class Aws:
         GetCallerIdentity needs no permission
         (https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html).
         """
-        client = self._session.client("sts", config=self._config(), region_name=self._region)
-        arn: str = client.get_caller_identity()["Arn"]
+        arn: str = self.client("sts").get_caller_identity()["Arn"]
         return arn.split(":", 5)[-1]
 
     @property

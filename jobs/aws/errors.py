@@ -128,9 +128,8 @@ def explain(error: Exception) -> TrainyardError | None:
         return _explain_connection(error)
     if isinstance(error, (boto.BotoCoreError, Boto3Error)):
         return ConfigurationError(_first_line(error))
-    if isinstance(error, ValueError) and str(error).startswith(
-        "Invalid endpoint: "
-    ):  # from botocore, for a configured endpoint
+    # botocore raises this for an endpoint in the AWS configuration.
+    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint: "):
         return ConfigurationError(
             f"{_first_line(error)} is not an HTTP URL", next_step="correct endpoint_url in the AWS configuration"
         )
@@ -138,7 +137,7 @@ def explain(error: Exception) -> TrainyardError | None:
 
 
 def _explain_response(error: Exception) -> TrainyardError:
-    """Explain an error response of the service."""
+    """Explain an error that the service returned."""
     code = error_code(error)
     operation = getattr(error, "operation_name", "the call")
     message = str(getattr(error, "response", {}).get("Error", {}).get("Message", "")) or code
@@ -167,7 +166,7 @@ def _explain_response(error: Exception) -> TrainyardError:
 
 
 def _explain_connection(error: Exception) -> TrainyardError:
-    """Explain an error of the connection: there was no response."""
+    """Explain why there was no response."""
     endpoint = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
     if is_loopback(endpoint):
         base = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint))

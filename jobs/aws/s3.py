@@ -69,8 +69,8 @@ _MOST_KEY_BYTES = 1024
 
 RETRIES = 10
 """Attempts of one request by botocore, with pauses of about 15 s in total for errors and a minute for throttling. All
-requests of a client share a few dozen further retries, which the parts of large files use up within a second or two if
-S3 fails completely."""
+requests of a client share a few dozen retries, which the parts of large files use up within two seconds if S3 fails
+completely."""
 
 RETRY_SECONDS = 600.0
 """Time during which an operation is repeated after botocore's retries failed, so that an S3 outage of minutes ends no
@@ -139,8 +139,8 @@ def with_retries(what: str, work: Callable[[], Result]) -> Result:
             left = until - time.monotonic()
             denied = is_denied(error.__cause__)
             denials += denied
-            may_pass = denials < DENIED_TRIES if denied else _may_pass(error.__cause__)
-            if not may_pass or left < pause:
+            may_succeed = denials < DENIED_TRIES if denied else _may_succeed(error.__cause__)
+            if not may_succeed or left < pause:
                 raise
             again = "trying once more" if denied else f"trying again for {left:.0f} s"
             log.warning("warning: %s; %s", str(error.args[0]).splitlines()[0], again)
@@ -172,10 +172,10 @@ def read_range(s3: "S3Client", location: S3Location, start: int, stop: int) -> b
 
 
 def is_missing(s3: "S3Client", location: S3Location, error: Exception) -> bool:
-    """Return whether S3's error response to a request for an object means that the object does not exist.
+    """Return whether S3's error response means that the requested object does not exist.
 
-    S3 returns 404 only to callers who may list the whole bucket. Callers who may list only their team's prefix get 403,
-    for missing keys as for another team's keys; listing that exact key distinguishes the two.
+    S3 returns 404 only to callers who may list the whole bucket. Callers who may list only their team's prefix get 403
+    both for missing keys and for another team's keys; listing the exact key distinguishes the two.
     """
     if not is_denied(error):
         return error_code(error) in _MISSING
@@ -360,7 +360,7 @@ def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | Non
 
     def work() -> Sent:
         with source.open("rb") as stream:
-            hashing: Any = HashingStream(stream)  # not a full file object, but all that boto3 needs
+            hashing: Any = HashingStream(stream)  # not a full file object, but enough for boto3
             config = _transfer(source.stat().st_size)  # boto3 does not determine the size of a stream
             s3.upload_fileobj(hashing, location.bucket, location.key, ExtraArgs=_tagging(tag), Config=config)
         return Sent(hashing.bytes, hashing.sha256)
@@ -407,12 +407,12 @@ def files_below(folder: Path) -> list[str]:
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Run `work` on each item in several threads. Once all have ended, the first exception is raised."""
+    """Run `work` on each item in several threads. Raises the first exception after all threads have ended."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
         return list(pool.map(work, items))
 
 
-def _may_pass(error: BaseException | None) -> bool:
+def _may_succeed(error: BaseException | None) -> bool:
     """Return whether an operation that failed with `error` may succeed if it is repeated."""
     from boto3.exceptions import RetriesExceededError
 
@@ -436,7 +436,7 @@ def _transfer(size: int = 0) -> "TransferConfig":
     from boto3.s3.transfer import TransferConfig
 
     config = TransferConfig(max_concurrency=PARTS, multipart_chunksize=max(8 << 20, -(-size // _MOST_PARTS)))
-    config.max_in_memory_upload_chunks = PARTS  # boto3 has no argument for it
+    config.max_in_memory_upload_chunks = PARTS  # TransferConfig() has no argument for this
     return config
 
 

@@ -1,1 +1,1 @@
-"""Shared by all other rooms: errors, words, locations, instance types, queues, images, records of runs. Pure."""
+"""Shared by all packages of jobs: errors, words, locations, instance types, queues, images, records. Pure."""

@@ -1,4 +1,4 @@
-"""An acceptance run: the README's claims that it proves step by step, and the record of its progress."""
+"""The README's claims that an acceptance run proves step by step, and the record of its progress."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Claim:
 
 CLAIMS = (
     Claim(PLAN, "prices", "At AWS's current prices, the worst-case cost is within the limit"),
-    Claim(PREFLIGHT, "account", "The account fulfils the stage's needs: instance offers, zones, quotas, roles"),
+    Claim(PREFLIGHT, "account", "The account meets the stage's requirements: instance offers, zones, quotas, roles"),
     Claim(DEPLOY, "templates", "The CDK CLI deploys the templates one after the other"),
     Claim(DEPLOY, "images", "The job images are built and pushed, and Image Builder makes the AMI"),
     Claim(CPU_JOB, "batch", "A job runs through the Batch API, reads its team's files and writes a receipt"),
@@ -47,7 +47,7 @@ CLAIMS = (
     Claim(WATCHED, "alerts", "Alarms, dashboard and metrics exist, and alarms have a recipient"),
     Claim(WATCHED, "bill", "Budgets exist, and AWS's bill is split by tag"),
     Claim(WATCHED, "costs", "AWS's bill by tag agrees with the receipts of the runs"),
-    Claim(DESTROY, "gone", "The stage is deleted, and only resources that are meant to stay are left"),
+    Claim(DESTROY, "gone", "The stage is deleted, and only resources that are meant to stay remain"),
 )
 
 STEPS = tuple(dict.fromkeys(claim.step for claim in CLAIMS))
@@ -63,7 +63,7 @@ class Evidence(BaseModel):
     outcome: Outcome
     text: str
     ids: dict[str, str] = {}
-    """AWS's ids of the resources involved, by their role."""
+    """AWS ids of the resources involved, by role."""
 
 
 class StepRecord(BaseModel):
@@ -87,7 +87,7 @@ class StepRecord(BaseModel):
 
     @property
     def done(self) -> bool:
-        """Return whether the step ran to its end; it is not repeated for claims that it could not prove."""
+        """Return whether the step ran to its end; unproven claims do not make it run again."""
         return self.outcome in (PROVEN, NOT_PROVEN)
 
 
@@ -122,7 +122,7 @@ def claims_of(step: str) -> list[Claim]:
 
 
 def outcome_of(evidence: Iterable[Evidence]) -> Outcome:
-    """Return the outcome of a step that ran to its end: proven if all its claims are."""
+    """Return the outcome of a finished step: proven if all its claims are."""
     return PROVEN if all(found.outcome == PROVEN for found in evidence) else NOT_PROVEN
 
 

@@ -37,7 +37,7 @@ class ArtifactFile(_Record):
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     counts: dict[str, int] = Field(default_factory=dict)
-    """What the file contains: number of documents, tokens, …"""
+    """Number of documents, tokens, … in the file."""
 
 
 class Manifest(_Record):
@@ -52,8 +52,7 @@ class Manifest(_Record):
     inputs: dict[str, Any]
     """Identity of each input: an artifact's fingerprint, a file's size and hash, the commit of a hub data set."""
     provenance: dict[str, Any]
-    """The run that produced the artifact, and totals. Not part of the fingerprint: another run may have other
-    values."""
+    """The run that produced the artifact, and totals. Not part of the fingerprint, because they differ between runs."""
     files: dict[str, ArtifactFile]
 
     @field_validator("files")

@@ -1,4 +1,4 @@
-"""Every error that a user can meet, and its exit code.
+"""Every error that a user can see, and its exit code.
 
     TrainyardError          1    something the user can act on went wrong
     ├── JobFailedError      1    the job ran and failed
@@ -90,7 +90,7 @@ class StoppedError(TrainyardError):
 def raise_all(errors: Sequence[TrainyardError]) -> None:
     """Raise one error with the messages and next steps of all `errors`. Do nothing if there are none.
 
-    The exit code is theirs if they share one, else that of UsageError.
+    The exit code is that of `errors` if they all have the same one, else UsageError's.
     """
     if len(errors) == 1:
         raise errors[0]

@@ -37,9 +37,9 @@ class Contents(NamedTuple):
 
 
 def contents(root: Path, *, part: Path | None = None, skipped: Callable[[str], bool] = lambda _: False) -> Contents:
-    """List the folder `root`, or only its file or folder `part`. Links are not followed.
+    """List the folder `root`, or only its file or folder `part`, without following links.
 
-    Folders for whose relative name `skipped` returns True are not listed.
+    Folders are omitted if `skipped` returns True for their relative name.
     """
     found = Contents({}, {}, {}, {})
     waiting = [part or root]
@@ -70,9 +70,9 @@ def contents(root: Path, *, part: Path | None = None, skipped: Callable[[str], b
 
 
 def inner_target(root: Path, link: Path) -> str | None:
-    """Return a link's target relative to the link's folder, or None unless the target exists inside `root`.
+    """Return a link's target relative to the link's folder, or None if the link must not be stored or created.
 
-    Also None for a link to a folder that contains the link itself.
+    The target must exist inside `root`, and must not be a folder that contains the link.
     """
     if not link.exists():
         return None
@@ -107,7 +107,7 @@ def make_links(root: Path, links: Mapping[str, str]) -> dict[str, str]:
                 refused[name] = "it is below another link"
             elif path.exists() and not path.is_symlink():
                 refused[name] = "a file or folder of that name exists"
-            elif not _has_folder(path) or not os.path.lexists(path.parent / target):
+            elif not _create_parent(path) or not os.path.lexists(path.parent / target):
                 continue  # the target may be a link that is created later
             else:
                 path.unlink(missing_ok=True)
@@ -129,8 +129,8 @@ def set_times(root: Path, times: Mapping[str, int], *, folders: bool) -> None:
                 os.utime(path, ns=(time_ns, time_ns))
 
 
-def _has_folder(path: Path) -> bool:
-    """Create the parent folder, which is missing if it contained only links. Return False if a file is in the way."""
+def _create_parent(path: Path) -> bool:
+    """Create the parent folder, which is missing if it contains only links. Return False if a file is in the way."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

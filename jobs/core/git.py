@@ -1,17 +1,17 @@
-"""The only module that runs git, and the revision of the sources that images are built from.
+"""Run git safely, and compute the revision of the sources that images are built from. No other module runs git.
 
-Git here runs no command that a folder or a repository configures. A folder may come from anyone: an archive, a clone, a
-shared disk. Its configuration can name commands for git to run (core.fsmonitor, hooks, filters), and so can a bare
-repository inside a clone. The user's own configuration applies, most importantly safe.directory.
+A folder may come from an archive, a clone or a shared disk. Its configuration, or that of a bare repository inside a
+clone, can name commands for git to run (core.fsmonitor, hooks, filters). These are disabled here. The user's own
+configuration still applies, most importantly safe.directory.
 
-Image tags are `<release>-<revision>`. The revision depends on the content of the sources, not on a commit, so a shallow
-clone, a merge or a revert has the revision of its content. To print the revision of a commit, run this in the root of
-the repository:
+Image tags are `<release>-<revision>`. The revision depends on the content of the sources, not on a commit, so equal
+content has the same revision in a shallow clone and after a merge or a revert. To print the revision of a commit, run
+this in the root of the repository:
 
     git rev-parse COMMIT:images COMMIT:jobs COMMIT:trainyard | sha256sum | cut -c 1-12
 
 Without git (CodeBuild gets the source without its history), the environment variable TRAINYARD_REVISION sets the
-revision. A work tree with changes also has its own revision, so that one tag is always one content.
+revision. A work tree with changes has a different revision, so that a tag always stands for the same content.
 """
 
 import functools
@@ -29,7 +29,7 @@ from jobs.core.errors import ConfigurationError, TrainyardError
 SECONDS = 60.0
 
 _SETTINGS = {
-    "safe.bareRepository": "explicit",  # git 2.38; older versions ignore it; their commands are disabled below
+    "safe.bareRepository": "explicit",  # ignored before git 2.38; the commands are also disabled below
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
     "submodule.recurse": "false",
@@ -40,7 +40,7 @@ _SETTINGS = {
 _FILTER_KEYS = ("clean", "smudge", "process", "required")
 
 _KEPT_VARIABLES = ("GIT_SSL_", "GIT_CONFIG_", "GIT_TRACE", "GIT_EXEC_PATH", "GIT_CEILING_", "GIT_DISCOVERY_")
-"""Git variables that are passed on. The others name a repository, as inside a hook, or a program to run."""
+"""Git variables that are passed on. The others name a repository (inside a hook, for example) or a program to run."""
 
 _VARIABLES = {
     "GIT_ASKPASS": "",
@@ -151,7 +151,7 @@ SOURCES = ("images", "jobs", "trainyard")
 """The folders that images are built from: they are Docker's build context and determine the revision."""
 
 NOT_SOURCES = ("**/__pycache__", "**/*.pyc", "**/.*")
-"""Files between the sources that are not copied into images, as patterns that both .dockerignore and git accept."""
+"""Files among the sources that are not copied into images, as patterns that both .dockerignore and git accept."""
 
 REVISION_VARIABLE = "TRAINYARD_REVISION"
 
@@ -166,9 +166,8 @@ _DIRTY_DIGITS = 8
 def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
     """Return the revision of the sources under `root`: 12 hex digits of a hash of their trees in the last commit.
 
-    If files differ from that commit, including untracked ones, `-dirty-` and 8 hex digits of a hash of the differences
-    follow. Raises ConfigurationError if neither git nor TRAINYARD_REVISION gives a revision, TrainyardError if git does
-    not respond.
+    If files are changed or untracked, `-dirty-` and 8 hex digits of a hash of these files follow. Raises
+    ConfigurationError if neither git nor TRAINYARD_REVISION gives a revision, TrainyardError if git does not respond.
     """
     try:
         return _revision_in_git(root)
@@ -207,7 +206,7 @@ def source_commit(root: Path = ROOT) -> str | None:
 
 
 def image_tag(release: str, revision: str) -> str:
-    """Return the tag of the images of a release that are built from a revision."""
+    """Return the image tag of a release built from a revision."""
     return f"{release}-{revision}"
 
 
@@ -237,7 +236,7 @@ def _changed(root: Path) -> Iterator[str]:
 
 
 def _content(root: Path, paths: list[str]) -> str:
-    """Return a hash of the files' current content, with the part of their mode that git keeps."""
+    """Return a hash of the files' content, link targets and execute permissions."""
     digest = hashlib.sha256()
     for name in paths:
         path = root / name

@@ -1,17 +1,16 @@
-"""The images and their releases: parents and children from the Dockerfiles, versions from images/releases.toml.
+"""The images, as defined by their Dockerfiles, and their releases, as listed in images/releases.toml.
 
 A new image is one folder. images/<name>/Dockerfile with `ARG BASE_IMAGE` is the image <name>. A Dockerfile with `ARG
 PARENT_IMAGE` is a child: it adds something (a notebook) to each of the other images, which makes one image per parent,
 <parent>-<name>.
 
-A release is a row of images/releases.toml: versions that fit together, for one of the images without a parent and its
-children. One row of each such image is its default.
+A release is a row of images/releases.toml: versions that work together in a root image (one without a parent) and its
+children. Each root image has a default release.
 
 python -m jobs.core.images [RELEASE]   prints the build arguments of images/*/Dockerfile for a release, one per line
 python -m jobs.core.images --table     prints the available releases as the table of images/README.md
 """
 
-import functools
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -41,7 +40,7 @@ class Image:
 
     @property
     def root(self) -> str:
-        """Return the name of the bottom image, which the rows of jobs/core/instance_types.json refer to."""
+        """Return the name of the root image, which the rows of jobs/core/instance_types.json refer to."""
         return self.parent or self.name
 
     @property
@@ -49,18 +48,18 @@ class Image:
         return IMAGES_FOLDER / self.folder / "Dockerfile"
 
 
-@functools.cache
+@cache
 def images() -> Mapping[str, Image]:
     """Return all images by name, parents before their children."""
     texts = {path.parent.name: path.read_text() for path in sorted(IMAGES_FOLDER.glob("*/Dockerfile"))}
     children = [folder for folder, text in texts.items() if re.search(r"^ARG PARENT_IMAGE\b", text, re.MULTILINE)]
     roots = [Image(name=folder, folder=folder, parent=None) for folder in texts if folder not in children]
-    built_on_them = [
+    derived = [
         Image(name=child_name(root.name, folder), folder=folder, parent=root.name)
         for root in roots
         for folder in children
     ]
-    return {image.name: image for image in (*roots, *built_on_them)}
+    return {image.name: image for image in (*roots, *derived)}
 
 
 def image(name: str) -> Image:
@@ -81,7 +80,7 @@ def child_name(root: str, child: str | None) -> str:
     return f"{root}-{child}" if child else root
 
 
-RELEASES_FILE = Path(__file__).parents[2] / "images" / "releases.toml"
+RELEASES_FILE = IMAGES_FOLDER / "releases.toml"
 
 MINIMUM_PYTHON = "3.10"
 """The oldest Python that the code in the container runs on (`requires-python` of pyproject.toml)."""
@@ -93,12 +92,12 @@ class Release:
 
     name: str
     image: str
-    """The root image that it is for. The fields from `build` on are Gaudi's, and empty for others."""
+    """Root image of the release. The fields from `build` to `deepspeed_commit` are empty for images without Gaudi."""
     python: str
     pytorch: str
     transformers: str
     accelerate: str = ""
-    """Empty only in history: the first optimum-habana did not use it."""
+    """Empty only in history, because the first optimum-habana did not use it."""
     build: int = 0
     gaudi: tuple[int, ...] = ()
     """Supported generations of the hardware."""
@@ -107,7 +106,7 @@ class Release:
     deepspeed: str = ""
     """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; empty in history."""
     deepspeed_commit: str = ""
-    """The commit of that tag when it was last looked up; empty if it never was."""
+    """Commit of that tag when it was last checked; empty if it never was."""
     why: str = ""
     """The reason to choose this release; empty only in history."""
 
@@ -170,7 +169,7 @@ def _tables() -> dict[str, Any]:
 def release(name: str | None = None, *, of: str = "gaudi") -> Release:
     """Return the release called `name`, or the default release of the root image `of`.
 
-    Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history, or if
+    Raises UsageError with the closest name if there is none, ConfigurationError if it is no longer available, or if
     the image has no default.
     """
     rows, past = releases(), history()

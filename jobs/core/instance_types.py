@@ -4,8 +4,8 @@ To add an instance type, add a row. The rows are JSON because the container's Py
 quote the date and the source of a row's prices next to each amount.
 
 The vCPUs, memory, cards, disks and zones of the CUDA rows are EC2's own data (DescribeInstanceTypes and
-DescribeInstanceTypeOfferings). There is no row with V100 cards (P3): PyTorch's wheel on PyPI, which the image cuda
-installs, is built with CUDA 13, which does not support cards older than Turing (compute capability 7.5).
+DescribeInstanceTypeOfferings). Types with V100 cards (P3) have no row: the image cuda installs PyTorch's wheel from
+PyPI, whose CUDA 13 does not support cards older than Turing (compute capability 7.5).
 """
 
 import json
@@ -25,9 +25,9 @@ SCRATCH = "/scratch"
 """Folder on the instance's local disks, if it has any, mounted into the containers of jobs."""
 
 STOP_TIMEOUT_SECONDS = 100
-"""Time between SIGTERM and SIGKILL, for a Spot notice and for a stopped job: most of the notice's two minutes.
+"""Seconds between SIGTERM and SIGKILL, after a Spot notice (which leaves two minutes) or when a job is stopped.
 
-In that time the ranks finish their step, save, and upload the checkpoint; then the attempt's record is written.
+In this time the ranks finish their step, save and upload the checkpoint, and the launcher writes the attempt's record.
 """
 
 
@@ -45,16 +45,16 @@ class InstanceType:
     memory_mib: int
     """Total memory of the instance."""
     job_memory_mib: int
-    """Memory that a job on the whole instance requests: less than the total, because ECS agent and kernel reserve
-    some."""
+    """Memory that a job on the whole instance requests: less than the total, because the ECS agent and the kernel
+    reserve some."""
     network_cards: int
     """Network cards that can each have an EFA interface. 0 for types without EFA."""
     nvme_disks: int = 0
     """Local disks, deleted with the instance: scratch space and Docker's storage."""
     image_type: ImageType = "ECS_AL2023"
-    """Family of the AMI, which Batch must be given even for a custom AMI."""
+    """AMI family, which Batch requires even for a custom AMI."""
     machine_image: Literal["batch", "stage"] = "batch"
-    """The AMI to boot if the settings name none: AWS's newest of the family (batch), or one that the stage builds."""
+    """AMI to boot if the settings name none: AWS's newest of the family (batch), or the one that the stage builds."""
     gaudi_generation: int | None = None
     """Generation of the Gaudi cards, which determines the supported software releases. None for other cards."""
     card_teraflops: float | None = None
@@ -73,19 +73,19 @@ class InstanceType:
     image: str
     """Folder under images/ of the image for this accelerator."""
     on_demand_usd_per_hour: float
-    """Price of one Linux instance in us-east-1, in US dollars; the Spot price likewise."""
+    """Price of one Linux instance in us-east-1, in US dollars."""
     spot_usd_per_hour: float
-    """Typical Spot price: the median over the zones."""
+    """Typical Spot price there: the median over the zones."""
     price_date: str
-    """The day on which the prices were read."""
+    """Day on which the prices were read."""
     price_source: str
-    """Where the prices were read."""
+    """Source of the prices."""
     notes: str = ""
     """Sources of the other numbers, and which of them are unconfirmed."""
 
     @property
     def processes(self) -> int:
-        """Return the ranks that fill one instance: one per card, or one per 24 vCPUs (a NUMA node), at least one."""
+        """Return the ranks that fill one instance: one per card; without cards, one per 24 vCPUs (a NUMA node)."""
         return self.accelerators or max(1, self.vcpus // 24)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 _WHOLE = re.compile(r"(0|-?[1-9]\d{0,17})(\.0+)?", re.ASCII)
-"""Text that a 64-bit integer round-trips, also with the `.0` that an untyped table appends once a cell is missing."""
+"""Text that a 64-bit integer round-trips, also with the `.0` that untyped tables add to a column with missing cells."""
 
 _DIGITS = re.compile(r"[-+]?\d+", re.ASCII)
 
@@ -16,7 +16,7 @@ _FRACTION = re.compile(r"[-+]?((\d+[.,]\d*|[.,]\d+)(e[-+]?\d+)?|nan|inf(inity)?)
 column of labels: each score would become a class."""
 
 _EXACT_FLOAT = 1 << 53
-"""Above this value, not every whole number has its own float, so two numbers may have become one."""
+"""Above this value, different whole numbers may be the same float."""
 
 _NAME_WIDTH = 40
 """Characters of a class name that a table shows."""
@@ -31,7 +31,7 @@ MIXED_NEXT = "write all labels as numbers, or all as names"
 def label_kind(value: Any) -> str | None:
     """Return `number`, `name` or `code`, or None if the value is not a class.
 
-    A code is a text of digits that a number would change: 0110, -0, +1, or more than 18 digits. It is used as a name.
+    A code is used as a name, because converting its digits to a number would change them: 0110, -0, +1, over 18 digits.
     """
     if isinstance(value, str):
         text = value.strip()

@@ -43,7 +43,7 @@ class S3Location:
 
     @classmethod
     def parse(cls, uri: str) -> "S3Location":
-        """Parse `s3://bucket/key`. Raises UsageError if `uri` does not look like that.
+        """Parse `s3://bucket/key`. Raises UsageError for any other text.
 
         `uri` is not a URL: `?`, `#`, `%` and all other characters in a key are literal.
         """
@@ -110,7 +110,7 @@ def artifact_location(location: str) -> str:
 def refuse_unresolved(location: str) -> None:
     """Raise UsageError for a location that only `trainyard submit` can resolve.
 
-    A plan replaces `data://` and `run://` with S3 locations, so that jobs never get them.
+    A plan replaces `data://` and `run://` with S3 locations, so submitted jobs never get them.
     """
     if location.startswith((DATA, RUN)):
         what = "in a stage's data bucket" if location.startswith(DATA) else "the output of a run"

@@ -79,7 +79,7 @@ def is_utilization_line(line: str) -> bool:
 
 
 LAST_LINE = "rank {rank} of node {node} wrote last: {line}"
-"""A line that the launcher repeats after a failure: one of the last that the failed rank printed."""
+"""The launcher repeats each of a failed rank's last lines in this form."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Queue:
     several_nodes: bool = False
     """True for instances in one placement group. Batch runs multi-node jobs On-Demand only."""
     priority: int = 1
-    """If queues share instances, the one with the higher number gets them first."""
+    """Of queues that share instances, the one with the highest number gets them first."""
 
     @property
     def capacity(self) -> Capacity:

@@ -24,7 +24,7 @@ IMAGE_DIGEST = "image digest"
 
 
 class CardUse(BaseModel):
-    """How busy the cards of an attempt are, over all its nodes; the CPUs, for a job on CPUs."""
+    """How busy an attempt's cards are, over all nodes. For a job on CPUs, the CPUs count as cards."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ class Attempt(BaseModel):
     nnodes: int
     world_size: int
     ran_with: dict[str, str] = {}
-    """Image with release, code revision and digest, if the attempt ran in one; and versions by package."""
+    """Image with release, code revision and digest, if the attempt ran in one, and package versions by name."""
     waited_instance_seconds: float = 0.0
     """Total time that the nodes of a node group, which are separate jobs, waited for each other before this attempt."""
     training_started_at: datetime | None = None
@@ -82,10 +82,10 @@ class Attempt(BaseModel):
     """Step of the newest checkpoint that was restored for a script, which loads it by itself; 0 if there was none.
     Whether the script loaded it is not known. None for other jobs."""
     repeats_from_step: int | None = None
-    """Latest step at which such a script can have started, inferred from steps that it saved again. None if it repeated
-    no save."""
+    """Latest step at which such a script can have started, inferred from steps that it saved again. None if it saved
+    none again."""
     saved_at: datetime | None = None
-    """When such a script's newest checkpoint was saved. None if this attempt has saved none."""
+    """Time at which such a script last saved a checkpoint in this attempt. None if it saved none."""
     last_step: int = 0
     compiling_seconds: float = 0.0
     """Extra time that steps took because a graph was compiled for a new batch shape."""
@@ -115,7 +115,7 @@ class Inputs(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     fingerprints: dict[str, str]
-    """Location to fingerprint; for a location on the hub, its revision."""
+    """Fingerprint by location; for a location on the hub, its revision."""
 
 
 class Stored(BaseModel):
@@ -203,7 +203,7 @@ class Receipt(BaseModel):
     halving: Verdict | None = None
     """Latest comparison of a point of a sweep with successive halving."""
     result: dict[str, Any]
-    """The final metrics; of a fine-tuning: eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
+    """Final metrics; for a fine-tuning: eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
 
     @property
     def stopped_early(self) -> bool:
@@ -259,7 +259,7 @@ def parse_receipt(content: bytes, *, place: object) -> Receipt:
         raise UnreadableError(f"{place} cannot be read: it has no attempts", next_step=_NEXT_STEP)
     try:
         for attempt in receipt.attempts:
-            instance_type(attempt.instance_type)  # this release may be too old to know it
+            instance_type(attempt.instance_type)  # this release may lack the type
     except TrainyardError as error:
         raise UnreadableError(f"{place} cannot be read: {error.args[0]}", next_step=_NEXT_STEP) from None
     return receipt
@@ -278,7 +278,7 @@ def read_attempt(content: bytes, *, place: object) -> Attempt | None:
     """Parse the record of an attempt. Return None, with a warning, if it is not valid or has no price here."""
     try:
         attempt = parse_record(Attempt, content, place=place)
-        instance_type(attempt.instance_type)  # this release may be too old to know it
+        instance_type(attempt.instance_type)  # this release may lack the type
     except TrainyardError:
         _warn(f"{place} {_SKIPPED}; totals do not include this attempt")
         return None
@@ -288,7 +288,7 @@ def read_attempt(content: bytes, *, place: object) -> Attempt | None:
 def read_json_lines(
     content: bytes | None, *, place: object, accept: Callable[[dict[str, Any]], dict[str, Any] | None] = dict
 ) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file with one per line, each transformed by `accept`.
+    """Return the objects of a JSON-lines file, each transformed by `accept`.
 
     Lines that are not objects, or for which `accept` returns None, are skipped with one warning for the file.
     """
@@ -297,7 +297,7 @@ def read_json_lines(
     lines = [None if line is None else _finite(line, place) for line in accepted]
     if None in lines:
         _warn(
-            f"{place}: skipped {counted(lines.count(None), 'line')} that cannot be read, the first one at line "
+            f"{place}: skipped {counted(lines.count(None), 'line')} that cannot be read, the first at line "
             f"{lines.index(None) + 1}"
         )
     return [line for line in lines if line is not None]
@@ -314,7 +314,7 @@ def is_step(value: object) -> bool:
 
 
 def _finite(values: dict[str, Any], place: object) -> dict[str, Any]:
-    """Replace numbers that do not fit a float with None: JSON allows 400 digits, and 1e999, which is infinity."""
+    """Replace numbers that do not fit a float with None: JSON allows 400 digits, and 1e999 becomes infinity."""
     numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
     too_large = [name for name, value in numbers.items() if not abs(value) <= sys.float_info.max]
     if not too_large:

@@ -2,8 +2,8 @@
 
 A job that Spot keeps reclaiming, or has no capacity for, continues On-Demand: a Lambda function
 (infra/observability/functions/move_to_on_demand.py) ends the first job with a reason and submits a second one under the
-same name with a tag. `trainyard resume` submits a run that has ended again, also with a tag. The command line
-recognizes both by their reasons and tags.
+same name with a tag. `trainyard resume` submits another job for an ended run, also with a tag. The command line
+recognizes both by these reasons and tags.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 
 RETRY_RULES: tuple[Mapping[str, str], ...] = (
-    # Batch applies the first rule that matches. A job that no rule matches is retried, contrary to what one would
-    # expect.
+    # Batch applies the first rule that matches. It also retries a job that no rule matches.
     {"onStatusReason": "Host EC2*", "action": "RETRY"},  # Batch's reason for a Spot reclaim
     {"onExitCode": str(INTERRUPTED_EXIT_CODE), "action": "RETRY"},
     # Batch's guide also retries a container that never started although an instance was available: for example with
-    # CannotPullContainerError or DockerTimeoutError, when a registry or an engine was slow for a moment. (Separate
+    # CannotPullContainerError or DockerTimeoutError, because a registry or an engine was briefly slow. (Separate
     # rules for those two reasons would make six in total; Batch allows five.)
     {"onStatusReason": "Task failed to start*", "action": "RETRY"},
     {"onReason": "*", "action": "EXIT"},
@@ -54,7 +53,7 @@ CANCELLED_REASON = "cancelled by"
 
 
 def is_reclaim(reason: str, exit_code: int | None) -> bool:
-    """Return whether an attempt in a Spot queue ended because of a reclaim, killed or after an orderly shutdown.
+    """Return whether a reclaim ended an attempt in a Spot queue, by killing it or by an orderly shutdown.
 
     A container exits with the same code after a timeout or a cancellation, but then the reason differs.
     """

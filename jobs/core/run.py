@@ -2,27 +2,27 @@
 
 One submission is one run, through all its attempts. A run writes only below `s3://<run bucket>/<team>/<run id>/`:
 
-    spec.yaml                 the resolved spec; of a resumed run, as it was resumed last
+    spec.yaml                 the resolved spec, as submitted or last resumed
     arguments/HASH.json       the job's arguments, if they are too long for a command line
-    checkpoints/step-N/       a checkpoint; it exists once manifest.json is written, which is last
+    checkpoints/step-N/       a checkpoint; it is complete once it contains manifest.json
     metrics.jsonl             one JSON object per line: `step`, `epoch`, `time`, and the metrics
     tensorboard/              event files
     model/                    the folder that `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends
     utilization/N.jsonl       one object per minute of attempt N: `time`, and how busy the cards of all nodes were
     rendezvous/JOB/           how the nodes of a node group find each other (jobs.container.launcher.rendezvous_folder)
-    moves/JOB.json            written once, when the run continues as a Batch job other than JOB: {"successor": …}
+    moves/JOB.json            written once, when another Batch job continues the run of JOB: {"successor": …}
     notebook/                 the folder of a notebook, saved while it runs
     notebook.json             one `NotebookServer`, while the notebook runs
     artifact.json             one `jobs.core.artifact.Pointer` to the artifact that the run produced
-    classes.json              of a classification: one `jobs.data_checks.classes.ClassReport` of the held-out examples
-    predictions.jsonl         of a classification: one held-out example per line: `label`, `predicted`, `confidence`
+    classes.json              for a classification: one `jobs.data_checks.classes.ClassReport` of the held-out examples
+    predictions.jsonl         for a classification: one held-out example per line: `label`, `predicted`, `confidence`
     fabric.json               the results and measurements of a fabric-check
-    data.json                 of a fine-tuning: one `jobs.data_checks.data_summary.DataSummary`
-    inputs.json               of a script or an evaluation: one `Inputs`
-    output/                   the output of a script; of an evaluation, the predictions and metrics
+    data.json                 for a fine-tuning: one `jobs.data_checks.data_summary.DataSummary`
+    inputs.json               for a script or an evaluation: one `Inputs`
+    output/                   a script's output, or an evaluation's predictions and metrics
     output-listing.json       symbolic links and modification times of `output/`; other folders have such a file too
-    output/generations.jsonl  of a script that writes it: one object per line, whose texts the report shows
+    output/generations.jsonl  one object per line, whose texts the report shows; scripts may write it
     receipt.json              one `Receipt` over all attempts so far
 """
 

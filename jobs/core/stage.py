@@ -119,7 +119,7 @@ def budget_stop_parameter(team: str) -> str:
 
 
 STAGE_BUDGET_STOP = "stage-budget-stop"
-"""The corresponding parameter for the budget of the whole stage."""
+"""Name of the parameter that exists while the budget of the whole stage is used up."""
 
 
 NEVER_JOINED = "never-joined"
@@ -268,7 +268,7 @@ class DeployedStage:
         return team_queue_name(name, team) if team in self.teams_with_queues else name
 
     def budget_stop(self, team: str) -> BudgetStop | None:
-        """Return the stop because of which the team's jobs are refused, or None.
+        """Return the used-up budget that blocks the team's jobs, or None.
 
         Raises ConfigurationError if its parameter is not valid.
         """
@@ -277,7 +277,7 @@ class DeployedStage:
 
     @property
     def stage_budget_stop(self) -> BudgetStop | None:
-        """Return the stop that keeps instances from starting, or None. Raises ConfigurationError if it is invalid."""
+        """Return the used-up budget that blocks new instances, or None. Raises ConfigurationError if it is invalid."""
         return None if self.stage_stop is None else self._stop(self.stage_stop, STAGE_BUDGET_STOP)
 
     def _stop(self, value: str, name: str) -> BudgetStop:
@@ -295,7 +295,7 @@ class DeployedStage:
 
     @property
     def default_team(self) -> str:
-        """Return the team of a spec that sets none: DEFAULT_TEAM, or the stage's only team if it lacks that one."""
+        """Return the team of a spec that sets none: DEFAULT_TEAM, or the stage's only team if it has another name."""
         if DEFAULT_TEAM in self.teams or len(self.teams) != 1:
             return DEFAULT_TEAM
         return self.teams[0]

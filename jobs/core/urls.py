@@ -1,6 +1,6 @@
 """URLs: endpoints that the environment configures, and logins inside URLs.
 
-An endpoint that no request could be sent to is rejected at once. Logins are never stored with a run or printed.
+Invalid endpoints are rejected before any request is sent. Logins are never stored with a run or printed.
 """
 
 import re
@@ -46,7 +46,7 @@ _PLACEHOLDER = re.compile(r"\$?\{[\w.-]+\}|\$\w+")
 
 
 def login_in(text: str) -> str | None:
-    """Return the first URL in `text` with a password or token, the login replaced by `…`; None if there is none."""
+    """Return the first URL in `text` with a password or token, its login replaced by `…`; None if there is none."""
     for found in _LOGIN.finditer(text):
         scheme, login, host = found.groups()
         user, has_password, password = login.partition(":")

@@ -31,7 +31,7 @@ _RESULT_LABELS = {
     "eval_samples_per_second": "evaluated samples/s",
     "eval_steps_per_second": "evaluated steps/s",
     "total_flos": "floating-point operations",
-    "sequence_length": "tokens a sequence",
+    "sequence_length": "tokens per sequence",
     "held_out_documents": "held-out documents",
     "held_out_bytes": "held-out bytes",
     "held_out_tokens": "held-out tokens",
@@ -39,7 +39,7 @@ _RESULT_LABELS = {
     "dropped_empty": "empty, left out",
     "dropped_broken": "broken, left out",
     "dropped_duplicates": "duplicates, left out",
-    "cuts": "cuts of long ones",
+    "cuts": "cuts in long documents",
     "special_tokens_in_text": "special tokens in texts",
     "encoder_reason": "why this encoder",
     "tokens_per_second": "tokens/s",
@@ -53,8 +53,8 @@ _RESULT_LABELS = {
     "learning_rate": "learning rate",
     "grad_norm": "gradient norm",
     "memory_gib": "memory in use (GiB)",
-    "max_memory_gib": "most memory in use (GiB)",
-    "total_memory_gib": "memory of a card (GiB)",
+    "max_memory_gib": "peak memory in use (GiB)",
+    "total_memory_gib": "memory per card (GiB)",
 }
 """Readable names of metrics, including those that a transformers Trainer names."""
 
@@ -66,7 +66,7 @@ _MAIN_RESULTS = (
     "eval_perplexity",
     "eval_loss",
 )
-"""Metrics that can represent a run where there is room for one; the first that a run has is used."""
+"""Metrics that can represent a run; the first one that a run has is used."""
 
 
 def main_result(result: Mapping[str, Any]) -> tuple[str, float] | None:

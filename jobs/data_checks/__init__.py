@@ -1,1 +1,1 @@
-"""Check tables and models before anything is paid for, on the laptop and in the container."""
+"""Check tables and models, on the laptop and in the container, before a job costs anything."""

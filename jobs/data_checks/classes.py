@@ -16,7 +16,7 @@ MAX_CONFUSED = 10
 """Number of most confused pairs of classes that are recorded."""
 
 MAX_TEXT_CHARACTERS = 500
-"""Length to which the text of a mistake is cut."""
+"""Length to which the text of a mistake is truncated."""
 
 _MAX_SHOWN = 20
 _MAX_SHOWN_CONFUSED = 5
@@ -73,7 +73,8 @@ class ClassReport(_Record):
     def lines(self) -> Iterator[str]:
         """Yield the scores of the classes and the worst pairs as text for a terminal.
 
-        If there are many classes, those with the lowest F1. Lines have at most 80 characters, except for long names.
+        If there are many classes, only those with the lowest F1 are shown. Lines have at most 80 characters, except for
+        long names.
         """
         shown = self.classes
         if len(shown) > _MAX_SHOWN:

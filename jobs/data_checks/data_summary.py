@@ -17,7 +17,7 @@ MAX_CLASSES = 20
 _MAX_NAMED = 5
 
 _FEW = {1: "one example", 2: "two examples"}
-"""Numbers of examples that are too few to learn a class reliably, with none or half of them held out."""
+"""Numbers of examples, training and held-out together, that are too few to learn a class reliably."""
 
 
 class ClassCount(BaseModel):
@@ -60,7 +60,7 @@ class DataSummary(BaseModel):
     repeated: int = 0
     """Training examples that repeat the text of an earlier one."""
     shared: int = 0
-    """Held-out examples whose text is also a training example's."""
+    """Held-out examples whose text is also in the training data."""
     empty: int = 0
     """Training and held-out examples whose text, or one text of a pair, is empty or only whitespace."""
     bad_rows: dict[str, int] = {}
@@ -130,7 +130,7 @@ def summary(
     empty = 0
 
     def hashes(part: Iterable[tuple[str, ...]]) -> Iterator[int]:
-        """Yield hashes, to save memory: the texts of millions of examples are already loaded once."""
+        """Yield hashes instead of texts, to save memory: the texts of millions of examples are already loaded once."""
         nonlocal empty
         for text in part:
             empty += not all(map(str.strip, text))

@@ -34,7 +34,7 @@ def hub_model_errors(
     classifies: bool = False,
     note: Callable[[str], None],
 ) -> Iterator[TrainyardError]:
-    """Yield all errors that a hub model's metadata and configuration show. `note` is called if the hub is silent."""
+    """Yield the errors in a hub model's metadata and files. `note` gets the reason if the hub does not answer."""
     name, options = hub_parts(location)
     revision = options.get("revision", "main")
     try:
@@ -49,22 +49,22 @@ def hub_model_errors(
     except _NotOnHubError:
         yield _not_on_hub(location, "model")
         return
-    except _HubSilentError as reason:
+    except _HubUnavailableError as reason:
         note(f"{location} was not checked: {reason}")
         return
     yield from model_errors(location, names, contents, max_length=max_length, pytorch=pytorch, classifies=classifies)
 
 
 def hub_repository_errors(
-    location: str, sort: Literal["model", "dataset"], *, note: Callable[[str], None]
+    location: str, kind: Literal["model", "dataset"], *, note: Callable[[str], None]
 ) -> Iterator[TrainyardError]:
     """Yield an error if the hub has no such repository. `note` gets the reason if the hub does not answer."""
     name, options = hub_parts(location)
     try:
-        _hub_json(f"api/{sort}s/{name}/revision/{quote(options.get('revision', 'main'), safe='')}")
+        _hub_json(f"api/{kind}s/{name}/revision/{quote(options.get('revision', 'main'), safe='')}")
     except _NotOnHubError:
-        yield _not_on_hub(location, "data set" if sort == "dataset" else sort)
-    except _HubSilentError as reason:
+        yield _not_on_hub(location, "data set" if kind == "dataset" else kind)
+    except _HubUnavailableError as reason:
         note(f"{location} was not checked: {reason}")
 
 
@@ -72,13 +72,13 @@ class _NotOnHubError(Exception):
     """The hub has no such repository or revision."""
 
 
-class _HubSilentError(Exception):
-    """The hub does not answer, or refuses to. The message says why."""
+class _HubUnavailableError(Exception):
+    """The hub gave no usable answer. The message is the reason."""
 
 
 def _not_on_hub(location: str, what: str) -> TrainyardError:
     return NotFoundError(
-        f"{location}: the hub has no such {what}",
+        f"{location}: {what} not found on the hub",
         next_step="check the name, and the revision if there is one",
     )
 
@@ -88,9 +88,9 @@ def _hub_json(path: str) -> Any:
     try:
         answer = json.loads(content or b"")
     except ValueError:
-        raise _HubSilentError(_HUB_UNREADABLE) from None
+        raise _HubUnavailableError(_HUB_UNREADABLE) from None
     if not isinstance(answer, dict):
-        raise _HubSilentError(_HUB_UNREADABLE)
+        raise _HubUnavailableError(_HUB_UNREADABLE)
     return answer
 
 
@@ -98,10 +98,10 @@ def _hub_get(path: str) -> bytes | None:
     """Return the content at a path of the hub.
 
     Raises _NotOnHubError if the hub has no such repository or revision. Without a token, the hub answers 401 for
-    missing names as for private ones, which counts as no answer.
+    missing and for private names alike, which counts as no answer.
     """
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        raise _HubSilentError("HF_HUB_OFFLINE is set")
+        raise _HubUnavailableError("HF_HUB_OFFLINE is set")
     token = os.environ.get("HF_TOKEN")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     check_endpoint(endpoint, source="HF_ENDPOINT")
@@ -114,7 +114,7 @@ def _hub_get(path: str) -> bytes | None:
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.NOT_FOUND:
             raise _NotOnHubError(error.headers.get("X-Error-Message") or error.reason) from None
-        raise _HubSilentError(f"the hub answered {error.code} {error.reason}") from None
+        raise _HubUnavailableError(f"the hub answered {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException):
-        raise _HubSilentError("the hub did not answer") from None
+        raise _HubUnavailableError("the hub did not answer") from None
     return content if len(content) <= _HUB_MAX_BYTES else None

@@ -1,4 +1,4 @@
-"""Check a job's inputs before it is submitted, so that mistakes show before anything is paid for."""
+"""Check a job's inputs before it is submitted, so that mistakes cost nothing."""
 
 import io
 import json
@@ -70,7 +70,7 @@ def check_inputs(
 
 
 def _pytorch_of(spec: JobSpec, stage: DeployedStage) -> str | None:
-    """Return the version of PyTorch in the job's image. None if this trainyard does not know the stage's release."""
+    """Return the version of PyTorch in the job's image. None if this version of trainyard lacks the stage's release."""
     root = stage.row_of(accelerated=spec.kind.accelerated).image
     row = releases().get(stage.releases.get(root, ""))
     return row.pytorch if row is not None else None
@@ -193,7 +193,7 @@ def _check_object(aws: Aws, argument: str, location: str, what: str) -> None:
     wanted = folder + "config.json" if has_configuration else place.key
     if what != FILES_FOLDER and object_store.exists(aws.s3, S3Location(place.bucket, wanted)):
         return
-    below = _holds_files(aws, place.bucket, folder)
+    below = _has_files(aws, place.bucket, folder)
     if below and what in _FILES:
         raise _other_form(argument, location, what, is_folder=True)
     if has_configuration and below:
@@ -218,17 +218,17 @@ def _check_artifact(aws: Aws, argument: str, location: str, what: str, wanted: s
         raise NotFoundError(
             f"arguments.{argument}: {what} was expected at {location}, but it has neither {POINTER} nor "
             f"{MANIFEST}{others}",
-            next_step="name a run that makes one, or the location of one",
+            next_step="name a run that produces it, or its location",
         )
     try:
         kind = json.loads(text)["kind"]
     except (ValueError, LookupError, TypeError):
-        return  # the job will report what it is instead
+        return  # the job reports damaged records
     if wanted not in (None, kind):
         raise UsageError(f"arguments.{argument}: {location} is a '{kind}', not a '{wanted}'")
 
 
-def _holds_files(aws: Aws, bucket: str, folder: str) -> bool:
+def _has_files(aws: Aws, bucket: str, folder: str) -> bool:
     try:
         return bool(aws.s3.list_objects_v2(Bucket=bucket, Prefix=folder, MaxKeys=1).get("Contents"))
     except Exception as error:
@@ -264,7 +264,7 @@ def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes]]:
         if sizes[name] > _CONFIGURATION_BYTES:
             raise UsageError(
                 f"{location}: its {name} has {sizes[name]:,} bytes; the limit is {_CONFIGURATION_BYTES:,}",
-                next_step="stage the model's folder again",
+                next_step="save the model again",
             )
         if location.startswith(S3):
             content = object_store.read_once(aws.s3, place / name)
@@ -316,7 +316,7 @@ def table_errors(
     In Parquet files, whose rows are compressed, only the columns and the number of rows are checked.
     """
     first = head(aws, location)
-    empty = UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
+    empty = UsageError(f"{location} has no examples", next_step="check the file, or the step that wrote it")
     if table_suffix(location) == ".parquet":
         yield from _parquet_errors(aws, location, first, columns, empty)
         return
@@ -325,7 +325,7 @@ def table_errors(
         return  # the first row is longer than HEAD_BYTES
     bad = BadRows(skip=columns.skips, at_most=len(content))
     names = list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])]))
-    table = TableRows(location=location, columns=names, columns_are_named_by=columns.missing_next, bad=bad)
+    table = TableRows(location=location, columns=names, missing_next=columns.missing_next, bad=bad)
     rows = ((values, line) for values, _, line in table.rows_of_text(io.BytesIO(content)))
     try:
         if columns.label is None:  # a corpus treats values that are not text as empty texts, and reports them
@@ -362,7 +362,7 @@ def _parquet_errors(
     except (pa.ArrowException, OSError, ValueError) as error:
         yield UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}")
         return
-    table = TableRows(location=location, columns=columns.texts, columns_are_named_by=columns.missing_next)
+    table = TableRows(location=location, columns=columns.texts, missing_next=columns.missing_next)
     for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
         if column not in present:
             yield table.no_column(column, present, location)

@@ -54,14 +54,15 @@ _POSITIONS_BEHIND_PADDING = frozenset(
         *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     }
 )
-"""The same, but positions start after the padding token's id (as in fairseq): 514 rows are 512 positions."""
+"""Model types with a table whose positions start after the padding token's id (as in fairseq): 514 rows are 512
+positions."""
 
 _WITHOUT_TABLE = {
     "deberta": ("position_biased_input", False),
     "deberta-v2": ("position_biased_input", False),
     "esm": ("position_embedding_type", "rotary"),
 }
-"""Model types that can do without the table, and the setting that says so: DeBERTa then uses relative positions only
+"""Model types that need no table if they have this setting: DeBERTa then uses only relative positions
 (`DebertaConfig`), ESM-2 rotary embeddings (`EsmConfig`)."""
 
 _WITHOUT_PADDING = frozenset(
@@ -122,7 +123,7 @@ def model_errors(
     pytorch: str | None = None,
     classifies: bool = False,
 ) -> Iterator[TrainyardError]:
-    """Yield an error for everything that keeps the files from being a model that can be trained with `max_length`.
+    """Yield an error for each reason why the files are not a model that can be trained with `max_length`.
 
     `contents` has the files of CHECKED_FILES that exist. `is_known` returns whether transformers itself has a model
     type, so that the model needs no custom code. `classifies`: the model must be a classifier.
@@ -150,7 +151,7 @@ def model_errors(
                 yield UsageError(
                     f"{location} is rejected: its config.json has '{setting}', which makes transformers download and "
                     "run code (CVE-2026-5241, CVE-2026-4372)",
-                    next_step="find out who put it there; a model without custom code has no such line",
+                    next_step="find out who added it; a model without custom code does not have it",
                 )
             if "quantization_config" in configuration:
                 yield UsageError(
@@ -172,7 +173,7 @@ def configuration_of(content: bytes, location: str) -> dict[str, Any]:
     """Return the content of a config.json.
 
     Raises UsageError if it is not a model's, because transformers would raise an obscure IndexError or list all models
-    that it knows.
+    that it supports.
     """
     try:
         configuration = json.loads(content)
@@ -271,7 +272,7 @@ def _padding_errors(
         try:
             content = json.loads(contents[name])
         except (ValueError, RecursionError) as error:
-            yield UsageError(f"{location}: its {name} is not JSON: {error}", next_step="stage the model's folder again")
+            yield UsageError(f"{location}: its {name} is not JSON: {error}", next_step="save the model again")
             return
         if isinstance(content, dict):
             settings.update({key: value for key, value in content.items() if value})

@@ -1,7 +1,7 @@
-"""Read the rows of a CSV, TSV or JSON-lines table, for the command line and the container similar_names.
+"""Read the rows of a CSV, TSV or JSON-lines table, on the laptop and in the container.
 
-Each kind of bad row has an error that names its place. Nothing is guessed, and nothing is skipped silently. Other
-formats and the download of tables belong to jobs.data_checks.inputs and jobs.container.data.tables.
+Every bad row is reported with its place; nothing is guessed or skipped silently. jobs.data_checks.inputs and
+jobs.container.data.tables download tables and read other formats.
 """
 
 import csv
@@ -26,7 +26,7 @@ class BadRows:
     """Collects the bad rows of all tables of a job."""
 
     def __init__(self, *, skip: bool = False, at_most: int = 0) -> None:
-        """Skip bad rows if `skip` is set, but fail at more than `at_most` of them."""
+        """Skip bad rows if `skip` is set, but fail if there are more than `at_most`."""
         self.skip = skip
         self._at_most = at_most
         self._errors: dict[str, list[TrainyardError]] = {}
@@ -46,7 +46,7 @@ class BadRows:
             errors.append(error)
         if self.skip and self.counts.total() > self._at_most:
             raise UsageError(
-                f"more bad rows than max_bad_rows allows to skip ({self._at_most}); among them:\n"
+                f"more bad rows than max_bad_rows allows ({self._at_most}); among them:\n"
                 + "\n".join(self.named(location)),
                 next_step="correct the table, or set max_bad_rows higher",
             )
@@ -111,13 +111,13 @@ BEGINNING = At()
 
 
 class Broken(NamedTuple):
-    """Takes the place of text that is not UTF-8; gives the position and the reason."""
+    """Stands for text that is not UTF-8, with its position and the reason."""
 
     reason: str
 
 
 class JoinedLines(NamedTuple):
-    """Lines that quotes join into one row although each could be a row. The quotes may be part of the text."""
+    """Lines that quotes join into one row, although each could be a row because the quotes may belong to the text."""
 
     first: int
     last: int
@@ -140,8 +140,8 @@ class TableRows:
 
     location: str
     columns: Sequence[str]
-    columns_are_named_by: str
-    """Names the arguments to correct if a column is missing."""
+    missing_next: str
+    """Next step if a column is missing."""
     streamed: bool = False
     """The table may be larger than memory and disk. Hub data sets are then read without downloading them first, and
     text that is not UTF-8 is returned as Broken instead of raising an error."""
@@ -179,9 +179,7 @@ class TableRows:
                 raise self.no_column(column, present, place)
 
     def no_column(self, column: str, present: Iterable[str], place: str) -> TrainyardError:
-        return UsageError(
-            f"{place}: no column '{column}'{did_you_mean(column, present)}", next_step=self.columns_are_named_by
-        )
+        return UsageError(f"{place}: no column '{column}'{did_you_mean(column, present)}", next_step=self.missing_next)
 
     def refuse(self, error: TrainyardError, *, rows: int = 1) -> None:
         """Add a bad row, or raise `error` if bad rows are not collected."""
@@ -194,6 +192,7 @@ class TableRows:
 
         A row certainly contains others if each of its lines has one of the table's labels: then the text of one row
         includes the label of another.
+
         `labels` are the values of the last column in all rows read, `lines` the lines on which those rows end.
         Returns the indices of unusable rows. Raises UsageError if bad rows are not collected.
         """
@@ -455,22 +454,22 @@ def labelled_rows(
     labels = [value for _, value in found]
     merged = table.refuse_joined(labels, lines)
     of_labels = label_errors(label, labels, lambda number: f"{table.unit} {lines[number]}")
-    faults = {number: (reason, next_step) for number, reason, next_step in of_labels}
+    label_problems = {number: (reason, next_step) for number, reason, next_step in of_labels}
     usable = []
     for number, row in enumerate(found):
         if number in merged:
             continue
-        reason = _text_fault(texts, row[0])
-        fault = (reason, None) if reason else faults.get(number)
-        if fault is None:
+        reason = _first_text_error(texts, row[0])
+        problem = (reason, None) if reason else label_problems.get(number)
+        if problem is None:
             usable.append(row)
         else:
-            table.refuse(UsageError(f"{table.place(lines[number])}: {fault[0]}", next_step=fault[1]))
+            table.refuse(UsageError(f"{table.place(lines[number])}: {problem[0]}", next_step=problem[1]))
     return usable
 
 
-def _text_fault(columns: Sequence[str], texts: Sequence[Any]) -> str | None:
-    faults = (
+def _first_text_error(columns: Sequence[str], texts: Sequence[Any]) -> str | None:
+    errors = (
         f"'{column}' {reason}" for column, text in zip(columns, texts, strict=True) if (reason := text_error(text))
     )
-    return next(faults, None)
+    return next(errors, None)

@@ -59,7 +59,7 @@ def summarize(
                 _read(part, location, _local_file(aws, location, Path(folder)), columns, bad)
     if not parts[0].labels:
         raise UsageError(
-            "\n".join([f"{training[0]} holds no examples", *bad.named(training[0])]),
+            "\n".join([f"{training[0]} has no examples", *bad.named(training[0])]),
             next_step=bad.next_step(training[0]) or "check the file",
         )
     names = sorted_classes(label for part in parts for label in part.labels)
@@ -127,7 +127,7 @@ def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows
     table = TableRows(
         location=location,
         columns=list(dict.fromkeys([*columns.texts, columns.label])),
-        columns_are_named_by=columns.missing_next,
+        missing_next=columns.missing_next,
         bad=bad,
     )
     for texts, label in labelled_rows(table, _rows(table, path, columns.label), columns.texts, columns.label):

@@ -54,9 +54,9 @@ def files_of(source: Path, place: S3Location) -> dict[Path, S3Location]:
 
 
 def put(aws: Aws, source: Path, place: S3Location, *, sent: Callable[[int], None]) -> bool:
-    """Upload one file, or return False if S3 already has it. `sent` gets the size of each part once it is stored."""
+    """Upload a file unless S3 has it, and return whether it was uploaded. `sent` gets the size of each stored part."""
     hashed, size = sha256(source), source.stat().st_size
-    if _is_there(aws, place, size, hashed):
+    if _is_uploaded(aws, place, size, hashed):
         sent(size)
         return False
     arguments: dict[str, Any] = {"ChecksumAlgorithm": "SHA256", "Metadata": {HASH: hashed}}
@@ -64,7 +64,7 @@ def put(aws: Aws, source: Path, place: S3Location, *, sent: Callable[[int], None
     return True
 
 
-def _is_there(aws: Aws, place: S3Location, size: int, hashed: str) -> bool:
+def _is_uploaded(aws: Aws, place: S3Location, size: int, hashed: str) -> bool:
     try:
         found = aws.s3.head_object(Bucket=place.bucket, Key=place.key)
     except Exception as error:

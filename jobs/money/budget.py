@@ -14,10 +14,10 @@ from jobs.core.records import Attempt
 from jobs.core.words import counted
 
 SAVE_SECONDS = 120.0
-"""Time before the end of its budget at which a run must save and stop: the same as after a Spot notice."""
+"""Seconds before its budget ends at which a run saves and stops: as many as after a Spot notice."""
 
 MIN_SECONDS = 300.0
-"""Minimum time that a budget must pay for: startup, some training, and `SAVE_SECONDS`."""
+"""Minimum seconds that a budget must pay for: startup, some training, and `SAVE_SECONDS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ NOTHING_SPENT = Spent()
 
 
 def usd_per_hour(row: InstanceType, capacity: Capacity | None, *, spot_usd_per_hour: float | None = None) -> float:
-    """Return the price of one instance; On-Demand, the more expensive one, if the capacity is unknown.
+    """Return the price of one instance. If the capacity is unknown, that is the higher On-Demand price.
 
     `spot_usd_per_hour` is EC2's Spot price, or None to use the recorded price.
     """
@@ -115,10 +115,10 @@ def budget_stop_reason(
     points: int = 0,
     of_new_point: bool = False,
 ) -> str:
-    """Return a sentence with the limit because of which a run was stopped, what it used, and the next step.
+    """Return a sentence with the limit that stopped a run, what the run used, and the next step.
 
     `spot_usd_per_hour` is EC2's Spot price, or None if the recorded price was used. `points` is the number of running
-    points of a sweep, or 0 for other runs. With `of_new_point`, no running point was stopped, but no new one may start.
+    points of a sweep, or 0 for other runs. With `of_new_point`, all points continue, but no new one may start.
     """
     price = f"at the recorded {CAPACITY_NAMES[capacity or 'on-demand']} price"
     if capacity == "spot" and spot_usd_per_hour is not None:

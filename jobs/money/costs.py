@@ -26,7 +26,6 @@ class Cost:
     on_demand_usd: float = 0.0
     """Cost of the same hours at the On-Demand price."""
     usd_by_phase: dict[PhaseName, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """Cost of each phase."""
 
     @property
     def saved_usd(self) -> float:
@@ -47,7 +46,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Month:
-    """A calendar month in UTC, like the months of budgets; or all time."""
+    """A calendar month in UTC, as for budgets, or all time."""
 
     begin: datetime
     end: datetime
@@ -92,7 +91,7 @@ def costs(receipts: Iterable[Receipt], *, by: By, month: Month) -> list[Cost]:
     """Return a row for each team, kind or run with hours in the month, the most expensive first."""
     rows: dict[str, Cost] = {}
     for receipt in receipts:
-        found = _of_run(receipt, month)
+        found = _run_cost(receipt, month)
         if found.instance_hours:
             name = {"team": receipt.team, "job": receipt.job, "run": receipt.run_id}[by]
             rows.setdefault(name, Cost(name=name)).add(found)
@@ -107,7 +106,7 @@ def total(rows: Iterable[Cost]) -> Cost:
     return found
 
 
-def _of_run(receipt: Receipt, month: Month) -> Cost:
+def _run_cost(receipt: Receipt, month: Month) -> Cost:
     prices = {
         attempt.number: usd_per_hour(instance_type(attempt.instance_type), "on-demand") for attempt in receipt.attempts
     }

@@ -7,12 +7,12 @@ The estimate of a spec for an instance type is based on measurements of earlier 
     rest        evaluations, saves and the last uploads: the median of the measured runs' time after the first step,
                 minus their samples / throughput
 
-The range goes from the fastest measured run without a reclaim to the slowest one with, on Spot, a reclaim every
-`mean_hours_between_reclaims` of the spec. Each reclaim costs another start; no steps are lost, because they are saved
-at the notice.
+The range goes from the fastest measured run without reclaims to the slowest one. On Spot, the slowest one also has a
+reclaim every `mean_hours_between_reclaims` of the spec. Each reclaim costs another start, but no steps, because they
+are saved at the notice.
 
 For a sweep, each point is estimated like this. The cost is the sum over the points; the time is that of the workers,
-which run one point after the other.
+each of which runs one point after the other.
 
 Published throughputs are rows of throughputs.jsonl, used if the stage has no comparable run. A row names what was
 trained, on which cards, when, and the source. Every number is in its source, except `start_seconds`, which is computed
@@ -83,10 +83,10 @@ class Estimate:
 def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None, prices: Prices | None) -> Estimate:
     """Return the estimate for one instance type from the measurements `found`, which must not be empty.
 
-    Without row and prices, the machine costs nothing.
+    Without `row` and `prices`, the estimate is for this machine, which costs nothing.
     """
-    start = _middle([each.start_seconds for each in found])
-    rest = _middle([each.rest_seconds for each in found])
+    start = _known_median([each.start_seconds for each in found])
+    rest = _known_median([each.rest_seconds for each in found])
     speeds = sorted(each.samples_per_second for each in found)
     speed = median(speeds)
     steps = work.samples / speed
@@ -164,7 +164,7 @@ def sweep_estimate(points: Sequence[Estimate], workers: int) -> Estimate:
     )
 
 
-def _middle(values: Sequence[float | None]) -> float:
+def _known_median(values: Sequence[float | None]) -> float:
     known = [value for value in values if value is not None]
     return median(known) if known else 0.0
 
@@ -195,7 +195,7 @@ def throughputs() -> list[Throughput]:
 
 
 def model_name(arguments: object) -> str:
-    """Return the model's name in the rows: the last part of its location, or its shape if trained from scratch."""
+    """Return the model's name as in throughputs.jsonl: the last part of its location, or the shape of a new model."""
     model = getattr(arguments, "model", None)
     if model is not None:
         return str(model).partition("?")[0].partition("@")[0].rstrip("/").rpartition("/")[2]

@@ -7,7 +7,7 @@ working    steps, evaluations and the last uploads; all of a job that does not t
 saving     the training was paused to save a checkpoint or the final model
 idle       other time after the first step in which no card was busy: slow input, a hang, a slow upload
 lost       steps that a later attempt had to repeat, at the attempt's mean time per step; for a script that loads its
-           checkpoints itself, also the time after its last checkpoint, and steps that its saves show to be repeated
+           checkpoints itself, the time after its last checkpoint, and steps that it saved again
 """
 
 from collections.abc import Sequence
@@ -89,9 +89,8 @@ def _phases(attempt: Attempt, later: Sequence[Attempt], *, trains: bool) -> list
     idle = max(0.0, min(unexplained, seconds - compiling - saving - lost))
     price = attempt_usd_per_hour(attempt) / 3600
     waited = attempt.waited_instance_seconds
-    parts: list[
-        tuple[PhaseName, float]
-    ] = [  # each is drawn as one period, even if its parts were spread over the attempt
+    # Each phase is drawn as one period, even if it was spread over the attempt.
+    parts: list[tuple[PhaseName, float]] = [
         ("starting", (first_step - start).total_seconds()),
         ("compiling", compiling),
         ("working", seconds - compiling - saving - idle - lost),
@@ -100,7 +99,7 @@ def _phases(attempt: Attempt, later: Sequence[Attempt], *, trains: bool) -> list
         ("lost", lost),
     ]
     begins = [start + timedelta(seconds=sum(taken for _, taken in parts[:number])) for number in range(len(parts))]
-    stretches: list[tuple[PhaseName, datetime, datetime, float]] = [
+    periods: list[tuple[PhaseName, datetime, datetime, float]] = [
         ("waiting", start - timedelta(seconds=waited / attempt.nnodes), start, waited),
         *(
             (name, begin, until, taken * attempt.nnodes)
@@ -116,6 +115,6 @@ def _phases(attempt: Attempt, later: Sequence[Attempt], *, trains: bool) -> list
             instance_seconds=taken,
             usd=taken * price,
         )
-        for name, begin, finish, taken in stretches
+        for name, begin, finish, taken in periods
         if taken >= 1e-6  # times have microsecond resolution
     ]

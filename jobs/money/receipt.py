@@ -40,13 +40,11 @@ def sums(attempts: Sequence[Attempt], *, on_instance: bool) -> dict[str, Any]:
 def with_end(receipt: Receipt, *, job_id: str, stopped_at: datetime) -> Receipt:
     """Return the receipt with the end time of its Batch job, if the newest attempt has none.
 
-    An attempt has no end time if its launcher was killed or its node was lost; its latest heartbeat is all that is
-    known.
+    An attempt whose launcher was killed or whose node was lost has no end time, only its latest heartbeat.
     """
     *before, last = receipt.attempts
-    if last.finished_at is not None or not (last.job_id or "").startswith(
-        job_id
-    ):  # a node's job id starts with the id of its job
+    # A node's job id starts with the id of its job.
+    if last.finished_at is not None or not (last.job_id or "").startswith(job_id):
         return receipt
     attempts = [*before, last.model_copy(update={"finished_at": max(stopped_at, last.last_seen_at)})]
     on_instance = instance_type(last.instance_type).accelerator == last.accelerator
@@ -55,7 +53,7 @@ def with_end(receipt: Receipt, *, job_id: str, stopped_at: datetime) -> Receipt:
 
 
 def savings(receipt: Receipt) -> str:
-    """Return the savings by Spot in dollars and per cent; empty if there are none, or they are unknown."""
+    """Return what Spot saved, in dollars and percent; empty if it saved nothing or the savings are unknown."""
     if not receipt.saved_usd or receipt.saved_percent is None:
         return ""
     return f"{usd(receipt.saved_usd)}, {receipt.saved_percent:.0f} % of the On-Demand price"
@@ -66,8 +64,8 @@ def unknown_loss(receipts: Iterable[Receipt]) -> str:
     unknown = sum(attempt.may_repeat for receipt in receipts for attempt in receipt.attempts)
     if not unknown:
         return ""
-    whose = "an attempt" if unknown == 1 else f"{unknown} attempts"
-    return f"not including steps that {whose} repeated if the script did not load the restored checkpoint"
+    attempts = "an attempt" if unknown == 1 else f"{unknown} attempts"
+    return f"not including steps that {attempts} repeated if the script did not load the restored checkpoint"
 
 
 def unproductive(receipt: Receipt) -> str:

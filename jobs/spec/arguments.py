@@ -229,8 +229,8 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_invalid_characters(cls, value: Any) -> Any:
-        # Before all other validators: their messages contain the value, and pydantic cannot print lone surrogates.
-        texts = value if isinstance(value, list | dict) else [value]  # the keys of a dict; its values are checked later
+        # Runs before other validators, whose messages contain the value: pydantic cannot print lone surrogates.
+        texts = value if isinstance(value, list | dict) else [value]  # of a dict the keys; its values are checked later
         if any(isinstance(text, str) and _INVALID_CHARACTER.search(text) for text in texts):
             raise ValueError("must not contain NUL or lone surrogates")
         return value
@@ -291,7 +291,7 @@ class Arguments(Strict):
 
     @property
     def classifies(self) -> bool:
-        """Return whether the model must already be a classifier, because it is used and not trained."""
+        """Return whether the model must already be a classifier, because the job does not train it."""
         return False
 
     def with_sources(self, **locations: str) -> Self:
@@ -336,7 +336,7 @@ class Arguments(Strict):
         """
 
     def to_flags(self) -> list[str]:
-        """Return `--key=value` for every field that is not None; also defaults, which may differ in the container."""
+        """Return `--key=value` for every field that is not None, even defaults, which may differ in the container."""
         return to_flags(self)
 
 
@@ -377,7 +377,7 @@ def _number(limit: float) -> str:
     return str(limit) if isinstance(limit, int) else f"{limit:.3g}"
 
 
-_IN_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
+_MESSAGES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "int_type": _WHOLE_NUMBER,
     "int_parsing": _WHOLE_NUMBER,
     "int_parsing_size": _WHOLE_NUMBER,
@@ -411,11 +411,11 @@ _IN_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
 def error_in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> str:
     """Return what is wrong with one value, without its path.
 
-    `model` is the model of the value; the docstring of a field with a pattern describes valid text.
+    `model` contains the value; the docstring of a field with a pattern describes valid text.
     """
     if item["type"] == "value_error":
         return item["msg"].removeprefix("Value error, ")
-    words = _IN_WORDS.get(item["type"], item["msg"])
+    words = _MESSAGES.get(item["type"], item["msg"])
     if callable(words):
         words = words(item["ctx"])
     if item["type"] == "string_pattern_mismatch":

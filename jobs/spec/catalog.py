@@ -2,7 +2,7 @@
 
 To add a kind, add a module there (arguments and `KIND`), an entrypoint under jobs/container and a spec under
 jobs/specs; the job definitions follow from `KIND`. Entrypoints are strings, so that nothing here imports torch; a test
-resolves them.
+imports them.
 """
 
 import importlib

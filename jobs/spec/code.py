@@ -28,7 +28,7 @@ CODE_RECORD = "code.json"
 ARCHIVE = ".tar.gz"
 
 MAX_CODE_BYTES = 100_000_000
-"""Code is small; larger files are data, which a run reads as an input."""
+"""Code is small; larger files are data, which belong in the inputs."""
 
 MAX_CODE_FILES = 10_000
 
@@ -114,7 +114,7 @@ def fingerprint_of(location: str) -> str:
 
 
 def is_packed(location: str) -> bool:
-    """Return whether a spec's code is already packed on S3, and not a local folder."""
+    """Return whether a spec's code is already packed on S3, instead of a local folder."""
     return location.startswith(S3)
 
 
@@ -151,7 +151,7 @@ def read_archive(content: bytes, *, location: str, fingerprint: str) -> list[tup
         raise UsageError(f"{location} is damaged: {error}", next_step=_PACK_AGAIN.format(location)) from None
     if code_fingerprint(file for file, _ in found) != fingerprint:
         raise UsageError(
-            f"{location} contains other code than its run was submitted with", next_step=_PACK_AGAIN.format(location)
+            f"{location} is not the code that its run was submitted with", next_step=_PACK_AGAIN.format(location)
         )
     return found
 
@@ -169,10 +169,10 @@ SCRIPT_VARIABLE = "TRAINYARD_SCRIPT"
 """The script's arguments that determine its result, as JSON; checkpoints are resumed only with the same values."""
 
 OUTPUT_VARIABLE = "TRAINYARD_OUTPUT"
-"""Folder whose files are stored on S3 below the run's output/."""
+"""Folder whose files are uploaded to the run's output/."""
 
 CHECKPOINTS_VARIABLE = "TRAINYARD_CHECKPOINTS"
-"""Folder whose complete checkpoints are stored on S3 and restored for the next attempt."""
+"""Folder whose complete checkpoints are uploaded, and restored for the next attempt."""
 
 INPUT_PREFIX = "TRAINYARD_INPUT_"
 """Prefix of the variable with an input's location; the input's name in upper case follows."""

@@ -18,12 +18,12 @@ HEALTH_SECONDS = 10.0
 """Default duration of the health check on instances with accelerators, not counting the start of its processes."""
 
 MATMUL_FLOOR = 0.5
-"""Share of its published peak that a healthy card must reach. In a large multiplication a healthy card exceeds it; a
-hot or throttled card does not."""
+"""Share of its published peak that a healthy card must reach. In a large multiplication, a healthy card exceeds this
+share; a hot or throttled card does not."""
 
 LINK_FLOOR = 0.1
 """Share of their published speed that healthy links between cards must reach. Traffic that falls back to the host's
-memory is slower than that."""
+memory is slower."""
 
 BAD_NODE_FILE = ".trainyard-bad-node"
 """Name of the file that a job writes to /scratch if its node failed the check; the host then shuts down
@@ -50,7 +50,7 @@ class Health(Strict):
         return HEALTH_SECONDS if on_instance and accelerator != "cpu" else 0.0
 
     def with_floors_of(self, row: InstanceType, accelerator: str) -> "Health":
-        """Return the check with the minimums of the instance type for those that the spec does not set."""
+        """Return the check, with the instance type's minimums where the spec sets none."""
         if accelerator != row.accelerator:
             return self  # running on a laptop instead of the instance type
         update: dict[str, float] = {}
@@ -65,14 +65,13 @@ RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 
 RENDEZVOUS_WAIT_SECONDS = 900.0
-"""Default time that the nodes of a node group wait for all of them; then training starts if at least min_nnodes are
-there."""
+"""Default seconds that a node group waits for all its nodes; then it trains if at least min_nnodes have arrived."""
 
 START_TIMEOUT_SECONDS = 900.0
-"""Default time that the nodes of a multi-node job wait for each other, because EC2 may start them minutes apart."""
+"""Default seconds that the nodes of a multi-node job wait for each other; EC2 may start them minutes apart."""
 
 HANG_TIMEOUT_SECONDS = 120.0
-"""Default time without a step after which a training is considered hung."""
+"""Default seconds without a step after which a training is considered hung."""
 
 
 def _without_empty_fraction(seconds: float) -> int | float:

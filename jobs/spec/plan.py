@@ -43,7 +43,7 @@ class ResumedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentsFile:
-    """The arguments of a job as a file of its run, named by a hash, so that no other job of the run overwrites it."""
+    """The arguments of a job as a file of its run, named by a hash so that no other job of the run overwrites it."""
 
     name: str
     content: bytes
@@ -139,8 +139,8 @@ def plan(
     `prices_of` returns the prices of an instance type. A Spot price other than the recorded one is passed to the job,
     whose budget and receipt use it.
 
-    `room_of` returns how many instances a job's queue can hold, which limits the workers of a sweep; it is called only
-    for sweeps. None: unknown.
+    `room_of` returns how many instances a job's queue can hold, which limits the workers of a sweep. It is called only
+    for sweeps; None means unknown.
 
     `points_left` is the number of remaining points of a resumed sweep; None means all.
     References to runs, including those in `dependencies`, must already be resolved (jobs.runs.references).
@@ -329,7 +329,7 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
 def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
     """Raise UsageError if the arguments push to the Hugging Face Hub but the team has no secret for a token.
 
-    This also holds on the emulator, which does not pass on keys of its environment to jobs.
+    This applies on the emulator too, which passes none of its environment's keys to jobs.
     """
     repository = arguments.hub_repository
     if repository is not None and team not in stage.huggingface_teams:
@@ -370,7 +370,7 @@ def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> N
 def _check_compiling(arguments: Arguments, row: InstanceType) -> None:
     if getattr(arguments, "torch_compile", False) and row.accelerator != "cuda":
         why = (
-            "on HPUs it would need Habana's backend, which was never tried"
+            "on HPUs it would need Habana's backend, which is untested"
             if row.accelerator == "hpu"
             else f"the image {row.image} has no compiler"
         )

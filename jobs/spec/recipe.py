@@ -14,7 +14,7 @@ MAX_SEED = 2**32 - 1
 """NumPy's limit."""
 
 MAX_BATCH_SIZE = 2**20
-"""Far more sequences than any recipe has in one step."""
+"""Far more sequences than any recipe needs in one step."""
 
 SMALLER_IS_BETTER = frozenset({"eval_loss", "eval_perplexity"})
 """Metrics to minimize; all others are maximized."""
@@ -71,7 +71,7 @@ class Recipe(Arguments):
     """Optimizer of the Trainer. adamw uses the accelerator's fused kernel if there is one."""
     hpu_trainer: HpuTrainer = "optimum-habana"
     """Library of the Trainer on HPUs. optimum-habana runs in lazy mode, as in Gaudi's published results; its support
-    ended on 31 October 2026. transformers runs in eager mode and was never tried on an HPU."""
+    ended on 31 October 2026. transformers runs in eager mode and is untested on HPUs."""
     gaudi_config: Input | None = None
     """A gaudi_config.json, or a folder or hf://org/name that contains one. Default: the published configuration for
     BERT. On other accelerators it is checked but has no effect."""
@@ -94,11 +94,11 @@ class Recipe(Arguments):
     final_evaluation: bool = True
     """Evaluate after the last step. The model is already on S3 then: if that evaluation fails, resume with false."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Optimizer steps between checkpoints, or auto. auto minimizes the expected loss of time by Young's formula, from
+    """Optimizer steps between checkpoints, or auto. auto minimizes the expected lost time by Young's formula, from
     the measured pause of a save and mean_hours_between_reclaims; the interval is between 1 and 30 minutes."""
     mean_hours_between_reclaims: float = Field(default=6.0, gt=0)
     """Expected hours between reclaims of one instance, for `checkpoint_every_steps: auto`. It is divided by the number
-    of nodes, because a reclaim of any node ends the attempt. 6 is a cautious guess: EC2 promises nothing."""
+    of nodes, because a reclaim of any node ends the attempt. 6 is a cautious guess, because EC2 guarantees nothing."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of complete checkpoints to keep, the newest ones."""
     keep_every_steps: int | None = Field(default=None, ge=1)

@@ -87,7 +87,7 @@ class _Reader:
     def _include(self, name: str, *, below: tuple[str, ...], constrains: bool) -> None:
         path = self._folder / name
         if name in below:
-            raise UsageError(f"arguments.requirements: {below[-1]} includes {name}, which includes it")
+            raise UsageError(f"arguments.requirements: circular include: {' -> '.join((*below, name))}")
         if not path.is_file():
             named_by = f", which {below[-1]} includes" if below else ""
             raise UsageError(f"arguments.requirements: the code has no file '{name}'{named_by}")

@@ -84,7 +84,7 @@ class Resources(Strict):
 
 
 class _Submission(Strict):
-    """What to run, for which team, and on what."""
+    """The job to run, its team, and its resources."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     """Lower-case letters, digits and hyphens, at most 63 characters; the run id starts with this name."""
@@ -160,8 +160,8 @@ class PlannedPoint:
 def parse_spec(data: object, *, origin: str) -> JobSpec:
     """Validate `data`, the YAML document of the file `origin`, and return the spec.
 
-    Raises UsageError with one line per error: file, path in the file, what is wrong, and for an unknown key the closest
-    known one.
+    Raises UsageError with one line per error: file, path in the file, what is wrong, and the closest match for an
+    unknown key.
     """
     if not isinstance(data, Mapping):
         raise UsageError(

@@ -1,7 +1,7 @@
 """Reads the YAML of a spec safely: with limits on its size, and with line numbers in errors.
 
-A few hundred bytes of YAML can stand for more values than fit into memory, and `trainyard submit` need not be the
-writer of a spec in the run bucket.
+A few hundred bytes of YAML can stand for more values than fit into memory, and a spec in the run bucket may not have
+come from `trainyard submit`.
 """
 
 import re
@@ -55,7 +55,7 @@ def parse_documents(text: str, *, origin: str) -> list[Document]:
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise UsageError(f"{origin}: {place}{shortened(str(error.problem or error.context))}") from None
     except yaml.YAMLError as error:
-        # A character that YAML forbids; the further lines of the message are about the reader.
+        # A character that YAML forbids; the other lines of the message are about the reader.
         raise UsageError(f"{origin}: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise UsageError(f"{origin}: {_TOO_DEEP}") from None
@@ -82,8 +82,8 @@ class _Loader(yaml.SafeLoader):
     parses the text, and a script's parameter keeps its spelling.
 
     Duplicate keys are rejected; PyYAML would silently keep the last one. Errors name the line of a value that looks
-    like a date or a number but is not valid. Files with too many values are rejected: a few hundred bytes of aliases
-    can stand for more values than fit into memory.
+    like a date or a number but is not valid. Files with too many values are rejected, because aliases multiply
+    them.
     """
 
     bool_values: ClassVar = {"true": True, "false": False}
@@ -106,7 +106,7 @@ class _Loader(yaml.SafeLoader):
         if node is None:
             return None
         if isinstance(node, yaml.ScalarNode):
-            node.value = _with_whole_characters(node)
+            node.value = _with_joined_surrogates(node)
         if not isinstance(event, yaml.AliasEvent):
             self._values += 1
             self._sizes[node] = self._values - before
@@ -168,7 +168,7 @@ _PLAIN = {
     ),
     "merge": ("<<", "<"),
 }
-"""Type to the pattern of plain text that has it, and the characters that such text starts with."""
+"""By type: the pattern of its plain text, and the characters that such text can start with."""
 
 _Loader.yaml_implicit_resolvers = {}  # replaces SafeLoader's, which follow YAML 1.1
 for _kind, (_pattern, _first) in _PLAIN.items():
@@ -183,7 +183,7 @@ _Dumper.add_implicit_resolver(
 )
 
 
-def _with_whole_characters(node: yaml.ScalarNode) -> str:
+def _with_joined_surrogates(node: yaml.ScalarNode) -> str:
     """Return the text with surrogate pairs joined into characters; JSON escapes characters beyond 16 bits as pairs."""
     try:
         return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")

@@ -23,7 +23,7 @@ DEPENDENCY_FAILED = "Dependent Job failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Dependency:
-    """A run of the same team that has not ended, and that writes inputs of the waiting job."""
+    """An unfinished run of the same team that writes inputs of the waiting job."""
 
     run_id: str
     job_id: str | None
@@ -114,7 +114,7 @@ def submit_job_request(
 
 
 def is_too_long(request: Mapping[str, Any]) -> bool:
-    """Return whether the command line and variables of a request are too long for the container to start."""
+    """Return whether a request's command line and variables are too long for its container to start."""
     overrides = {name: request[name] for name in ("ecsPropertiesOverride", "nodeOverrides") if name in request}
     length = len(json.dumps(overrides, separators=(",", ":"), ensure_ascii=False))
     return length > MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS

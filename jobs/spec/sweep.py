@@ -12,7 +12,7 @@ is a separate run with its own folder. The sweep's folder contains, in addition 
     halving/RUNG/values/N.json       one `RungValue`: the evaluation of point N at that rung
     halving/RUNG/verdicts/N.json     one `Verdict`: whether point N continued
 
-and each point's folder has `member-of.json`, which names the sweep.
+Each point's folder contains `member-of.json`, which names the sweep.
 
 Successive halving stops points that are behind the others at a step, called a rung:
 
@@ -21,8 +21,8 @@ Successive halving stops points that are behind the others at a step, called a r
 Here the rungs are at the steps 100, 300, 900, …. At its first evaluation at or after a rung, a point is ranked against
 every point that has reached the rung so far, and continues only if it is in the top third; it does not wait for the
 others. (This is ASHA: Li et al. 2018, arXiv 1810.05934, in the variant that only stops points and never restarts them,
-like Optuna's SuccessiveHalvingPruner.) Values and verdicts are written once, so that an interrupted point decides as
-before.
+like Optuna's SuccessiveHalvingPruner.) Values and verdicts are written once, so that a resumed point keeps its
+verdict.
 """
 
 import copy
@@ -74,7 +74,7 @@ class Comparison(Halving):
     def verdict(self, own: "RungValue", others: Iterable["RungValue"], *, rung: int) -> Verdict:
         """Return whether a point continues. `others` are the other points that have reached the rung.
 
-        Equal values share the better rank. A value that is not a number is the worst, and never continues.
+        Equal values share the better rank. A value that is not a number ranks last and stops its point.
         """
         values = [other.value for other in others]
         rank = 1 + sum(self._is_better(value, own.value) for value in values)
@@ -122,7 +122,7 @@ SWEEP_TAG = "trainyard:sweep"
 """Tag of a sweep's job; its value is the number of points that the job has to run."""
 
 NO_POINT_LEFT_REASON = "no point of the sweep is left for this worker"
-"""Reason of a worker that was cancelled before it started, because the others had taken all points."""
+"""Reason of a worker that was cancelled before it started, because other workers had taken all points."""
 
 BEST = "@best"
 """Suffix of a sweep's name that stands for its best point: `run://name@best/model`."""
@@ -131,7 +131,7 @@ MAX_POINTS = 1000
 
 _PREFIX = "arguments."
 _NAME_CHARACTERS = 63 - len("-p1000")
-_DRAWS_A_POINT = 100
+_DRAWS_PER_POINT = 100
 """Maximum draws per point; a point that was drawn before is drawn again."""
 
 
@@ -158,7 +158,7 @@ class Range(Strict):
         return self
 
     def draw(self, share: float) -> int | float:
-        """Return the value at a share of the range, from 0 to below 1, rounded to four significant digits."""
+        """Return the value at `share` of the range (0 to below 1), rounded to four significant digits."""
         if self.integers is not None:
             least, greatest = self.integers
             return least + int(share * (greatest - least + 1))
@@ -184,8 +184,8 @@ class Sweep(Strict):
     model_config = ConfigDict(json_schema_extra={"patternProperties": {r"^arguments\.": {}}})
 
     arguments: dict[str, Values] = Field(default_factory=dict)
-    """Values of each argument, or a range if `random` is set; for short, `arguments.NAME` can be a key of sweep
-    itself."""
+    """Values of each argument, or a range if `random` is set; as a shorthand, `arguments.NAME` can be a key of
+    sweep."""
     random: int | None = Field(default=None, ge=1, le=MAX_POINTS)
     """Number of points to draw at random. Default: one point for each combination of the values."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
@@ -309,7 +309,7 @@ class SweepSize:
     def of(cls, sweep: Sweep, count: int, *, room: int | None = None) -> "SweepSize":
         """Return the size of a sweep of `count` points.
 
-        `room` is the number of instances that the queue can hold, or None if unknown. Further workers would wait until
+        `room` is the number of instances that the queue can hold, or None if unknown. More workers would wait until
         the others have run all points, and then each start an instance with nothing to do.
         """
         most = [number for number in (sweep.parallel, room) if number is not None]
@@ -332,7 +332,7 @@ def points(sweep: Sweep) -> list[dict[str, Any]]:
         return [dict(zip(names, each, strict=True)) for each in itertools.product(*columns)]
     shares = random.Random(sweep.seed)  # noqa: S311 - the same points each time, and no secret
     found: dict[str, dict[str, Any]] = {}
-    for _ in range(sweep.random * _DRAWS_A_POINT):
+    for _ in range(sweep.random * _DRAWS_PER_POINT):
         point = {name: _drawn(values, shares.random()) for name, values in sweep.arguments.items()}
         found.setdefault(repr(point), point)
         if len(found) == sweep.random:
@@ -374,7 +374,7 @@ def point_name(name: str, number: int, *, count: int) -> str:
 
 
 def point_ids(name: str, *, count: int, now: datetime) -> list[str]:
-    """Return the points' run ids. They sort just before the sweep's run id, so that the sweep is the newest run."""
+    """Return the points' run ids, which sort just before the sweep's so that the sweep is the newest run."""
     before = now - timedelta(microseconds=20)  # a digit of the id is about 15 microseconds
     return [new_run_id(point_name(name, number, count=count), now=before) for number in range(1, count + 1)]
 
@@ -383,7 +383,7 @@ def check_name(name: str) -> None:
     """Raise ValueError if the names of the points would be too long."""
     if len(name) > _NAME_CHARACTERS:
         raise ValueError(
-            f"name: a sweep's name can have at most {_NAME_CHARACTERS} characters, as points append a number"
+            f"name: a sweep's name can have at most {_NAME_CHARACTERS} characters, because points append a number"
         )
 
 

@@ -184,7 +184,7 @@ class Input:
         table = TableReader(
             location=self.location,
             columns=[self.column],
-            columns_are_named_by=COLUMNS_NEXT,
+            missing_next=COLUMNS_NEXT,
             s3=self.s3,
             streamed=True,
             max_document_bytes=self.max_document_bytes,

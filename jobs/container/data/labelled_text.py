@@ -78,7 +78,7 @@ def read_table(
     reader = TableReader(
         location=location,
         columns=list(dict.fromkeys(columns)),
-        columns_are_named_by=COLUMNS_NEXT,
+        missing_next=COLUMNS_NEXT,
         s3=s3,
         bad=noted,
     )

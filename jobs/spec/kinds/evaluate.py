@@ -40,7 +40,7 @@ class Evaluate(Arguments):
     batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences that a rank processes at once."""
     hpu_trainer: HpuTrainer = "optimum-habana"
-    """Library of the Trainer on HPUs. transformers was never tried on an HPU."""
+    """Library of the Trainer on HPUs. transformers is untested on HPUs."""
     on_bad_rows: Literal["error", "skip"] = "error"
     """error ends the job at a row that cannot be read or has no text or label; skip leaves such rows out."""
     max_bad_rows: int = Field(default=100, ge=0)

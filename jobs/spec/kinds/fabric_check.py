@@ -1,4 +1,4 @@
-"""fabric-check: whether the ranks communicate correctly and fast; the first job to run in a new environment."""
+"""fabric-check: check that ranks communicate correctly and fast. Run this job first in a new environment."""
 
 from pydantic import Field, model_validator
 from typing_extensions import Self

@@ -24,7 +24,7 @@ class PrepareCorpus(Arguments):
     text_documents: Literal["lines", "paragraphs"] = "lines"
     """How .txt files are split into documents: at each line, or at empty lines (paragraphs)."""
     held_out_fraction: float = Field(default=0.01, gt=0, lt=1)
-    """Share of the documents that is held out; a document's content determines whether it is."""
+    """Share of the documents to hold out, selected by their content."""
     shard_bytes: int = Field(default=128 << 20, ge=1 << 10, le=4 << 30)
     """Bytes of text in one shard. A restarted job builds only the missing shards."""
     max_document_bytes: int = Field(default=8 << 20, ge=1 << 10, le=1 << 30)

@@ -14,7 +14,7 @@ _SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")
 class PretrainMlm(Recipe):
     """Pre-train a BERT by masked language modelling on packed tokens, from random weights or from a model's.
 
-    Where its defaults differ from other kinds, they are those of BERT's training: 256 sequences per step, a peak
+    Defaults that differ from other kinds are those of BERT's training: 256 sequences per step, a peak
     learning rate of 1e-4, weight decay 0.01, and with 100,000 steps a warm-up of 10,000.
     """
 
@@ -53,7 +53,7 @@ class PretrainMlm(Recipe):
     """Number of held-out sequences to evaluate."""
     torch_compile: bool = False
     """Compile the model with PyTorch during the first steps; GPUs only. Kernels then take a quarter less time, which
-    helps if kernels and not the host are the bottleneck: with many sequences at once (max_batch_size_per_rank). On a
+    helps if kernels are the bottleneck, not the host: with many sequences at once (max_batch_size_per_rank). On a
     laptop, compiling needs g++."""
 
     def metrics(self) -> tuple[str, ...]:
@@ -62,11 +62,10 @@ class PretrainMlm(Recipe):
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
         fields = type(self).model_fields
-        if self.config is not None and any(getattr(self, name) != fields[name].default for name in _SHAPE):
+        has_shape = any(getattr(self, name) != fields[name].default for name in _SHAPE)
+        if self.config is not None and has_shape:
             raise ValueError(f"'config' sets the model's shape; remove {', '.join(_SHAPE)}")
-        if self.model is not None and (
-            self.config is not None or any(getattr(self, name) != fields[name].default for name in _SHAPE)
-        ):
+        if self.model is not None and (self.config is not None or has_shape):
             raise ValueError(f"'model' sets the model's shape; remove config, {', '.join(_SHAPE)}")
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not divisible by {self.heads} heads")

@@ -25,7 +25,7 @@ _PYTHON = re.compile(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", re.ASCII)
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
 OWN = "own"
-"""The value of `environment` for an environment of the requirements alone."""
+"""Value of `environment` that installs only the requirements."""
 
 LOCK = "uv.lock"
 
@@ -92,8 +92,8 @@ class Script(Arguments):
     """Requirements file in that folder, installed on top of the image's packages, which it must not replace. Default:
     no further packages."""
     environment: Annotated[str, AfterValidator(_check_environment)] | None = None
-    """Replace the image's packages, torch included: uv.lock installs that lock, whose pyproject.toml is beside it, and
-    own installs only the requirements; not on HPUs. Default: the image's packages."""
+    """Packages that replace the image's, torch included: the path of a uv.lock next to its pyproject.toml, or own for
+    the requirements alone; not on HPUs. Default: the image's packages."""
     python: str | None = None
     """Python version of that environment, in quotes: "3.13"; uv downloads a version that the image lacks. Default: the
     image's, if the lock allows it."""
@@ -101,7 +101,7 @@ class Script(Arguments):
     """Folder of wheels to install the requirements from. Default: a package index."""
     processes: Literal[1] | None = None
     """1 starts one process per node without torchrun's variables, for launchers and single-process scripts. Default:
-    one rank per card, started like torchrun does."""
+    one rank per card, started the way torchrun does."""
     silence_timeout_seconds: float = Field(default=1800.0, ge=0)
     """End the attempt after this many seconds without a log line, a new file or a heartbeat; 0 disables the limit."""
 
@@ -198,7 +198,7 @@ class Script(Arguments):
             _check_file(self.script)
         if self.environment == OWN and self.requirements is None:
             raise ValueError(
-                "'environment: own' needs 'requirements', which it consists of; for a lock, name the uv.lock"
+                "'environment: own' needs 'requirements' to install; for a lock, set 'environment' to the uv.lock"
             )
         if self.lock is not None and self.requirements is not None:
             raise ValueError(f"'requirements' cannot be added to {self.lock}: use uv add, or set environment: own")

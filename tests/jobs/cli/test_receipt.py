@@ -87,7 +87,7 @@ def test_unreadable_records_are_named_and_the_rest_is_shown(
     assert code == 0, err
     for name in ("receipt.json", "classes.json", "data.json", "code.json"):
         assert f"warning: {place}{name} cannot be read and is skipped" in err
-    assert f"warning: {place}metrics.jsonl: skipped 1 line that cannot be read, the first one at line 2" in err
+    assert f"warning: {place}metrics.jsonl: skipped 1 line that cannot be read, the first at line 2" in err
     assert f"warning: {place}spec.yaml: " in err
     for arguments, name in ((("receipt", run_of(place)), "receipt"), (("fetch", run_of(place), "--code"), "code")):
         code, _, err = command(*arguments)

@@ -69,4 +69,4 @@ def test_infinite_numbers_are_skipped_with_one_warning(caplog: pytest.LogCapture
     found = read_json_lines("\n".join(lines).encode(), place="metrics.jsonl", accept=line_with_step)
     assert found == [{"step": 1, "loss": 0.5, "tokens": None}, {"step": 2, "loss": None, "tokens": 7}]
     assert caplog.text.count("metrics.jsonl: skipped values of tokens that are not finite numbers") == 1
-    assert "metrics.jsonl: skipped 3 lines that cannot be read, the first one at line 3" in caplog.text
+    assert "metrics.jsonl: skipped 3 lines that cannot be read, the first at line 3" in caplog.text

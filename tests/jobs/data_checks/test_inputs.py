@@ -102,7 +102,7 @@ def test_valid_inputs_pass(aws: Aws, put: Put) -> None:
             "{0}, line 2: no column 'label'; did you mean 'lable'?\nNext: name the columns",
         ),
         ("t.csv", b"text;label\ngood, so;1\n", "{0}, line 1: its columns are separated by ';', although"),
-        ("t.csv", b"text,label\n", "{0} holds no examples"),
+        ("t.csv", b"text,label\n", "{0} has no examples"),
         ("t.csv", "text,label\nf\u00fcnf,1\n".encode("latin-1"), "{0}, line 2: not UTF-8 (byte 0xfc at position 2)"),
         (
             "t.csv",
@@ -176,7 +176,7 @@ def test_parquet_table_is_checked_by_its_footer(aws: Aws, put: Put) -> None:
     empty = io.BytesIO()
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), empty)
     [error] = errors_of(aws, PrepareCorpus(data=[put("empty.parquet", empty.getvalue())]))
-    assert "holds no examples" in error
+    assert "has no examples" in error
 
 
 @pytest.mark.parametrize("put", ["s3"], indirect=True)
@@ -345,4 +345,4 @@ def test_inputs_on_the_hub_are_checked_if_it_answers(hub: dict[str, tuple[int, b
     assert model.startswith(
         "arguments.model: max_length 600 is more than the 512 tokens that hf://acme/long?revision=v1"
     )
-    assert table.startswith("arguments.train_data: hf://acme/films?split=train: the hub has no such data set")
+    assert table.startswith("arguments.train_data: hf://acme/films?split=train: data set not found on the hub")

@@ -125,7 +125,7 @@ def test_unreadable_tables_are_refused(table: Path, tmp_path: Path) -> None:
         shown(tmp_path / "t.parquet")
     (tmp_path / "bad.csv").write_text("text,label\na,\n")
     with pytest.raises(
-        UsageError, match=r"(?s)bad\.csv holds no examples\n.*line 2: 'label' is '', which is not a class"
+        UsageError, match=r"(?s)bad\.csv has no examples\n.*line 2: 'label' is '', which is not a class"
     ) as bad:
         shown(tmp_path / "bad.csv")
     assert bad.value.next_step == "write each class as a name or as a whole number"

@@ -64,7 +64,7 @@ def test_windows_encodings_are_read(tmp_path: Path, encoding: str) -> None:
     ("line", "message"),
     [
         ("-r gone.txt", "the code has no file 'gone.txt', which r.txt includes"),
-        ("-r r.txt", "r.txt includes r.txt, which includes it"),
+        ("-r r.txt", "circular include: r.txt -> r.txt"),
         ("-r ../base.txt", "r.txt, line 1: '../base.txt' is outside the code's folder"),
         ("-c /etc/pins.txt", "is outside the code's folder"),
         ("./gone.whl", "r.txt, line 1: the code has no 'gone.whl'"),
