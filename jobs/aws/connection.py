@@ -100,7 +100,6 @@ class Aws:
 
     @property
     def region_name(self) -> str:
-        """Return the region of the clients."""
         return self.batch.meta.region_name
 
     @cached_property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HashingStream:
-    """A stream that hashes what is read from it, so that an upload reads each byte only once. It cannot seek."""
+    """A stream that hashes the bytes read from it, so that an upload reads each byte only once. It cannot seek."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.bytes = 0
@@ -61,10 +61,10 @@ THREADS = 8
 PARTS = 4
 """Parts of one large file copied at once."""
 
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 """Maximum parts of an object (Amazon S3 User Guide, "Amazon S3 multipart upload limits")."""
 
-_MOST_KEY_BYTES = 1024
+_MAX_KEY_BYTES = 1024
 """Maximum bytes of an object's key (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
 
 RETRIES = 10
@@ -76,7 +76,7 @@ RETRY_SECONDS = 600.0
 """Time during which an operation is repeated after botocore's retries failed, so that an S3 outage of minutes ends no
 job."""
 
-_LONGEST_PAUSE_SECONDS = 30.0
+_MAX_PAUSE_SECONDS = 30.0
 
 DENIED_TRIES = 3
 """Attempts of a request that S3 denies, within a few seconds: while credentials or policies change, S3 may briefly deny
@@ -145,7 +145,7 @@ def with_retries(what: str, work: Callable[[], Result]) -> Result:
             again = "trying once more" if denied else f"trying again for {left:.0f} s"
             log.warning("warning: %s; %s", str(error.args[0]).splitlines()[0], again)
         time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - jitter, so that threads do not retry in step
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
 
 def read(s3: "S3Client", location: S3Location) -> bytes | None:
@@ -343,8 +343,8 @@ def invalid_name_reason(location: S3Location) -> str | None:
         key = location.key.encode()
     except UnicodeEncodeError:
         return "its name is not UTF-8"
-    if len(key) > _MOST_KEY_BYTES:
-        return f"its name on S3 has {len(key)} bytes, more than {_MOST_KEY_BYTES}"
+    if len(key) > _MAX_KEY_BYTES:
+        return f"its name on S3 has {len(key)} bytes, more than {_MAX_KEY_BYTES}"
     return "its name contains a line break" if b"\n" in key else None
 
 
@@ -435,7 +435,7 @@ def _transfer(size: int = 0) -> "TransferConfig":
     """Return the transfer settings for a file of `size` bytes: parts large enough to stay within S3's part limit."""
     from boto3.s3.transfer import TransferConfig
 
-    config = TransferConfig(max_concurrency=PARTS, multipart_chunksize=max(8 << 20, -(-size // _MOST_PARTS)))
+    config = TransferConfig(max_concurrency=PARTS, multipart_chunksize=max(8 << 20, -(-size // _MAX_PARTS)))
     config.max_in_memory_upload_chunks = PARTS  # TransferConfig() has no argument for this
     return config
 

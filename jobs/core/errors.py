@@ -24,7 +24,7 @@ INTERRUPTED_EXIT_CODE = 75
 SWEEP_OVER_EXIT_CODE = 3
 """The worker found no point of the sweep left to start, and not all points have succeeded."""
 
-_MOST_NAMED = 16
+_MAX_NAMED = 16
 """Longer lists of names are not printed."""
 
 
@@ -108,11 +108,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     meant = [name for name in names if word and name.startswith(word)]
-    if not 1 <= len(meant) <= _MOST_NAMED:
+    if not 1 <= len(meant) <= _MAX_NAMED:
         meant = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if meant:
         *others, last = (f"'{name}'" for name in meant)
         return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
-    if names and len(names) <= _MOST_NAMED:
+    if names and len(names) <= _MAX_NAMED:
         return "; available: " + ", ".join(f"'{name}'" for name in names)
     return ""

@@ -69,7 +69,7 @@ class InstanceType:
     spot_quota_code: str
     """Service Quotas code of the limit on the family's Spot vCPUs."""
     zone_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """Region to the ids of zones known to offer the type. Regions that were never checked are missing."""
+    """Ids of zones known to offer the type, by region. Regions that were never checked are missing."""
     image: str
     """Folder under images/ of the image for this accelerator."""
     on_demand_usd_per_hour: float

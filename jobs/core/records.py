@@ -1,6 +1,6 @@
 """The records of a run on S3, and how to read them: one `Attempt` per start, and a `Receipt` over all attempts.
 
-Readers ignore fields that only a later release knows. A damaged file or line is skipped with one warning that names it,
+Readers ignore fields that a later release has added. A damaged file or line is skipped with one warning that names it,
 because a damaged record must not stop a run.
 """
 
@@ -64,8 +64,8 @@ class Attempt(BaseModel):
 
     None if EC2 gave no price; then the recorded price applies."""
     zone: str | None = None
-    """Availability zone of the main node, or None if unknown. All nodes of one job are in one zone; those of a node
-    group may be in several."""
+    """Availability zone of the main node, or None if unknown. All nodes of one job are in one zone; the nodes of a
+    node group may be in several."""
     accelerator: str
     nnodes: int
     world_size: int

@@ -49,7 +49,7 @@ def parameter_path(stage: str) -> str:
 
 
 def queue_parameter(queue: str, *, team: str | None = None, retiring: str | None = None) -> str:
-    """Return the name of the parameter that holds a queue's ARN.
+    """Return the name of the parameter with a queue's ARN.
 
     `team` is the queue's owner, or None if teams share it. `retiring` is the id of a former pool, whose queue of that
     name exists next to the current one.
@@ -157,12 +157,12 @@ class DeployedStage:
     instance_type: InstanceType
     cpu_instance_type: InstanceType
     queues: Mapping[str, str]
-    """Queue name to ARN. A team's queue is `spot@<team>`, a shared one `spot`, that of a retiring pool ends with
+    """ARN by queue name: `spot` for a shared queue, `spot@<team>` for a team's. A retiring pool's queue ends with
     `/<pool id>`."""
     job_definitions: Mapping[tuple[str, str], str]
-    """(team, job kind) to ARN with revision."""
+    """ARN with revision, by team and job kind."""
     multinode_job_definitions: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(team, job kind) to ARN for multi-node jobs; empty if the stage does not offer them."""
+    """The same for multi-node jobs; empty if the stage does not offer them."""
     shared_data_mount: str | None = None
     """Mount path of the data bucket's `shared/` in containers on accelerator instances. None if it is not mounted."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
@@ -172,17 +172,17 @@ class DeployedStage:
     stage_stop: str | None = None
     """Value of the parameter for the stage's used-up budget. None while the budget lasts."""
     releases: Mapping[str, str] = field(default_factory=dict)
-    """Root image to the software release of new jobs."""
+    """Software release of new jobs, by root image."""
     image_tag: str | None = None
     """Image tag of all jobs, if the settings fix one."""
     images: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(image, release) to the URI that was pushed last."""
+    """URI that was pushed last, by image and release."""
     job_images: Mapping[str, str] = field(default_factory=dict)
-    """Job kind to the image URI in its job definitions. Empty if jobs are local processes, which need no image."""
+    """Image URI in the job definitions, by job kind. Empty if jobs are local processes, which need no image."""
     huggingface_teams: frozenset[str] = frozenset()
     """Teams that have a secret for their Hugging Face token."""
     secret_variables: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Team to the variables that its jobs get from its secret."""
+    """Variables that jobs get from their team's secret, by team."""
     emulated_processes: int | None = None
     """Maximum ranks that the emulator runs on this machine if a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
@@ -257,7 +257,7 @@ class DeployedStage:
 
     @property
     def teams_with_queues(self) -> frozenset[str]:
-        """Return the teams with their own queues and instances; the others share."""
+        """Return the teams with their own queues and instances; other teams share."""
         return frozenset(team for name in self.queues if (team := owner_of_queue(name)))
 
     def queue_of(self, team: str, name: str) -> str:

@@ -56,7 +56,7 @@ _RESULT_LABELS = {
     "max_memory_gib": "peak memory in use (GiB)",
     "total_memory_gib": "memory per card (GiB)",
 }
-"""Readable names of metrics, including those that a transformers Trainer names."""
+"""Readable names of metrics, including the metrics of transformers' Trainer."""
 
 _MAIN_RESULTS = (
     "eval_accuracy",

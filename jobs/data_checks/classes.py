@@ -87,9 +87,9 @@ class ClassReport(_Record):
             yield f"{shown_name(score.name):<{width}}{score.examples:>10,}{figures}"
         if self.confused:
             yield "most often confused:"
-        of_class = {score.name: score.examples for score in self.classes}
+        examples_of = {score.name: score.examples for score in self.classes}
         for pair in self.confused[:_MAX_SHOWN_CONFUSED]:
             yield (
                 f"  {shown_name(pair.label)} predicted as {shown_name(pair.predicted)}: "
-                f"{pair.examples:,} of {of_class[pair.label]:,}"
+                f"{pair.examples:,} of {examples_of[pair.label]:,}"
             )

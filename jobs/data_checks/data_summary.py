@@ -12,7 +12,7 @@ SHARES = (0.5, 0.9, 0.99, 1.0)
 """Shares of the examples, the shortest first, for which the longest length is reported."""
 
 MAX_CLASSES = 20
-"""Number of classes that are listed, those with the most examples. All classes are counted."""
+"""Maximum number of classes to list, by number of examples. All classes are counted."""
 
 _MAX_NAMED = 5
 
@@ -80,8 +80,8 @@ class DataSummary(BaseModel):
         width = max([len("class"), *(len(shown_name(item.name)) for item in shown)])
         yield f"  {'class':<{width}}  {'training':>10}" + (f"{'held out':>10}" if self.held_out else "")
         for item in shown:
-            of_held_out = f"{item.held_out:>10,}" if self.held_out else ""
-            yield f"  {shown_name(item.name):<{width}}  {item.training:>10,}{of_held_out}"
+            held_out_cell = f"{item.held_out:>10,}" if self.held_out else ""
+            yield f"  {shown_name(item.name):<{width}}  {item.training:>10,}{held_out_cell}"
         if more := self.classes[len(shown) :]:
             yield f"  and {len(more)} more"
         for lengths in self.lengths:
@@ -126,7 +126,7 @@ def summary(
 ) -> DataSummary:
     """Count the texts, or pairs of texts, and the class numbers of the training and the held-out data."""
     (texts, labels), (held_out_texts, held_out_labels) = training, held_out
-    of_training, of_held_out = Counter(labels), Counter(held_out_labels)
+    training_counts, held_out_counts = Counter(labels), Counter(held_out_labels)
     empty = 0
 
     def hashes(part: Iterable[tuple[str, ...]]) -> Iterator[int]:
@@ -142,7 +142,7 @@ def summary(
         training=len(labels),
         held_out=len(held_out_labels),
         classes=[
-            ClassCount(name=name, training=of_training[number], held_out=of_held_out[number])
+            ClassCount(name=name, training=training_counts[number], held_out=held_out_counts[number])
             for number, name in enumerate(names)
         ],
         repeated=len(labels) - len(seen),

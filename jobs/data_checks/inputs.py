@@ -248,7 +248,7 @@ def _record(aws: Aws, place: S3Location) -> bytes | None:
 
 
 def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes]]:
-    """Return the names of a model's files, and the content of those that are checked."""
+    """Return the names of a model's files, and the content of its CHECKED_FILES."""
     if location.startswith(S3):
         place = S3Location.parse(location.rstrip("/"))
         sizes = object_store.sizes(aws.s3, place)

@@ -72,7 +72,7 @@ _WITHOUT_PADDING = frozenset(
 
 
 def model_files(names: Iterable[str]) -> list[str]:
-    """Return the files that `from_pretrained` reads, without duplicate weights and those of other frameworks."""
+    """Return the files that `from_pretrained` reads, without duplicate weights and weights of other frameworks."""
     top = [name for name in names if "/" not in name]
     weights = [name for name in top if name.endswith(".safetensors")] or [name for name in top if is_pickle(name)]
     return [name for name in top if name.endswith(MODEL_TEXT)] + weights

@@ -19,7 +19,7 @@ from jobs.core.labels import label_errors, text_error
 from jobs.core.locations import DELIMITERS, HUB, table_suffix
 
 MAX_NAMED = 10
-"""Bad rows of a table that are listed; the others are only counted."""
+"""Maximum number of bad rows to list per table. All bad rows are counted."""
 
 
 class BadRows:
@@ -60,7 +60,7 @@ class BadRows:
                 del self._errors[location], self.counts[location]
 
     def named(self, location: str) -> list[str]:
-        """Return one line for each of the table's first bad rows, and one with the number of the others."""
+        """Return one line for each of the table's first bad rows, and a last line with the number of the rest."""
         errors = self._errors.get(location, [])
         lines = [str(error.args[0]) for error in errors]
         more = self.counts[location] - len(errors)
@@ -74,7 +74,7 @@ class BadRows:
         """Raise UsageError for all bad rows, unless they are skipped."""
         if self.skip or not self.counts:
             return
-        errors = [error for of_table in self._errors.values() for error in of_table]
+        errors = [error for table_errors in self._errors.values() for error in table_errors]
         steps = _steps(errors)
         if len(errors) == 1:
             errors[0].next_step = "; or ".join([*steps, "skip such rows with on_bad_rows: skip"])
@@ -188,7 +188,7 @@ class TableRows:
         self.bad.add(self.location, error, rows=rows)
 
     def refuse_joined(self, labels: Sequence[Any] = (), lines: Sequence[int] = ()) -> set[int]:
-        """Reject rows that certainly contain other rows, and warn of those that may.
+        """Reject rows that certainly contain other rows, and warn of rows that may contain some.
 
         A row certainly contains others if each of its lines has one of the table's labels: then the text of one row
         includes the label of another.
@@ -448,13 +448,13 @@ def labelled_rows(
     found, lines = list[tuple[tuple[Any, ...], Any]](), list[int]()
     for values, line in rows:
         if not isinstance(values, Broken):
-            of_row = dict(zip(table.columns, values, strict=True))
-            found.append((tuple(of_row[column] for column in texts), of_row[label]))
+            by_column = dict(zip(table.columns, values, strict=True))
+            found.append((tuple(by_column[column] for column in texts), by_column[label]))
             lines.append(line)
     labels = [value for _, value in found]
     merged = table.refuse_joined(labels, lines)
-    of_labels = label_errors(label, labels, lambda number: f"{table.unit} {lines[number]}")
-    label_problems = {number: (reason, next_step) for number, reason, next_step in of_labels}
+    invalid = label_errors(label, labels, lambda number: f"{table.unit} {lines[number]}")
+    label_problems = {number: (reason, next_step) for number, reason, next_step in invalid}
     usable = []
     for number, row in enumerate(found):
         if number in merged:

@@ -3,7 +3,6 @@
 Each upload carries the SHA-256 of its bytes, which S3 verifies.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +84,9 @@ def entry(aws: Aws, stage: DeployedStage, place: S3Location) -> Entry:
 def entries(aws: Aws, stage: DeployedStage, place: S3Location) -> Iterator[Entry]:
     """Yield the files and folders in a folder, or the file itself. Raises NotFoundError if there is nothing."""
     folder = place.key.rstrip("/") + "/"
-    with contextlib.suppress(NotFoundError):
-        if not place.key.endswith("/") and object_store.size(aws.s3, place) >= 0:
-            yield entry(aws, stage, place)
-            return
+    if not place.key.endswith("/") and object_store.exists(aws.s3, place):
+        yield entry(aws, stage, place)
+        return
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=folder, Delimiter="/")
     keys = [
         key

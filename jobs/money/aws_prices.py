@@ -41,7 +41,7 @@ def _spot(aws: Aws, row: InstanceType) -> Quote | None:
     """Return the latest Spot price of the most expensive zone, because the job's zone is not known yet."""
     try:
         answer = aws.quick_ec2.describe_spot_price_history(
-            InstanceTypes=[row.name],  # type: ignore[list-item] # the stubs may not know new types
+            InstanceTypes=[row.name],  # type: ignore[list-item] # the stubs may lack new types
             ProductDescriptions=[_LINUX],
             StartTime=datetime.now(timezone.utc),  # the current price of each zone
         )

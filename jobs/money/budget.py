@@ -1,4 +1,4 @@
-"""The budget of a run over all its attempts (`max_usd` and `max_hours` of its spec), and what it has used so far.
+"""The budget of a run over all its attempts (`max_usd` and `max_hours` of its spec), and the part used so far.
 
 Hours are instance hours: one minute on four nodes counts as four minutes, even if the nodes wait for each other.
 Dollars are these hours times the price of the attempt's capacity: the recorded price, or for Spot EC2's price at
@@ -136,7 +136,7 @@ def _rest(left: RemainingBudget, points: int, *, of_new_point: bool) -> str:
     if left.seconds <= 0:
         return "nothing is left"
     if of_new_point:
-        besides = f" in addition to the {counted(points, 'running point')}" if points else ""
-        return f"the rest does not pay for {MIN_SECONDS / 60:g} minutes of another point{besides}"
-    of_each = f" for each of the {points} running points" if points > 1 else ""
-    return f"the rest is reserved for saving, {SAVE_SECONDS / 60:g} minutes{of_each}"
+        running = f" in addition to the {counted(points, 'running point')}" if points else ""
+        return f"the rest does not pay for {MIN_SECONDS / 60:g} minutes of another point{running}"
+    for_each = f" for each of the {points} running points" if points > 1 else ""
+    return f"the rest is reserved for saving, {SAVE_SECONDS / 60:g} minutes{for_each}"

@@ -99,7 +99,6 @@ def costs(receipts: Iterable[Receipt], *, by: By, month: Month) -> list[Cost]:
 
 
 def total(rows: Iterable[Cost]) -> Cost:
-    """Return the sum of all rows."""
     found = Cost(name="all")
     for row in rows:
         found.add(row)

@@ -14,12 +14,12 @@ are saved at the notice.
 For a sweep, each point is estimated like this. The cost is the sum over the points; the time is that of the workers,
 each of which runs one point after the other.
 
-Published throughputs are rows of throughputs.jsonl, used if the stage has no comparable run. A row names what was
-trained, on which cards, when, and the source. Every number is in its source, except `start_seconds`, which is computed
-from the source's times.
+Published throughputs are rows of throughputs.jsonl, used if the stage has no comparable run. A row names the model,
+the cards, the date and the source. Every number is in its source, except `start_seconds`, which is computed from the
+source's times.
 
-The forecast of a running run assumes that its remaining steps take as long as the running attempt's steps so far. The
-time after the last step and further reclaims are not included.
+The forecast of a running run assumes that its remaining steps take as long as the running attempt's steps so far. It
+does not include the time after the last step and further reclaims.
 """
 
 import heapq
@@ -135,7 +135,7 @@ def estimate(work: Work, found: Sequence[Measurement], row: InstanceType | None,
 
 
 def sweep_estimate(points: Sequence[Estimate], workers: int) -> Estimate:
-    """Return the estimate of a sweep from those of its points (at least one), in order, on one instance type."""
+    """Return the estimate of a sweep from its points' estimates, in order; at least one, all on one instance type."""
 
     def wall_clock(seconds: Iterable[float]) -> float:
         busy_until = [0.0] * workers
@@ -189,7 +189,6 @@ class Throughput:
 
 
 def throughputs() -> list[Throughput]:
-    """Return the published throughputs."""
     lines = Path(__file__).with_name("throughputs.jsonl").read_text(encoding="utf-8").splitlines()
     return [Throughput(**json.loads(line)) for line in lines]
 

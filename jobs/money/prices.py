@@ -13,7 +13,7 @@ from jobs.core.run import CHECKPOINTS
 
 @dataclass(frozen=True, kw_only=True)
 class Quote:
-    """One price."""
+    """A price with its date and source."""
 
     usd_per_hour: float
     date: str
@@ -22,7 +22,7 @@ class Quote:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """The prices of one instance for an hour."""
+    """The prices of one instance type."""
 
     on_demand: Quote
     spot: Quote

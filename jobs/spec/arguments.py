@@ -255,7 +255,7 @@ class Arguments(Strict):
     def sources(self) -> Iterator[tuple[str, str, str]]:
         """Yield `(name, location, what it should be)` for each input that is set, in the order of the fields.
 
-        The name is that of the field; inputs in a list are named `field.0`, `field.1`, …, inputs in a dict `field.key`.
+        An input is named after its field: `field`; in a list `field.0`, `field.1`, …; in a dict `field.key`.
         """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -295,7 +295,7 @@ class Arguments(Strict):
         return False
 
     def with_sources(self, **locations: str) -> Self:
-        """Return a copy with new locations for the named inputs; the names are those of `sources`."""
+        """Return a copy with new locations for the named inputs; `sources` yields their names."""
         values = self.model_dump()
         for name, location in locations.items():
             field, _, key = name.partition(".")

@@ -33,7 +33,7 @@ class Placement:
 
     @property
     def world_sizes(self) -> list[int]:
-        """Return the world sizes that the arguments must work with; on the emulator, also those on AWS."""
+        """Return the world sizes that the arguments must work with; on the emulator, including the ones on AWS."""
         ranks = dict.fromkeys((self.nproc_per_node_on_aws, self.nproc_per_node))
         return [nnodes * nproc for nproc in ranks for nnodes in sorted({self.nnodes, self.fewest_nnodes})]
 

@@ -183,8 +183,8 @@ def plan(
         sweep=sweep,
     )
     # A sweep's workers read the arguments of their points from S3.
-    of_job = [] if sweep else container_arguments.to_flags()
-    request = request_with(flags=[*options.to_flags(), spec.job, *of_job])
+    job_flags = [] if sweep else container_arguments.to_flags()
+    request = request_with(flags=[*options.to_flags(), spec.job, *job_flags])
     arguments_file = None
     if is_too_long(request):
         arguments_file = ArgumentsFile.of(container_arguments)
@@ -398,7 +398,7 @@ def _check_run_budget(spec: JobSpec, placement: Placement, resumed: ResumedRun |
     if left is None or left.seconds >= MIN_SECONDS:
         return
     needed = price * nnodes * MIN_SECONDS / 3600
-    least = (
+    minimum = (
         f"{needed + so_far.usd:.2f}"
         if left.key == "max_usd"
         else f"{nnodes * MIN_SECONDS / 3600 + so_far.instance_hours:.2f}"
@@ -407,7 +407,7 @@ def _check_run_budget(spec: JobSpec, placement: Placement, resumed: ResumedRun |
     raise UsageError(
         f"{left.key}: {left.limit:g} pays for {max(0.0, left.seconds) / 60:.1f} more minutes of {nnodes} x {row.name} "
         f"({CAPACITY_NAMES[capacity]}){used}; a run needs at least {MIN_SECONDS / 60:g} to start, train and save",
-        next_step=f"set {left.key} to more than {least}",
+        next_step=f"set {left.key} to more than {minimum}",
     )
 
 

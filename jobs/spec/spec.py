@@ -207,13 +207,13 @@ def _errors_of_points(spec: JobSpec, origin: str) -> list[str]:
         return []
     values = points(spec.sweep)
     for number, (point, point_spec) in enumerate(zip(values, spec.point_specs(), strict=True), start=1):
-        of = f"{origin}: point {number} of {len(values)} ({shortened(values_text(point))})"
+        place = f"{origin}: point {number} of {len(values)} ({shortened(values_text(point))})"
         try:
             spec.sweep.comparison(point_spec.entrypoint_arguments())
-        except ValidationError as error:  # report only the first point with errors
-            return _error_lines(error, of, ("arguments",), spec.kind.arguments)
+        except ValidationError as error:
+            return _error_lines(error, place, ("arguments",), spec.kind.arguments)
         except UsageError as error:
-            return [f"{of}: {error}"]
+            return [f"{place}: {error}"]
     return []
 
 

@@ -66,7 +66,7 @@ class Halving(Strict):
 
 
 class Comparison(Halving):
-    """How a point of a sweep is compared with the others."""
+    """How to compare a point of a sweep with the other points."""
 
     metric: str
     smaller_is_better: bool
@@ -150,18 +150,18 @@ class Range(Strict):
         given = [ends for ends in (self.log, self.uniform, self.integers) if ends is not None]
         if len(given) != 1:
             raise ValueError("a range must be one of {log: [1e-6, 1e-3]}, {uniform: [0, 0.5]} or {integers: [1, 8]}")
-        least, greatest = given[0]
-        if not least < greatest:
-            raise ValueError(f"a range must be [minimum, maximum], not [{least}, {greatest}]")
-        if self.log is not None and least <= 0:
-            raise ValueError(f"the minimum of a log range must be above 0, not {least}")
+        low, high = given[0]
+        if not low < high:
+            raise ValueError(f"a range must be [minimum, maximum], not [{low}, {high}]")
+        if self.log is not None and low <= 0:
+            raise ValueError(f"the minimum of a log range must be above 0, not {low}")
         return self
 
     def draw(self, share: float) -> int | float:
         """Return the value at `share` of the range (0 to below 1), rounded to four significant digits."""
         if self.integers is not None:
-            least, greatest = self.integers
-            return least + int(share * (greatest - least + 1))
+            first, last = self.integers
+            return first + int(share * (last - first + 1))
         if self.log is not None:
             low, high = self.log
             found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
@@ -198,7 +198,7 @@ class Sweep(Strict):
     """Whether smaller or larger values of the metric are better. Default: minimize if the metric ends in loss or
     perplexity, else maximize."""
     halving: Halving | None = None
-    """Stop points early that are behind the others. Default: every point runs to its end."""
+    """Stop points early if they are behind the others. Default: every point runs to its end."""
 
     @model_validator(mode="before")
     @classmethod
@@ -259,7 +259,7 @@ class Sweep(Strict):
         return (self.metric, float(value)) if is_number else None  # type: ignore[arg-type]
 
     def comparison(self, arguments: Arguments) -> Comparison | None:
-        """Return how a point with these arguments is compared with the others; None without successive halving.
+        """Return how to compare a point that has these arguments with the others; None without successive halving.
 
         Raises UsageError if a comparison would never be possible.
         """
