@@ -64,7 +64,11 @@ def run_git(
     `accepted` are the exit codes that count as success. Raises CalledProcessError for other exit codes, OSError if git
     cannot be started, TimeoutExpired after SECONDS.
     """
-    environment = {name: value for name, value in os.environ.items() if _is_kept(name)}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith(_KEPT_VARIABLES)
+    }
     environment |= {**_VARIABLES, "GIT_ALLOW_PROTOCOL": "none"}
     run = functools.partial(_run, folder=folder, environment=environment)
     keys = run([*_flags(_SETTINGS), "config", "--list", "--name-only", "-z"])
@@ -106,10 +110,6 @@ def empty_repository() -> Iterator[Path]:
         folder = Path(name)
         run_git("init", "--quiet", "--template=", folder=folder)
         yield folder
-
-
-def _is_kept(variable: str) -> bool:
-    return not variable.startswith("GIT_") or variable.startswith(_KEPT_VARIABLES)
 
 
 def _flags(settings: Mapping[str, str]) -> list[str]:

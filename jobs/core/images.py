@@ -262,7 +262,7 @@ _COLUMNS: Mapping[str, Callable[[Release], str]] = {
 
 
 def table() -> str:
-    """Return a Markdown table of the available releases, with reasons for choosing each and types it does not support."""
+    """Return a Markdown table of the available releases, with reasons to choose each and types it does not support."""
     lines = [("Release", "Reason to choose it", *_COLUMNS, "Refused"), ("---",) * (len(_COLUMNS) + 3)]
     for row in releases().values():
         name = f"**{row.name}** (default)" if row == release(of=row.image) else row.name

@@ -161,11 +161,7 @@ Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMar
 """A table, or a list of tables with the same columns, which are read one after the other as one table."""
 
 
-def _class_name(value: Any) -> Any:
-    return class_name(value) if label_kind(value) else value
-
-
-ClassName = Annotated[str, BeforeValidator(_class_name)]
+ClassName = Annotated[str, BeforeValidator(lambda value: class_name(value) if label_kind(value) else value)]
 """A class name: 1, "1" and 1.0 are the same class, as in a table."""
 
 
@@ -259,7 +255,7 @@ class Arguments(Strict):
         """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            marker = _marker(field)
+            marker = next((item for item in _marks(field) if isinstance(item, SourceMarker)), None)
             if marker is None or value is None:
                 continue
             if isinstance(value, str):
@@ -352,10 +348,6 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[A
 def changes_text(changes: Mapping[str, tuple[Any, Any]]) -> str:
     """Return changes as text: `learning_rate 0.003 -> 0.5, seed 1 -> 2`."""
     return ", ".join(f"{name} {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in changes.items())
-
-
-def _marker(field: FieldInfo) -> SourceMarker | None:
-    return next((item for item in _marks(field) if isinstance(item, SourceMarker)), None)
 
 
 def _marks(field: FieldInfo) -> Iterator[Any]:

@@ -74,11 +74,9 @@ HANG_TIMEOUT_SECONDS = 120.0
 """Default seconds without a step after which a training is considered hung."""
 
 
-def _without_empty_fraction(seconds: float) -> int | float:
-    return int(seconds) if seconds.is_integer() else seconds
-
-
-Seconds = Annotated[float, PlainSerializer(_without_empty_fraction, when_used="json")]
+Seconds = Annotated[
+    float, PlainSerializer(lambda seconds: int(seconds) if seconds.is_integer() else seconds, when_used="json")
+]
 
 
 class Limits(Strict):

@@ -171,11 +171,10 @@ class Range(Strict):
         return min(high, max(low, float(f"{found:.4g}")))
 
 
-def _tag(values: Any) -> str:
-    return "values" if isinstance(values, list) else "range"
-
-
-Values = Annotated[Annotated[list[Any], Tag("values")] | Annotated[Range, Tag("range")], Discriminator(_tag)]
+Values = Annotated[
+    Annotated[list[Any], Tag("values")] | Annotated[Range, Tag("range")],
+    Discriminator(lambda values: "values" if isinstance(values, list) else "range"),
+]
 
 
 class Sweep(Strict):
