@@ -6,7 +6,7 @@ Its folder is `s3://<run bucket>/<team>/artifacts/<kind>-<fingerprint>/`:
     done/<file>.json       one `ArtifactFile`, written when that file is complete: a restarted job skips the file
     manifest.json          one `Manifest`, written last: without it the artifact does not exist
 
-The run that produced the artifact, or found it already there, has a `Pointer` in its own folder: `artifact.json`.
+Each run that produced or reused the artifact has a `Pointer` in its folder: `artifact.json`.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The images, as defined by their Dockerfiles, and their releases, as listed in images/releases.toml.
 
-A new image is one folder. images/<name>/Dockerfile with `ARG BASE_IMAGE` is the image <name>. A Dockerfile with `ARG
-PARENT_IMAGE` is a child: it adds something (a notebook) to each of the other images, which makes one image per parent,
-<parent>-<name>.
+To add an image, add a folder. images/<name>/Dockerfile with `ARG BASE_IMAGE` defines the image <name>. A Dockerfile
+with `ARG PARENT_IMAGE` is a child: it adds something (a notebook) to each other image, so there is one image
+<parent>-<name> per parent.
 
 A release is a row of images/releases.toml: versions that work together in a root image (one without a parent) and its
 children. Each root image has a default release.
@@ -222,7 +222,7 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
 
 
 def check_image(root: str, chosen: Release) -> None:
-    """Raise ConfigurationError if the release is not for this root image, or for none of its instance types."""
+    """Raise ConfigurationError if the release is not for this root image, or supports none of its instance types."""
     _check_root(root, chosen)
     rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
     if rows and all(row.gaudi_generation not in {None, *chosen.gaudi} for row in rows):

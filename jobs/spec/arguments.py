@@ -109,7 +109,7 @@ class SourceMarker:
     """Marks a field with the location of an input: `hf://…`, `s3://…`, `data://…`, `run://…` or a local path."""
 
     what: str
-    """What the input is, as shown in messages."""
+    """Description of the input for messages."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Arguments(Strict):
     """Type of the repository on the Hugging Face Hub that the job pushes its results to."""
 
     def sources(self) -> Iterator[tuple[str, str, str]]:
-        """Yield `(name, location, what it should be)` for each input that is set, in the order of the fields.
+        """Yield `(name, location, description)` for each input that is set, in the order of the fields.
 
         An input is named after its field: `field`; in a list `field.0`, `field.1`, …; in a dict `field.key`.
         """

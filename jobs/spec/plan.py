@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def inputs(self) -> tuple[tuple[str, str, str], ...]:
-        """Return `(argument, resolved location, what it should be)` for every input of the job."""
+        """Return `(argument, resolved location, description)` for every input of the job."""
         return tuple(self.spec.entrypoint_arguments().sources())
 
     def with_job_ids(self, job_ids: Mapping[str, str]) -> "Plan":
@@ -156,13 +156,13 @@ def plan(
     container_arguments = _with_locations(in_s3, _mounts(spec, stage))
     raise_all(
         [
-            *_refusal(lambda: _check_team_budget(spec.team, stage, at=now)),
-            *_refusal(lambda: _check_run_budget(spec, placement, resumed, prices)),
-            *_refusal(lambda: _check_push(arguments, spec.team, stage)),
-            *_refusal(lambda: _check_trackers(arguments, spec.team, stage)),
-            *_refusal(lambda: _check_ranks(spec, arguments, placement)),
-            *_refusal(lambda: _check_compiling(arguments, placement.instance_type)),
-            *_refusal(lambda: _check_team_reads(in_s3, spec.team, stage)),
+            *_errors_of(lambda: _check_team_budget(spec.team, stage, at=now)),
+            *_errors_of(lambda: _check_run_budget(spec, placement, resumed, prices)),
+            *_errors_of(lambda: _check_push(arguments, spec.team, stage)),
+            *_errors_of(lambda: _check_trackers(arguments, spec.team, stage)),
+            *_errors_of(lambda: _check_ranks(spec, arguments, placement)),
+            *_errors_of(lambda: _check_compiling(arguments, placement.instance_type)),
+            *_errors_of(lambda: _check_team_reads(in_s3, spec.team, stage)),
         ]
     )
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
@@ -218,7 +218,7 @@ def with_s3_locations(spec: JobSpec, stage: DeployedStage) -> Arguments:
     return _with_locations(spec.entrypoint_arguments(), {DATA: f"s3://{stage.data_bucket}/"})
 
 
-def _refusal(check: Callable[[], None]) -> Iterator[TrainyardError]:
+def _errors_of(check: Callable[[], None]) -> Iterator[TrainyardError]:
     try:
         check()
     except UsageError as error:
@@ -281,7 +281,7 @@ def _node_group_note(spec: JobSpec) -> str:
 
 
 def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Arguments:
-    """Return `arguments` with prefixes of their inputs' locations replaced as in `places`."""
+    """Return `arguments` with each prefix in `places` replaced in the locations of inputs."""
     return arguments.with_sources(
         **{
             name: place + location.removeprefix(prefix)

@@ -300,7 +300,7 @@ class SweepSize:
     """The number of points and workers of one job of a sweep."""
 
     points: int
-    """Points that the job has to run; of a resumed sweep, the remaining points."""
+    """Points that the job has to run; for a resumed sweep, the remaining points."""
     workers: int
     """Children of the array job, which run the points."""
 
