@@ -1,4 +1,4 @@
-"""What a training script calls to run well on trainyard. Outside the platform every call works and does nothing.
+"""Functions that make a training script interruptible on trainyard. Outside the platform they have no effect.
 
 With a Hugging Face Trainer, or anything built on one:
 
@@ -24,8 +24,8 @@ In any script:
     trainyard.busy(seconds=3600)                                         # before a long pause that is not a hang
     trainyard.result(accuracy=0.93)                                      # shown in receipts and comparisons
 
-Inside the platform, a Spot notice or SIGTERM stops the script at a step that is saved, and the next attempt resumes
-there. The interval between checkpoints follows from their cost, and metrics, progress and heartbeats are reported.
+Inside the platform, a Spot notice or SIGTERM stops the script at a saved step, from which the next attempt resumes. The
+interval between checkpoints follows from their cost. Metrics, progress and heartbeats are reported.
 """
 
 from typing import TYPE_CHECKING, Any

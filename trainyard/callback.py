@@ -39,12 +39,12 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers has no ty
 
         Args:
             checkpoint_every_steps: Interval between checkpoints. Default: auto, the interval that costs the least time
-                by Young's formula, given how long saves take and `mean_hours_between_reclaims`. None: only when the
-                Trainer saves.
+                by Young's formula, given how long saves take and `mean_hours_between_reclaims`. None saves only when
+                the Trainer does.
             mean_hours_between_reclaims: Mean time between reclaims of one instance. Default: 6 hours.
-            keep: How many of the newest checkpoints to keep on S3. Default: 2. The best one is also kept if the Trainer
-                loads it at its end.
-            keep_every_steps: Also keep the first checkpoint at or after each multiple of this. Default: none.
+            keep: Number of newest checkpoints to keep on S3. Default: 2. The best checkpoint is also kept if the
+                Trainer loads it at its end.
+            keep_every_steps: Also keep the first checkpoint at or after each multiple of this. Not set by default.
 
         Example:
             trainyard.Callback(checkpoint_every_steps=500, keep=3)

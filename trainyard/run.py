@@ -40,13 +40,13 @@ class Run:
         """Describe the loop and how often to save.
 
         Args:
-            total_steps: Steps of the whole training. If given, the progress has an end, and the last step is saved.
+            total_steps: Steps of the whole training. If given, progress shows the total, and the last step is saved.
             samples_per_step: Samples in a step over all ranks, for the samples per second in the metrics. Default: 1.
             save_every_steps: Interval between checkpoints. Default: auto, the interval that costs the least time by
                 Young's formula, given how long saves take and `mean_hours_between_reclaims`.
             mean_hours_between_reclaims: Mean time between reclaims of one instance. Default: 6 hours.
-            keep: How many of the newest checkpoints to keep. Default: 2.
-            keep_every_steps: Also keep the first checkpoint at or after each multiple of this. Default: none.
+            keep: Number of newest checkpoints to keep. Default: 2.
+            keep_every_steps: Also keep the first checkpoint at or after each multiple of this. Not set by default.
 
         Example:
             run = trainyard.Run(total_steps=1000, samples_per_step=64)
@@ -66,10 +66,10 @@ class Run:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """What an earlier attempt saved last, by name, on the CPU; None in a new run.
+        """The state that an earlier attempt saved last, by name, on the CPU. None in a new run.
 
-        For objects that have one, it is their `state_dict`. It stays the same when this attempt saves. It does not
-        contain sharded objects: `restore` loads them.
+        Objects with a `state_dict` are saved as that. Saving in this attempt does not change this state. It excludes
+        sharded objects, which `restore` loads.
 
         Example:
             if run.state is not None:
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        """The last step that ended, at first the step of `state`; 0 in a new run.
+        """The last completed step. It starts at the step of `state`, or at 0 in a new run.
 
         Example:
             progress = run.steps_done / total_steps
@@ -90,7 +90,7 @@ class Run:
         """Load the saved state into each object (`load_state_dict`) and return the number of steps done.
 
         Also restores this rank's random state. In a new run it changes nothing and returns 0. All ranks call it. Shards
-        are loaded with any number of ranks; pass an optimizer together with its model.
+        can be loaded with any number of ranks. Pass an optimizer together with its model.
 
         Example:
             step = run.restore(model=model, optimizer=optimizer)
@@ -98,7 +98,7 @@ class Run:
         return self._loop.restore(objects) if self._loop else 0
 
     def step(self, step: int | None = None) -> None:
-        """Report that a step has ended: `step`, or the next one. Then check `should_save` and `should_stop`.
+        """Report that step `step`, by default the next one, has ended. Then check `should_save` and `should_stop`.
 
         Example:
             optimizer.step()
@@ -119,10 +119,10 @@ class Run:
     def save(self, step: int, **objects: Any) -> None:
         """Save the objects, or their `state_dict` if they have one, and each rank's random state. All ranks call it.
 
-        Rank 0's states are saved; those of a model in DistributedDataParallel are equal on all ranks. The loop waits
-        only for a copy in memory, while writing and uploading run in the background.
+        Only rank 0's states are saved: with DistributedDataParallel, a model is equal on all ranks. The loop waits only
+        for a copy in memory. Writing and uploading run in the background.
 
-        Of a state with DTensors (FSDP2, tensor parallelism), each rank saves its parts, in the format of
+        If a state contains DTensors (FSDP2, tensor parallelism), each rank saves its parts in the format of
         torch.distributed.checkpoint. This applies to models, to optimizers given with their models, and to other
         objects whose `state_dict` contains DTensors. FSDP1 and ZeRO raise an error.
 
@@ -135,8 +135,8 @@ class Run:
     def should_stop(self) -> bool:
         """Return whether to leave the loop, after saving this step if `should_save` returns True.
 
-        The instance is being reclaimed or the budget is used up, and the next attempt resumes the run; or successive
-        halving stops this point of a sweep. Code after the loop has a few seconds.
+        True if the instance is being reclaimed or the budget is used up (the next attempt then resumes the run), or if
+        successive halving stops this point of a sweep. Code after the loop has a few seconds.
 
         Example:
             while step < 1000 and not run.should_stop():
@@ -147,7 +147,7 @@ class Run:
     def log(self, step: int, **values: SupportsFloat) -> None:
         """Write a step's metrics to metrics.jsonl, TensorBoard and the log. Outside the platform, print them.
 
-        Successive halving compares the points of a sweep by what is logged here.
+        Successive halving compares the points of a sweep by these values.
 
         Example:
             run.log(step, loss=loss.item(), learning_rate=scheduler.get_last_lr()[0])
@@ -158,7 +158,7 @@ class Run:
             print(f"step {step}: {', '.join(f'{name} {number_of(value):.4g}' for name, value in values.items())}")
 
     def busy(self, seconds: float) -> None:
-        """Announce that the time until the next step may be this many seconds and is not a hang.
+        """Announce that the next step may be this many seconds away, so that the pause does not count as a hang.
 
         Example:
             run.busy(seconds=1800)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import SupportsFloat
 
 RESULT_BYTES = 16_384
-"""The most bytes that a run's result may have, because each receipt and each list of runs contains all of it."""
+"""Maximum size of a run's result in bytes. Each receipt and each list of runs contains the whole result."""
 
 
 def is_here() -> bool:
-    """Return whether this process is a rank that the platform has started.
+    """Return whether the platform has started this process as a rank.
 
     Example:
         if trainyard.is_here():
@@ -28,7 +28,7 @@ def _rank() -> str | None:
 
 
 def busy(seconds: float) -> None:
-    """Announce that the next activity may take this many seconds and is not a hang: an evaluation, a download.
+    """Announce that the next activity, such as an evaluation or a download, may take this long and is not a hang.
 
     The announcement holds until the next step of a Trainer with `trainyard.Callback` or of a `trainyard.Run`. In other
     scripts it holds for `seconds` from now.
@@ -57,7 +57,7 @@ def checkpoint() -> str | None:
 
 
 def output(default: str | Path = "output") -> Path:
-    """Return the folder whose files are kept with the run. Outside the platform: `default`, which is created.
+    """Return the folder whose files are kept with the run. Outside the platform, create and return `default`.
 
     Example:
         torch.save(embeddings, trainyard.output() / "embeddings.pt")
@@ -85,8 +85,8 @@ def input_path(name: str, default: str | Path | None = None) -> str:
 def result(**values: SupportsFloat | str) -> None:
     """Add values to the run's result, which receipts, reports and comparisons show beside its metrics.
 
-    A name that is given again gets the newest value. Only rank 0's values count. Outside the platform it does nothing.
-    Raises ValueError, anywhere, if all values together exceed RESULT_BYTES as JSON.
+    A repeated name keeps its newest value. Only rank 0's values count. Outside the platform it does nothing. Always
+    raises ValueError if all values together exceed RESULT_BYTES as JSON.
 
     Example:
         trainyard.result(accuracy=0.93, split="test")

@@ -1,1 +1,1 @@
-"""Load pretrained models, fit them to the data, and BERT with a faster head."""
+"""Load pretrained models, fit their heads to the data, and train BERT with a faster head."""

@@ -1,7 +1,7 @@
 """Load a model's weights, refuse weights that do not fit, and fit a classifier's head to the classes of the data.
 
-`from_pretrained` replaces weights that are missing or have another shape by random ones, and only warns. A start
-model's configuration may have settings that would change the task; the job overrides them (`TRAINING_SETTINGS`).
+`from_pretrained` replaces weights that are missing or have another shape with random ones, and only warns. A start
+model's configuration may contain settings that would change the task, so the job overrides them (`TRAINING_SETTINGS`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +25,18 @@ OUTPUT_SETTINGS: Mapping[str, Any] = {
     "output_hidden_states": False,
     "use_cache": False,
 }
-"""Settings that a job sets in every model it loads. They decide what a model returns, not what it computes."""
+"""Settings that a job sets in every model it loads. They change what a model returns, not what it computes."""
 
 TRAINING_SETTINGS: Mapping[str, Any] = {
     **OUTPUT_SETTINGS,
-    # One class per example. Otherwise the loss would be for several classes at once, or for a number.
+    # One class per example, not several classes or a number.
     "problem_type": "single_label_classification",
-    # A decoder's first token sees no other token, and a classifier of this type reads the first token.
+    # A classifier of this type reads the first token, which sees no other token in a decoder.
     "is_decoder": False,
-    # It would trade time for memory. The recipe's batch size decides about memory.
+    # It trades time for memory, which the recipe's batch size already controls.
     "gradient_checkpointing": False,
 }
-"""Settings that a fine-tuning sets in its start model's configuration.
+"""Settings that fine-tuning overrides in its start model's configuration.
 
 The other settings in transformers 4.51.3's PretrainedConfig are kept:
 - The model's shape, because the weights have it: sizes, `pruned_heads`, `is_encoder_decoder`, `tie_word_embeddings`.
@@ -72,9 +72,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the model in `folder` in fp32, with `settings` overriding its configuration.
 
-    `what` is the beginning of the error if its files cannot be read. `new_head`: whether head and pooler may be
-    missing; they are then random. Raises UsageError if other weights are missing, unknown, of another shape or not
-    finite.
+    The error for unreadable files begins with `what`. `new_head` allows a missing head and pooler, which are then
+    random. Raises UsageError if other weights are missing, unknown, of another shape or not finite.
     """
     from transformers import AutoConfig
 
@@ -109,9 +108,9 @@ def load_model(
             f"{location}: its weights are not all finite numbers: {broken} has NaN or infinity",
             next_step="start from a model whose training did not diverge",
         )
-    # The loss is a batch's mean, which the Trainer divides by the number of batches in a step. The Trainer does not do
-    # so if the model takes `**kwargs`, because it assumes that the model divides by the step's items itself. ModernBERT
-    # takes them and does not divide (transformers issue 38982).
+    # The loss is a batch's mean, which the Trainer divides by the number of batches in a step. If the model takes
+    # `**kwargs`, the Trainer assumes that the model has already divided by the step's items. ModernBERT takes them and
+    # does not divide (transformers issue 38982).
     model.accepts_loss_kwargs = False
     return LoadedModel(model=model.float(), new=[*missing, *mismatched])
 
@@ -157,15 +156,15 @@ def set_padding_token(model: Any, tokenizer: Any) -> None:
 def set_classes(start: LoadedModel, names: Sequence[str], location: str) -> str:
     """Set a classifier's classes to `names`, in this order. Return what happened to its head, for the log.
 
-    If the model's classes have the same names, the head is kept and its rows are put into this order. If the model's
-    classes have no names (LABEL_0, LABEL_1, …), their numbers are the names. Otherwise the head is new.
+    If the model's classes have the same names, the head is kept and its rows are reordered. Unnamed classes (LABEL_0,
+    LABEL_1, …) are matched by their numbers. Otherwise the head is new.
     """
     model = start.model
     where, layer = _output_layer(model, location)
     own = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
     rows = None if start.new else _rows(own, names)
     if rows is None:
-        # A layer that transformers has just made needs no replacement.
+        # Keep a layer that transformers has just initialized.
         if layer.out_features != len(names) or f"{where}.weight" not in start.new:
             _renew(model, where, layer, len(names))
         head = f"new: {_some(start.new)}" if start.new else f"new: the model's classes are {_some(own)}, not the data's"
@@ -208,7 +207,7 @@ def _output_layer(model: Any, location: str) -> tuple[str, nn.Linear]:
 
 
 def _renew(model: Any, where: str, layer: nn.Linear, classes: int) -> None:
-    """Replace a head's last layer by one with random weights, drawn by the model's own code."""
+    """Replace a head's last layer with a random one, initialized by the model's own code."""
     owner = model.get_submodule(where.rpartition(".")[0])
     new = nn.Linear(layer.in_features, classes, bias=layer.bias is not None)
     setattr(owner, where.rpartition(".")[2], new)

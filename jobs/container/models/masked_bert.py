@@ -1,10 +1,10 @@
-"""BERT whose head computes the masked positions only, and which PyTorch can compile part by part.
+"""BERT with a head that computes only the masked positions, and with parts that PyTorch can compile separately.
 
-Of a sequence's tokens, 15 % are masked. The head is a layer as wide as the model and then one as wide as the
-vocabulary, a fifth of BERT-base's arithmetic. For the other 85 % of the tokens its result would be thrown away.
+Only 15 % of a sequence's tokens are masked. The head, a layer as wide as the model and one as wide as the vocabulary,
+is a fifth of BERT-base's arithmetic. Its results for the other 85 % would be thrown away.
 
-On a GPU much of the remaining time is spent not on arithmetic but on memory, which many small kernels read and write:
-dropout, sums, norms, activations. Compiled, they are few kernels.
+On a GPU, much of the remaining time is memory traffic of many small kernels: dropout, sums, norms, activations.
+Compiling merges them into a few.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ from jobs.container.data.masked_tokens import IGNORED
 
 
 class BertForMaskedLM(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers has no types
-    """BERT with the same weights, names and loss; only `forward` needs the masked positions.
+    """BERT with the same weights, names and loss, but `forward` needs the masked positions.
 
-    It has the name of the class that it replaces, because `config.json` names the class of the weights.
+    The class has its base's name, because `config.json` records it.
     """
 
     _is_compiled = False
 
     def compile_parts(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile embeddings, layers and head, each at its first batch of a shape.
+        """Compile embeddings, layers and head, each at the first batch of each shape.
 
         All layers share one compilation, which takes a fraction of the time of compiling the whole model (pytorch.org,
         "Reducing torch.compile cold start compilation time with regional compilation"). The names of the weights do not
         change. `backend` is passed to torch.compile.
         """
-        # The DDP optimizer would cut each layer in two, to send the first half's gradients while the second half's are
-        # computed. A layer is small enough already.
+        # The DDP optimizer would split each layer, to send one half's gradients while the other half's are computed. A
+        # layer is small enough already.
         torch._dynamo.config.optimize_ddp = False  # noqa: SLF001 - PyTorch documents it under this name
         for part in (self.bert.embeddings, *self.bert.encoder.layer, self.cls):
             part.compile(backend=backend)
@@ -50,10 +50,10 @@ class BertForMaskedLM(transformers.BertForMaskedLM):  # type: ignore[misc]  # tr
         """Return `loss`, the mean over the batch's masked tokens, and `sums`.
 
         `labels` belong to `masked_positions` and have the shape `batch x places`; IGNORED labels do not count. `sums`
-        has, for each sequence, the sum of its tokens' losses and their number. From these an evaluation computes a mean
-        that does not depend on how sequences are grouped into batches.
+        contains the sum and the number of each sequence's token losses, from which an evaluation computes a mean that
+        does not depend on how sequences are batched.
         """
-        # Padded batches and evaluations are few, and would need further graphs.
+        # Padded batches and evaluations are rare and would need more graphs.
         runs_eagerly = self._is_compiled and (attention_mask is not None or not self.training)
         with torch.compiler.set_stance("force_eager") if runs_eagerly else contextlib.nullcontext():
             hidden = self._hidden(input_ids, attention_mask)
@@ -72,6 +72,6 @@ class BertForMaskedLM(transformers.BertForMaskedLM):  # type: ignore[misc]  # tr
     def _hidden(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
         if attention_mask is not None:
             return self.bert(input_ids, attention_mask=attention_mask)[0]
-        # BertModel would make a mask of ones and query the device whether all are ones, so at each step the host would
-        # wait for everything that it has queued.
+        # BertModel would create a mask of ones and check it on the device, so the host would wait for all queued work
+        # at each step.
         return self.bert.encoder(self.bert.embeddings(input_ids))[0]

@@ -1,6 +1,6 @@
 """Fetch a pretrained model from the hub, S3 or a local path into a local folder.
 
-A folder that is not a model is refused with what it lacks, before a loader fails with an obscure error.
+Invalid model folders are refused with the names of the missing files, because a loader's errors are obscure.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ def model_folder(
     """Return a local folder with the model at `location`. Downloads it unless it is local.
 
     `weights`: False downloads only configuration and tokenizer, for a training whose checkpoint has the weights.
-    Raises NotFoundError if nothing is there, and UsageError with everything that jobs.data_checks.model_files finds
-    wrong, for instance if the model does not take `max_length` tokens.
+    Raises NotFoundError if nothing is there, and UsageError with all problems that jobs.data_checks.model_files finds,
+    for instance that the model does not take `max_length` tokens.
     """
     if is_on_hub(location):
         folder, names = _model_from_hub(location, weights=weights)
@@ -58,9 +58,9 @@ def _wanted(names: Collection[str], *, weights: bool) -> list[str]:
 
 
 def positions(model: "Module") -> int | None:
-    """Return how many tokens a sequence may have, or None if no table of position embeddings limits it.
+    """Return the maximum length of a sequence in tokens, or None if no table of position embeddings limits it.
 
-    RoBERTa and similar models number positions from after the padding id, so their tables have more rows than that.
+    RoBERTa and similar models start numbering positions after the padding id, so their tables have extra rows.
     """
     from torch.nn import Embedding
 
@@ -97,9 +97,9 @@ def _model_from_hub(location: str, *, weights: bool) -> tuple[Path, list[str]]:
 
 def _check_model(names: Collection[str], location: str) -> None:
     """Raise UsageError if files with these names are not a model that can be fine-tuned."""
-    fault = model_files.missing_file(names, location)
-    if fault := fault or model_files.unsafe_pickle(names, location, _torch_version()):
-        raise fault
+    error = model_files.missing_file(names, location)
+    if error := error or model_files.unsafe_pickle(names, location, _torch_version()):
+        raise error
 
 
 def _is_known(model_type: str) -> bool:
@@ -116,8 +116,8 @@ def _torch_version() -> str:
 def copy_weights(model: Any) -> None:
     """Copy weights from the memory-mapped file to newly allocated memory.
 
-    The product of a matrix and a single row is summed in another order at another address, and a checkpoint has its
-    weights at other positions in its file than a pretrained model. Without the copy, an evaluation of single examples
+    The address of a matrix decides the order in which its product with a single row is summed, and weights have other
+    positions in a checkpoint's file than in a pretrained model's. Without the copy, an evaluation of single examples
     would differ in its last digits after a resume.
     """
     for weights in (*model.parameters(), *model.buffers()):
