@@ -1,13 +1,13 @@
-"""Turn SIGTERM and Spot notices into requests to the ranks: save, and stop in the time that is left. For the launcher.
+"""Turn SIGTERM and Spot notices into requests that the ranks save and stop in time. Used by the launcher.
 
-Before and after the ranks run, SIGTERM and Ctrl-C raise Interrupted, and the job is resumed later. While they run,
-ranks that train announce with a file in the scratch folder that they listen for requests (jobs.container.channel). The
-launcher then turns SIGTERM or a Spot notice into a request, a file beside it, and waits until the ranks have ended or
-the time is nearly over. If no rank listens, before the first step or in a job that has nothing to save, SIGTERM ends
-the ranks at once.
+Before and after the ranks run, SIGTERM and Ctrl-C raise Interrupted, and the job is resumed later. While the ranks run,
+those that train announce through a file in the scratch folder that they listen for requests (jobs.container.channel).
+The launcher then turns SIGTERM or a Spot notice into a request, a file beside it, and waits until the ranks have ended
+or the time is nearly over. If no rank listens (before the first step, or in a job that has nothing to save), SIGTERM
+ends the ranks at once.
 
-A Spot notice contains the time at which the instance ends, so the request contains the time by which the ranks must be
-gone, and they train until then. SIGTERM alone stops them at once: someone has cancelled the job, or its time is over.
+A Spot notice contains the time at which the instance ends, so its request contains a deadline, and the ranks train
+until shortly before. SIGTERM alone makes them save and stop at once: the job was cancelled or has timed out.
 """
 
 import contextlib
@@ -37,11 +37,10 @@ NOTICE_SECONDS = 120.0
 """Time between a Spot notice and the end of the instance."""
 
 MARGIN_SECONDS = 10.0
-"""Part of the grace period reserved for what follows the ranks: SIGTERM, SIGKILL for those that ignore it, and the
-record."""
+"""Part of the grace period reserved for ending late ranks (SIGTERM, then SIGKILL) and writing the record."""
 
 NOTICE_MARGIN_SECONDS = 6.0
-"""The same before the time in a Spot notice, when EC2 begins to shut the system down."""
+"""The same margin before the time in a Spot notice, when EC2 begins to shut the system down."""
 
 _KILL_AFTER_SECONDS = 4.0
 """Time between SIGTERM and SIGKILL for the ranks once the grace period is over. torch itself would take 30 s."""
@@ -50,15 +49,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(BaseException):
-    """SIGTERM or Ctrl-C arrived: the job is to be resumed.
+    """SIGTERM or Ctrl-C arrived, and the job is to be resumed later.
 
-    Not an Exception, because botocore takes an exception raised while it waits for a response for a broken connection,
-    and retries.
+    Not an Exception, because botocore would treat it as a broken connection and retry the request.
     """
 
 
 _arrived: list[str] = []
-"""Names of the signals that arrived, or why this process sent one to itself."""
+"""Names of the signals that arrived. For a signal from this process itself, the reason instead."""
 
 _own_reason: list[str] = []
 """Why this process sent SIGTERM to itself, if it did."""
@@ -88,9 +86,9 @@ def ignore_signals() -> None:
 
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Delay signals until the end of the block, because modules may swallow exceptions while they are imported.
+    """Delay signals until the end of the block, because modules may swallow exceptions during their import.
 
-    A signal that was swallowed before the block is raised again at its end, so none is lost before the ranks start.
+    Signals swallowed before the block are also raised at its end, so none is lost before the ranks start.
     """
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: _arrived.append(signal_name(number)))
@@ -122,21 +120,21 @@ class ShutdownWatch:
         give_up: Callable[[int], None],
         pids_of_script: Callable[[], list[int]] | None = None,
     ) -> None:
-        """`give_up` gets the signal's number and raises, in the main thread, what ends the ranks at once.
+        """`give_up` takes a signal's number and raises, in the main thread, the exception that ends the ranks at once.
 
-        `pids_of_script` returns the ranks of a script. They get SIGTERM if they do not listen for requests.
+        `pids_of_script` returns the process ids of a script's ranks, which get SIGTERM if they do not listen.
         """
         self.reason: str | None = None
         """Why the ranks were asked to stop, or None if they were not."""
         self.overdue_seconds: float | None = None
-        """How long the ranks had, if they did not end in that time."""
+        """Time that the ranks had to end, or None if they have not exceeded it."""
         self._files = RequestFiles(scratch)
         self._metadata = metadata
         self._grace_seconds = max(1.0, stop_timeout_seconds - MARGIN_SECONDS)
         self._give_up = give_up
         self._pids_of_script = pids_of_script
         self.has_signalled = False
-        """True if the ranks of a script get SIGTERM, to end by themselves in the time that is left."""
+        """True if the ranks of a script get SIGTERM, so that they can save and end by themselves."""
         self._signalled_script = False
         self._asked_at: float | None = None
         self._deadline: float | None = None
@@ -158,7 +156,7 @@ class ShutdownWatch:
         self._wake.set()
 
     def end_now(self) -> None:
-        """End the ranks, whether they have saved or not. Works from any thread."""
+        """End the ranks even if they have not saved. Works from any thread."""
         self._at_once = True
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -168,14 +166,14 @@ class ShutdownWatch:
         self._wake.set()
 
     def on_signal(self, number: int) -> None:
-        """Ask the ranks to save and stop if they listen. Ctrl-C ends them at once: they have received it as well."""
+        """Ask the ranks to save and stop if they listen. Ctrl-C ends them at once, because they receive it too."""
         if self._closed.is_set():
             return
         is_over = self._at_once or self.overdue_seconds is not None
-        asks = self._files.is_heard() or bool(self._pids_of_script and self._pids_of_script())
-        if number == signal.SIGTERM and not is_over and asks:
+        listens = self._files.is_heard() or bool(self._pids_of_script and self._pids_of_script())
+        if number == signal.SIGTERM and not is_over and listens:
             self._signalled_at = time.monotonic()
-            self._wake.set()  # nothing more: the handler may have interrupted anything, even the writing of a log line
+            self._wake.set()  # nothing more: the handler may have interrupted anything, even a log call
             return
         self._give_up(number)
 
@@ -190,12 +188,12 @@ class ShutdownWatch:
 
     def _look(self) -> None:
         if self._metadata is not None and (time.monotonic() >= self._next_poll or self._signalled_at is not None):
-            self._ask_metadata(self._metadata)
+            self._poll_metadata(self._metadata)
             self._next_poll = time.monotonic() + POLL_SECONDS
         if self._signalled_at is not None:
             at, self._signalled_at = self._signalled_at, None
             # After a notice the host sends SIGTERM, and SIGKILL when the instance ends (spot_notice.sh). A training
-            # that listens uses the time in between. What a script has left must still be uploaded.
+            # that listens uses the time in between. A script must end earlier, so that its files can be uploaded.
             if not self._noticed or self.has_signalled:
                 self._by_signal = True
                 self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
@@ -205,23 +203,23 @@ class ShutdownWatch:
         self._signal_script()
         self._end_late_ranks()
 
-    def _ask_metadata(self, metadata: InstanceMetadata) -> None:
+    def _poll_metadata(self, metadata: InstanceMetadata) -> None:
         if not self._noticed and (notice := metadata.spot_notice()) is not None:
             self._noticed = True
             left = (notice.time - datetime.now(timezone.utc)).total_seconds()
             left = min(left, NOTICE_SECONDS) - NOTICE_MARGIN_SECONDS
-            # A wrong clock must not take away all of the time for a save.
+            # Leave time for a save even if the clock is wrong.
             grace = max(left, DEFAULT_STOP_TIMEOUT_SECONDS - MARGIN_SECONDS)
             self._ask_to_stop(str(notice), time.monotonic() + grace, by=time.time() + left)
         elif not (self._recommended or self._noticed or self._signalled_at) and metadata.rebalance_recommended():
             self._recommended = True
-            log.info("rebalance recommendation: EC2 may take this instance away soon; asking for a checkpoint")
+            log.info("rebalance recommendation: EC2 may reclaim this instance soon; requesting a checkpoint")
             self._files.ask("save", "rebalance recommendation")
 
     def _ask_to_stop(self, reason: str, deadline: float, *, by: float | None = None) -> None:
         """Ask the ranks to stop, and end them at `deadline`. The first reason and the earliest deadline count.
 
-        `by`: until when they may train, in seconds since the epoch. Without it, they save and stop at once.
+        `by` is the time until which they may train, in seconds since the epoch. Without it, they save and stop at once.
         """
         self._deadline = min(deadline, self._deadline or deadline)
         if self.reason is None:
@@ -240,7 +238,7 @@ class ShutdownWatch:
             self._files.ask("stop", reason, by=by)
 
     def _signal_script(self) -> None:
-        """Send SIGTERM to the ranks of a script once they exist: a notice may come before they do."""
+        """Send SIGTERM to the ranks of a script once they exist. A notice may arrive before they start."""
         if not self.has_signalled or self._signalled_script or self._pids_of_script is None:
             return
         if pids := self._pids_of_script():
@@ -250,7 +248,7 @@ class ShutdownWatch:
     def _end_late_ranks(self) -> None:
         if self._deadline is None or self._asked_at is None:
             return
-        # After the last step no rank listens any more; what is left would be repeated anyway.
+        # After the last step no rank listens. The remaining work would be repeated anyway.
         unheard = self._by_signal and not self._files.is_heard() and not self.has_signalled
         if not unheard and time.monotonic() < self._deadline:
             return

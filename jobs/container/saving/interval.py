@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-LEAST_SECONDS = 60.0
-MOST_SECONDS = 1800.0
-LEAST_STALLS = 10
-"""Saves take at most a tenth of the time, however often instances are reclaimed."""
+MIN_SECONDS = 60.0
+MAX_SECONDS = 1800.0
+MIN_STALLS = 10
+"""Minimum interval in stalls, so that saves take at most a tenth of the time."""
 
 WITHOUT_NOTICE = 1 / 4
-"""Assumed share of reclaims without a notice: a guess. EC2's guide does not say how often a notice is late."""
+"""Share of reclaims without a notice. This is a guess: EC2's guide does not document how often a notice is late."""
 
 TIMED_STEPS = 5
-"""Number of steps, after the warm-up steps, that are timed before the first save."""
+"""Number of steps that are timed between the warm-up steps and the first save."""
 
 
 def interval_seconds(
@@ -40,7 +40,7 @@ def interval_seconds(
     `complete_seconds` is how long a save takes until it is complete; the next save would wait for it.
     """
     young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / WITHOUT_NOTICE)
-    return max(min(max(young, LEAST_SECONDS), MOST_SECONDS), LEAST_STALLS * stall_seconds, complete_seconds)
+    return max(min(max(young, MIN_SECONDS), MAX_SECONDS), MIN_STALLS * stall_seconds, complete_seconds)
 
 
 class RegularSaves(Callback):
@@ -55,9 +55,9 @@ class RegularSaves(Callback):
 
 
 class ChosenSaves(Callback):
-    """Requests a save after a few timed steps, then at the interval that this save's cost gives, and at the last step.
+    """Requests a save after a few timed steps, then at the interval computed from its cost, and at the last step.
 
-    Rank 0 chooses the interval for all ranks, at the end of the step after each save.
+    Rank 0 chooses the interval for all ranks at the end of the step after each save.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ChosenSaves(Callback):
         if step == self._next_save or step >= state.max_steps:
             control.should_save = True
             self._save_began = now
-            # From step end to step end: during a step an HPU only receives its work.
+            # Measured between ends of steps, because within a step an HPU only receives its work.
             if self._timed_at is not None and step > self._timed_from:
                 self._step_seconds = (now - self._timed_at) / (step - self._timed_from)
 

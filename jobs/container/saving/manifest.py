@@ -1,10 +1,9 @@
-"""Checkpoints on S3: the manifest that declares one complete, which ones are kept, and how one is verified.
+"""Checkpoints on S3: how they are declared complete, verified, and deleted once they are no longer needed.
 
     s3://…/<run>/checkpoints/step-N/…               the files of one checkpoint
     s3://…/<run>/checkpoints/step-N/manifest.json   written last: size and SHA-256 of each file
 
-A checkpoint without a manifest does not exist. If an attempt ends during an upload, it leaves a folder without a
-manifest, which the next attempt ignores.
+If an attempt ends during an upload, it leaves a folder without a manifest, which the next attempt ignores.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ _STEP = re.compile(r"step-(\d+)/(.+)")
 
 
 class Decisive(Protocol):
-    """Something with arguments that decide the result of a training: a kind's arguments, or a script's."""
+    """The arguments of a kind or a script, which decide the result of a training."""
 
     def fixed_arguments(self) -> dict[str, Any]:
         """Return the arguments that must stay the same when a run resumes."""
@@ -49,13 +48,13 @@ class Retention:
     """Which complete checkpoints are kept on S3."""
 
     newest: int = 2
-    """How many of the newest to keep. The second newest is there in case the newest is corrupt."""
+    """Number of newest checkpoints to keep. The second newest is kept in case the newest is damaged."""
     every_steps: int | None = None
-    """Also keep the first checkpoint at or after each multiple of this. Few multiples themselves are saved if the
-    interval is measured."""
+    """Also keep the first checkpoint at or after each multiple of this. With an automatic interval, few saves fall on a
+    multiple itself."""
 
     def always_kept(self, complete: Iterable[int]) -> set[int]:
-        """Return the complete checkpoints that are kept however many newer ones there are."""
+        """Return the steps, out of the complete ones, that `every_steps` keeps."""
         if self.every_steps is None:
             return set()
         first: dict[int, int] = {}
@@ -65,10 +64,10 @@ class Retention:
 
 
 class Throughput(BaseModel):
-    """Time and samples of the steps that count: earlier attempts' up to where this one resumed, and this one's."""
+    """Time and samples of the run's steps, without those that a resume repeats."""
 
     train_seconds: float = 0.0
-    """Wall time of all steps, checkpoint stalls included."""
+    """Wall time of all steps, including waits for checkpoints."""
     timed_seconds: float = 0.0
     """The same without each attempt's warm-up steps."""
     timed_samples: int = 0
@@ -94,7 +93,7 @@ class File(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The file that declares a checkpoint complete: its files, and what it was made with."""
+    """The file that declares a checkpoint complete. Lists its files and the arguments it was made with."""
 
     step: int
     world_size: int
@@ -170,9 +169,8 @@ class SupersededError(TrainyardError):
 def check_newest(s3: "S3Client", run: S3Location, attempt: int | None) -> None:
     """Raise SupersededError if a newer attempt of the run has begun, because this one was considered lost.
 
-    Two attempts that write to one run would mix their files. A process may be frozen at any line and wake up when a
-    newer attempt has ended, so call this right before each write and delete. `attempt`: None if it has no number, in
-    which case nothing is checked.
+    Two attempts that write to one run would mix their files. A process may freeze at any line and wake up after a newer
+    attempt has ended, so call this right before each write and delete. Checks nothing if `attempt` is None.
     """
     if attempt is None:
         return
@@ -200,7 +198,7 @@ def read_manifest(s3: "S3Client", remote: S3Location) -> Manifest:
 
 
 def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
-    """Download the checkpoint at `remote` and verify it. Raises IncompleteError with the reason if it is not intact."""
+    """Download and verify the checkpoint at `remote`. Raises IncompleteError with the reason if it is not intact."""
     manifest = read_manifest(s3, remote)
     present = object_store.sizes(s3, remote)
     for name, file in manifest.files.items():
@@ -216,7 +214,7 @@ def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
 
     try:
         found = dict(zip(manifest.files, object_store.in_threads(intact, manifest.files), strict=True))
-    except NotFoundError as error:  # deleted since it was listed; denied access is another error, and ends the job
+    except NotFoundError as error:  # deleted since it was listed; denied access is another error, which ends the job
         raise IncompleteError(str(error.args[0])) from None
     damaged = [name for name, is_intact in found.items() if not is_intact]
     if damaged:
@@ -233,7 +231,7 @@ def publish(
     content = manifest.model_dump_json(indent=2).encode()
     check()
     if not object_store.create(s3, remote / MANIFEST, content, tag=tag):
-        # Another attempt has written one: a newer attempt, which `check` refuses to overwrite, or a late older one.
+        # Another attempt has written a manifest. If the attempt is newer, `check` raises; an older one is overwritten.
         check()
         object_store.write(s3, remote / MANIFEST, content, tag=tag)
 
@@ -265,12 +263,12 @@ def prune(
     best: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Delete the checkpoints that are not kept, now that step `newest` is complete; their manifests go first.
+    """Delete checkpoints that are no longer needed, now that step `newest` is complete.
 
-    `best` is a step whose checkpoint is kept too. `check` is `check_newest`.
+    The checkpoint of step `best` is kept too. `check` is `check_newest`.
 
     A complete checkpoint of a later step is damaged: this attempt skipped it when it began. It is deleted, because it
-    would otherwise count as one of the newest. A later one without a manifest may just be uploading.
+    would count as one of the newest. A later checkpoint without a manifest may still be uploading, and is kept.
     """
     steps = list_steps(s3, remote)
     whole = complete_steps(steps)

@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 UPLOAD_EVERY_SECONDS = 5.0
-"""Time between two uploads. Readers of metrics.jsonl lag by at most this; each upload carries the whole file."""
+"""Time between two uploads, and the most by which readers of metrics.jsonl lag. Each upload sends the whole file."""
 
 RESULT_MARK = "train_runtime_seconds"
-"""A key that only the result's line has."""
+"""A key that only the line with the result has."""
 
 LOGGED = ("loss", "grad_norm", "learning_rate")
-"""The values that are taken from the Trainer's log lines."""
+"""Values to record from the Trainer's log lines."""
 
 _TIMED = ("_runtime", "_per_second", "_time", "_duration")
-"""Endings of the names of evaluation values that differ each time."""
+"""Name endings of evaluation values that depend on the clock."""
 
 MEMORY = {
     "memory_allocated (GB)": "memory_gib",
     "max_memory_allocated (GB)": "max_memory_gib",
     "total_memory_available (GB)": "total_memory_gib",
 }
-"""GaudiTrainer's names for the memory of the first rank's HPU, and ours. It divides by 1024**3 (optimum-habana 1.18.1,
-`to_gb_rounded`)."""
+"""GaudiTrainer's names for the memory of the first rank's HPU, and ours. GaudiTrainer's GB are GiB (optimum-habana
+1.18.1, `to_gb_rounded`)."""
 
 
 class RunMetrics(Callback):
@@ -70,15 +70,15 @@ class RunMetrics(Callback):
         memory: Callable[[], Mapping[str, float]] = dict,
         shape: Callable[[], Any] = lambda: None,
         saving_seconds: Callable[[], float] = lambda: 0.0,
-        also: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        report: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
-        """`s3` is needed on rank 0 only. `samples_per_epoch`: None if the Trainer counts the epochs itself.
+        """Only rank 0 needs `s3`. `samples_per_epoch` is None if the Trainer counts epochs itself.
 
-        `logs_all`: record every number of the Trainer's log lines, not only `LOGGED`. `memory` returns the memory of
+        `logs_all` records every number in the Trainer's log lines, not only `LOGGED`. `memory` returns the memory of
         the rank's card (`Accelerator.memory`), for Trainers that do not log it. `shape` returns the shape of the newest
-        batch if the accelerator compiles for each new shape (`Heartbeats.training_shape`); the first `warmup_steps` of
-        each shape do not count for the samples/s. `saving_seconds` returns how long the training has waited for saves.
-        `also` is called with evaluations and with the result.
+        batch if the accelerator compiles for each new shape (`Heartbeats.training_shape`). The first `warmup_steps` of
+        each shape are left out of the samples per second. `saving_seconds` returns how long the training has waited for
+        saves. `report` is called with evaluations and with the result.
         """
         self.throughput = throughput
         self._rank = rank
@@ -89,7 +89,7 @@ class RunMetrics(Callback):
         self._memory = memory
         self._shape = shape
         self._saving_seconds = saving_seconds
-        self._also = also
+        self._report = report
         self._step = self._resumed_from_step = resumed_from_step
         self._starts_over = False
         self._changed = dict(changed or {})
@@ -146,7 +146,7 @@ class RunMetrics(Callback):
         self._show(state, note)
 
     def logged(self, step: int, values: Mapping[str, float], *, total_steps: float) -> None:
-        """Write the values that a script's own loop has measured, and its progress."""
+        """Write the values that a custom loop has measured, and print its progress."""
         if self._files is None:
             return
         self._files.write(step, {**values, **self._memory(), "samples_per_second": self.throughput.samples_per_second})
@@ -168,28 +168,27 @@ class RunMetrics(Callback):
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._status()
         if self._files and self._shown_step != state.global_step:
-            # Too few steps since the last log line to have logged one.
+            # There were too few steps since the last log line for another one.
             self._show(state, "trained" if state.global_step >= state.max_steps else "stopped")
 
     def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
         """Write the metrics of an evaluation during the training. Its time does not count as training time."""
         if self._files is not None:
-            self._also(values)
-        self._step_started = time.monotonic()
-        if self._files is not None:
+            self._report(values)
             self._files.write_evaluation(step, values)
             log.info(
                 "evaluation: step %s, %s",
                 step,
                 ", ".join(f"{result_label(name)} {value:.4g}" for name, value in values.items()),
             )
+        self._step_started = time.monotonic()
 
     def evaluated_at(self, step: int) -> dict[str, Any] | None:
-        """Return, on rank 0, what an earlier attempt's evaluation at this step found, or None if there was none."""
+        """Return the results of an earlier attempt's evaluation at this step, or None. Only rank 0 has them."""
         return self._files.evaluations.get(step) if self._files is not None else None
 
     def evaluated_before(self) -> dict[str, Any]:
-        """Return what the newest evaluation of earlier attempts found. Only rank 0 has it."""
+        """Return the results of the newest evaluation of earlier attempts. Only rank 0 has them."""
         rows = self._files.earlier if self._files is not None else []
         return next((row for row in reversed(rows) if any(name.startswith("eval_") for name in row)), {})
 
@@ -206,10 +205,10 @@ class RunMetrics(Callback):
         if self._files is not None:
             self._files.write(step, values)
             self._status(values)
-            self._also(values)
+            self._report(values)
 
     def upload(self) -> None:
-        """Upload what was measured so far. Raises TrainyardError if that fails."""
+        """Upload the measurements so far. Raises TrainyardError if that fails."""
         if self._files is not None:
             self._files.upload()
 
@@ -229,7 +228,7 @@ class RunMetrics(Callback):
             print(Progress(state.global_step, state.max_steps, note), flush=True)
 
     def _compiling_seconds(self) -> float:
-        """Return how much longer the steps that compile a graph took than the others; 0 if none compiles."""
+        """Return the additional time of the steps that compiled a graph, or 0 if none did."""
         timed = self.throughput
         steps = timed.timed_samples / self._samples_per_step
         usual = timed.timed_seconds / steps if steps else 0.0
@@ -279,7 +278,7 @@ class MetricsFiles:
             {name: math.nan if value is None else value for name, value in row.items() if name not in ("step", "time")}
             for row in rows
         ]
-        # TensorBoard hides the events that an earlier attempt wrote for steps that are repeated.
+        # TensorBoard hides an earlier attempt's events of steps that are repeated.
         self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
         self._lock = threading.Lock()
         self._uploading = threading.Lock()
@@ -289,7 +288,7 @@ class MetricsFiles:
         self._thread.start()
 
     def start_over(self) -> None:
-        """Drop what earlier attempts wrote, because its steps are repeated."""
+        """Drop the rows of earlier attempts, because their steps are repeated."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.evaluations, self._found, self.earlier = {}, [], []
@@ -301,9 +300,9 @@ class MetricsFiles:
         self._changed.set()
 
     def write_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write what an evaluation found, unless an evaluation at this step has already found the same.
+        """Write an evaluation's results, unless an evaluation at this step already had the same results.
 
-        An attempt may repeat an evaluation that the attempt before it had already made.
+        An attempt may repeat an evaluation of the previous attempt.
         """
         found = _found(step, values)
         if found not in self._found:
@@ -345,7 +344,7 @@ class MetricsFiles:
             self._closed.wait(UPLOAD_EVERY_SECONDS)
 
     def upload(self) -> None:
-        """Upload all files as they are. Raises SupersededError if a newer attempt owns them."""
+        """Upload the current files. Raises SupersededError if a newer attempt owns them."""
         with self._uploading:  # one at a time; otherwise an older state could arrive last
             with self._lock:
                 self._lines.flush()
@@ -357,29 +356,29 @@ class MetricsFiles:
 
 
 def _without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace NaN and infinity by None, because JSON has neither: other languages would reject the whole file."""
+    """Replace NaN and infinity with None. JSON has neither, so other languages would reject the whole file."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 
 def _found(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an evaluation found, without the values that depend on the clock."""
+    """Return an evaluation's results without the values that depend on the clock."""
     found = {name: value for name, value in values.items() if name != "time" and not name.endswith(_TIMED)}
     return {**_without_nan(found), "step": step}
 
 
 def _rows_up_to(content: bytes | None, step: int, place: S3Location) -> list[dict[str, Any]]:
-    """Return what earlier attempts wrote, without the steps that this one repeats and without a result.
+    """Return the rows of earlier attempts, without a result and without the steps that this attempt repeats.
 
-    An attempt that ended just after it wrote its result is followed by one that writes the result again.
+    If an attempt ended just after it wrote its result, the next attempt writes the result again.
     """
     rows = read_json_lines(content, place=place, accept=line_with_step)
     return [row for row in rows if 0 < row["step"] <= step and RESULT_MARK not in row]
 
 
 class StopOnNan(Callback):
-    """Stops the run if the loss is not a finite number. Checks only the losses that are logged anyway."""
+    """Stops the run if a logged loss is not a finite number."""
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
         loss = float(logs.get("loss", 0.0))

@@ -41,9 +41,9 @@ class Resume:
     folder: Path
     throughput: Throughput
     world_size: int
-    """Number of ranks that made it."""
+    """Number of ranks that wrote it."""
     changed: dict[str, tuple[Any, Any]]
-    """Arguments that have changed since the checkpoint: its value and this attempt's value."""
+    """Arguments that have changed: the checkpoint's value and this attempt's value."""
 
 
 def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume | None:
@@ -60,8 +60,8 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume
     manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
     if manifest.world_size != rank.world_size and rank.is_first:
         log.info(
-            "checkpoint step-%s was made by %s and continues on %s: the steps have the same examples, but random "
-            "numbers (dropout) differ",
+            "checkpoint step-%s was made by %s and continues on %s: the examples of each step stay the same, but "
+            "random numbers (dropout) differ",
             step,
             counted(manifest.world_size, "rank"),
             rank.world_size,
@@ -111,10 +111,7 @@ class _Store:
         return None
 
     def fetch_again(self, step: int) -> bool:
-        """Download a checkpoint that another node has found intact, if necessary twice.
-
-        Raises NodeFailedError if it arrives damaged on this node both times.
-        """
+        """Download a checkpoint that is intact on another node. Try twice, then raise NodeFailedError."""
         try:
             self.fetch(step)
         except IncompleteError as error:
@@ -129,17 +126,17 @@ class _Store:
 def set_batch_of_rank(folder: Path, per_rank: int) -> None:
     """Change the batch size per rank in a downloaded checkpoint.
 
-    A Trainer takes the size from its checkpoint. With another number of ranks the global batch would be wrong.
+    A Trainer uses the checkpoint's size, so with another number of ranks the global batch would be wrong.
     """
     path = folder / _STATE
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "train_batch_size": per_rank}))
 
 
 def seed_of_rank(seed: int, step: int, rank: int) -> int:
-    """Return the seed of a rank's random numbers if the checkpoint was made by another number of ranks.
+    """Return a rank's seed for a new run, or for a checkpoint that another number of ranks wrote.
 
-    Model, optimizer, schedule and position continue, and the steps have the same examples (determinism.py). Random
-    states belong to single ranks and cannot continue, so each rank starts a new one.
+    After such a checkpoint, model, optimizer, schedule and position continue, and the steps have the same examples
+    (determinism.py). Only the ranks' random states cannot continue, so each rank starts a new one.
     """
     sequence = np.random.SeedSequence([seed, step, rank])
     return int(sequence.generate_state(1)[0])
@@ -147,9 +144,9 @@ def seed_of_rank(seed: int, step: int, rank: int) -> int:
 
 @contextlib.contextmanager
 def kept_settings(trainer: Any) -> Iterator[None]:
-    """Keep this attempt's settings while the block loads optimizer and scheduler: only their progress is restored.
+    """Keep this attempt's learning rate and weight decay while the block loads optimizer and scheduler.
 
-    They were saved with the learning rate and weight decay of an earlier attempt, and would continue with those.
+    Otherwise the values of the attempt that saved them would be restored along with their progress.
     """
     settings = [
         {name: value for name, value in group.items() if name != "params"} for group in trainer.optimizer.param_groups
@@ -164,10 +161,10 @@ def kept_settings(trainer: Any) -> Iterator[None]:
 
 
 class LossSinceLog:
-    """Keeps the losses that the Trainer has summed up since its last log line in the checkpoint.
+    """Saves the sum of the losses since the Trainer's last log line with each checkpoint.
 
-    The Trainer logs the mean loss of the steps since the last line, but does not save the sum. The first line after a
-    resume would be the mean of fewer steps, and the loss curve would differ from an uninterrupted run's.
+    The Trainer logs the mean loss of the steps since the last line, but does not save the sum. Without it, the first
+    mean after a resume would cover fewer steps, and the loss curve would differ from an uninterrupted run's.
     """
 
     def __init__(self, rank: "Rank", resume: Resume | None) -> None:

@@ -66,10 +66,9 @@ class SavedFolder:
         without: Callable[[str], bool] = lambda _: False,
         check_may_write: Callable[[], None] = lambda: None,
     ) -> None:
-        """`without` returns whether an entry of the folder, by name, is not saved.
+        """`without` takes the name of an entry of the folder and returns whether to skip it.
 
-        `check_may_write` raises if something else now owns the place. It is called before each upload and before
-        deleting.
+        `check_may_write` raises if another attempt now owns the place. It is called before each upload and deletion.
         """
         self._s3 = s3
         self._without = without
@@ -84,7 +83,7 @@ class SavedFolder:
     def restore(self, *, outdated: Callable[[str], bool] = lambda _: False) -> int:
         """Download the files, with their times, and return how many. Raises TrainyardError if a file cannot be read.
 
-        `outdated` returns whether a file, by its path in the folder, is not restored; the next save deletes it.
+        `outdated` takes a file's path in the folder and returns whether to skip it. The next save deletes such files.
         """
         saved = list(object_store.sizes(self._s3, self._place))
         left = [name for name in saved if outdated(name)]
@@ -96,16 +95,16 @@ class SavedFolder:
         return len(names)
 
     def restore_links(self) -> None:
-        """Recreate the links, once everything that they may point to is there."""
+        """Recreate the links. Call this after everything that they may point to is restored."""
         self._skipped.warn(make_links(self._folder, self._listing.links))
         set_times(self._folder, self._listing.times, folders=True)
 
     def save(self) -> bool:
         """Upload what has changed since the last save and delete what is gone. Return whether there was anything to do.
 
-        A file that changes during the upload is saved again next time. A file that cannot be read is skipped with a
-        warning and tried again next time, and so are deletions that S3 refuses. Raises TrainyardError if S3 refuses an
-        upload; files uploaded before count as saved. Raises what `check_may_write` raises.
+        A file that changes during its upload is saved again next time. Unreadable files and refused deletions are
+        logged as warnings and tried again next time. Raises TrainyardError if S3 refuses an upload; files uploaded
+        before count as saved. Raises what `check_may_write` raises.
         """
         found, listing = self._look()
         changed = [name for name, state in found.items() if self._saved.get(name) != state]
@@ -117,7 +116,7 @@ class SavedFolder:
                 object_store.upload(self._s3, self._folder / name, self._place / name)
             except FileNotFoundError:
                 return  # deleted since it was found
-            except OSError as error:  # the other files must not wait for it
+            except OSError as error:  # it must not block the other files
                 self._skipped.warn({name: error.strerror or str(error)})
                 return
             self._saved[name] = found[name]
@@ -165,7 +164,7 @@ class SavedFolder:
 class CheckpointLinks:
     """The links right below a script's folder of checkpoints (`last.ckpt`, `latest`), kept in `checkpoints/links.json`.
 
-    A link is kept as it was when its target was on S3.
+    A changed link is saved only once its new target is on S3.
     """
 
     def __init__(self, s3: "S3Client", remote: S3Location, folder: Path, skipped: SkippedFiles) -> None:
@@ -184,7 +183,7 @@ class CheckpointLinks:
         return {f"checkpoints/{target.partition('/')[0]}" for target in self._links.values()}
 
     def upload(self, entries: Collection[str], *, check: Callable[[], None]) -> None:
-        """Upload changed links that point to one of `entries`, which are on S3. `check` is `check_newest`."""
+        """Upload changed links to one of `entries`, which are on S3. `check` is `check_newest`."""
         links = {}
         for path in sorted(self._root.iterdir()):
             if not path.is_symlink() or is_unfinished(path.name):
@@ -216,6 +215,6 @@ class CheckpointLinks:
         self._links = {name: target for name, target in links.items() if name not in refused}
 
     def _entry(self, link: Path) -> str:
-        """Return the checkpoint that a link finally leads to."""
+        """Return the checkpoint that a link resolves to."""
         found = os.path.relpath(os.path.realpath(link), os.path.realpath(self._folder))
         return "/".join(found.split("/")[:2])

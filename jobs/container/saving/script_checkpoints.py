@@ -1,14 +1,14 @@
 """The checkpoints of a script that does not use the library: uploaded once complete, restored, and pruned.
 
-On S3 each is one of the run's `checkpoints/step-N/`. Its files keep their paths below the script's folder on this node:
-`checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes checkpoints beside its output. N is the number in a
-Trainer's folder name; other checkpoints are counted.
+Each checkpoint is a folder `checkpoints/step-N/` of the run on S3. Files keep their paths below the script's folder on
+this node: `checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes checkpoints beside its output. N is the
+number in a Trainer's folder name; other checkpoints are numbered in order.
 
-A checkpoint's manifest records the links inside it and the times of its files. Links beside checkpoints are
-kept by `saved_folder`.
+A checkpoint's manifest records the links inside it and the times of its files. `saved_folder` keeps links beside
+checkpoints.
 
-The newest complete version of each checkpoint in the script's folder is kept on S3, and so is the one before the
-newest, in case the newest is damaged. Checkpoints that the script removes are deleted.
+S3 keeps the newest complete version of each checkpoint in the script's folder, and always the two newest checkpoints in
+case the newest is damaged. Others that the script removes are deleted.
 """
 
 import contextlib
@@ -78,10 +78,10 @@ _COUNTED = re.compile(r"(step|epoch|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)",
 
 
 class RestartDetector:
-    """Detects that a script started over, from the names of its saves; records its checkpoints in the status.
+    """Detects from the names of its saves that a script started over, and records its checkpoints in the status.
 
     The platform restores checkpoints but does not see what the script does with them. A script that saves an earlier
-    step again has started before the newest checkpoint.
+    step again has not resumed from the newest checkpoint.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -103,7 +103,7 @@ class RestartDetector:
         self._status.write(self._scratch)
 
     def _repeats_from(self, path: Path) -> int | None:
-        """Return the step that the script went back to, or None if its save does not show that it started over."""
+        """Return the step from which the script repeats, or None if this save does not show that it started over."""
         saved = _number(path.name)
         if saved is None:
             return None
@@ -112,7 +112,7 @@ class RestartDetector:
         counted = {_number(name): step for name, step in beside.items()}
         same = {known[1]: step for known, step in counted.items() if known is not None and known[0] == word}
         newest = max(same, default=0)
-        # A script may write one numbered name over and over. A Trainer uses another name at each step.
+        # A script may overwrite one numbered name. A Trainer uses another name at each step.
         if number > newest or (number == newest and trainer_step(path.name) is None):
             return None
         began = max((step for known, step in same.items() if known < number), default=0)
@@ -163,14 +163,14 @@ class ScriptCheckpoints:
         self._world_size = world_size
         self._nnodes = nnodes
         self._uploaded: dict[str, State] = {}
-        """The state in which each entry, `checkpoints/NAME`, is on S3."""
+        """The uploaded state of each entry, `checkpoints/NAME`."""
         self._steps: dict[int, str] = {}
         """The entry of each complete step."""
         self._skipped = SkippedFiles("the script's checkpoints")
         self._links = CheckpointLinks(s3, self._remote, folder, self._skipped)
         self._has_warned = False
         self._restarts = RestartDetector(scratch)
-        self._looks = {
+        self._watched = {
             "checkpoints": CompleteCheckpoints(folder / "checkpoints", ranks=ranks_here),
             "output": CompleteCheckpoints(folder / "output", ranks=ranks_here, trainer_only=True),
         }
@@ -208,10 +208,10 @@ class ScriptCheckpoints:
         return max(fetched, default=None)
 
     def newest(self) -> Path | None:
-        """Return the newest restored checkpoint, or None without one. A file that names another one does not count."""
+        """Return the newest restored checkpoint, or None. A file that only names another checkpoint does not count."""
         for _, entry in sorted(self._steps.items(), reverse=True):
             path = self._folder / entry
-            if path.exists() and pointed_to(path, self._looks[path.parent.name].candidates()) is None:
+            if path.exists() and pointed_to(path, self._watched[path.parent.name].candidates()) is None:
                 return path
         return None
 
@@ -225,7 +225,7 @@ class ScriptCheckpoints:
             set_times(self._folder, times, folders=folders)
         path = self._folder / entry
         self._uploaded[entry] = state_of(path)
-        self._looks[path.parent.name].restored(path)
+        self._watched[path.parent.name].restored(path)
         log.info("restored: checkpoint step-%s as %s, for the script to read", step, path.name)
 
     def upload(self, script: Script) -> bool:
@@ -235,11 +235,11 @@ class ScriptCheckpoints:
         no checkpoint of this script can be complete.
         """
         uploaded = False
-        for root, looks in self._looks.items():
-            found = list(looks.find(script))
-            self._refuse_shards(looks)
-            self._withdraw_incomplete(root, looks)
-            candidates = looks.candidates()
+        for root, watched in self._watched.items():
+            found = list(watched.find(script))
+            self._refuse_shards(watched)
+            self._withdraw_incomplete(root, watched)
+            candidates = watched.candidates()
             named = {path: pointed_to(path, candidates) for path, _ in found}
             for path, state in sorted(found, key=lambda item: named[item[0]] is not None):  # pointers last
                 entry, other = f"{root}/{path.name}", named[path]
@@ -248,7 +248,7 @@ class ScriptCheckpoints:
                 if self._uploaded.get(entry) != state and self._upload(entry, state):
                     self._uploaded[entry] = state
                     uploaded = True
-            self._warn_of_unmarked(looks)
+            self._warn_of_unmarked(watched)
         self._links.upload(self._steps.values(), check=self.check_newest)
         if uploaded:
             self._prune()
@@ -258,8 +258,8 @@ class ScriptCheckpoints:
         """Log a warning that names the entries which were not uploaded in their final state."""
         rest = [
             shown_name(path.name)
-            for root, looks in self._looks.items()
-            for path in looks.candidates()
+            for root, watched in self._watched.items()
+            for path in watched.candidates()
             if self._uploaded.get(f"{root}/{path.name}") != state_of(path)
         ]
         if rest:
@@ -270,20 +270,20 @@ class ScriptCheckpoints:
                 MARKER,
             )
 
-    def _refuse_shards(self, looks: CompleteCheckpoints) -> None:
+    def _refuse_shards(self, watched: CompleteCheckpoints) -> None:
         """Raise ShardedError if each rank of a script on several nodes saves its own part on its own node."""
-        shard = next(filter(None, map(shard_of_a_rank, looks.states())), None) if self._nnodes > 1 else None
+        shard = next(filter(None, map(shard_of_a_rank, watched.states())), None) if self._nnodes > 1 else None
         if shard is not None:
             raise ShardedError(
-                f"{shown_name(shard)} holds only one rank's part; the parts of other nodes' ranks are on their own "
-                "disks, and a script's checkpoints are uploaded from the main node alone",
+                f"{shown_name(shard)} contains only one rank's part, and a script's checkpoints are uploaded only from "
+                "the main node, so the parts of ranks on other nodes would be missing",
                 next_step="save the full state on rank 0 (Accelerate: fsdp_state_dict_type FULL_STATE_DICT), or train "
                 "a Trainer with trainyard.Callback, which keeps the files of all nodes, or use one node",
             )
 
-    def _withdraw_incomplete(self, root: str, looks: CompleteCheckpoints) -> None:
+    def _withdraw_incomplete(self, root: str, watched: CompleteCheckpoints) -> None:
         """Delete the manifest of a folder written in place that has grown since its upload: it was not complete."""
-        for name in looks.in_place:
+        for name in watched.in_place:
             entry = f"{root}/{name}"
             uploaded = self._uploaded.get(entry, ())
             if uploaded and set(uploaded) < set(state_of(self._folder / entry)):
@@ -292,15 +292,15 @@ class ScriptCheckpoints:
                 discard(self._s3, self._remote / f"step-{step}", [], check=self.check_newest)
                 del self._steps[step], self._uploaded[entry]
 
-    def _warn_of_unmarked(self, looks: CompleteCheckpoints) -> None:
-        if self._has_warned or not looks.in_place:
+    def _warn_of_unmarked(self, watched: CompleteCheckpoints) -> None:
+        if self._has_warned or not watched.in_place:
             return
         self._has_warned = True
         log.warning(
-            "warning: %s is written in place, so only its writer knows when it is complete. Such a folder is uploaded "
-            "once it has not changed for %.0f s or a newer one begins. Next: write it under another name and rename "
-            "it, or write a file %s into it last",
-            shown_name(min(looks.in_place)),
+            "warning: %s is written in place, so nothing marks it as complete. Such a folder is uploaded once it has "
+            "not changed for %.0f s or a newer one begins. Next: write it under another name and rename it, or "
+            "write a file %s into it last",
+            shown_name(min(watched.in_place)),
             QUIET_SECONDS,
             MARKER,
         )
@@ -310,8 +310,8 @@ class ScriptCheckpoints:
         check_newest(self._s3, self._run, self._attempt)
 
     def close(self) -> None:
-        for look in self._looks.values():
-            look.close()
+        for watched in self._watched.values():
+            watched.close()
 
     def _upload(self, entry: str, state: State) -> bool:
         """Upload one checkpoint, its manifest last. Return False if it changed or was removed during the upload."""
@@ -355,7 +355,7 @@ class ScriptCheckpoints:
         return True
 
     def _prune(self) -> None:
-        """Delete older versions and what the script has removed, but keep the two newest checkpoints."""
+        """Delete older versions and checkpoints that the script has removed, but keep the two newest."""
         newest = {entry: step for step, entry in sorted(self._steps.items())}
         kept = {step for entry, step in newest.items() if (self._folder / entry).exists()}
         kept |= set(sorted(self._steps)[-_KEPT:])
@@ -370,14 +370,14 @@ class ScriptCheckpoints:
                 del self._steps[step]
 
     def _has_odd_name(self, remote: S3Location, found: Contents) -> bool:
-        """Return whether S3 refuses the name of a file, and log a warning. The checkpoint is then not uploaded."""
+        """Return whether S3 refuses the name of a file, and log a warning if so."""
         refusals = {name: object_store.invalid_name_reason(remote / name) for name in found.files}
         odd = {name: why for name, why in refusals.items() if why is not None}
         self._skipped.warn(odd)
         return bool(odd)
 
     def _link(self, found: Contents, target: Path) -> None:
-        """Hard-link the files into `target`, so that the script may remove or rename its own during the upload."""
+        """Hard-link the files into `target`, so that the script may remove or rename them during the upload."""
         for name in found.files:
             file, place = self._folder / name, target / name
             place.parent.mkdir(parents=True, exist_ok=True)

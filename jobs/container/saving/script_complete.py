@@ -53,7 +53,7 @@ _IN_NONBLOCK = 0o4000
 _EVENT = struct.Struct("iIII")
 
 Script = Literal["running", "done", "ended"]
-"""The script is running, has ended successfully (done), or was ended, so that its last checkpoint may be incomplete."""
+"""done: the script has ended successfully. ended: it was stopped, so its last checkpoint may be incomplete."""
 
 State = tuple[tuple[str, int, int, int], ...]
 """Names, sizes, modification times and inodes of a checkpoint's files."""
@@ -130,7 +130,7 @@ class CompleteCheckpoints:
     """Checks a folder of checkpoints whenever `find` is called, which yields the complete ones."""
 
     def __init__(self, folder: Path, *, ranks: int = 1, trainer_only: bool = False) -> None:
-        """`ranks`: number of ranks on this node. `trainer_only`: ignore all folders but a Trainer's."""
+        """`ranks` is the number of ranks on this node. `trainer_only` ignores all folders but a Trainer's."""
         self._ranks = ranks
         self._folder = folder
         self._trainer_only = trainer_only
@@ -167,7 +167,7 @@ class CompleteCheckpoints:
         return [seen.state for seen in self._seen.values()]
 
     def restored(self, path: Path) -> None:
-        """Record an earlier attempt's checkpoint that was just restored, by a rename that is not the script's."""
+        """Record that the platform has just restored a checkpoint, and ignore its rename."""
         self._renames.news()
         self._restored[path.name] = state_of(path)
         self._seen[path.name] = _Seen(state_of(path), renamed=False)
@@ -263,7 +263,7 @@ def pointed_to(path: Path, candidates: list[Path]) -> str | None:
 
 
 def _times(folder: Path) -> Iterator[int]:
-    """Yield the modification times of the folder and its contents. A copy keeps those of files, not the folder's."""
+    """Yield the modification times of the folder and its contents. A copied folder gets a new time itself."""
     with contextlib.suppress(FileNotFoundError):
         yield folder.stat().st_mtime_ns
     for path in folder.rglob("*"):
@@ -277,11 +277,11 @@ def _is_of_a_trainer(folder: Path) -> bool:
 
 
 def _is_whole(folder: Path, *, ranks: int, quiet: bool) -> bool:
-    """Return whether a Trainer has finished a checkpoint: it writes its state last, while other ranks write theirs."""
+    """Return whether a Trainer and its other ranks have finished a checkpoint. It writes its own state last."""
     try:
         json.loads((folder / _TRAINER_STATE).read_bytes())
     except (OSError, ValueError):
         return False
     states = list(folder.glob("rng_state_*.pth"))
-    # Numbered states come from several ranks. If the script starts its ranks itself, only time shows that all are done.
+    # Numbered states are from several ranks. If the script starts its ranks itself, only time shows that all are done.
     return not states or (len(states) >= ranks and (ranks > 1 or quiet))

@@ -27,7 +27,7 @@ FOLDER = "shards"
 
 
 def is_sharded(item: Any) -> bool:
-    """Return whether a module, an optimizer or a state contains a DTensor, of which each rank has a part."""
+    """Return whether a module, an optimizer or a state contains a DTensor, which is spread over the ranks."""
     return any(hasattr(tensor, "placements") for tensor in tensors_of(item))
 
 
@@ -50,10 +50,10 @@ def tensors_of(item: Any) -> Iterable[torch.Tensor]:
 
 
 def states_of(objects: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the states of the named objects as DCP saves them: an optimizer's state has the names of its parameters.
+    """Return the states of the named objects in DCP's form, with parameter names in the states of optimizers.
 
-    `objects` must contain the models of its optimizers. An object that is neither has its own `state_dict`, and a
-    dictionary is a state itself.
+    `objects` must contain the models of its optimizers. The state of any other object is its `state_dict()`, or the
+    object itself if it has none.
     """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
@@ -79,7 +79,7 @@ def saved_names(folder: Path) -> set[str]:
 
 
 def load(folder: Path, objects: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Load the named objects from shards, which any number of ranks has written. All ranks call it.
+    """Load the named objects from shards written by any number of ranks. All ranks call it.
 
     Raises TrainyardError if the shards have other tensors than the objects.
     """
@@ -115,7 +115,7 @@ class ShardWriter:
         self._copy: dict[str, Any] | None = None
 
     def copy(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of this rank's parts in host memory. It reuses the memory of the copy before."""
+        """Return a copy of this rank's parts in host memory. Reuses the previous copy's memory."""
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
         stager = BlockingAsyncStager(cache_staged_state_dict=self._copy is not None)
@@ -131,7 +131,7 @@ class ShardWriter:
         rank, store = self.rank, self.rank.connect_store()
         # The files are uploaded and removed soon, so nothing is gained by waiting for the disk.
         writer = FileSystemWriter(folder, sync_files=False)
-        # Buffers may differ between ranks (BatchNorm): rank 0's are saved, as those of other states are.
+        # Buffers may differ between ranks (BatchNorm). Rank 0's are saved, like those of other states.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         planner.set_up_planner(dict(states), writer.storage_meta(), rank.is_first)
         writer.set_up_storage_writer(rank.is_first)
@@ -166,14 +166,14 @@ class ShardWriter:
 
 
 def local_parts(states: Any) -> Any:
-    """Return the states with the part of each tensor that this rank has."""
+    """Return the states with each tensor replaced by this rank's part."""
     return tree_map_only(
         torch.Tensor, lambda tensor: tensor.to_local() if hasattr(tensor, "placements") else tensor, states
     )
 
 
 def _model_of(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> torch.nn.Module:
-    """Return the model with the parameters of an optimizer: one of `objects`, or several of them together."""
+    """Return the model with an optimizer's parameters: one of `objects`, or several combined."""
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     models = [
         item

@@ -6,8 +6,8 @@ counters are small: the Trainer writes them itself, so the folder has the usual 
 
 With FSDP2 and sharded state dictionaries, each rank copies and writes its own parts.
 
-The Trainer writes everything itself, while the training waits, if memory is short, with DeepSpeed and other FSDP, for
-peft adapters (they are small), and if its class overrides how models are saved.
+The Trainer writes everything itself, while the training waits, if memory is short, if DeepSpeed or another kind of FSDP
+shards the model, if only peft adapters (which are small) are saved, or if its class overrides how models are saved.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ _THREADS = 4
 
 
 class BackgroundSave:
-    """Leaves writing model and optimizer to the thread that uploads the checkpoint."""
+    """Lets the thread that uploads a checkpoint also write model and optimizer."""
 
     def __init__(self, run: S3Location, uploads: "CheckpointUploads", shards: ShardWriter | None = None) -> None:
-        """`shards`: this rank's part in sharded saves."""
+        """`shards` writes this rank's part of sharded saves."""
         self._run = run
         self._uploads = uploads
         self._shards = shards
@@ -87,7 +87,7 @@ class BackgroundSave:
         if reason is None and shards:
             state = states_of({"model": trainer.model, "optimizer": trainer.optimizer}, FSDP_FOLDERS)
         elif reason is None:
-            # With keep_vars tied weights are one object; detached tensors would not show that they are tied.
+            # With keep_vars, tied weights are one object. Detached tensors would not show that they are tied.
             state = {"model": trainer.model.state_dict(keep_vars=True), "optimizer": trainer.optimizer.state_dict()}
         if self._writes_a_copy is None:
             ranks = shards.rank.local_world_size if shards else 1
@@ -107,7 +107,7 @@ class BackgroundSave:
                     for name, place in FSDP_FOLDERS.items():
                         shards.write({name: copy[name]}, folder / place, key=f"checkpoint/{step}/{name}")
                     return
-                trainer._save(str(folder), state_dict=copy["model"])  # noqa: SLF001 - what save_model calls
+                trainer._save(str(folder), state_dict=copy["model"])  # noqa: SLF001 - save_model calls it
                 torch.save(copy["optimizer"], folder / OPTIMIZER_NAME)
 
         self._uploads.write_first(write)
@@ -119,7 +119,7 @@ FSDP_FOLDERS = {"model": "pytorch_model_fsdp_0", "optimizer": "optimizer_0"}
 
 
 def saves_shards(trainer: Any) -> bool:
-    """Return whether a Trainer saves a model sharded by FSDP2 in shards. peft's adapters are saved otherwise."""
+    """Return whether a Trainer saves an FSDP2 model in shards, which it does not do for peft's adapters."""
     if not trainer.is_fsdp_enabled or getattr(trainer.model, "peft_config", None):
         return False
     plugin = trainer.accelerator.state.fsdp_plugin
@@ -174,7 +174,7 @@ class Snapshot:
     def why_no_room(self, state: Any, *, ranks: int = 1) -> str | None:
         """Return why a copy of `state` needs too much memory (twice its size must be free), or None if it fits.
 
-        `ranks`: how many ranks of this node copy as much.
+        `ranks` is the number of ranks on this node that make such a copy.
         """
         needed = ranks * sum(tensor.nbytes for tensor in _distinct(state).values())
         available = available_bytes()
@@ -200,7 +200,7 @@ class Snapshot:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return how much memory this container may still use, or None if the system does not report it (not Linux)."""
+    """Return the memory that this container may still use, or None if the system does not report it (not Linux)."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
@@ -252,3 +252,15 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextlib.contextmanager
+def random_state_preserved() -> Iterator[None]:
+    """Restore the random state of Python, NumPy and PyTorch's CPU generator after the block."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

@@ -1,9 +1,9 @@
 """Stop a training at the same step on all ranks, with a checkpoint, when its launcher requests it.
 
 After a Spot notice the training saves at once, trains on, saves again, and stops before the instance ends
-(`next_action`). The first save covers an instance that goes away earlier than announced. The second save starts as late
-as the measured times allow, so that the steps in between are kept. If the time is too short for two saves, the first
-save is the last one. SIGTERM and other requests without a deadline save once and stop.
+(`next_action`). The first save covers an instance that ends earlier than announced. The second save starts as late as
+the measured times allow, so that the steps in between are kept. If there is no time for two saves, the first is the
+only one. SIGTERM and other requests without a deadline save once and stop.
 
 Ranks listen for requests (`channel.RequestFiles`) from their first step on; anything earlier is quickly repeated. A
 request interrupts a running evaluation, which may take longer than the time left; the next attempt evaluates again.
@@ -15,21 +15,17 @@ even if an accelerator runs behind its host. A message covers about a tenth of a
 do not query the store at each of them.
 """
 
-import contextlib
 import json
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-import torch
-
 from jobs.container.channel import Asked, Request, RequestFiles
 from jobs.container.rank import Callback
+from jobs.container.saving.snapshot import random_state_preserved
 
 if TYPE_CHECKING:
     from jobs.container.rank import Rank
@@ -44,9 +40,9 @@ SPARE_SECONDS = 2.0
 """Time reserved after the last save to write the remaining metrics and to end the ranks' processes."""
 
 _SLOWER = 1.25
-"""Factor by which the last save may be slower than the one before, although no training competes with it: the speed of
-S3 varies. A save that comes too late loses the time since the previous save, which may be the one at the notice: with
-saves of 13 s, about thirty times as much as this quarter."""
+"""Factor by which the last save may be slower than the one before, because S3's speed varies, although no training
+competes with it. A late save loses all steps since the previous save, possibly the one at the notice. With saves of
+13 s, that costs about thirty times as much as this quarter."""
 
 _STEPS = 2
 """Ranks agree one step ahead, so an action may happen two steps after it was due."""
@@ -108,7 +104,7 @@ _LOG_TEXTS = {
 }
 
 _AHEAD_SECONDS = 0.1
-"""How far ahead rank 0 decides, as a time."""
+"""How far ahead rank 0 decides, in seconds."""
 
 _AHEAD_BOUNDARIES = 10
 """The most boundaries that rank 0 decides ahead, in case the next ones take longer."""
@@ -121,7 +117,7 @@ _MESSAGES_KEPT = 100
 
 
 class Shutdown(Callback):
-    """Saves and stops the training at the same step on all ranks. `reason` is then why it stopped early."""
+    """Saves and stops the training at the same step on all ranks. `reason` is set if it stops early."""
 
     def __init__(self, rank: "Rank", uploads: "CheckpointUploads") -> None:
         """`uploads` measures, on rank 0, how long saves take."""
@@ -146,7 +142,7 @@ class Shutdown(Callback):
             self._listens = True
             self._files.listen(self._rank.local_rank)
         if state.global_step >= state.max_steps:
-            control.should_save = True  # a Trainer that does not save by steps would skip the last one
+            control.should_save = True  # a Trainer that does not save by steps would skip the last step
             return
         decision = self._agreement.boundary()
         if self._save_is_due or (decision is not None and decision.action != "leave"):
@@ -180,7 +176,7 @@ class Shutdown(Callback):
         self._agreement.begin_stretch()
         self._evaluates = self._listens
         try:
-            with _random_state_preserved():
+            with random_state_preserved():
                 return evaluate()
         except _EvaluationStoppedError:
             return None
@@ -194,7 +190,7 @@ class Shutdown(Callback):
         if decision is not None:
             self.reason = decision.reason
         else:
-            self._files.stop_listening(self._rank.local_rank)
+            self.stop_listening()
 
     def stop_listening(self) -> None:
         """Stop listening: from now on SIGTERM ends the ranks at once, and earlier requests are ignored."""
@@ -203,18 +199,6 @@ class Shutdown(Callback):
 
 class _EvaluationStoppedError(Exception):
     """All ranks leave their evaluation at the same batch."""
-
-
-@contextlib.contextmanager
-def _random_state_preserved() -> Iterator[None]:
-    """Restore the random state of Python, NumPy and PyTorch after the block."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 class _Decision(NamedTuple):
@@ -242,7 +226,7 @@ class _Agreement:
         self.begin_stretch()
 
     def begin_stretch(self) -> None:
-        """Restart the count of boundaries, because those that follow are of another kind and take another time."""
+        """Restart the count of boundaries, because the next ones are of another kind and duration."""
         self._stretch += 1
         self._messages = 0
         self._boundary = 0
@@ -277,7 +261,7 @@ class _Agreement:
         return self._mark_done(decision)
 
     def last(self) -> _Decision | None:
-        """Pass the last boundary of all. Requests to stop that come after it are too late."""
+        """Pass the very last boundary. Later requests to stop are too late."""
         if not self._rank.is_first:
             self._forward_requests()
         self._evaluates = False
@@ -309,7 +293,7 @@ class _Agreement:
         return f"shutdown/{self._stretch}/{message}"
 
     def _next_decision(self) -> _Decision | None:
-        """Return, on rank 0, the next decision that any node's launcher has requested and that is not done yet."""
+        """Return, on rank 0, the next pending decision that any node's launcher has requested."""
         if any(decision.ends for decision in self._done):
             return None
         self._stop = _earliest([*filter(None, [self._stop]), *self._requests("stop")])
@@ -334,7 +318,7 @@ class _Agreement:
         own = self._files.asked(request)
         if own is not None:
             yield own
-        # One query of the store covers all nodes as long as no launcher has requested anything.
+        # One query of the store covers all nodes until a launcher requests something.
         if self._rank.nnodes > 1 and self._rank.store.check([f"shutdown/asked/{request}"]):
             for node in range(1, self._rank.nnodes):
                 if self._rank.store.check([f"shutdown/asked/{request}/{node}"]):

@@ -1,11 +1,4 @@
-"""Upload checkpoints while the training continues. A checkpoint is complete once its manifest is on S3.
-
-    s3://…/<run>/checkpoints/step-N/…               what a Trainer saves: model, optimizer, each rank's random state, …
-    s3://…/<run>/checkpoints/step-N/manifest.json   written last: size and SHA-256 of each file
-
-If an attempt ends during an upload, it leaves a folder without a manifest, which the next attempt ignores
-(jobs/container/saving/resume.py).
-"""
+"""Upload checkpoints while the training continues, to the places on S3 that `manifest` describes."""
 
 import contextlib
 import functools
@@ -69,9 +62,9 @@ class CheckpointUploads(Callback):
         waits: Callable[[], None] = lambda: None,
         best: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`s3` is needed on one rank of each node. The `metrics` of a step reach S3 before its checkpoint is complete.
+        """One rank of each node needs `s3`. The `metrics` of a step are uploaded before its checkpoint is complete.
 
-        `waits` is called from time to time while the training waits for an upload. `best` returns the step whose
+        `waits` is called every few seconds while the training waits for an upload. `best` returns the step whose
         checkpoint is needed at the end, so that it is kept here and on S3.
         """
         self._rank = rank
@@ -96,23 +89,23 @@ class CheckpointUploads(Callback):
         return 0.0 if began is None else time.monotonic() - began
 
     def begin(self) -> None:
-        """Wait until the previous save is complete, and note that the next one begins."""
+        """Wait until the previous save is complete, and start timing the next one."""
         self.finish()
         self._began = time.monotonic()
 
     def write_first(self, write: Callable[[Path], None]) -> None:
-        """Call `write` with the folder of the next save before it is uploaded, to add what the save left out.
+        """Have the thread call `write` with the next save's folder before the upload, to add what the save left out.
 
-        Each rank may leave its own part to a thread.
+        Each rank may leave its part to a thread.
         """
         self._write = write
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Use the intervals of this attempt, if the Trainer would continue with the checkpoint's."""
+        """Use this attempt's intervals. The Trainer would continue with the checkpoint's."""
         state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Start this rank's write, if it has left one to the thread, and the upload."""
+        """Start the thread that writes what this rank has left to it, and uploads."""
         step, write = state.global_step, self._write
         if write is None:
             self._report_written(self._rank.store, step)
@@ -121,7 +114,7 @@ class CheckpointUploads(Callback):
         self.finish()
         self._began = self._began or time.monotonic()
         folder = Path(args.output_dir) / f"checkpoint-{step}"
-        work: Callable[[], None] = _nothing
+        work: Callable[[], None] | None = None  # if another rank of the node uploads
         if self._s3 is not None:
             throughput = self._metrics.throughput.model_copy()
             work = functools.partial(self._upload, self._s3, step, folder, throughput, self._best())
@@ -157,14 +150,20 @@ class CheckpointUploads(Callback):
             raise self._error
 
     def _guarded(
-        self, step: int, folder: Path, write: Callable[[Path], None] | None, work: Callable[[], None], began: float
+        self,
+        step: int,
+        folder: Path,
+        write: Callable[[Path], None] | None,
+        work: Callable[[], None] | None,
+        began: float,
     ) -> None:
         try:
             if write is not None:
                 write(folder)
                 self._report_written(self._rank.connect_store(), step)
-            with self._explained_upload(step):
-                work()
+            if work is not None:
+                with self._explained_upload(step):
+                    work()
             self.seconds, self._began = time.monotonic() - began, None
         except Exception as error:  # noqa: BLE001 - it would be lost in this thread; the training thread raises it
             self._error = error
@@ -218,13 +217,9 @@ class CheckpointUploads(Callback):
             prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best, check=check)
 
     def _remove(self, folder: Path, best: int | None) -> None:
-        """Remove what has been uploaded, and the best checkpoint so far if there is a better one."""
+        """Remove the uploaded files, except the best checkpoint's, which stay until there is a better one."""
         kept = f"checkpoint-{best}"
         for other in (folder, *self._kept_here):
             if other.name != kept:
                 shutil.rmtree(other, ignore_errors=other != folder)
         self._kept_here = [folder.with_name(kept)] if best is not None else []
-
-
-def _nothing() -> None:
-    """Upload nothing: another rank of the node does."""

@@ -1,4 +1,4 @@
-"""Turn a recipe into the arguments of a Trainer, with its gaudi_config.json if it names one."""
+"""Turn a recipe, and the gaudi_config.json that it may name, into the arguments of a Trainer."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ _LISTS = ("autocast_bf16_ops", "autocast_fp32_ops")
 KEYS = (*_SWITCHES, *_LISTS)
 """The keys of GaudiConfig (optimum-habana 1.18.1, optimum/habana/transformers/gaudi_configuration.py)."""
 _RECORDS = ("optimum_version", "transformers_version")
-"""Keys that its save_pretrained adds."""
+"""Keys that GaudiConfig.save_pretrained adds."""
 
 
 def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
@@ -56,23 +56,23 @@ def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
         "disable_tqdm": True,
         "report_to": [],  # trackers.py reports instead, and never ends a training
         "run_name": rank.run.key.strip("/").rpartition("/")[2],
-        # The Trainer would log the mean of the other steps instead of a loss that is not finite; optimum-habana's does
-        # not. The filter also makes the host wait for the device at each step before it begins the next one.
+        # The filter would hide a loss that is not finite: it logs the mean of the other steps, except in
+        # optimum-habana. It also makes the host wait for the device at each step.
         "logging_nan_inf_filter": False,
     }
 
 
 def gaudi_arguments(recipe: Recipe, accelerator: Accelerator, rank: "Rank", s3: "S3Client | None") -> dict[str, Any]:
-    """Return the accelerator's arguments of the Trainer, with the recipe's gaudi_config. All ranks call it.
+    """Return the Trainer's arguments from the accelerator and the recipe's gaudi_config. All ranks call it.
 
-    `s3` is needed on the first rank of each node. Raises what `read_gaudi_config` raises.
+    The first rank of each node needs `s3`. Raises what `read_gaudi_config` raises.
     """
     location = recipe.gaudi_config
     settings: dict[str, Any] | None = None
     if location is not None:
         settings = rank.once_per_node("gaudi-config", lambda: read_gaudi_config(location, s3))
         if rank.is_first and accelerator.name != "hpu":
-            log.info("gaudi_config: %s is valid, and has no effect on %s", location, accelerator.name)
+            log.info("gaudi_config: %s is valid but has no effect on %s", location, accelerator.name)
     return accelerator.trainer_arguments(gaudi_config=settings, fused_adam=recipe.optimizer == "adamw")
 
 
@@ -103,22 +103,19 @@ def read_gaudi_config(location: str, s3: "S3Client | None") -> dict[str, Any]:
 
 
 def _checked(settings: Any, location: str) -> dict[str, Any]:
+    def error(problem: str) -> UsageError:
+        return UsageError(f"gaudi_config: {location}{problem}", next_step="correct the file")
+
     if not isinstance(settings, Mapping):
-        raise UsageError(f"gaudi_config: {location} is not a JSON object", next_step="correct the file")
+        raise error(" is not a JSON object")
     for key, value in settings.items():
         known = (*KEYS, *_RECORDS)
         if key not in known:
-            raise UsageError(
-                f"gaudi_config: {location}: unknown key '{key}'{did_you_mean(key, known)}", next_step="correct the file"
-            )
+            raise error(f": unknown key '{key}'{did_you_mean(key, known)}")
         if key in _SWITCHES and not isinstance(value, bool):
-            raise UsageError(
-                f"gaudi_config: {location}: {key} is {value!r}, not true or false", next_step="correct the file"
-            )
+            raise error(f": {key} is {value!r}, not true or false")
         if key in _LISTS and value is not None and not _is_names(value):
-            raise UsageError(
-                f"gaudi_config: {location}: {key} is {value!r}, not a list of operators", next_step="correct the file"
-            )
+            raise error(f": {key} is {value!r}, not a list of operators")
     return {key: value for key, value in settings.items() if key not in _RECORDS}
 
 

@@ -25,7 +25,7 @@ class Saves:
     """How often to save, and which checkpoints to keep."""
 
     every_steps: int | Literal["auto"] | None = "auto"
-    """None: only when the Trainer itself saves."""
+    """None saves only when the Trainer does."""
     mean_hours_between_reclaims: float = 6.0
     keep: int = 2
     keep_every_steps: int | None = None
@@ -47,7 +47,7 @@ class Components:
         samples_per_step: int,
         samples_per_epoch: int | None = None,
         logs_all: bool = False,
-        also: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        report: Callable[[Mapping[str, Any]], None] = lambda _: None,
         best: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`best` returns the step of the checkpoint needed at the end. For the other arguments see RunMetrics."""
@@ -66,7 +66,7 @@ class Components:
             memory=accelerator.memory,
             shape=lambda: heartbeats.training_shape,
             saving_seconds=lambda: heartbeats.saving_seconds,
-            also=also,
+            report=report,
         )
         self.uploads = CheckpointUploads(
             rank,
@@ -96,10 +96,10 @@ class Components:
     def callbacks(self, *, own: Sequence[Any] = (), further: Sequence[Any] = ()) -> list[Any]:
         """Return all callbacks in the order in which they are called.
 
-        - The heartbeats first, so that the time the others take counts as time between steps.
-        - `own`, the script's callbacks: the platform decides last about saving and stopping.
-        - Metrics, then uploads: if a save has failed, the training ends with its last step counted.
-        - The shutdown, then `further` callbacks, such as evaluations, that check whether it has stopped the training.
-        - The saves last, so that other work at the end of a step does not count as part of a save.
+        - The heartbeats are first, so that the other callbacks' time counts as time between steps.
+        - `own`, the script's callbacks, come next: the platform decides last on saving and stopping.
+        - Metrics come before uploads, so that the last step is counted if a failed save ends the training.
+        - The shutdown comes before `further` callbacks, such as evaluations, which check whether it stops the training.
+        - The saves are last, so that other work at the end of a step does not count as part of a save.
         """
         return [self.heartbeats, *own, self.metrics, self.uploads, self.shutdown, *further, *self.saves]

@@ -1,24 +1,24 @@
 """Make every attempt repeat a step exactly: the same examples, and gradients added in the same order.
 
-The examples of a step follow from the seed and the epoch alone, not from the number of ranks or from where an attempt
-resumes. The Trainer does not guarantee this: GaudiTrainer before 1.21 shuffles on several ranks with a generator that
-starts from one fixed seed in every attempt, and accelerate 1.9 and 1.10 give the sampler a wrong epoch if an attempt
-resumes within one (versions.py). Either way a resumed run would see some examples twice and others not at all.
+The examples of a step follow from the seed and the epoch alone, not from the number of ranks or the step at which an
+attempt resumes. The Trainer does not guarantee this: on several ranks, GaudiTrainer before 1.21 shuffles with a
+generator that starts from one fixed seed in every attempt, and accelerate 1.9 and 1.10 give the sampler a wrong epoch
+if an attempt resumes within one (versions.py). A resumed run would see some examples twice and others not at all.
 
-The Trainer of a script has more ways to go wrong when it resumes within an epoch, because it computes its position from
-the step alone and restores the random state after the epoch's first batch:
+A script's Trainer has more problems if it resumes within an epoch, because it computes its position from the step alone
+and restores the random state after the epoch's first batch:
 
 - If the batches of an epoch are not a multiple of `gradient_accumulation_steps`, its last step has fewer batches, and
   transformers 4 loses it (versions.py).
 - If a sampler draws from the global random state when an epoch begins (`group_by_length`), the rest of a resumed epoch
-  has another order.
+  is in another order.
 - If the collator draws random numbers (masked language modelling), batches prefetched before a save have already drawn
   theirs, so the resumed run draws others.
-- If the data have no length, the Trainer does not know how often it has read them, skips everything, and ends.
+- If the data have no length, the Trainer cannot compute how often it has read them, skips everything, and ends.
 
-So `Epoch` takes the position from the epoch that the Trainer has saved, keeps the random state of the epoch's beginning
-in each checkpoint, gives each batch its own random numbers, and raises an error if nothing is left to train on. Our own
-kinds do not need `Epoch`: their order follows from seed and epoch, in whole steps.
+So `Epoch` takes the position from the epoch that the Trainer has saved, saves the random state of the epoch's beginning
+in each checkpoint, gives each batch its own random numbers, and raises an error if no data are left. Our kinds do not
+need `Epoch`, because their order follows from seed and epoch, in whole steps.
 """
 
 import logging
@@ -35,7 +35,7 @@ from torch.utils.data import Sampler, SequentialSampler
 
 from jobs.container import versions
 from jobs.container.rank import Callback
-from jobs.container.saving.snapshot import random_state, set_random_state
+from jobs.container.saving.snapshot import random_state, random_state_preserved, set_random_state
 from jobs.core.errors import TrainyardError
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def arrange_gradient_buckets(model: Any) -> None:
     DistributedDataParallel sends gradients in buckets, and rearranges them after an attempt's first backward pass in
     the order in which gradients arrived. With more than two ranks, a gradient's place in its bucket decides whose share
     is added first, so the first step of an attempt would differ in its last digits from the same step of an
-    uninterrupted run. Here the model gets zero gradients first, from the last parameter on, and its next forward pass
-    arranges the buckets by them. Neither data nor random state is touched. Other models are left alone.
+    uninterrupted run. This function first computes zero gradients, starting with the last parameter, and the model's
+    next forward pass arranges the buckets by them. It changes neither data nor random state, and ignores other models.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -126,7 +126,7 @@ class Epoch(Callback):
         self._fetched = 0
 
     def set_loader(self, loader: Any, accumulated: int) -> None:
-        """Take the number of batches in an epoch from the loader. `accumulated`: batches in a step."""
+        """Take the number of batches in an epoch from the loader. A step has `accumulated` batches."""
         try:
             self._batches = len(loader)
         except (TypeError, NotImplementedError):
@@ -139,9 +139,8 @@ class Epoch(Callback):
     def check(self, trainer: Any, folder: Path | None) -> None:
         """Raise TrainyardError if an epoch ends with a smaller step and this Trainer cannot resume after it.
 
-        `folder` is the checkpoint from which the training resumes, if there is one.
-
-        A Trainer that got its callback late is past the point at which `Epoch` can correct this.
+        `folder` is the checkpoint from which the training resumes, if any. If the callback was added late, `Epoch`
+        cannot correct this any more.
         """
         loader, accumulated = trainer.callback_handler.train_dataloader, trainer.args.gradient_accumulation_steps
         if self._is_counted:
@@ -160,7 +159,7 @@ class Epoch(Callback):
     def collating(self, collate: Callable[[Any], Any], args: Any) -> Callable[[Any], Any]:
         """Return a collator whose random numbers follow from the seed, the epoch, the batch and the rank alone.
 
-        Workers of the data loader do not know which batch they have, so with workers the collator is unchanged.
+        The collator is unchanged if the data loader has workers, because they have no access to the batch's number.
         """
         return collate if args.dataloader_num_workers else _Collator(collate, lambda: self._seed(args.seed))
 
@@ -211,7 +210,7 @@ class Epoch(Callback):
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         if self._resumed_epoch is not None and self._rest and self._batches:
-            # The Trainer has divided by the rest of the epoch, not by the whole.
+            # The Trainer has divided by the rest of the epoch instead of the whole epoch.
             done = round((state.epoch - self._resumed_epoch) * self._rest)
             state.epoch = self._resumed_epoch + done / self._batches
 
@@ -233,24 +232,19 @@ class Epoch(Callback):
 
 
 class _Collator:
-    """Wraps the script's collator: gives it its own random numbers and preserves the training's."""
+    """Gives the script's collator its own random numbers and preserves the training's."""
 
     def __init__(self, collate: Callable[[Any], Any], seed: Callable[[], int]) -> None:
         self._collate = collate
         self._next_seed = seed
 
     def __call__(self, rows: Any) -> Any:
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
         seed = self._next_seed()
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the cards
-        try:
+        with random_state_preserved():
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the cards
             return self._collate(rows)
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of the script's collator, which Trainers of other libraries look for."""

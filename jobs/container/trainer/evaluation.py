@@ -37,14 +37,14 @@ class Best:
     step: int
     value: float
     since: int
-    """Number of evaluations after it, none of which is better."""
+    """Number of evaluations since, none of which was better."""
 
 
 class BestEvaluation:
     """Finds the best evaluation by a metric in a Trainer's log."""
 
     def __init__(self, metric: str, *, patience: int | None = None) -> None:
-        """`patience`: stop after this many evaluations that are not better than the best."""
+        """`patience` is the number of evaluations without an improvement after which to stop."""
         self.metric = metric
         self.patience = patience
 
@@ -76,11 +76,11 @@ class BestEvaluation:
 def load_best_weights(trainer: Any, best: BestEvaluation, rank: "Rank", s3: "S3Client | None") -> int:
     """Load the weights of the best evaluation into the Trainer's model, and return its step.
 
-    All ranks call it after their uploads are finished; `s3` is needed on the first rank of each node. If no evaluation
-    found a finite number, the model is unchanged. Raises TrainyardError if the checkpoint cannot be used.
+    All ranks call it after their uploads are finished. The first rank of each node needs `s3`. If no evaluation found a
+    finite number, the model is unchanged. Raises TrainyardError if the checkpoint cannot be used.
     """
     last = int(trainer.state.global_step)
-    # Rank 0 answers after its own uploads are finished, so the checkpoint is complete for every node.
+    # Rank 0 chooses after its own uploads are finished, so the checkpoint is complete for every node.
     step = int(rank.once("best/step", lambda: best.step(trainer.state.log_history) or last))
     if step == last:
         return step
@@ -108,7 +108,7 @@ def load_best_weights(trainer: Any, best: BestEvaluation, rank: "Rank", s3: "S3C
 def evaluation_due(every: int | Literal["epoch"], *, batch: int, epoch: int) -> Callable[[int], bool]:
     """Return a function that takes a step and returns whether an evaluation is due after it.
 
-    `batch` is the number of sequences in a step, `epoch` the number in a pass over the training data.
+    `batch` is the number of sequences in a step, and `epoch` is the number in a pass over the training data.
     """
     if every == "epoch":
         return lambda step: step * batch // epoch > (step - 1) * batch // epoch
@@ -118,7 +118,7 @@ def evaluation_due(every: int | Literal["epoch"], *, batch: int, epoch: int) -> 
 class Evaluations(Callback):
     """Evaluates at the given steps of a training.
 
-    The last step is evaluated by the caller of the training, unless the best of all evaluations is wanted.
+    The caller of the training evaluates its last step, unless the best of all evaluations is wanted.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class Evaluations(Callback):
         self._rungs = rungs
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Make the evaluation that the last attempt was stopped before or during.
+        """Run the evaluation that the last attempt did not finish.
 
-        Raises TrainedEnoughError if no step is left, because a Trainer that has begun does one before it checks.
+        Raises TrainedEnoughError if no step is left, because a Trainer does a step before it checks.
         """
         step = state.global_step
         if step and self._is_due(state) and not any(is_evaluation(entry, step) for entry in state.log_history):
@@ -183,7 +183,7 @@ class Evaluations(Callback):
         return bool(found) and self._rungs.is_stopped(step, found[-1])
 
     def _judge(self, best: BestEvaluation, state: Any, control: Any) -> None:
-        """Save the checkpoint of the best evaluation, and stop if there was no better one for long enough."""
+        """Save the checkpoint of the best evaluation, and stop if the patience is exhausted."""
         found = best.of(state.log_history)
         if found is not None and found.step == state.global_step:
             control.should_save = True
@@ -207,7 +207,7 @@ class Evaluations(Callback):
         values = self._shutdown.evaluated(self._evaluate)
         if values is None:
             return False
-        # All ranks use one rank's values, however their own were rounded.
+        # All ranks use rank 0's values, because theirs may be rounded differently.
         if self._best is not None:
             values = self._rank.once(f"evaluation/{state.global_step}", lambda: values)
         self._metrics.evaluated(state.global_step, values)

@@ -1,7 +1,7 @@
-"""Compare a point of a sweep with the others at the rungs of successive halving (jobs.spec.sweep), and stop it.
+"""Stop a sweep's point if it is worse than the others at a rung of successive halving (jobs.spec.sweep).
 
-Rank 0 queries S3, and all ranks get its answer. A point writes its value before it reads the others', so if two come at
-the same time, at least one of them sees both values.
+Rank 0 queries S3, and all ranks get its verdict. A point writes its value before it reads the others', so if two points
+reach a rung at the same time, at least one of them reads both values.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Rungs:
 
     @classmethod
     def of(cls, rank: "Rank", s3: "S3Client | None", heartbeats: Heartbeats) -> "Rungs | None":
-        """Return the rungs of this run, or None if it is not compared with others. `s3` is needed on rank 0."""
+        """Return the rungs of this run, or None if it is not compared with others. Rank 0 needs `s3`."""
         comparison = read_comparison(rank.scratch)
         return None if comparison is None else cls(rank, s3, comparison, heartbeats)
 
@@ -58,7 +58,7 @@ class Rungs:
         if self._verdict is None or self._verdict.rung != rung:
             self._heartbeats.busy(0)  # S3 is retried for minutes, which is not a hang
             self._queries += 1
-            found = self._rank.once(f"halving/{self._queries}", lambda: self._answer(rung, step, evaluation))
+            found = self._rank.once(f"halving/{self._queries}", lambda: self._verdict_at(rung, step, evaluation))
             self._verdict = None if found is None else Verdict.model_validate(found)
         return self._verdict is not None and self._verdict.stops
 
@@ -67,11 +67,11 @@ class Rungs:
         if self._rank.is_first and self._verdict is not None:
             write_verdict(self._rank.scratch, self._verdict)
 
-    def _answer(self, rung: int, step: int, evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return, on rank 0, the verdict at a rung, or None if there is none yet or S3 does not answer."""
+    def _verdict_at(self, rung: int, step: int, evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return, on rank 0, the verdict at a rung, or None if there is none yet or S3 fails."""
         assert self._s3 is not None  # noqa: S101 - rank 0 has one
         try:
-            found = self._found(self._s3, rung, step, evaluation)
+            found = self._read_or_decide(self._s3, rung, step, evaluation)
         except TrainyardError as error:
             log.warning("warning: halving: not compared at step %s; continuing: %s", step, str(error).splitlines()[0])
             return None
@@ -81,7 +81,7 @@ class Rungs:
             write_verdict(self._rank.scratch, found)
         return found.model_dump(mode="json")
 
-    def _found(self, s3: "S3Client", rung: int, step: int, evaluation: Mapping[str, Any]) -> Verdict | None:
+    def _read_or_decide(self, s3: "S3Client", rung: int, step: int, evaluation: Mapping[str, Any]) -> Verdict | None:
         sweep, number = self._place(s3)
         place = sweep / verdict_name(rung, number)
         decided = object_store.read(s3, place)

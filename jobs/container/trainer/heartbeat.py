@@ -1,7 +1,7 @@
-"""The heartbeats of a rank that trains, which the launcher of its node watches to detect hangs.
+"""The heartbeats of a training rank, by which its node's launcher detects hangs.
 
-A rank writes a heartbeat, one line, at each batch, step, evaluated batch and save. Slow activities are announced: the
-start, a save, and the batches after one of a new shape, if the accelerator compiles a graph for each shape.
+A rank writes a heartbeat, one line, at each batch, step, evaluated batch and save. It announces slow activities: the
+start, saves, and the first batches of a new shape if the accelerator compiles a graph for each shape.
 """
 
 import itertools
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from jobs.container.rank import Rank
 
 _COMPILING_BATCHES = 10
-"""Number of batches, counted from one of a new shape, that may each wait for a graph. The host of an HPU runs ahead of
-the device, so the wait may come some batches later, at the latest when a loss is logged."""
+"""Number of batches, from the first of a new shape, that may each wait for a graph. An HPU's host runs ahead of the
+device, so the wait may come some batches later, at the latest when a loss is logged."""
 
 _UPLOAD_WAIT_SECONDS = 3600.0
-"""Longest wait for an upload. After it the rank writes no more heartbeats."""
+"""Longest wait for an upload, after which the rank writes no more heartbeats."""
 
 
 _numbers = itertools.count(1)
@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 
 def busy(seconds: float) -> None:
-    """Announce that this rank's next activity may take `seconds`, whichever part of the library its script uses."""
+    """Announce that this rank's next activity may take `seconds`. Works in every script."""
     if Heartbeats.newest is not None:
         Heartbeats.newest.busy(seconds)
         return
@@ -52,7 +52,7 @@ def busy(seconds: float) -> None:
 
 
 class Heartbeats(Callback):
-    """Writes the heartbeats of one rank, until `end`. jobs.container.rank has written one before.
+    """Writes the heartbeats of one rank, after the first one from jobs.container.rank.
 
     It must be the first of a Trainer's callbacks. The Trainer also calls it at batches and saves.
     """
@@ -61,9 +61,9 @@ class Heartbeats(Callback):
     """The instance of this process, for functions that apply to the whole process."""
 
     def __init__(self, rank: "Rank", *, compiles: bool, is_patient: bool = False) -> None:
-        """`compiles`: whether the accelerator compiles a graph for each new shape of a batch.
+        """`compiles` is True if the accelerator compiles a graph for each new shape of a batch.
 
-        `is_patient`: the time between two steps may be as long as a start, because a script works there.
+        `is_patient` allows as much time between two steps as for a start, because a script's code runs there.
         """
         self._rank = rank
         self._compiles = compiles
@@ -90,12 +90,12 @@ class Heartbeats(Callback):
         self._patience_seconds = 0.0
 
     def keep_alive(self) -> None:
-        """Repeat the last activity during an upload, which has its own timeouts; at most for an hour."""
+        """Repeat the last heartbeat during an upload, which has its own timeouts, for at most an hour."""
         if time.monotonic() - self._entered_at < _UPLOAD_WAIT_SECONDS:
             self._write()
 
     def end(self) -> None:
-        """Announce that no pace is expected from now on: uploads have timeouts, and other ranks wait for them."""
+        """Announce that there is no regular pace from now on: ranks wait for uploads, which have their own timeouts."""
         self._paced = False
         self._enter("ending", slow=True)
 
@@ -118,7 +118,7 @@ class Heartbeats(Callback):
         self._enter("saving", slow=True)
 
     def saved(self) -> None:
-        """Count the time of a save that has ended."""
+        """Add the time of a save that has ended."""
         self.saving_seconds += time.monotonic() - self._entered_at
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:

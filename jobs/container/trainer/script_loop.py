@@ -1,6 +1,6 @@
-"""`trainyard.Run` inside the platform: gives a script's own loop what the Trainer of our kinds has.
+"""`trainyard.Run` inside the platform: makes a custom training loop resumable, like the Trainer of our kinds.
 
-The same components serve it: the loop calls them at each step as a Trainer calls its callbacks.
+It uses the same components, and calls them at each step like a Trainer calls its callbacks.
 """
 
 import logging
@@ -37,7 +37,7 @@ class _Place:
 
 
 class ScriptLoop(Components):
-    """One rank's part of a script's own loop. All ranks call the same methods in the same order."""
+    """One rank's part of a custom loop. All ranks call the same methods in the same order."""
 
     def __init__(self, *, total_steps: int | None, samples_per_step: int, saves: Saves) -> None:
         platform = current_platform()
@@ -59,7 +59,7 @@ class ScriptLoop(Components):
         self._state: Any = None
         self._snapshot, self._shard_writer = Snapshot(), shards.ShardWriter(platform.rank)
         self._sharded: set[str] = set()
-        """Names of the restored objects that the checkpoint has in shards. They are saved so again."""
+        """Names of the restored objects that were saved in shards. They are saved in shards again."""
         self._copies: bool | None = None
         self._saved_step: int | None = None
         self._has_loaded = self._has_begun = False
@@ -68,7 +68,7 @@ class ScriptLoop(Components):
             max_steps=total_steps or math.inf,
             global_step=resume.step if resume else 0,
         )
-        # An attempt after the last step logs nothing itself, but its result is the result of the run.
+        # An attempt that resumes after the last step logs nothing, but its result is the run's result.
         self._logged = self.metrics.logged_before()
         self._callbacks = self.callbacks()
         for part in (self.heartbeats, self.metrics, *self.saves):
@@ -143,13 +143,13 @@ class ScriptLoop(Components):
             part.on_step_begin(self._place, self._place, self._place)
 
     def _load(self) -> None:
-        """Record that the script has asked for the state of an earlier attempt."""
+        """Record that the script uses the state of an earlier attempt, and log the start."""
         if not self._has_loaded:
             self._has_loaded = True
             self._platform.log_start(self._place.global_step)
 
     def _begin(self, step: int | None) -> None:
-        """Find out from its first step where the loop begins."""
+        """Detect from the loop's first step whether it resumes or starts over."""
         self._has_begun, place = True, self._place
         if self._folder is not None and not (self._has_loaded and (step is None or step > place.global_step)):
             place.global_step, self._logged = 0, {}
@@ -189,7 +189,7 @@ class ScriptLoop(Components):
         self.heartbeats.saved()
         self._saved_step = step
         if place.should_training_stop:
-            # The script is about to leave the loop, so its last checkpoint must be complete before.
+            # The script is about to leave the loop, so complete its last checkpoint first.
             self.uploads.finish()
             rank.once(f"saved/{step}", lambda: True)
         place.should_save = False
@@ -199,7 +199,7 @@ class ScriptLoop(Components):
         self.heartbeats.busy(seconds)
 
     def finish(self) -> None:
-        """Upload everything, at the end of the process or when the script asks for it."""
+        """Upload everything, at the end of the process or when the script calls `finish`."""
         if self._is_over:
             return
         self._is_over = True
@@ -213,9 +213,9 @@ class ScriptLoop(Components):
         self.metrics.close()
 
     def _write(self, folder: Path, objects: Mapping[str, Any]) -> None:
-        """Copy the states, to be written in the background. Without memory for a copy, write them now.
+        """Copy the states, to write them in the background. If memory is short, write them now.
 
-        Rank 0 writes the states that are equal on all ranks, and each rank its parts of the others.
+        Rank 0 writes the states that are equal on all ranks, and each rank writes its parts of sharded states.
         """
         rank = self.rank
         states = {name: item if _has_parameters(item) else _state_of(item) for name, item in objects.items()}

@@ -1,7 +1,7 @@
 """A script's process inside the platform: its rank, its run, and the checkpoint from which it resumes.
 
-`current_platform()` returns the one of this process. The library `trainyard`, which scripts import, uses it through
-`script_trainer` (for a transformers Trainer) and `script_loop` (for a custom loop).
+The library `trainyard`, which scripts import, uses it through `script_trainer` (for a transformers Trainer) and
+`script_loop` (for a custom loop).
 """
 
 import atexit
@@ -39,7 +39,7 @@ log = logging.getLogger("trainyard")
 
 @dataclass(frozen=True)
 class ScriptArguments:
-    """The arguments that decide a script's result, as far as the platform knows them."""
+    """The known arguments that decide a script's result."""
 
     values: dict[str, Any]
 
@@ -61,11 +61,11 @@ class Platform:
 
     @cached_property
     def resume(self) -> Resume | None:
-        """The run's newest complete checkpoint, downloaded and verified; None in a new run. All ranks use it."""
+        """The run's newest complete checkpoint, downloaded and verified, or None in a new run. All ranks use it."""
         return newest_complete(self.rank, self.s3 or object_store.connect(), self.arguments)
 
     def log_start(self, step: int) -> None:
-        """Log from which step the training has resumed. 0: from the beginning."""
+        """Log the step from which the training resumes, or that it starts from the beginning (0)."""
         if self.rank.is_first:
             log.info("start: %s", f"resumed from checkpoint step-{step}" if step else "from the beginning")
 
@@ -88,7 +88,7 @@ class Platform:
         self._trains = True
 
     def fetch_other(self, resume: Resume, step: int) -> Path | None:
-        """Download another checkpoint of the run next to the newest. Return its folder, or None if it is gone."""
+        """Download another checkpoint beside the newest. Return its folder, or None if it cannot be used."""
         folder = resume.folder.with_name(f"checkpoint-{step}")
 
         def work() -> bool:
@@ -102,7 +102,7 @@ class Platform:
         return folder if self.rank.once_per_node(f"resume/beside/{step}", work) else None
 
     def report_stopped(self, reason: str) -> None:
-        """Report that the script has saved and ends before its work is done, so that the launcher requeues the run."""
+        """Report that the script has saved and ends early, so that the launcher requeues the run."""
         if self.rank.is_first_on_node:
             write_stopped(self.rank.scratch, reason)
 
@@ -115,7 +115,7 @@ def current_platform() -> Platform:
         rank = Rank.from_environment()
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"trainyard: {error.args[0]}, so this process is not a rank that the library knows",
+            f"trainyard: {error.args[0]}, so this process is not a rank",
             next_step="start it with torchrun, accelerate launch, or as a script that the platform starts",
         ) from None
     with contextlib.suppress(AttributeError, ValueError):  # no such signal, or no file behind standard error
@@ -125,12 +125,12 @@ def current_platform() -> Platform:
 
 
 def at_exit(work: Callable[[], None]) -> None:
-    """Call `work` when this process ends, while threads can still be started, which uploads need."""
+    """Call `work` when this process ends, but before new threads are refused, which uploads need."""
     getattr(threading, "_register_atexit", atexit.register)(work)
 
 
 def _log_to_output() -> None:
-    """Print the platform's log lines, whatever the script does with logging."""
+    """Print the platform's log lines independently of the script's logging."""
     if not log.handlers:
         handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(logging.Formatter("%(message)s"))

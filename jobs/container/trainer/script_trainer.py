@@ -1,7 +1,7 @@
 """`trainyard.Callback` inside the platform: makes the Trainer of a script resumable, like the Trainer of our own kinds.
 
-The script adds one callback, which finds its Trainer in the call stack. The Trainer's class is replaced by the subclass
-that `trainer_class` makes of it, which keeps everything the script's class does, and our callbacks join its own.
+The script adds one callback, which finds its Trainer in the call stack. It replaces the Trainer's class with a subclass
+(`trainer_class`) that keeps everything the script's class does, and adds our callbacks to the script's.
 """
 
 import functools
@@ -41,7 +41,7 @@ def checkpoint() -> str | None:
 
 
 class _CheckpointRequest:
-    """Records whether the script has asked for the checkpoint."""
+    """Records whether the script has called `trainyard.checkpoint()`."""
 
     was_made = False
 
@@ -83,8 +83,8 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
             return
         if self._is_late:  # the loop that has begun is the Trainer's own, which does not handle the exception
             raise TrainyardError(
-                f"the training ended at step {state.global_step}, and this Trainer would do one step more, because it "
-                "got trainyard.Callback after it was created",
+                f"the training ended at step {state.global_step}, and this Trainer would do another step, because "
+                "trainyard.Callback was added after it was created",
                 next_step="pass the callback to the constructor, Trainer(…, callbacks=[trainyard.Callback()]), then "
                 "trainyard resume RUN --allow-changes",
             )
@@ -127,7 +127,7 @@ class _Parts(Components, Callback):
             best=functools.partial(_best_step, trainer),
         )
         self.epoch = Epoch(rank)
-        # An attempt after the last evaluation makes none, but its result is the result of the run.
+        # An attempt that resumes after the last evaluation runs none, but its result is the run's result.
         self._values = self.metrics.evaluated_before()
         self.has_stopped_early = False
         """True if early stopping had ended the training before this attempt."""
@@ -150,7 +150,7 @@ class _Parts(Components, Callback):
         at_exit(self._close)
 
     def start_over(self) -> None:
-        """Discard what earlier attempts left, because the script has not loaded its checkpoint."""
+        """Discard the values of earlier attempts, because the script has not loaded its checkpoint."""
         self._values = {}
         self._loss_since_log.forget()
         self.metrics.start_over()
@@ -167,7 +167,7 @@ class _Parts(Components, Callback):
             self._evaluate_missed()
 
     def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
-        """Leave the evaluation and save at an epoch's end to the next attempt if this one has saved and is stopping."""
+        """Skip the evaluation and save at an epoch's end if this attempt is stopping. The next attempt does both."""
         if self.shutdown.reason:
             control.should_evaluate = control.should_save = False
 
@@ -189,7 +189,7 @@ class _Parts(Components, Callback):
             raise TrainedEnoughError
 
     def _note_best(self, found: Mapping[str, Any]) -> None:
-        """Record the checkpoint that the training resumes from as the best one, if it is."""
+        """Record the resumed checkpoint as the best one if its evaluation is the best."""
         args, state = self._trainer.args, self._trainer.state
         name, resume = args.metric_for_best_model, self.resume
         if name is None or resume is None:
@@ -203,13 +203,9 @@ class _Parts(Components, Callback):
     def on_evaluate(self, _args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
         self._values = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         self.metrics.evaluated(state.global_step, self._values)
-        self._compare(state, control, self._values)
-
-    def _compare(self, state: Any, control: Any, values: Mapping[str, Any]) -> None:
-        """Stop here if the run is a point of a sweep and others are better."""
         if self.rungs is None or state.global_step >= state.max_steps:
             return
-        if self.rungs.is_stopped(state.global_step, values):
+        if self.rungs.is_stopped(state.global_step, self._values):
             self.is_stopped = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
@@ -239,7 +235,7 @@ class _Parts(Components, Callback):
 
 
 def _check_resumable(args: Any) -> None:
-    """Raise TrainyardError if a resumed training would differ from an uninterrupted one, whatever we restore."""
+    """Raise TrainyardError for settings with which a resumed training would differ from an uninterrupted one."""
     settings = {
         "auto_find_batch_size": (args.auto_find_batch_size, "set per_device_train_batch_size to a batch that fits"),
         "ignore_data_skip": (args.ignore_data_skip, "remove it: a resumed epoch would begin from its first batch"),
@@ -268,7 +264,7 @@ def _restore_state(callbacks: Sequence[Any], state: Any) -> bool:
             by_name.setdefault(type(callback).__name__, []).append(callback)
     for name, same in by_name.items():
         found = saved.get(name, [])
-        # Several callbacks of one class are a list, to which each save appends theirs: the newest come last.
+        # Several callbacks of one class are saved as a list, to which each save appends. The newest are at the end.
         newest = found[-len(same) :] if isinstance(found, list) else [found]
         for callback, values in zip(same, newest):  # noqa: B905 - a new callback has no saved state
             vars(callback).update(values.get("attributes", {}))
@@ -285,14 +281,14 @@ def _make_resumable(trainer: Any, options: Options) -> None:
     own = type(trainer)
     keep_epoch(own)
     resumable = trainer_class(own)
-    # Whatever prints the class, such as a model card, shows the script's own.
+    # Model cards and messages should show the name of the script's class.
     resumable.__name__, resumable.__qualname__, resumable.__module__ = own.__name__, own.__qualname__, own.__module__
     trainer.__class__ = resumable
     trainer.attach(options)
 
 
 def _calling_trainer() -> Any:
-    """Return the Trainer that is calling its callbacks. It does not pass itself to them."""
+    """Return the Trainer that is calling its callbacks, because it does not pass itself to them."""
     frame = sys._getframe(1)  # noqa: SLF001 - a callback has no other way to its Trainer
     while frame is not None:
         found = frame.f_locals.get("self")
@@ -314,7 +310,7 @@ def _best_step(trainer: Any) -> int | None:
 
 
 def _fetch_best(platform: Platform, resume: Resume) -> None:
-    """Download the best checkpoint next to the newest, and point the Trainer's state to it."""
+    """Download the best checkpoint beside the newest, and set its path in the Trainer's state."""
     path = resume.folder / _STATE
     state = json.loads(path.read_bytes())
     best = state.get("best_model_checkpoint")

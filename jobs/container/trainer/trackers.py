@@ -2,8 +2,8 @@
 
 All attempts of a run are one run in the tracker. Addresses and keys come from the job's environment, from the team's
 secret (`secret_variables` in infra/settings.py). They are never passed as arguments, so they appear in no process list
-and in no log. If a tracker fails, a warning is logged and its curves end there, but the training continues. A tracker's
-use of Python's and NumPy's random state is undone, so that a training computes the same with and without it.
+and no log. If a tracker fails, a warning is logged and its curves end, but the training continues. Python's and NumPy's
+random state is restored after each call, so that a tracker does not change the training's results.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 PACKAGES: Mapping[Tracker, str] = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
-"""Package to install on top of the image if the image lacks the tracker's module."""
+"""Package to install if the image lacks the tracker's module."""
 
 RUN_TAG = "trainyard.run"
 """The tag by which a later attempt finds its run in MLflow, which assigns its own ids."""
@@ -38,13 +38,13 @@ _MLFLOW = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 these."""
 
 _WANDB = {"WANDB_INIT_TIMEOUT": "30", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
-"""The same for W&B. It also prints nothing and does not capture the output, which the launcher reads."""
+"""The same for W&B, which also prints nothing and leaves the output to the launcher."""
 
 
 def join_run(run: S3Location, name: Tracker) -> None:
-    """Set the variables with which the tracker's library continues the run that earlier attempts have begun.
+    """Set the variables with which the tracker's library continues the run of earlier attempts.
 
-    Variables that the job's environment sets are kept. Raises what MLflow raises if it fails.
+    Keeps variables that the job's environment sets. Passes on MLflow's errors.
     """
     team, _, run_id = run.key.strip("/").rpartition("/")
     if name == "wandb":
@@ -65,7 +65,7 @@ def join_run(run: S3Location, name: Tracker) -> None:
 
 
 def join_run_of_script(run: S3Location) -> None:
-    """Call `join_run` for a script that reports itself, for each tracker whose package and address or key exist."""
+    """Call `join_run` for each tracker whose package and address or key exist, for scripts that report themselves."""
     for name, variable in TRACKER_VARIABLES.items():
         if os.environ.get(variable) and importlib.util.find_spec(name):
             try:
@@ -94,13 +94,13 @@ class Trackers(Callback):
         self._call("on_log", args, state, control, **values)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Report what the Trainer itself does not log: an evaluation or the result."""
+        """Report values that the Trainer does not log: an evaluation or the result."""
         if self._latest is not None:
             numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
             self._call("on_log", *self._latest, logs=numbers)
 
     def finish(self) -> None:
-        """Send everything that was reported. Afterwards the process may end in any way."""
+        """Send all reported values. Afterwards the process may end in any way."""
         if self._latest is not None:
             self._call("on_train_end", *self._latest)
         if "wandb" in self._callbacks:
@@ -141,9 +141,8 @@ def _callback(name: Tracker, rank: "Rank", s3: "S3Client") -> Any:
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.txt").write_text(f"{PACKAGES[name]}\n")
         packages = Environment(s3, rank.run, folder / name, code=folder, requirements=f"{name}.txt")
-        sys.path += packages.make(wheels=None, installs=True)["PYTHONPATH"].split(
-            ":"
-        )  # the image's packages come first
+        # At the end, so that the image's packages come first.
+        sys.path += packages.make(wheels=None, installs=True)["PYTHONPATH"].split(":")
         importlib.invalidate_caches()
     for setting, value in _WANDB.items():
         os.environ.setdefault(setting, value)

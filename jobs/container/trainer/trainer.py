@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def check_tied_weights(model: Any) -> None:
     """Raise TrainyardError if embeddings and decoder should share weights but do not. `model` may be wrapped.
 
-    When a model moves to another kind of device, PyTorch makes new parameters, one for each place of a tied weight
-    (torch.nn.Module.to). The two would then learn separately, and the reported loss would belong to another model than
-    the saved one, which has one of them.
+    When a model moves to another kind of device, PyTorch makes a new parameter for each place of a tied weight
+    (torch.nn.Module.to). The two would then learn separately, but only one is saved, so the reported loss would not be
+    the saved model's.
     """
     while hasattr(model, "module"):
         model = model.module
@@ -44,9 +44,9 @@ def check_tied_weights(model: Any) -> None:
 
 
 class TrainedEnoughError(Exception):
-    """A resumed training has no step left to do.
+    """A resumed training has no step left.
 
-    Callbacks raise it, because a Trainer that has begun an epoch does a step before it checks whether any is left.
+    Callbacks raise it, because a Trainer does the first step of an epoch before it checks whether any is left.
     """
 
 
@@ -55,7 +55,7 @@ class Options:
     """The parts of a Trainer. Without a part, the Trainer behaves as its base does."""
 
     sampler: "Callable[[Any], Sampler[int]] | None" = None
-    """Makes the sampler of the training data for a Trainer."""
+    """Takes a Trainer and returns the sampler of its training data."""
     heartbeats: Heartbeats | None = None
     """Called for each batch and save. Must also be the first of the callbacks."""
     background_save: BackgroundSave | None = None
@@ -67,11 +67,11 @@ class Options:
     keeps_settings: bool = False
     """Use this attempt's learning rate and weight decay instead of the checkpoint's."""
     checks_ties: bool = True
-    """Refuse a model whose tied weights have separated. A script may intend that (adapters on a decoder)."""
+    """Refuse a model whose tied weights have separated. Scripts may intend this (adapters on a decoder)."""
     reseed: Callable[[int], Any] | None = None
     """Seeds the random state, given the step, instead of restoring it from the checkpoint."""
     catch_up: Callable[[], None] | None = None
-    """Does what the last attempt missed after its checkpoint. Called with the checkpoint's random state."""
+    """Makes up for work that the last attempt missed after its checkpoint. Runs with the checkpoint's random state."""
 
 
 def trainer_class(base: type[Any]) -> type[Any]:
@@ -164,7 +164,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
                 self._options.catch_up()
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            # The heartbeat comes first: it announces the batch, whatever in it takes long.
+            # The heartbeat comes first, because anything in the batch may take long.
             if self._options.heartbeats is not None:
                 self._options.heartbeats.batch("training", inputs)
             # After the model has reached its device, and before the first backward pass arranges the buckets.
@@ -203,7 +203,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
             # The heartbeat comes first: copying the state may wait for the previous save.
             if self._options.heartbeats is not None:
                 self._options.heartbeats.saving()
-            # The losses are written inside: their file belongs to the checkpoint, and meets the same full disk.
+            # The block includes the losses' file, which belongs to the checkpoint and may meet the same full disk.
             save = self._options.background_save
             with contextlib.nullcontext() if save is None else save.copied_state(self):
                 saved = self._save_with_losses(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Train one attempt, as every entrypoint does: resume, build, train, upload the model, evaluate.
+"""Run one attempt of any recipe: resume, build, train, upload the model, evaluate.
 
 An entrypoint prepares its data, describes the training as a `Task`, and calls `train`. It imports this module after its
 data are ready, because PyTorch and transformers take seconds to load.
@@ -67,13 +67,13 @@ class StartUpLog(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A training as an entrypoint describes it: model, data, evaluation, and what to save at the end."""
+    """An entrypoint's description of a training: model, data, evaluation, and what to save at the end."""
 
     model: Callable[[Path | None], Any]
-    """Makes the model after the seed is set. Called on every rank, with the checkpoint folder from which the attempt
-    resumes: the Trainer then loads the weights from there, whatever weights the model has."""
+    """Makes the model after the seed is set. Called on every rank, with the checkpoint's folder if the attempt resumes.
+    The Trainer then replaces the model's weights with the checkpoint's."""
     start: str
-    """What the model starts from, for the log: `the pretrained weights`, …"""
+    """The model's start for the log, for instance `the pretrained weights`."""
     train_data: Any
     """A data set with `__len__` and `__getitems__`; each item is one sequence."""
     order: Order | None = None
@@ -81,7 +81,7 @@ class Task:
     eval_data: Any
     collate: Callable[[Any], Any]
     evaluate: Callable[[Any], Mapping[str, Any]]
-    """Returns the metrics of the Trainer's current model. Called on every rank, during the training and at its end."""
+    """Takes the Trainer and returns the metrics of its current model. Called on every rank, also during training."""
     save_beside: Callable[[Path], None]
     """Saves the model's tokenizer into its folder. Called on rank 0."""
     write_extras: Callable[[Path], None] | None = None
@@ -147,7 +147,7 @@ class _Attempt(Components):
         metric = recipe.metric_for_best_model
         self.best = BestEvaluation(metric, patience=recipe.early_stopping_patience) if metric else None
         self.best_step: int | None = None
-        """The step whose weights the final model has; None: the last step."""
+        """The step whose weights the final model has, or None if it is the last step."""
         self._trainer: Any = None
         super().__init__(
             rank,
@@ -156,7 +156,7 @@ class _Attempt(Components):
             accelerator=accelerator,
             resume=resume,
             saves=Saves(
-                # For a number of steps the Trainer itself saves.
+                # If the recipe sets a number of steps, the Trainer itself saves.
                 every_steps="auto" if recipe.checkpoint_every_steps == "auto" else None,
                 mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
                 keep=recipe.keep_checkpoints,
@@ -165,12 +165,12 @@ class _Attempt(Components):
             heartbeats=heartbeats,
             samples_per_step=recipe.global_batch_size,
             samples_per_epoch=task.ordered_epoch,
-            also=self.trackers.log,
+            report=self.trackers.log,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
         )
 
     def log_start(self) -> None:
-        """Log how the global batch is split and what the training starts from."""
+        """Log how the global batch is split and where the training starts."""
         if not self.rank.is_first:
             return
         ranks = counted(self.rank.world_size, "rank")
@@ -271,7 +271,7 @@ class _Attempt(Components):
         self.heartbeats.saved()
 
     def evaluate(self, trainer: Any) -> dict[str, Any]:
-        """Return the final metrics after all checkpoints are complete on S3. From then on nothing interrupts."""
+        """Return the final metrics once all checkpoints are on S3. Afterwards, nothing interrupts the attempt."""
         started = time.monotonic()
         shutdown = self.shutdown
         values = None if shutdown.reason else self._last_evaluation(trainer)
@@ -295,7 +295,7 @@ class _Attempt(Components):
         return result
 
     def _last_evaluation(self, trainer: Any) -> dict[str, Any] | None:
-        """Return its metrics: empty if the recipe omits it, None if it was interrupted because the attempt ends."""
+        """Return the final evaluation's metrics, empty if the recipe omits it, or None if the attempt is stopping."""
         if not self.recipe.final_evaluation:
             return {}
         try:
@@ -378,7 +378,7 @@ def _check_finite(trainer: Any) -> None:
 
 
 def _upload_model(folder: Path, rank: Rank, s3: "S3Client") -> None:
-    """Upload weights, configuration and tokenizer to the run's model/, config.json last: without it none is loaded.
+    """Upload the model to the run's model/, config.json last, because no loader accepts a folder without it.
 
     Raises SupersededError if a newer attempt of the run has begun, which now owns the model.
     """

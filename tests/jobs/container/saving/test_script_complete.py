@@ -279,7 +279,7 @@ def test_uploaded_folder_that_grows_is_withdrawn(
     assert one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False) is None
     assert "warning: epoch_1 was uploaded before it was complete, and will be uploaded again" in caplog.messages
     assert caplog.messages[-1].startswith("warning: not uploaded, because it may be incomplete: epoch_1. Next: ")
-    assert [line for line in caplog.messages if line.startswith("warning: epoch_1 is written in place, so only its")]
+    assert [line for line in caplog.messages if line.startswith("warning: epoch_1 is written in place, so nothing")]
     # AND if the script ends successfully, the whole folder is uploaded
     assert script.upload("done")
     assert one(s3, tmp_path / "later", tmp_path.name).restore(allow_changes=False)
@@ -306,13 +306,13 @@ def test_shards_on_several_nodes_are_refused_at_the_first_save(name: str, s3: "S
         if nnodes == 1:
             script.upload("running")
             continue
-        with pytest.raises(ShardedError, match=rf"(?s)step_1/{name} holds only one rank's part.*Next: save the full"):
+        with pytest.raises(ShardedError, match=rf"(?s)step_1/{name} contains only one rank's .*Next: save the full"):
             script.upload("running")
 
 
 def age(script: ScriptCheckpoints, seconds: float) -> None:
-    for looks in script._looks.values():
-        for seen in looks._seen.values():
+    for watched in script._watched.values():
+        for seen in watched._seen.values():
             seen.since -= seconds
 
 
