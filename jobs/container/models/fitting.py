@@ -57,7 +57,7 @@ class LoadedModel:
 
     model: Any
     new: list[str]
-    """Names of the weights that are random because the model's files lack them: only those of a head or pooler."""
+    """Names of random weights in the head or pooler, which the model's files lack."""
 
 
 def load_model(
@@ -132,7 +132,7 @@ def _misfit(location: str, wrong: Mapping[str, Sequence[str]]) -> UsageError:
         f"{location}: its weights do not fit its config.json: {', '.join(found)}",
         next_step=f"remove the prefix '{prefix}' from the names: {_PREFIXES[prefix]}"
         if prefix
-        else "save the model again with save_pretrained(), which writes weights and config.json of one model",
+        else "save the model again with save_pretrained(), which writes matching weights and config.json",
     )
 
 
@@ -154,19 +154,19 @@ def set_padding_token(model: Any, tokenizer: Any) -> None:
 
 
 def set_classes(start: LoadedModel, names: Sequence[str], location: str) -> str:
-    """Set a classifier's classes to `names`, in this order. Return what happened to its head, for the log.
+    """Set a classifier's classes to `names`, in this order. Return a description of the head for the log.
 
     If the model's classes have the same names, the head is kept and its rows are reordered. Unnamed classes (LABEL_0,
     LABEL_1, …) are matched by their numbers. Otherwise the head is new.
     """
     model = start.model
-    where, layer = _output_layer(model, location)
+    path, layer = _output_layer(model, location)
     own = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
     rows = None if start.new else _rows(own, names)
     if rows is None:
         # Keep a layer that transformers has just initialized.
-        if layer.out_features != len(names) or f"{where}.weight" not in start.new:
-            _renew(model, where, layer, len(names))
+        if layer.out_features != len(names) or f"{path}.weight" not in start.new:
+            _renew(model, path, layer, len(names))
         head = f"new: {_some(start.new)}" if start.new else f"new: the model's classes are {_some(own)}, not the data's"
     elif rows == list(range(len(rows))):
         head = "kept: the model's classes are the data's, in the same order"
@@ -174,7 +174,7 @@ def set_classes(start: LoadedModel, names: Sequence[str], location: str) -> str:
         with torch.no_grad():
             for values in layer.parameters():
                 values.copy_(values[rows].clone())
-        head = "kept: the model's classes are the data's, and its rows were put into the data's order"
+        head = "kept: the model's classes are the data's, and its rows were reordered"
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: number for number, name in enumerate(names)}
     model.num_labels = len(names)
@@ -206,11 +206,11 @@ def _output_layer(model: Any, location: str) -> tuple[str, nn.Linear]:
     return layers[-1]
 
 
-def _renew(model: Any, where: str, layer: nn.Linear, classes: int) -> None:
+def _renew(model: Any, path: str, layer: nn.Linear, classes: int) -> None:
     """Replace a head's last layer with a random one, initialized by the model's own code."""
-    owner = model.get_submodule(where.rpartition(".")[0])
+    owner = model.get_submodule(path.rpartition(".")[0])
     new = nn.Linear(layer.in_features, classes, bias=layer.bias is not None)
-    setattr(owner, where.rpartition(".")[2], new)
+    setattr(owner, path.rpartition(".")[2], new)
     with torch.no_grad():
         model._init_weights(new)  # noqa: SLF001 - there is no public method
         model._init_weights(owner)  # noqa: SLF001 - ModernBERT initializes its head's weights in their owner

@@ -103,7 +103,7 @@ class RunMetrics(Callback):
         self._status()
 
     def start_over(self) -> None:
-        """Discard what earlier attempts measured, because the script has not loaded its checkpoint."""
+        """Discard the measurements of earlier attempts, because the script has not loaded its checkpoint."""
         self._starts_over = True
         self._step = self._resumed_from_step = 0
         self._changed = {}

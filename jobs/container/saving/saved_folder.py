@@ -100,7 +100,7 @@ class SavedFolder:
         set_times(self._folder, self._listing.times, folders=True)
 
     def save(self) -> bool:
-        """Upload what has changed since the last save and delete what is gone. Return whether there was anything to do.
+        """Upload changed files and delete removed files. Return whether there was anything to do.
 
         A file that changes during its upload is saved again next time. Unreadable files and refused deletions are
         logged as warnings and tried again next time. Raises TrainyardError if S3 refuses an upload; files uploaded

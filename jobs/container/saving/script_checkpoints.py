@@ -244,7 +244,7 @@ class ScriptCheckpoints:
             for path, state in sorted(found, key=lambda item: named[item[0]] is not None):  # pointers last
                 entry, other = f"{root}/{path.name}", named[path]
                 if other is not None and f"{root}/{other}" not in self._uploaded:
-                    continue  # the next attempt would not find what it points to
+                    continue  # its target would be missing in the next attempt
                 if self._uploaded.get(entry) != state and self._upload(entry, state):
                     self._uploaded[entry] = state
                     uploaded = True
@@ -325,7 +325,7 @@ class ScriptCheckpoints:
         try:
             self.check_newest()
             found = contents(self._folder, part=path)
-            if not found.files or self._has_odd_name(remote, found):
+            if not found.files or self._has_refused_name(remote, found):
                 return False
             self._link(found, staged)
             if state_of(path) != state:
@@ -369,12 +369,12 @@ class ScriptCheckpoints:
                 discard(self._s3, self._remote / f"step-{step}", names.get(step, []), check=self.check_newest)
                 del self._steps[step]
 
-    def _has_odd_name(self, remote: S3Location, found: Contents) -> bool:
+    def _has_refused_name(self, remote: S3Location, found: Contents) -> bool:
         """Return whether S3 refuses the name of a file, and log a warning if so."""
-        refusals = {name: object_store.invalid_name_reason(remote / name) for name in found.files}
-        odd = {name: why for name, why in refusals.items() if why is not None}
-        self._skipped.warn(odd)
-        return bool(odd)
+        reasons = {name: object_store.invalid_name_reason(remote / name) for name in found.files}
+        refused = {name: reason for name, reason in reasons.items() if reason is not None}
+        self._skipped.warn(refused)
+        return bool(refused)
 
     def _link(self, found: Contents, target: Path) -> None:
         """Hard-link the files into `target`, so that the script may remove or rename them during the upload."""

@@ -142,7 +142,7 @@ def _why_no_copy(trainer: Any) -> str | None:
 
 @contextlib.contextmanager
 def _explained_writes(folder: Path, run: S3Location) -> Iterator[None]:
-    """Explain what a failed write means for the run. `folder` is checkpoint-N, below a folder in scratch."""
+    """Turn a failed write into a TrainyardError that explains it. `folder` is checkpoint-N in a folder in scratch."""
     try:
         yield
     except Exception as error:

@@ -11,7 +11,7 @@ request interrupts a running evaluation, which may take longer than the time lef
 All ranks act at the same boundary: the end of a step, or of a batch of an evaluation. Rank 0 decides a few boundaries
 ahead and publishes messages in the job's rendezvous store: "continue to boundary 12", and finally "continue to 15,
 then stop". A rank passes no boundary until it has read the message that covers it, so all ranks act at the same one
-even if an accelerator runs behind its host. A message covers about a tenth of a second, so that ranks with short steps
+even if an accelerator lags behind its host. A message covers about a tenth of a second, so that ranks with short steps
 do not query the store at each of them.
 """
 
@@ -76,7 +76,7 @@ def _saves_seconds(measured: Measured) -> float:
 
 
 def next_action(left_seconds: float, measured: Measured, *, has_saved: bool, evaluates: bool = False) -> Action | None:
-    """Return what the ranks should do if they must be gone in `left_seconds`, or None to continue.
+    """Return what the ranks should do if they must end within `left_seconds`, or None to continue.
 
     `has_saved`: whether a save was requested since the notice. During an evaluation (`evaluates`) ranks cannot save, so
     "save" applies to the step after the evaluation. If no save has been measured yet, they stop the evaluation at once.
@@ -234,8 +234,8 @@ class _Agreement:
         self._at_cleared: _Decision | None = None
         self._message_at = time.monotonic()
         self._passed_at: float | None = None
-        """Time of the previous boundary. None at the start of a stretch, whose first boundary is late: it follows the
-        start, or a boundary of the other kind."""
+        """Time of the previous boundary. None at the start of a stretch, because the time until its first boundary
+        includes other work."""
         self._message_boundary = 0
         self._newest_seconds: deque[float] = deque(maxlen=_NEWEST)
 

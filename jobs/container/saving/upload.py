@@ -46,7 +46,7 @@ _WAIT_SECONDS = 10.0
 
 
 class CheckpointUploads(Callback):
-    """Uploads what the Trainer saves, in a thread on one rank of each node. `finish` waits for the last upload.
+    """Uploads the Trainer's saves, in a thread on one rank of each node. `finish` waits for the last upload.
 
     A failed save ends the training at its next step: continuing would risk all the hours since the last checkpoint.
     """
@@ -105,7 +105,7 @@ class CheckpointUploads(Callback):
         state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Start the thread that writes what this rank has left to it, and uploads."""
+        """Start the thread that completes and uploads this save."""
         step, write = state.global_step, self._write
         if write is None:
             self._report_written(self._rank.store, step)

@@ -84,8 +84,8 @@ def arrange_gradient_buckets(model: Any) -> None:
     """Make a DistributedDataParallel model add gradients in the same order from the first step on.
 
     DistributedDataParallel sends gradients in buckets, and rearranges them after an attempt's first backward pass in
-    the order in which gradients arrived. With more than two ranks, a gradient's place in its bucket decides whose share
-    is added first, so the first step of an attempt would differ in its last digits from the same step of an
+    the order in which gradients arrived. With more than two ranks, a gradient's place in its bucket decides which
+    rank's share is added first, so an attempt's first step would differ in its last digits from the same step of an
     uninterrupted run. This function first computes zero gradients, starting with the last parameter, and the model's
     next forward pass arranges the buckets by them. It changes neither data nor random state, and ignores other models.
     """

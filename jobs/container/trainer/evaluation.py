@@ -99,7 +99,7 @@ def load_best_weights(trainer: Any, best: BestEvaluation, rank: "Rank", s3: "S3C
         return str(folder)
 
     trainer.state.best_model_checkpoint = rank.once_per_node("best/files", fetched)
-    trainer._load_best_model()  # noqa: SLF001 - what the Trainer calls with load_best_model_at_end
+    trainer._load_best_model()  # noqa: SLF001 - the Trainer calls it with load_best_model_at_end
     if rank.is_first:
         log.info("model: step %s, which has the best %s", step, result_label(best.metric))
     return step

@@ -71,7 +71,7 @@ class Rungs:
         """Return, on rank 0, the verdict at a rung, or None if there is none yet or S3 fails."""
         assert self._s3 is not None  # noqa: S101 - rank 0 has one
         try:
-            found = self._read_or_decide(self._s3, rung, step, evaluation)
+            found = self._stored_verdict(self._s3, rung, step, evaluation)
         except TrainyardError as error:
             log.warning("warning: halving: not compared at step %s; continuing: %s", step, str(error).splitlines()[0])
             return None
@@ -81,7 +81,7 @@ class Rungs:
             write_verdict(self._rank.scratch, found)
         return found.model_dump(mode="json")
 
-    def _read_or_decide(self, s3: "S3Client", rung: int, step: int, evaluation: Mapping[str, Any]) -> Verdict | None:
+    def _stored_verdict(self, s3: "S3Client", rung: int, step: int, evaluation: Mapping[str, Any]) -> Verdict | None:
         sweep, number = self._place(s3)
         place = sweep / verdict_name(rung, number)
         decided = object_store.read(s3, place)
@@ -89,14 +89,14 @@ class Rungs:
             if not evaluation:
                 return None
             own = RungValue.of(step, evaluation[self._comparison.metric])
-            verdict = self._compared(s3, sweep, number, rung, own)
+            verdict = self._decide(s3, sweep, number, rung, own)
             object_store.create(s3, place, verdict.model_dump_json().encode())
             decided = object_store.read(s3, place)  # a lost attempt may have written one first
         verdict = parse_record(Verdict, decided or b"", place=place)
         log.info("halving: %s; the point %s", verdict.text, "stops" if verdict.stops else "continues")
         return verdict
 
-    def _compared(self, s3: "S3Client", sweep: S3Location, number: int, rung: int, own: RungValue) -> Verdict:
+    def _decide(self, s3: "S3Client", sweep: S3Location, number: int, rung: int, own: RungValue) -> Verdict:
         object_store.create(s3, sweep / value_name(rung, number), own.model_dump_json().encode())
         folder = sweep / values_folder(rung)
         values = {

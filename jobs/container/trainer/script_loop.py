@@ -25,7 +25,7 @@ _STATE = "state.pt"
 
 
 @dataclass
-class _Place:
+class _Progress:
     """The progress of the loop, with the attribute names of a Trainer's state, arguments and control."""
 
     output_dir: str
@@ -63,7 +63,7 @@ class ScriptLoop(Components):
         self._copies: bool | None = None
         self._saved_step: int | None = None
         self._has_loaded = self._has_begun = False
-        self._place = _Place(
+        self._progress = _Progress(
             output_dir=str(platform.rank.scratch / "own-loop"),
             max_steps=total_steps or math.inf,
             global_step=resume.step if resume else 0,
@@ -72,16 +72,18 @@ class ScriptLoop(Components):
         self._logged = self.metrics.logged_before()
         self._callbacks = self.callbacks()
         for part in (self.heartbeats, self.metrics, *self.saves):
-            part.on_train_begin(self._place, self._place, self._place)
+            part.on_train_begin(self._progress, self._progress, self._progress)
         self._begin_step()
         at_exit(self.finish)
         self._is_over = False
-        self._place.should_training_stop = self.rungs is not None and self.rungs.was_stopped(self._place.global_step)
+        self._progress.should_training_stop = self.rungs is not None and self.rungs.was_stopped(
+            self._progress.global_step
+        )
 
     @property
     def steps_done(self) -> int:
         self._load()
-        return self._place.global_step
+        return self._progress.global_step
 
     @property
     def state(self) -> Any:
@@ -106,8 +108,8 @@ class ScriptLoop(Components):
         missing = sorted(set(objects) - known)
         if missing:
             raise TrainyardError(
-                f"checkpoint step-{self._place.global_step} has no '{missing[0]}'; it has {', '.join(sorted(known))}",
-                next_step="restore what the script saves, under the same names",
+                f"checkpoint step-{self.steps_done} has no '{missing[0]}'; it has {', '.join(sorted(known))}",
+                next_step="restore the objects that the script saves, under the same names",
             )
         for name in set(objects) - self._sharded:
             objects[name].load_state_dict(saved[name])
@@ -116,43 +118,43 @@ class ScriptLoop(Components):
         path = self._folder / _random_file(self.rank.rank)
         if path.exists():
             set_random_state(torch.load(path, map_location="cpu", weights_only=False))
-        return self._place.global_step
+        return self._progress.global_step
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         numbers = {name: float(_detached(value)) for name, value in values.items()}
         self._logged |= numbers
-        self.metrics.logged(step, numbers, total_steps=self._place.max_steps)
-        place = self._place
-        if self.rungs is not None and step < place.max_steps and self.rungs.is_stopped(step, numbers):
-            place.should_save = place.should_training_stop = True
+        self.metrics.logged(step, numbers, total_steps=self._progress.max_steps)
+        progress = self._progress
+        if self.rungs is not None and step < progress.max_steps and self.rungs.is_stopped(step, numbers):
+            progress.should_save = progress.should_training_stop = True
 
     def step(self, step: int | None) -> None:
         """Count a step that has ended, and agree with the other ranks whether to save or to stop."""
-        place = self._place
+        progress = self._progress
         if not self._has_begun:
             self._begin(step)
-        place.global_step = place.global_step + 1 if step is None else step
-        place.should_save = False
+        progress.global_step = progress.global_step + 1 if step is None else step
+        progress.should_save = False
         for part in self._callbacks:
-            part.on_step_end(place, place, place)
-        if not place.should_save:
+            part.on_step_end(progress, progress, progress)
+        if not progress.should_save:
             self._begin_step()
 
     def _begin_step(self) -> None:
         for part in self.saves:
-            part.on_step_begin(self._place, self._place, self._place)
+            part.on_step_begin(self._progress, self._progress, self._progress)
 
     def _load(self) -> None:
         """Record that the script uses the state of an earlier attempt, and log the start."""
         if not self._has_loaded:
             self._has_loaded = True
-            self._platform.log_start(self._place.global_step)
+            self._platform.log_start(self._progress.global_step)
 
     def _begin(self, step: int | None) -> None:
         """Detect from the loop's first step whether it resumes or starts over."""
-        self._has_begun, place = True, self._place
-        if self._folder is not None and not (self._has_loaded and (step is None or step > place.global_step)):
-            place.global_step, self._logged = 0, {}
+        self._has_begun, progress = True, self._progress
+        if self._folder is not None and not (self._has_loaded and (step is None or step > progress.global_step)):
+            progress.global_step, self._logged = 0, {}
             self.metrics.start_over()
             self._has_loaded = False
             self._platform.warn_starts_over(
@@ -161,15 +163,15 @@ class ScriptLoop(Components):
         self._load()
 
     def should_save(self) -> bool:
-        return self._place.should_save
+        return self._progress.should_save
 
     def should_stop(self) -> bool:
         if self.shutdown.reason:
             saved = f"saved step {self._saved_step}" if self._saved_step is not None else "nothing new saved"
             self._platform.report_stopped(f"{self.shutdown.reason}; {saved}")
-        elif self.rungs is not None and self._place.should_training_stop:
+        elif self.rungs is not None and self._progress.should_training_stop:
             self.rungs.report_stop()
-        return self._place.should_training_stop
+        return self._progress.should_training_stop
 
     def save(self, step: int, objects: Mapping[str, Any]) -> None:
         """Write the objects' states and each rank's random state. The upload runs in the background.
@@ -177,22 +179,22 @@ class ScriptLoop(Components):
         Raises TrainyardError, on all ranks, if an object is sharded in a way that cannot be saved.
         """
         refuse_unknown_shards(objects)
-        place, rank = self._place, self.rank
-        place.global_step = step
+        progress, rank = self._progress, self.rank
+        progress.global_step = step
         self.heartbeats.saving()
         self.uploads.begin()
-        folder = Path(place.output_dir) / f"checkpoint-{step}"
+        folder = Path(progress.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(random_state(), folder / _random_file(rank.rank))
         self._write(folder, objects)
-        self.uploads.on_save(place, place, place)
+        self.uploads.on_save(progress, progress, progress)
         self.heartbeats.saved()
         self._saved_step = step
-        if place.should_training_stop:
+        if progress.should_training_stop:
             # The script is about to leave the loop, so complete its last checkpoint first.
             self.uploads.finish()
             rank.once(f"saved/{step}", lambda: True)
-        place.should_save = False
+        progress.should_save = False
         self._begin_step()
 
     def busy(self, seconds: float) -> None:
@@ -205,11 +207,11 @@ class ScriptLoop(Components):
         self._is_over = True
         self.heartbeats.end()
         self.uploads.finish()
-        self.metrics.on_train_end(self._place, self._place, self._place)
+        self.metrics.on_train_end(self._progress, self._progress, self._progress)
         if not self.shutdown.reason:
             self.shutdown.stop_listening()
             result = {**self._logged, **self.metrics.throughput.figures}
-            self.metrics.result(self._place.global_step, result)
+            self.metrics.result(self._progress.global_step, result)
         self.metrics.close()
 
     def _write(self, folder: Path, objects: Mapping[str, Any]) -> None:
@@ -230,13 +232,13 @@ class ScriptLoop(Components):
             self._copies = self._snapshot.why_no_room(own, ranks=ranks) is None
         if self._copies:
             whole, parts = self._snapshot.of(whole), self._shard_writer.copy(parts) if parts else {}
-        key = f"checkpoint/{self._place.global_step}/shards"
+        key = f"checkpoint/{self._progress.global_step}/shards"
 
-        def write(place: Path) -> None:
+        def write(target: Path) -> None:
             if rank.is_first:
-                torch.save(whole, place / _STATE)
+                torch.save(whole, target / _STATE)
             if parts:
-                self._shard_writer.write(parts, place / shards.FOLDER, key=key)
+                self._shard_writer.write(parts, target / shards.FOLDER, key=key)
 
         if self._copies:
             self.uploads.write_first(write)

@@ -104,7 +104,7 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
 
 
 class _Parts(Components, Callback):
-    """The parts attached to one Trainer, and what happens at the end of its training."""
+    """The components attached to one Trainer, which also handle the end of its training."""
 
     def __init__(self, platform: Platform, trainer: Any, saves: Saves) -> None:
         rank, args, resume = platform.rank, trainer.args, platform.resume
@@ -183,7 +183,7 @@ class _Parts(Components, Callback):
             return
         if any(is_evaluation(entry, state.global_step) for entry in state.log_history):
             return
-        found = trainer._evaluate(None, None)  # noqa: SLF001 - what the Trainer calls at an epoch's end
+        found = trainer._evaluate(None, None)  # noqa: SLF001 - the Trainer calls it at an epoch's end
         self._note_best(found)
         if control.should_training_stop and not is_over:
             raise TrainedEnoughError
@@ -247,7 +247,7 @@ def _check_resumable(args: Any) -> None:
     for name, (is_set, next_step) in settings.items():
         if is_set:
             raise TrainyardError(
-                f"the Trainer has {name}, with which trainyard.Callback cannot resume a training as if uninterrupted",
+                f"the Trainer has {name}, so trainyard.Callback could not resume its training as if uninterrupted",
                 next_step=next_step,
             )
 

@@ -38,7 +38,7 @@ def check_tied_weights(model: Any) -> None:
     if decoder is not None and decoder.weight is not model.get_input_embeddings().weight:
         raise TrainyardError(
             "the model's decoder does not share the weights of its embeddings, although its configuration ties them: "
-            "its losses would not be those of the saved model",
+            "its losses would not be the saved model's",
             next_step="report this with the release of the image",
         )
 
@@ -174,7 +174,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
                     check_tied_weights(model)
                 arrange_gradient_buckets(model)
             loss = super().training_step(model, inputs, *args, **kwargs)
-            # The Trainer sums up what this returns, so the first loss carries the restored sum.
+            # The Trainer sums up the returned losses, so the first one carries the restored sum.
             return (
                 loss if self._options.loss_since_log is None else self._options.loss_since_log.add_restored(self, loss)
             )
@@ -190,7 +190,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
             if self._options.loss_since_log is not None:
                 self._options.loss_since_log.note(tr_loss)
             done = super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
-            # The Trainer subtracts what was logged. NaN minus NaN is NaN, and would spoil all later lines.
+            # The Trainer subtracts the logged sum. NaN minus NaN is NaN, which would spoil all later lines.
             if self._globalstep_last_logged == self.state.global_step:
                 tr_loss.zero_()
             return done

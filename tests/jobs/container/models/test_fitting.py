@@ -65,7 +65,7 @@ def with_classes(folder: Path, names: list[str]) -> tuple[Any, str]:
 def test_head_with_reordered_classes_predicts_the_same_names(kind: str, tmp_path: Path) -> None:
     own = saved(tmp_path, kind, id2label={0: "b", 1: "c", 2: "a"}, label2id={"b": 0, "c": 1, "a": 2})
     model, head = with_classes(tmp_path, ["a", "b", "c"])
-    assert head == "kept: the model's classes are the data's, and its rows were put into the data's order"
+    assert head == "kept: the model's classes are the data's, and its rows were reordered"
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert torch.equal(model(TOKENS).logits, own(TOKENS).logits[:, [2, 0, 1]])
 
