@@ -106,7 +106,7 @@ class ChosenSaves(Callback):
                 self._step_seconds = (now - self._timed_at) / (step - self._timed_from)
 
     def _steps(self, stall_seconds: float) -> int:
-        if self._step_seconds is None:  # the script's loop saved before a step was timed
+        if self._step_seconds is None:  # a custom loop saved before a step was timed
             return self._warmup_steps + TIMED_STEPS
         seconds = interval_seconds(
             stall_seconds=stall_seconds,

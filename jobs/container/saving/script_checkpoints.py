@@ -80,7 +80,7 @@ _COUNTED = re.compile(r"(step|epoch|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)",
 class RestartDetector:
     """Detects from the names of its saves that a script started over, and records its checkpoints in the status.
 
-    The platform restores checkpoints but does not see what the script does with them. A script that saves an earlier
+    The platform restores checkpoints but cannot observe whether the script loads them. A script that saves an earlier
     step again has not resumed from the newest checkpoint.
     """
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 Action = Literal["save", "stop", "leave"]
-"""save: save this step and train on. stop: save this step and stop. leave: stop; the save under way is the last."""
+"""save: save this step and train on. stop: save this step and stop. leave: stop without another save."""
 
 SPARE_SECONDS = 2.0
 """Time reserved after the last save to write the remaining metrics and to end the ranks' processes."""
@@ -168,10 +168,10 @@ class Shutdown(Callback):
             raise _EvaluationStoppedError
 
     def evaluated(self, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """Return the result of `evaluate`, or None if the attempt ends during it; `reason` is then set.
+        """Return the result of `evaluate`, or None, with `reason` set, if the attempt ends during it.
 
-        Restores the random state of the training afterwards, so that a run which repeats an evaluation later ends with
-        the same weights.
+        Restores the training's random state afterwards, so that a run that repeats an evaluation ends with the same
+        weights.
         """
         self._agreement.begin_stretch()
         self._evaluates = self._listens
@@ -198,7 +198,7 @@ class Shutdown(Callback):
 
 
 class _EvaluationStoppedError(Exception):
-    """All ranks leave their evaluation at the same batch."""
+    """Raised on all ranks at the same batch, to leave an evaluation."""
 
 
 class _Decision(NamedTuple):
