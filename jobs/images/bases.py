@@ -1,10 +1,10 @@
-"""Pin the external base images of ours by digest, in images/locks/bases.txt.
+"""Pin the external base images of our images by digest, in images/locks/bases.txt.
 
-    python -m jobs.images.bases        asks the bases' registries through the Docker engine, and writes the digests
+    python -m jobs.images.bases        fetches the digests from the registries through the Docker engine
 
-A base that is not in the file is used by its tag, as of the day of the build. For a tag with an index of several
-architectures, the digest is that of the index. The file lists only bases that the Dockerfiles name; another base given
-with --build-arg BASE_IMAGE can be pinned in its value.
+If a base is not in the file, a build uses whatever its tag names on that day. If a tag has an index of several
+architectures, the digest is the index's. The file lists only bases that the Dockerfiles name. To pin another base, put
+its digest into --build-arg BASE_IMAGE.
 """
 
 import re
@@ -28,9 +28,9 @@ _LINE = re.compile(r"(\S+)@(sha256:[0-9a-f]{64})")
 
 
 def default_base(root: Image, row: Release) -> str:
-    """Return the default base of a root image, with its digest if that is known.
+    """Return the default base of a root image, with its digest if it is known.
 
-    Empty if the Dockerfile leaves the base to the build.
+    Empty if the Dockerfile has no default base.
     """
     reference = _named_base(root, row)
     digest = known(BASES_FILE).get(reference)
@@ -38,13 +38,13 @@ def default_base(root: Image, row: Release) -> str:
 
 
 def known(file: Path) -> dict[str, str]:
-    """Return the recorded digests, by name and tag of their bases."""
+    """Return the recorded digests, by the name and tag of the base."""
     lines = file.read_text().splitlines() if file.exists() else []
     return {found[1]: found[2] for line in lines if (found := _LINE.fullmatch(line))}
 
 
 def digest_of(reference: str, client: docker.DockerClient) -> str:
-    """Return the digest of a tag, `sha256:…`. Raises ConfigurationError if the registry does not answer."""
+    """Return a tag's digest, `sha256:…`. Raises ConfigurationError if the registry does not answer."""
     try:
         digest: str = client.images.get_registry_data(reference).id
     except DockerException as error:
@@ -53,7 +53,7 @@ def digest_of(reference: str, client: docker.DockerClient) -> str:
 
 
 def lock(references: Iterable[str], file: Path, client: docker.DockerClient) -> int:
-    """Write and print the digests of bases. Return how many registries did not answer; those digests are kept."""
+    """Write and print the digests of bases. Return how many could not be fetched; their old digests are kept."""
     found, failed = known(file), 0
     for reference in references:
         try:

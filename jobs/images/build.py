@@ -1,8 +1,8 @@
 """Build images with BuildKit, parents first, each named `trainyard/<image>:<release>-<revision>`.
 
-The release and the revision determine an image. Build arguments from the user only set where things are downloaded from
-(BASE_IMAGE, TORCH_INDEX); they cannot change versions and are not part of the tag. The label `trainyard.base` names the
-base, and a push to an account is refused unless that base is the release's own.
+The release and the revision determine an image. The user's build arguments only change download addresses (BASE_IMAGE,
+TORCH_INDEX). They cannot change versions and are not part of the tag. The label `trainyard.base` names the base, and a
+push to an account is refused unless it is the release's base.
 """
 
 import os
@@ -42,14 +42,14 @@ _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP"
 """Docker accepts these, in either case, without an ARG in the Dockerfile, and keeps them out of the image's history."""
 
 BASE_LABEL = "trainyard.base"
-"""Label with the external base of an image, as BASE_IMAGE named it. Images built on it inherit the label."""
+"""Label with the external base of an image, as given in BASE_IMAGE. Child images inherit the label."""
 
 COMMIT_LABEL = "trainyard.commit"
 """Label with the git commit, set only if the tree was clean. Other commits may have the same sources, and so the same
 revision."""
 
 PACKAGES = "packages"
-"""The stage of a root image's Dockerfile that has everything but the code of jobs/."""
+"""The stage of a root image's Dockerfile that has everything except the code of jobs/."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class BuiltImage:
     release: str
     revision: str
     id: str
-    """`sha256:…` of its configuration, the same for the same content."""
+    """`sha256:…` of the image's configuration, the same for the same content."""
     size_bytes: int
     seconds: float
 
@@ -84,13 +84,13 @@ class Build:
     build_arguments: Mapping[str, str]
     """Build arguments from the user."""
     network: str | None = None
-    """Docker's network mode for RUN. None: the engine's default."""
+    """Docker's network mode for RUN, or None for the engine's default."""
 
     def plan(self, names: Iterable[str], *, all_descendants: bool = False) -> list[Image]:
-        """Return the images to build for `names`, in order. Parents without an image of this revision come first.
+        """Return the images to build for `names`: first the parents that are not built at this revision.
 
-        Raises UsageError for an unknown image or build argument, ConfigurationError if the release has no lock file for
-        an image.
+        Raises UsageError for an unknown image or build argument, and ConfigurationError if the release has no lock file
+        for an image.
         """
         wanted: dict[str, Image] = {}
         for name in names:
@@ -105,7 +105,7 @@ class Build:
         return ordered
 
     def release_of(self, one: Image) -> Release:
-        """Return the release that an image is built for."""
+        """Return the release to build an image for."""
         return self.releases[one.root]
 
     def exists(self, name: str) -> bool:
@@ -115,9 +115,9 @@ class Build:
         return found is not None and requested in (None, found.labels.get(BASE_LABEL))
 
     def run(self, planned: Sequence[Image], report: Callable[[str], None]) -> list[BuiltImage]:
-        """Build the images of a plan one after the other. BuildKit prints its own progress on stderr.
+        """Build the images of a plan one by one. BuildKit prints its own progress on stderr.
 
-        Raises TrainyardError if a step fails, StoppedError after Ctrl-C. Images that are complete by then are kept.
+        Raises TrainyardError if a step fails, and StoppedError after Ctrl-C. Images that are complete by then are kept.
         """
         with _frozen_sources(self.revision) as context:
             return [self._build(one, context, report) for one in planned]
@@ -210,7 +210,7 @@ class Build:
             return None
 
     def _check_build_arguments(self, lineage: Sequence[Image]) -> None:
-        """Raise UsageError for a build argument that is not declared, that sets a version, or that has a password.
+        """Raise UsageError for a build argument that is not declared, sets a version, or contains a password.
 
         Arguments of a parent are accepted even if the parent is already built.
         """
@@ -257,9 +257,9 @@ def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def _frozen_sources(revision: str) -> Iterator[Path]:
-    """Copy the sources for the duration of a build, so that no edit gets into an image of another revision.
+    """Copy the sources for the duration of a build, so that later edits do not get into the image.
 
-    Raises TrainyardError if the sources changed meanwhile.
+    Raises TrainyardError if the sources changed while they were copied.
     """
     ignored = shutil.ignore_patterns(*(pattern.removeprefix("**/") for pattern in NOT_SOURCES))
     with tempfile.TemporaryDirectory(prefix="trainyard-build-") as folder:
@@ -274,7 +274,6 @@ def _frozen_sources(revision: str) -> Iterator[Path]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for the docker command."""
-    # BUILDX_BUILDER may name a builder that does not load images into the engine.
+    """Return the docker command's environment, without a builder that may not load images into the engine."""
     kept = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
     return {**kept, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}

@@ -1,11 +1,11 @@
-"""Test an image with pytest in one of its containers, against what every image and its own folders require.
+"""Test an image by running pytest in one of its containers.
 
     trainyard images test cpu           cpu and all images built on it
 
-images/checks has the tests for every image, images/<folder>/test_*.py those for one image and all images built on it.
-They are copied into a container together with pytest, which images lack, and facts.json: what the image should be, and
-what the engine reports about it. The container has no network, no capabilities and cannot gain privileges, so whatever
-passes needs none of them.
+images/checks has the tests for every image, and images/<folder>/test_*.py the tests for one image and its children.
+They are copied into a container together with pytest, which images lack, and with facts.json, which has the image's
+expected properties and those that the engine reports. The container has no network and no capabilities, and cannot gain
+privileges, so the features that pass do not need them.
 """
 
 import io
@@ -52,7 +52,7 @@ _OPTIONS = (
 )
 
 _FILES = "test_files.py"
-"""The tests that read every file: they run as root, with the capability to ignore file modes."""
+"""Tests that read every file. They run as root, with the capability to ignore file modes."""
 
 _AS_A_JOB: Mapping[str, Any] = {"cap_drop": ["ALL"], "shm_size": "1g"}
 _AS_ROOT: Mapping[str, Any] = {"user": "0:0", "cap_drop": ["ALL"], "cap_add": ["DAC_READ_SEARCH"]}
@@ -71,7 +71,8 @@ def check(
 ) -> bool:
     """Run all tests of an image and return whether they passed. `report` gets pytest's lines as they arrive.
 
-    Raises NotFoundError if the engine does not have the image, ConfigurationError without pytest, and docker's errors.
+    Raises NotFoundError if the engine does not have the image, ConfigurationError if pytest is not installed, and
+    docker's errors.
     """
     name = local_name(of.name, image_tag(release.name, revision))
     try:
@@ -96,7 +97,7 @@ def check(
 
 
 def tests_of(of: Image) -> list[Path]:
-    """Return the test files of an image: those of every image, of its root's folder, and of its own folder."""
+    """Return an image's test files, from images/checks, its root's folder and its own folder."""
     folders = dict.fromkeys(("checks", of.root, of.folder))
     return [path for folder in folders for path in sorted((IMAGES_FOLDER / folder).glob("*.py"))]
 
@@ -118,7 +119,7 @@ def expected_versions(of: Image, row: Release) -> dict[str, str]:
 
 
 def stated_user(of: Image) -> tuple[int, str]:
-    """Return id and home of the user that the root image's Dockerfile names. The default is root."""
+    """Return the id and home of the user in the root image's Dockerfile. Default: root."""
     text = image(of.root).dockerfile.read_text()
     users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     homes = re.findall(r"--home-dir (\S+)", text)
@@ -133,7 +134,7 @@ def _run(
     report: Callable[[str], None],
     **how: Any,
 ) -> bool:
-    """Run test files in a container and return whether they passed. `how` are options of docker's SDK."""
+    """Run test files in a container and return whether they passed. `how` is passed to docker's SDK."""
     container = client.containers.create(
         image_id,
         ["python", "-c", _START, *_OPTIONS, *names],

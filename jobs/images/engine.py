@@ -1,7 +1,7 @@
 """Connect to the Docker engine that builds, stores and pushes images, and explain its errors.
 
-Docker decides which engine that is: DOCKER_HOST, DOCKER_CONTEXT and the docker command's current context apply. Builds
-also go through the docker command, because docker's SDK does not support BuildKit.
+Docker's own settings choose the engine: DOCKER_HOST, DOCKER_CONTEXT and the docker command's current context. Builds
+use the docker command, because docker's SDK does not support BuildKit.
 """
 
 import functools
@@ -23,16 +23,16 @@ PLATFORM = "linux/amd64"
 """The platform of all images: all our instance types are x86-64, and so are the locked packages."""
 
 ANSWER_SECONDS = 120
-"""Time that the engine may take for one answer; for some it counts the layers of all images."""
+"""Time limit for one answer of the engine. For some answers, it counts the layers of all images."""
 TRANSFER_SECONDS = 3600
-"""Time that the engine may be silent during a push or pull: it reports nothing while it packs a layer or waits."""
+"""Time limit for silence during a push or pull: the engine reports nothing while it packs a layer or waits."""
 _COMMAND_SECONDS = 30
 
 _NO_SPACE = re.compile(r"no space left on device|\[Errno 28\]|disk quota exceeded", re.IGNORECASE)
 
 
 def connect(silence_seconds: int = ANSWER_SECONDS) -> docker.DockerClient:
-    """Return a client of the engine, which may be silent for `silence_seconds` in later calls.
+    """Return a client of the engine. `silence_seconds` is the timeout of later calls.
 
     Raises ConfigurationError if no engine answers, or if it refuses this user.
     """
@@ -54,7 +54,7 @@ def size_bytes(found: DockerImage) -> int:
 
 
 def explain(error: Exception) -> TrainyardError:
-    """Return an error for the user in place of an error of docker's SDK."""
+    """Convert an error of docker's SDK to one that says what to do next."""
     text = str(error)
     if is_disk_full(text):
         return disk_full(text)

@@ -21,19 +21,19 @@ from jobs.core.stage import (
 )
 from jobs.images import engine
 
-_PARAMETERS_OF_A_CALL = 10
+_PARAMETERS_PER_CALL = 10
 """GetParameters' limit."""
 
 _CPU_ROOT = "cpu"
 """The root image that every machine can run."""
 
 _RELEASES = {one.name: release_parameter(one.name) for one in images().values() if one.parent is None}
-"""Root image to the parameter with its release."""
+"""Each root image, with the SSM parameter of its release."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageImages:
-    """The images of a stage, as its image stack and earlier pushes left them in SSM."""
+    """The images of a stage, recorded in SSM by its image stack and by earlier pushes."""
 
     stage: str
     releases: Mapping[str, Release]
@@ -47,15 +47,15 @@ class StageImages:
 
     @staticmethod
     def releases_of(aws: Aws, stage: str) -> dict[str, str]:
-        """Return the stage's release of each root image. Raises ConfigurationError if its image stack is missing."""
+        """Return the stage's release of each root image. Raises ConfigurationError if it has no image stack."""
         about = _about(aws, stage)
         return {root: about[key] for root, key in _RELEASES.items() if key in about}
 
     @classmethod
     def read(cls, aws: Aws, stage: str, release: str | None) -> "StageImages":
-        """Read the stage's SSM parameters, with another release than the stage's for the image of the row `release`.
+        """Read the stage's SSM parameters. `release` replaces the stage's release of the image that it belongs to.
 
-        Raises ConfigurationError if its image stack is not deployed.
+        Raises ConfigurationError if the stage's image stack is not deployed.
         """
         about = _about(aws, stage)
         chosen = chosen_releases(release, cls.releases_of(aws, stage))
@@ -71,9 +71,9 @@ class StageImages:
         )
 
     def chosen(self, names: Sequence[str], *, emulated: bool) -> list[Image]:
-        """Return the images called `names`, or those of new jobs without names (on the emulator, their CPU twins).
+        """Return the named images. Default: the images of new jobs (on the emulator, their CPU twins).
 
-        Raises UsageError for an unknown image, ConfigurationError for an image that the stage does not use.
+        Raises UsageError for an unknown image, and ConfigurationError for an image that the stage does not use.
         """
         if not names:
             roots = dict.fromkeys(_twin(image(name), _CPU_ROOT) if emulated else name for name in self.default)
@@ -114,11 +114,11 @@ def _about(aws: Aws, stage: str) -> dict[str, str]:
 
 
 def _parameters(aws: Aws, stage: str, names: Sequence[str]) -> dict[str, str]:
-    """Return the values of those parameters of the stage that exist, by name without the stage's path."""
+    """Return the values of the stage's parameters that exist, by name without the stage's path."""
     path = parameter_path(stage)
     found: dict[str, str] = {}
-    for start in range(0, len(names), _PARAMETERS_OF_A_CALL):
-        batch = [path + name for name in names[start : start + _PARAMETERS_OF_A_CALL]]
+    for start in range(0, len(names), _PARAMETERS_PER_CALL):
+        batch = [path + name for name in names[start : start + _PARAMETERS_PER_CALL]]
         answer = aws.ssm.get_parameters(Names=batch)["Parameters"]
         found.update({item["Name"].removeprefix(path): item["Value"] for item in answer})
     return found
@@ -152,7 +152,7 @@ class RemoteImage:
 def local_images(
     client: docker.DockerClient, chosen: Mapping[str, Release], *, revision: str | None
 ) -> Mapping[str, LocalImage]:
-    """Return the engine's images of the chosen releases, by name: of `revision` if there is one, else the newest.
+    """Return the engine's image of each name and its chosen release: at `revision` if it exists, else the newest.
 
     Raises docker's errors.
     """

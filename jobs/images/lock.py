@@ -3,12 +3,12 @@
     trainyard images lock IMAGE [RELEASE …]      rewrites the files, for all releases of the image if none is named
     trainyard images lock all 1.21.0             for every image of a release
 
-A child image installs the group of pyproject.toml that has the name of its folder. It has a lock file for each image
-that it is built on, and leaves its parent's packages unchanged.
+A child image installs the group of pyproject.toml that is named after its folder. It has a lock file for each parent,
+and leaves the parent's packages unchanged.
 
-uv resolves and hashes; it needs a package index. Each package gets the laptop's version (requirements.txt), unless the
-release's row names another. Only wheels for the image's Python on x86-64 are hashed, because Gaudi and the other rows
-of jobs/core/instance_types.json all have that architecture.
+uv resolves and hashes the packages, which needs a package index. Each package gets the laptop's version
+(requirements.txt), unless the release's row names another version. Only wheels for the image's Python on x86-64 are
+hashed, because all rows of jobs/core/instance_types.json have that architecture.
 """
 
 import itertools
@@ -28,12 +28,12 @@ from jobs.core.images import IMAGES_FOLDER, Image, Release, check_image, image, 
 ROOT = Path(__file__).parents[2]
 
 EVERY_IMAGE = "all"
-"""Stands for all images on the command line."""
+"""On the command line, all images."""
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 _PLATFORM = "x86_64-manylinux_2_28"
-"""The platform of allowed wheels, in uv's notation: every base has a newer glibc (Ubuntu 22.04, Debian 12)."""
+"""The platform of allowed wheels, in uv's notation. Every base has a newer glibc (Ubuntu 22.04, Debian 12)."""
 
 _UNDECLARED = {("pyarrow", "26.0.0"): "numpy>=2", ("pyarrow", "26.0.1"): "numpy>=2"}
 """Requirements that packages need when imported, but do not declare in their metadata."""
@@ -43,13 +43,13 @@ _RESOLUTION_SECONDS = 600
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a root image adds to its base."""
+    """The packages that a root image adds to its base."""
 
     torch: str
-    """`base`: the base brings it and it must not change; `cpu`: PyTorch's CPU build; `default`: the package index's
-    version, which on Linux is the CUDA build."""
+    """Where PyTorch comes from. `base`: the base has it, and it must not change. `cpu`: PyTorch's CPU build. `default`:
+    the package index, whose version on Linux is the CUDA build."""
     brings: tuple[str, ...] = ()
-    """Other packages of the base that must not change. They are constraints and in no lock file."""
+    """Other packages of the base that must not change. They are constraints, and not in the lock file."""
     extra: tuple[str, ...] = ()
     """Requirements beyond those of a job. `{name}` is replaced by a field of the release's row."""
 
@@ -74,7 +74,7 @@ IMAGES = {
 
 
 def contents(of: Image) -> Contents:
-    """Return what the root image of `of` adds to its base.
+    """Return the packages that the root image of `of` adds to its base.
 
     Raises ConfigurationError if IMAGES has no row for it.
     """
@@ -83,7 +83,7 @@ def contents(of: Image) -> Contents:
     except KeyError:
         raise ConfigurationError(
             f"IMAGES does not define what image {of.root} adds to its base",
-            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py: its torch",
+            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py, with the source of its torch",
         ) from None
 
 
@@ -95,8 +95,8 @@ def lock_file(of: Image, row: Release) -> Path:
 def requirements(of: Image, row: Release) -> list[str]:
     """Return the requirements of an image, in pip's syntax.
 
-    A child has its own group in pyproject.toml. A root has the groups that a job needs and, if there is one, its own
-    group, with the versions that the row sets. Raises ConfigurationError if the group is missing.
+    A child has its own group in pyproject.toml. A root has the groups that a job needs and its own group if there is
+    one, with the versions of the row. Raises ConfigurationError if a child's group is missing.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
@@ -136,15 +136,8 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
         pinned.write_text((ROOT / "requirements.txt").read_text())  # uv prefers the versions it finds here
         config.write_text(_metadata(own, row))
         without = [option for name in left_out for option in ("--no-emit-package", name)]
-        kept: list[str | Path] = [
-            "--config-file",
-            config,
-            "--constraint",
-            fixed,
-            "--no-annotate",
-            "--no-emit-index-url",
-        ]
-        _compile(wanted, *options, *without, *kept, to=pinned)
+        further = ("--config-file", config, "--constraint", fixed, "--no-annotate", "--no-emit-index-url")
+        _compile(wanted, *options, *without, *further, to=pinned)
         # In this format uv lists only those files of a pin that fit the platform.
         _compile(pinned, *options, "--no-deps", to=files)
         packages = tomllib.loads(files.read_text()).get("packages", [])
@@ -155,7 +148,7 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
     below = of.parent or "its base"
     return "\n".join(
         [
-            f"# What the image {of.name} adds to {below}, for release {row.name} and Python {python}.",
+            f"# Packages that the image {of.name} adds to {below}, for release {row.name} and Python {python}.",
             f"# Made by `trainyard images lock {of.name} {row.name}`; do not edit.",
             *sorted(pins),
             "",
@@ -231,16 +224,7 @@ def _compile(*arguments: str | Path, to: Path) -> None:
     """Run uv to resolve requirements. Raises TrainyardError if they conflict."""
     done = subprocess.run(
         [
-            sys.executable,
-            "-P",
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            "--system-certs",
-            "--quiet",
-            "--output-file",
-            to,
+            *(sys.executable, "-P", "-m", "uv", "pip", "compile", "--system-certs", "--quiet", "--output-file", to),
             *arguments,
         ],
         capture_output=True,

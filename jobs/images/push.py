@@ -1,14 +1,14 @@
-"""Push images to a stage's repositories, and record them in the SSM parameters that its deployments read.
+"""Push images to a stage's repositories, and record them in the SSM parameters that deployments read.
 
     trainyard --stage dev images push gaudi
 
 A tag is one revision of the sources and never changes. Two builds of a revision are never byte-identical, so the first
 push wins: if a repository has a tag, everyone uses that image, and missing images are built on it. Parameters are
-written after all pushes have succeeded, so that a stage only names images that exist.
+written after all pushes have succeeded, so a stage only names images that exist.
 
-ECR's sign-in token stays in this process: it is written to no docker configuration and visible in no process list. On
-the emulator the token is for the registry that the emulator was started with. Without a registry, images are only
-tagged in the engine, where the emulator looks for them.
+ECR's sign-in token stays in this process, and never appears in a docker configuration or a process list. On the
+emulator, the token is for the registry that the emulator was started with. Without a registry, images are only tagged
+in the engine, where the emulator looks for them.
 """
 
 import base64
@@ -56,7 +56,7 @@ class Registry:
         return cls(host=host, credentials={"username": user, "password": password, "serveraddress": host})
 
     def repository(self, uri: str) -> str:
-        """Return the name by which the engine reaches a repository. On AWS that is its URI."""
+        """Return the engine's name for a repository: on AWS, the repository's URI."""
         return f"{self.host}/{uri.partition('/')[2]}"
 
     def is_missing(self, uri: str, *, emulated: bool) -> bool:
@@ -75,7 +75,7 @@ class Pushed:
     was_there: bool
     """Whether the registry already had the image."""
     leaves_own: bool = False
-    """Whether this machine's own build of the tag, possibly a different image, was not pushed."""
+    """Whether this machine's own build of the tag, which may differ, was not pushed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,11 @@ class Push:
         return image_tag(self.stage.releases[one.root].name, self.revision)
 
     def missing(self, unbuilt: Iterable[Image]) -> list[str]:
-        """Return the names of images that the registry lacks too, so that they must be built. Raises as `run` does."""
+        """Return the names of unbuilt images that the registry lacks too. Raises as `run` does."""
         return [one.name for one in unbuilt if self._pushed_digest(one) is None]
 
     def pullable_parents(self, missing: Iterable[str]) -> list[Image]:
-        """Return the parents of the `missing` images that are only in the registry, to be pulled instead of built.
+        """Return the parents of `missing` images that are only in the registry, to pull instead of build.
 
         Raises as `run` does.
         """
@@ -137,30 +137,28 @@ class Push:
             local = self._local(one)
             if local is None or self._pushed_digest(one):
                 continue
-            found, own = (
-                local.labels.get(BASE_LABEL),
-                default_base(image_called(one.root), self.stage.releases[one.root]),
-            )
+            found = local.labels.get(BASE_LABEL)
+            own = default_base(image_called(one.root), self.stage.releases[one.root])
             if found != own:
                 raise UsageError(
                     f"'{one.name}' is built on {found or 'an unknown base (it has no label)'}, but images of this tag "
-                    f"are built on {own or 'no base of their own'}",
+                    f"are built on {own or 'no default base'}",
                     next_step=f"trainyard images build {one.root} --all-descendants, then run the same command again; "
                     "or push it anyway with --allow-dirty",
                 )
 
     def run(self, chosen: Iterable[Image], report: Callable[[str], None]) -> list[Pushed]:
-        """Push images one after the other, passing progress lines to `report`.
+        """Push images one by one, passing progress lines to `report`.
 
         Raises ConfigurationError if the registry refuses, TrainyardError if it does not answer or has another image
-        afterwards, StoppedError after Ctrl-C. The engine then has no registry tag for an image that was not pushed.
+        afterwards, and StoppedError after Ctrl-C. Then the engine has no registry tag for an image that was not pushed.
         """
         return [self._push(one, report) for one in chosen]
 
     def record(self, pushed: Iterable[Pushed]) -> dict[str, str]:
-        """Write the SSM parameters; on the emulator also those of the images that the pushed images replace.
+        """Write the SSM parameters of pushed images and, on the emulator, of the images that they replace.
 
-        Return the changed parameters, URI by image.
+        Returns the changed URIs, by image.
         """
         wanted = {
             name: one.uri
@@ -231,14 +229,14 @@ class Push:
         return digest
 
     def _pushed_digest(self, one: Image) -> str | None:
-        """Return the digest of the tag in the registry, or None without such a tag or without a registry."""
+        """Return the digest of the tag in the registry, or None if there is no such tag or no registry."""
         uri = self.stage.repositories[one.name]
         if self.registry.is_missing(uri, emulated=self.aws.emulated):
             return None
         return self._digest(one, self.registry.repository(uri))
 
     def _leaves_own(self, one: Image, digest: str) -> bool:
-        """Return whether the engine has an image of the tag that may differ from the registry's."""
+        """Return whether the engine has an image with this tag that may differ from the registry's."""
         local = self._local(one)
         if local is None or local.id == digest:  # with containerd, the engine's ids are digests
             return False
@@ -259,7 +257,7 @@ class Push:
         return digest
 
     def _refusal(self, one: Image, done: str, reason: str) -> TrainyardError:
-        """Return the error if the registry, or the engine on its behalf, refuses. `done` is what failed."""
+        """Return the error for a refusal by the registry or by the engine. `done` is the action that failed."""
         message = f"'{one.name}' was not {done}, and nothing was recorded: {reason}"
         if engine.is_disk_full(reason):
             return engine.disk_full(message)
@@ -281,7 +279,7 @@ class Push:
         return TrainyardError(message, next_step="run the same command again; layers that arrived are not sent again")
 
     def _local(self, one: Image) -> DockerImage | None:
-        """Return the engine's image of the tag, or None."""
+        """Return the engine's image with this tag, or None."""
         try:
             return self.client.images.get(local_name(one.name, self.tag_of(one)))
         except ImageNotFound:

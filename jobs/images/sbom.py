@@ -1,4 +1,4 @@
-"""Write an SPDX document about an image: every Debian and Python package with its version, licence and origin.
+"""Write an SPDX document of an image, with the version, licence and origin of every Debian and Python package.
 
     trainyard images sbom cpu          writes .trainyard/sbom/cpu-<release>-<revision>.spdx.json
     trainyard images sbom laptop       the Python environment of this machine's trainyard
@@ -20,10 +20,10 @@ from jobs.images import engine
 SUFFIX = ".spdx.json"
 
 LAPTOP = "laptop"
-"""Stands for this machine's Python environment, which is not an image, on the command line."""
+"""On the command line, this machine's Python environment, which is not an image."""
 
 _SCAN_SECONDS = 1800
-"""Enough for Habana's image, which is large."""
+"""Time limit of a scan. It is enough for Habana's large image."""
 
 
 def syft() -> Path:
@@ -39,10 +39,10 @@ def syft() -> Path:
 
 
 def write(source: str, *, name: str, tag: str, folder: Path) -> Path:
-    """Write the document of a source in syft's notation (`docker:<image>`, `dir:<folder>`), and return its path.
+    """Write the document of `source`, in syft's notation (`docker:<image>`, `dir:<folder>`), and return its path.
 
-    The document is named `trainyard/<name>`, version `tag`, and replaces an older one once it is complete. Raises
-    TrainyardError if syft cannot read the source, ConfigurationError if the disk is full.
+    The document is named `trainyard/<name>`, version `tag`. It replaces an older document once it is complete. Raises
+    TrainyardError if syft cannot read the source, and ConfigurationError if the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{tag}{SUFFIX}"
@@ -53,7 +53,7 @@ def write(source: str, *, name: str, tag: str, folder: Path) -> Path:
                 *(str(syft()), "scan", source, "--quiet", "--output", f"spdx-json={part}"),
                 *("--source-name", f"trainyard/{name}", "--source-version", tag),
             ],
-            # No check for updates, and packages only: listing their files would make it twenty times as long.
+            # Do not check for updates. List packages only: their files would make the document twenty times as long.
             env={**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_FILE_METADATA_SELECTION": "none"},
             cwd=ROOT,  # syft would read a .syft.yaml in the working directory
             capture_output=True,

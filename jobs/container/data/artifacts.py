@@ -4,13 +4,13 @@
     if builder.existing():
         return
     done = builder.done_shards()
-    for name in the_shards:
+    for name in shards:
         if name not in done:
             builder.put_file(make(name), name, counts={"documents": 10})
     builder.finish({"documents": …})
 
-Two runs that make the same artifact at the same time write the same bytes under the same names, so neither harms the
-other. So a file's content must depend only on the options and inputs, never on the time, the host or thread order.
+A file's content must depend only on the options and inputs, never on the time, the host or thread order. Two runs that
+make the same artifact at once then write identical files, so neither harms the other.
 """
 
 import json
@@ -54,7 +54,7 @@ RecordT = TypeVar("RecordT", Manifest, ArtifactFile, Pointer)
 
 
 class Builder:
-    """Makes one artifact in the team of this run."""
+    """Creates one artifact in this run's team."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Builder:
         self.location = location_in_team_of(run, kind, self.fingerprint)
 
     def existing(self) -> Manifest | None:
-        """Return the manifest if the artifact is complete, and point the run to it. Otherwise return None.
+        """Return the manifest and point the run to the artifact if it is complete. Otherwise return None.
 
-        Raises UsageError if something else is in its place.
+        Raises UsageError if another artifact is at its location.
         """
         content = object_store.read(self._s3, self.location / MANIFEST)
         manifest = _parsed(Manifest, content) if content is not None else None
@@ -89,18 +89,18 @@ class Builder:
             raise UsageError(
                 f"{self.location} contains another artifact: '{manifest.kind}' {manifest.fingerprint}, not "
                 f"'{self._kind}' {self.fingerprint}",
-                next_step="move it away",
+                next_step="move that folder away",
             )
         wrong = _wrong_files(manifest, object_store.sizes(self._s3, self.location))
         if wrong:
-            log.warning("%s is damaged (%s); missing files are made again", self.location, wrong[0])
+            log.warning("%s is damaged (%s); recreating the missing files", self.location, wrong[0])
             return None
         self._point()
         log.info("%s exists: %s", self._kind, self.location)
         return manifest
 
     def done_shards(self) -> dict[str, ArtifactFile]:
-        """Return the files that already exist, from an interrupted attempt or another run that makes the same."""
+        """Return the finished files of an interrupted attempt, or of another run that makes the same artifact."""
         sizes = object_store.sizes(self._s3, self.location)
         names = [
             name.removeprefix(DONE).removesuffix(".json")
@@ -116,9 +116,9 @@ class Builder:
         return {name: file for name, file in sorted(records) if file is not None and sizes.get(name) == file.bytes}
 
     def put_file(self, path: Path, name: str | None = None, *, counts: Mapping[str, int] | None = None) -> ArtifactFile:
-        """Upload a local file as `name` (default: its own name), and record that it is done.
+        """Upload a local file as `name` (default: its file name), and record it as finished.
 
-        Raises UsageError if the name belongs to one of the artifact's own records.
+        Raises UsageError if `name` is reserved for the artifact's records.
         """
         name = name or path.name
         if name == MANIFEST or name.startswith(DONE) or not stays_below(name):
@@ -129,9 +129,9 @@ class Builder:
         return file
 
     def finish(self, provenance: Mapping[str, Any]) -> Manifest:
-        """Write the manifest of all files that are done, and point the run to the artifact.
+        """Write the manifest of all finished files, and point the run to the artifact.
 
-        Raises UsageError if there is no file.
+        Raises UsageError if there are none.
         """
         files = self.done_shards()
         if not files:
@@ -174,26 +174,26 @@ class OpenArtifact:
     def download(self, names: Iterable[str] | None = None) -> Path:
         """Download the named files (default: all), verify their sizes and hashes, and return their folder.
 
-        Raises UsageError if a file differs from the manifest, and NotFoundError if it is gone.
+        Raises UsageError if a file differs from the manifest, and NotFoundError if it is missing.
         """
         chosen = list(self.manifest.files if names is None else names)
         for name in chosen:
             if name not in self.manifest.files:
-                raise UsageError(f"{self.location} has no file '{name}': its manifest does not name it")
+                raise UsageError(f"{self.location} has no file '{name}' in its manifest")
         object_store.in_threads(self._fetch, chosen)
         return self._folder
 
     def each_file(self, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-        """Yield each name with its verified local file. The next file is downloaded while one is used.
+        """Yield each name with its verified local file, and download the next file meanwhile.
 
-        A downloaded file is deleted when the next one is requested. Raises what `download` raises.
+        A downloaded file is deleted when the caller requests the next one. Raises what `download` raises.
         """
         waiting = list(names)
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as pool:
-            coming = [pool.submit(self.path, name) for name in waiting[:1]]
+            pending = [pool.submit(self.path, name) for name in waiting[:1]]
             for number, name in enumerate(waiting):
-                path = coming.pop().result()
-                coming += [pool.submit(self.path, following) for following in waiting[number + 1 : number + 2]]
+                path = pending.pop().result()
+                pending += [pool.submit(self.path, following) for following in waiting[number + 1 : number + 2]]
                 try:
                     yield name, path
                 finally:
@@ -213,7 +213,7 @@ class OpenArtifact:
 
 
 def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scratch: Path) -> OpenArtifact:
-    """Open the artifact at `location`, on S3, on the hub or local: its folder, or a run's folder that points to it.
+    """Open the artifact at `location`: its folder on S3, on the hub or local, or a run's folder that points to it.
 
     `s3` returns the client. Files are downloaded below `scratch`. Raises NotFoundError if there is no artifact, and
     UsageError if it is of another kind or damaged.
@@ -242,15 +242,15 @@ def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scr
         location = pointer.location
     raise NotFoundError(
         f"{location} is not a '{kind}': it has neither {MANIFEST} nor {POINTER}",
-        next_step="wait for the end of the run that makes it, or correct the location",
+        next_step="wait until the run that makes it has finished, or correct the location",
     )
 
 
 def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any]:
-    """Return a value that identifies the content of a file or of a folder's files, for the inputs of a `Builder`.
+    """Return a value that identifies the content of a file or folder, for the `inputs` of a `Builder`.
 
-    On S3 it consists of ETags and sizes, which need no reading; for local files of hashes. Raises NotFoundError if
-    nothing is there.
+    Objects on S3 are identified by ETag and size, without reading them, and local files by hash. Raises NotFoundError
+    if `location` does not exist.
     """
     refuse_unresolved(location)
     if location.startswith(S3):
@@ -316,7 +316,7 @@ def _check_kind(location: str, found: str, wanted: str) -> None:
 
 def _damaged(location: str, what: str) -> UsageError:
     return UsageError(
-        f"{location} is damaged: {what}", next_step="have that folder deleted, and run the job that made it again"
+        f"{location} is damaged: {what}", next_step="have that folder deleted, then rerun the job that made it"
     )
 
 

@@ -1,12 +1,12 @@
-r"""The files of a corpus: documents as UTF-8, each followed by one NUL; and the documents of a corpus's inputs.
+r"""Read the documents of a corpus's inputs, and the files of a corpus: UTF-8 documents that each end with a NUL.
 
-An artifact of kind `corpus` has `train-00000.txt`, `held-out-00000.txt`, …: one pair of files for each shard. NUL ends
-a document because no text needs it (NULs in documents are removed, as BERT's own cleaning does), so that a reader finds
-the ends without parsing: `data.split(b"\0")`.
+An artifact of kind `corpus` has one pair of files for each shard: `train-00000.txt`, `held-out-00000.txt`, …. NUL ends
+a document because no text needs it, so `data.split(b"\0")` finds the documents without parsing. NULs within documents
+are removed, as in BERT's own cleaning.
 
-An input is a text file whose documents are lines or paragraphs, or a table with a column of documents. Reading can
-start anywhere in it. Nothing is skipped silently: a broken document is returned as such, with its place, and the caller
-refuses or counts it.
+An input is a text file with a document on each line or in each paragraph, or a table with a column of documents.
+Reading can start anywhere in an input. Nothing is skipped silently: a broken document is returned as `Broken` with its
+location, and the caller refuses or counts it.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def file_name(part: str, shard: int) -> str:
 
 
 def shards(names: Iterable[str]) -> list[int]:
-    """Return the numbers of the shards to which the named files belong."""
+    """Return the sorted shard numbers of a corpus's files."""
     prefix, suffix = f"{TRAIN}-", ".txt"
     return sorted(
         int(name[len(prefix) : -len(suffix)]) for name in names if name.startswith(prefix) and name.endswith(suffix)
@@ -60,29 +60,29 @@ def shards(names: Iterable[str]) -> list[int]:
 
 
 def blocks(path: Path, about_bytes: int) -> Iterator[bytes]:
-    """Read all documents of a file in blocks of about this size. A longer document is a separate block.
+    """Yield a file's documents in blocks of about this size. A longer document is a separate block.
 
     A block does not include the NUL that ends its last document: `block.split(END)` yields its documents.
     """
-    begun: list[bytes] = []
+    partial: list[bytes] = []
     with path.open("rb") as stream:
         while read := stream.read(about_bytes):
             end = read.rfind(END)
             if end < 0:
-                begun.append(read)
+                partial.append(read)
                 continue
-            yield b"".join([*begun, read[:end]])
-            begun = [read[end + len(END) :]]
+            yield b"".join([*partial, read[:end]])
+            partial = [read[end + len(END) :]]
 
 
 def documents(path: Path) -> Iterator[bytes]:
-    """Read all documents of a file. Only a block, or one longer document, is in memory at once."""
+    """Yield a file's documents. Only a block, or one longer document, is in memory at once."""
     for block in blocks(path, _BLOCK_BYTES):
         yield from block.split(END)
 
 
 def batches(documents: Iterable[bytes], *, at_most_bytes: int) -> Iterator[list[str]]:
-    """Group documents into lists of at most this size. A longer document is alone in its list."""
+    """Group documents into lists of at most this size. A longer document gets a separate list."""
     batch: list[str] = []
     size = 0
     for document in documents:
@@ -130,9 +130,9 @@ def document_hash(document: bytes) -> int:
 
 
 def is_held_out(hashed: int, fraction: float) -> bool:
-    """Return whether a document is held out, which depends on its content alone.
+    """Return whether a document is held out, which depends only on its content.
 
-    Neither its position nor the rest of the corpus matters, and equal documents are never on both sides.
+    Its position and the rest of the corpus do not matter, and equal documents are always in the same split.
     """
     return hashed / _HASH_RANGE < fraction
 
@@ -143,7 +143,7 @@ class Read(NamedTuple):
     content: str | Broken
     after: At
     continues: bool = False
-    """True if the next one is a piece of the same document."""
+    """True if the next item is another piece of this document."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,15 +154,15 @@ class Input:
     column: str
     """Column with the text; not used for .txt files."""
     paragraphs: bool
-    """Documents of a .txt file end at an empty line instead of at each line's end."""
+    """Whether an empty line ends a document of a .txt file. Otherwise each line is a document."""
     max_document_bytes: int
     s3: Callable[[], "S3Client"]
 
     def read(self, start: At) -> Iterator[Read]:
         """Read the documents from `start` on.
 
-        Raises UsageError if the input is not what its name says or if a document does not fit into memory, and
-        NotFoundError if there is no such input.
+        Raises UsageError if the content does not match the file's suffix or if a document does not fit into memory,
+        and NotFoundError if the input does not exist.
         """
         after = start
         try:
@@ -201,7 +201,7 @@ class Input:
                 yield Read(decoded(piece, self.location, line), after, continues)
 
     def _paragraphs(self, start: At) -> Iterator[Read]:
-        """Read the text between empty lines. At most about one document is in memory."""
+        """Yield the text between empty lines. Only about one document is in memory at once."""
         kept: list[bytes] = []
         first, before = 0, start
         with open_stream(self.location, s3=self.s3) as stream:
@@ -220,7 +220,7 @@ class Input:
             yield Read(decoded(b"".join(kept), self.location, first), before)
 
     def identity(self) -> Any:
-        """Return a value that identifies the input's content. Raises NotFoundError if there is none."""
+        """Return a value that identifies the input's content. Raises NotFoundError if the input does not exist."""
         if not is_on_hub(self.location):
             return artifacts.identity_of(self.location, s3=self.s3)
         name, options = hub_parts(self.location)
@@ -259,7 +259,7 @@ def _cut(content: bytes, at_most_bytes: int) -> int:
 
 
 def _pieces(stream: io.BufferedReader, start: At, limit: int) -> Iterator[tuple[bytes, int, At, bool]]:
-    """Read lines, in pieces if they are too long.
+    """Yield lines, in pieces if they are longer than `limit`.
 
     Yields the content, the line's number, the position after it, and whether the line continues.
     """

@@ -28,17 +28,17 @@ class Table:
     location: str
     columns: dict[str, list[Any]]
     lines: Sequence[int]
-    """For each row, its line in the file; for Parquet and hub data sets its row number, from 1."""
+    """Each row's line in the file. For Parquet and hub data sets, its row number, from 1."""
     unit: str
     """What `lines` counts: `line` or `row`."""
     class_names: Sequence[str] | None = None
-    """The names that the data set gives the numbers in the label column, if it has any."""
+    """The data set's names for the numbers in the label column, if it has any."""
     parts: Sequence["Table"] = ()
-    """The tables from which this one was joined."""
+    """The tables that were joined into this one."""
     bad: BadRows = field(default_factory=BadRows)
     """Records the rows that cannot be used."""
     unusable: set[int] = field(default_factory=set)
-    """Numbers of unusable rows that were found after the table had been read."""
+    """Numbers of the rows that turned out to be unusable after the table was read."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -48,7 +48,7 @@ class Table:
         return f"{self._part(row)[0].location}, {self.place_in_part(row)}"
 
     def place_in_part(self, row: int) -> str:
-        """Return a row's location without its table, for an error message that has named the table."""
+        """Return a row's location without its table, for an error message that already names the table."""
         part, row = self._part(row)
         return f"{part.unit} {part.lines[row]}"
 
@@ -69,10 +69,10 @@ class Table:
 def read_table(
     location: str, columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
 ) -> Table:
-    """Read the given columns of the table at `location`. The last one is the label.
+    """Read the given columns of the table at `location`. The last column is the label.
 
-    Raises NotFoundError if nothing is there, and UsageError if it is not such a table. Rows that cannot be read are
-    recorded in `bad`; without `bad`, one error reports them together.
+    Raises NotFoundError if the table does not exist, and UsageError if it cannot be read or lacks a column. Unreadable
+    rows are recorded in `bad`; without `bad`, one error reports them together.
     """
     noted = BadRows() if bad is None else bad
     reader = TableReader(
@@ -141,8 +141,8 @@ def load(
 ) -> tuple[list[str], Examples, Examples]:
     """Return the class names, the training examples and the held-out examples.
 
-    Raises UsageError if a table's content is not as expected; the message names file and line. `bad` records the rows
-    that are skipped, if the arguments allow skipping.
+    Raises UsageError if a table's content is not as expected; the message names file and line. If the arguments allow
+    skipping bad rows, `bad` records them.
     """
     source = arguments.inputs()
     bad = bad or bad_rows(arguments)
@@ -173,10 +173,10 @@ def bad_rows(arguments: FinetuneClassification | Evaluate) -> BadRows:
 def read_to_evaluate(
     arguments: Evaluate, names: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows
 ) -> Examples:
-    """Read the examples that a model should classify, with the class numbers in its `names`.
+    """Read the examples that a model should classify. `names` are the model's classes.
 
-    Raises UsageError if a table's content is not as expected, or if it has other classes than the model. For
-    predictions without labels the numbers mean nothing.
+    Raises UsageError if a table's content is not as expected, or if its classes are not the model's. With
+    `predict_only`, the class numbers mean nothing.
     """
     source = Inputs(
         train=[],
@@ -189,12 +189,12 @@ def read_to_evaluate(
     table = _read(source.evaluation, columns, s3=s3, bad=bad)
     known = list(names)
     if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
-        known = [str(number) for number in range(len(names))]  # transformers' names for classes without names
+        known = [str(number) for number in range(len(names))]  # transformers calls unnamed classes LABEL_0, LABEL_1, …
     own = table.class_names if source.label else None
     if own is not None and not _are_numbers(known) and (strange := sorted({*own} - {*names})):
         raise UsageError(
-            f"{table.location} has the class '{strange[0]}', but the model knows {_shown(names)}",
-            next_step="evaluate it on a table with the classes on which it was trained",
+            f"{table.location} has the class '{strange[0]}', but the model's classes are {_shown(names)}",
+            next_step="use a table with the classes that the model was trained on",
         )
     examples = _examples(table, source, known, whose="the model's")
     bad.refuse()
@@ -204,7 +204,7 @@ def read_to_evaluate(
 def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows) -> Table:
     """Read the given columns of all tables and join them.
 
-    Raises what `read_table` raises, and UsageError if the tables name their label numbers differently.
+    Raises what `read_table` raises, and UsageError if the tables have different names for their label numbers.
     """
     first, *others = parts = [read_table(location, columns, s3=s3, bad=bad) for location in locations]
     if not others:
@@ -212,8 +212,8 @@ def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], 
     for other in others:
         if other.class_names != first.class_names:
             raise UsageError(
-                f"{other.location} names its classes {_shown(other.class_names)}, but {first.location} names them "
-                f"{_shown(first.class_names)}",
+                f"the tables have different class names: {_shown(first.class_names)} in {first.location}, "
+                f"{_shown(other.class_names)} in {other.location}",
                 next_step="train on tables of one data set, or write the class names into the files",
             )
     return Table(
@@ -229,7 +229,7 @@ def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], 
 
 def _shown(names: Sequence[str] | None, *, at_most: int = 6) -> str:
     if names is None:
-        return "nowhere"
+        return "none"
     return ", ".join(f"'{name}'" for name in names[:at_most]) + (", …" if len(names) > at_most else "")
 
 
@@ -247,13 +247,13 @@ def class_names(table: Table, column: str) -> list[str]:
     names = sorted_classes(map(class_name, usable))
     if len(names) < 2:
         table.bad.refuse()
-        shown = f"is {usable[0]!r}" if usable else "is no class"
+        shown = f"is {usable[0]!r}" if usable else "is unusable"
         raise UsageError(f"{table.location}: every '{column}' {shown}, but training needs at least two classes")
     return names
 
 
 def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "the training data's") -> Examples:
-    """Return the usable rows and record the others. `whose` says in errors where the class names come from."""
+    """Return the usable rows and record the unusable ones. Errors call `names` `whose` classes."""
     numbers = {name: number for number, name in enumerate(names)}
     own = table.class_names
     if own is not None and _are_numbers(names):
@@ -266,7 +266,7 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
             shown = value if own is None or name is None else name
             table.refuse(
                 row,
-                f"label {shown!r} is none of {whose}{did_you_mean(str(shown), names)}",
+                f"label {shown!r} is not one of {whose} classes{did_you_mean(str(shown), names)}",
                 next_step="correct the label, or remove the examples of that class",
             )
         labels.append(-1 if label is None else label)
@@ -286,17 +286,17 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
         return examples
     if len(table.unusable) == len(table):
         table.bad.refuse()
-        raise UsageError(f"{table.location} has no examples except bad rows, for instance {table.place(0)}")
+        raise UsageError(f"{table.location} has only bad rows, for instance {table.place(0)}")
     return examples.take([row for row in range(len(table)) if row not in table.unusable])
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
-    """Return whether the classes have no names but their numbers."""
+    """Return whether the classes are named only by their numbers."""
     return list(names) == [str(number) for number in range(len(names))]
 
 
 def _class_of(value: Any, own: Sequence[str] | None) -> str | None:
-    """Return the class name of a label, or None if it has none. `own`: the data set's names of its numbers."""
+    """Return a label's class name, or None if it has none. `own` is the data set's names for its numbers."""
     if own is None:
         return class_name(value) if label_kind(value) else None
     is_number = isinstance(value, int) and not isinstance(value, bool)
@@ -304,7 +304,7 @@ def _class_of(value: Any, own: Sequence[str] | None) -> str | None:
 
 
 def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.int64]":
-    """Draw `count` rows so that each class keeps its share and, if possible, is present on both sides.
+    """Draw `count` rows so that each class keeps its share and, if possible, is present in both splits.
 
     A class with a single example is never drawn. If there are more classes than rows to draw, the smallest classes are
     left out. If the classes together have too few examples to spare, fewer rows are drawn.
@@ -320,7 +320,7 @@ def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.i
     while (lack := count - int(drawn.sum())) > 0 and (free := np.flatnonzero(drawn < most)).size:
         drawn[free[np.argsort(drawn[free] - share[free], kind="stable")[:lack]]] += 1
     order = np.random.default_rng(seed).permutation(len(numbers))
-    # The classes one after another, each in the drawn order.
+    # Group the rows by class, in shuffled order within each class.
     by_class = order[np.argsort(numbers[order], kind="stable")]
     place_in_class = np.arange(len(numbers)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return by_class[place_in_class < np.repeat(drawn, sizes)]

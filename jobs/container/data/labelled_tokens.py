@@ -1,13 +1,13 @@
-"""Token ids of labelled text, in batches of few shapes, prepared by one rank of each node.
+"""Tokenize labelled text on one rank of each node, and serve it in batches of few shapes.
 
-The ids are in .npy files that every rank maps into memory, so that eight ranks share one copy. A batch is padded to the
-width of its bucket when it is read.
+The token ids are in .npy files that every rank maps into memory, so that eight ranks share one copy. A batch is padded
+to the width of its bucket when it is read.
 
-The examples of one step are alike in length, so that there is little padding and few shapes occur. Gaudi compiles a
-graph for each new shape, and ranks that wait for the longest sequence gain nothing from their own short ones. So
+The examples of a step have similar lengths, which keeps padding and the number of shapes low. Gaudi compiles a graph
+for each new shape, and a rank gains nothing from short sequences while it waits for the rank with the longest. So
 lengths are divided into a few buckets, and all ranks take all batches of a step from the same bucket. Examples that do
 not fill a step of their bucket move to the next wider bucket. The last step of the widest bucket is filled with
-examples that occur a second time in that epoch, fewer than one global batch; all others occur once.
+examples that occur a second time in that epoch, fewer than one global batch. All others occur once.
 """
 
 import json
@@ -34,7 +34,7 @@ MULTIPLE = 8
 the HPU."""
 
 USUAL, COMPILED = 4, 2
-"""Number of widths for `auto`: usually, and on an accelerator that compiles a graph for each width."""
+"""Number of widths for `auto`. COMPILED is for accelerators that compile a graph for each width."""
 
 
 def number_of_widths(asked: int | Literal["auto"], *, compiles: bool) -> int:
@@ -62,9 +62,9 @@ def bucket_widths(lengths: "NDArray[np.integer[Any]]", *, at_most: int) -> list[
 
 
 def in_batches(
-    buckets: "NDArray[np.integer[Any]]", batch: int, chance: "np.random.Generator | None" = None
+    buckets: "NDArray[np.integer[Any]]", batch: int, generator: "np.random.Generator | None" = None
 ) -> "NDArray[np.int64]":
-    """Return the places of all examples in whole batches of one bucket each, shuffled if `chance` is given.
+    """Return the places of all examples in whole batches of one bucket each, shuffled if `generator` is given.
 
     `buckets` has each example's bucket, 0 for the shortest. A place is `bucket * len(buckets) + row`, with the bucket
     that the row's batch is padded to, which may be wider than the row's own.
@@ -74,23 +74,23 @@ def in_batches(
     left = np.empty(0, np.int64)
     for bucket in range(int(buckets.max()) + 1):
         rows = np.concatenate([left, np.flatnonzero(buckets == bucket)])
-        if chance is not None:
-            rows = chance.permutation(rows)
+        if generator is not None:
+            rows = generator.permutation(rows)
         whole = len(rows) - len(rows) % batch
         batches.append(rows[:whole] + bucket * count)
         left = rows[whole:]
     if len(left):
         others = np.setdiff1d(np.arange(count), left)
-        if chance is not None:
-            others = chance.permutation(others)
+        if generator is not None:
+            others = generator.permutation(others)
         filled = np.resize(np.concatenate([left, others]), batch)
         batches.append(filled + int(buckets.max()) * count)
     together = np.concatenate(batches).reshape(-1, batch)
-    return (chance.permutation(together) if chance is not None else together).ravel()
+    return (generator.permutation(together) if generator is not None else together).ravel()
 
 
 MAX_UNCUT = 10_000
-"""The most examples of each part that are encoded a second time, to count the tokens that are cut off."""
+"""Maximum number of examples of each part that are encoded again, to count the tokens that truncation removes."""
 
 _EVALUATION_TEXTS = "eval.texts.jsonl"
 
@@ -105,7 +105,7 @@ class Prepared(BaseModel):
     widths: list[int] = []
     """Widths, in tokens, to which sequences are padded, ascending. Empty until they are chosen."""
     longest: int
-    """Tokens of the longest example before it is cut at max_length."""
+    """Tokens of the longest example before truncation to max_length."""
     summary: DataSummary
     padding_token: int
     padding_type: int
@@ -149,10 +149,10 @@ def prepare(
     # The launcher disables this for ranks (jobs.container.launch); this rank works alone and may use all cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     lengths, uncut = {}, {}
-    spelled: Counter[str] = Counter()
+    special: Counter[str] = Counter()
     for part, examples in parts.items():
         columns, lengths[part] = _encode(examples, tokenizer, max_length)
-        spelled += _spelled(columns["input_ids"], examples, tokenizer)
+        special += _count_special(columns["input_ids"], examples, tokenizer)
         uncut[part] = _uncut_lengths(examples, tokenizer, lengths[part], max_length)
         for column, flat in columns.items():
             _save(folder / f"{part}.{column}.npy", flat)
@@ -161,9 +161,9 @@ def prepare(
     _write_texts(parts["eval"], folder / _EVALUATION_TEXTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     found = _summary(names, parts, uncut, max_length)
-    if spelled:
-        shown = ", ".join(f"{count:,} {token}" for token, count in spelled.items())
-        found.table_warnings.append(f"texts contain special tokens, which the tokenizer reads as such: {shown}")
+    if special:
+        shown = ", ".join(f"{count:,} {token}" for token, count in special.items())
+        found.table_warnings.append(f"texts contain special tokens, which the tokenizer encodes as such: {shown}")
     return Prepared(
         folder=folder,
         class_names=names,
@@ -178,11 +178,11 @@ def prepare(
 
 
 _SPECIAL = ("bos_token", "eos_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Without the unknown token, which replaces unknown characters, and without tokens that were added for such texts."""
+"""Excludes the unknown token, which replaces unknown characters, and added tokens, which texts contain on purpose."""
 
 
-def _spelled(ids: "NDArray[np.int32]", examples: Examples, tokenizer: Any) -> Counter[str]:
-    """Count the special tokens that occur in texts, beyond those that the tokenizer puts around each text."""
+def _count_special(ids: "NDArray[np.int32]", examples: Examples, tokenizer: Any) -> Counter[str]:
+    """Count the special tokens within texts, without those that the tokenizer puts around each text."""
     empty = Counter(tokenizer([""], None if examples.pairs is None else [""])["input_ids"][0])
     tokens = {getattr(tokenizer, name) for name in _SPECIAL} - {None, tokenizer.unk_token}
     numbers = {token: tokenizer.convert_tokens_to_ids(token) for token in sorted(tokens)}
@@ -196,7 +196,7 @@ def _spelled(ids: "NDArray[np.int32]", examples: Examples, tokenizer: Any) -> Co
 
 
 def _save(path: Path, values: "NDArray[np.integer[Any]]") -> None:
-    """Write numbers with as few bytes as the largest needs: two for an id of BERT's vocabulary."""
+    """Save numbers in the smallest type that holds them: two bytes for an id of BERT's vocabulary."""
     np.save(path, values.astype(np.min_scalar_type(values.max())))
 
 
@@ -215,10 +215,10 @@ def _write_texts(examples: Examples, path: Path) -> None:
 def _uncut_lengths(
     examples: Examples, tokenizer: Any, lengths: "NDArray[np.int64]", max_length: int, *, chunk: int = 1000
 ) -> "NDArray[np.int64]":
-    """Return the number of tokens of each example before it is cut.
+    """Return each example's number of tokens before truncation.
 
-    Only examples that may have been cut are encoded a second time. Of more than MAX_UNCUT, a sample is encoded and
-    stands for the others.
+    Only examples that may have been truncated are encoded again. If there are more than MAX_UNCUT, a sample of them
+    stands for all.
     """
     full = np.flatnonzero(lengths >= max_length)
     rows = full[:: -(-len(full) // MAX_UNCUT)] if len(full) else full
@@ -277,9 +277,9 @@ def _encode(
 
 
 class TokenizedExamples:
-    """A part of the prepared examples, as DataLoader reads it: whole batches at a time, directly from the files.
+    """A part of the prepared examples, from which a DataLoader reads whole batches directly from the files.
 
-    Items are addressed by the places of `in_batches`, which contain the width to which a batch is padded.
+    Items are addressed by the places that `in_batches` returns. A place includes the width of its batch.
     """
 
     def __init__(self, prepared: Prepared, part: str) -> None:
@@ -315,7 +315,7 @@ class TokenizedExamples:
         return {column: np.concatenate([flat[span] for span in spans]) for column, flat in self._flat.items()}
 
     def shapes(self, batch: int) -> tuple[list[int], float]:
-        """Return the widths that batches of this size have, and the share of their tokens that is padding."""
+        """Return the widths of batches of this size, and the share of their tokens that is padding."""
         buckets, rows = np.divmod(in_batches(self.buckets, batch), len(self))
         widths = np.asarray(self._prepared.widths)[buckets]
         return np.unique(widths).tolist(), 1 - float(self.lengths[rows].sum() / widths.sum())
@@ -339,12 +339,12 @@ class TokenizedExamples:
 
     @staticmethod
     def collate(batch: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """Return the batch, which `__getitems__` has already made."""
+        """Return the batch as `__getitems__` made it."""
         return batch
 
 
 class InBatches:
-    """Examples for an evaluation, in batches of one width. Some examples occur twice to fill the last batch."""
+    """Examples for evaluation, each batch of one width. Some examples occur twice to fill the last batch."""
 
     def __init__(self, examples: TokenizedExamples, batch: int) -> None:
         self._examples = examples
@@ -360,6 +360,6 @@ class InBatches:
         return self._examples.__getitems__(self._places[numbers].tolist())
 
     def in_order(self, results: "NDArray[Any]") -> "NDArray[Any]":
-        """Put the results of an evaluation into the examples' own order, one for each example."""
+        """Return the results of an evaluation in the order of the examples, one for each."""
         _, first = np.unique(self._places % len(self._examples), return_index=True)
         return results[first]

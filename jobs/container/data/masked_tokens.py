@@ -1,8 +1,8 @@
-"""Masked sequences, on which a masked language model trains, made batch by batch from packed tokens.
+"""Mask packed tokens, batch by batch, to train a masked language model.
 
 Each sequence has the same number of masked positions, so that all batches have one shape: Gaudi compiles a graph for
-each new shape. Which positions are masked, and with what, follows from the seed and the sequence's number in the run
-alone. An attempt that resumes, on any number of ranks, masks as the previous one would have.
+each new shape. Masks depend only on the seed and the sequence's number in the run, so a resumed attempt makes the same
+masks on any number of ranks.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ IGNORED = -100
 """Label of a position that is not masked. PyTorch's cross-entropy ignores it."""
 
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
-"""Shares of the masked positions that get [MASK], and that get another token. The rest keep their token, as in BERT."""
+"""Shares of the masked positions that get [MASK] and a random token. The rest keep their token, as in BERT."""
 
 EVALUATION_SEED = 0
-"""Held-out sequences are masked the same in every run, so that runs with any seed can be compared."""
+"""Every run masks held-out sequences in the same way, so that runs with different seeds can be compared."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 1 << 64
 
 
 class Sequences(Protocol):
-    """Token ids in sequences of one length: jobs.container.data.packed_tokens.PackedTokens."""
+    """Token ids in sequences of one length, such as PackedTokens."""
 
     def __len__(self) -> int: ...
 
@@ -38,7 +38,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """The rule by which tokens are masked."""
+    """Masks sequences of token ids."""
 
     fraction: float
     vocabulary_size: int
@@ -53,7 +53,7 @@ class Masking:
         return max(1, round(self.fraction * sequence_length))
 
     def __call__(self, ids: "NDArray[np.int64]", numbers: "NDArray[np.int64]") -> "dict[str, NDArray[np.int64]]":
-        """Make a batch of the sequences `ids`, each masked according to its own number.
+        """Mask the sequences `ids`, each according to its number, and return them as a batch.
 
         `input_ids` and `attention_mask` have the shape of `ids`; `masked_positions` and `labels` have `places` columns.
         If a sequence that ends in padding has fewer tokens to mask, the remaining labels are IGNORED.
@@ -62,7 +62,7 @@ class Masking:
         ordinary = np.ones(self.vocabulary_size, dtype=bool)
         ordinary[list(self.special_ids)] = False
         maskable = ordinary[ids]
-        # The positions with the smallest random keys, in the order of the keys; special tokens last.
+        # Choose the positions with the smallest random keys, in the order of the keys. Special tokens come last.
         keys = _random((numbers[:, None] * length + np.arange(length)).astype(np.uint64), self.seed, stream=0)
         keys[~maskable] = _WORD - 1
         count = min(self.places(length), length)
@@ -93,7 +93,7 @@ class Masking:
 
 
 class MaskedSequences:
-    """A data set of masked sequences, as DataLoader reads it: whole batches at a time."""
+    """A data set of masked sequences, from which a DataLoader reads whole batches."""
 
     def __init__(self, sequences: Sequences, masking: Masking) -> None:
         self._sequences = sequences
@@ -114,12 +114,12 @@ class MaskedSequences:
 
     @staticmethod
     def collate(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the batch, which `__getitems__` has already made."""
+        """Return the batch as `__getitems__` made it."""
         return batch
 
     @staticmethod
     def collate_unpadded(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the batch without `attention_mask` if nothing is padded, which spares a query of the device."""
+        """Drop `attention_mask` if nothing is padded, which saves a query of the device."""
         return {name: values for name, values in batch.items() if name != "attention_mask" or not values.all()}
 
     def _rows(self, numbers: "NDArray[np.int64]") -> "NDArray[np.int64]":
@@ -127,10 +127,10 @@ class MaskedSequences:
 
 
 class TrainingOrder(MaskedSequences):
-    """The sequences on which a run trains, in order: `length` of them, in pass after pass over `sequences`.
+    """The `length` training sequences of a run in order, from repeated passes over `sequences`.
 
     Each pass has every sequence once, with a new order and new masks. The order does not depend on the number of ranks,
-    which take turns at its batches.
+    which take batches in turn.
     """
 
     def __init__(self, sequences: Sequences, masking: Masking, *, length: int) -> None:
@@ -150,7 +150,7 @@ class TrainingOrder(MaskedSequences):
 
     def _order(self, number: int) -> "NDArray[np.int64]":
         if number not in self._orders:
-            # A batch may span two passes; earlier ones are over.
+            # A batch may span two passes. Earlier passes are complete.
             self._orders = {kept: order for kept, order in self._orders.items() if kept == number - 1}
             seed = (self._masking.seed % _WORD, number)
             self._orders[number] = np.random.default_rng(seed).permutation(len(self._sequences))
@@ -158,7 +158,7 @@ class TrainingOrder(MaskedSequences):
 
 
 class Spread:
-    """At most `count` sequences, spread evenly over all of them."""
+    """At most `count` sequences, evenly spaced among all."""
 
     def __init__(self, sequences: Sequences, count: int) -> None:
         self._sequences = sequences

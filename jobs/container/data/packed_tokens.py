@@ -1,4 +1,4 @@
-"""Packed tokens: a corpus as token ids in sequences of one length, which are read without copying files into memory.
+"""Pack a corpus into token ids in sequences of one length, and read them from memory-mapped files.
 
 An artifact of kind `packed-tokens` has these files in one folder:
 
@@ -7,9 +7,9 @@ An artifact of kind `packed-tokens` has these files in one folder:
     held-out-00000.npy, …  vocabulary has more than 65,536 tokens; one pair of files for each shard of the corpus
     tokenizer/             the tokenizer that made the ids, for `AutoTokenizer.from_pretrained`
 
-Within a shard the documents follow one another as `[CLS] … [SEP] [CLS] … [SEP]`, whatever their length: nothing is cut
-off. A sequence ends when it is full, so a document may continue in the next one. The last sequence of a file is filled
-with `[PAD]`; no other sequence has any, unless a document contains it. A shard has no file for a part that is empty.
+The documents of a shard are concatenated as `[CLS] … [SEP] [CLS] … [SEP]`. Nothing is truncated: a document that does
+not fit into a sequence continues in the next sequence. The last sequence of a file is padded with `[PAD]`. No other
+sequence contains `[PAD]`, unless a document does. A shard has no file for an empty split.
 """
 
 import logging
@@ -99,9 +99,9 @@ class Index(BaseModel):
 
 
 class PackedTokens:
-    """One split of packed tokens: a data set whose items are sequences, read as whole batches.
+    """A data set of the sequences of one split, which reads whole batches.
 
-    Each reading process maps a file at its first use; a DataLoader's workers and all ranks of a node share the pages.
+    Each process maps a file when it first reads it. A DataLoader's workers and all ranks of a node share the pages.
     """
 
     def __init__(self, folder: Path, split: Split) -> None:
@@ -138,7 +138,7 @@ class PackedTokens:
         return torch.from_numpy(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the mapped files, whose content would otherwise be sent to each worker."""
+        """Leave out the mapped files, whose content would otherwise be pickled for each worker."""
         return {**self.__dict__, "_arrays": {}}
 
     def _array(self, number: int) -> "NDArray[Any]":
@@ -163,31 +163,30 @@ def pack(
 
     Raises ValueError if an id is outside the vocabulary or if there are no ids.
     """
-    of_type = token_type(vocabulary_size)
+    dtype = token_type(vocabulary_size)
     tokens = 0
     with path.open("wb") as stream:
         # The number of sequences is known only at the end; headers have the same length for every number.
-        stream.write(_header((0, sequence_length), of_type))
+        stream.write(_header((0, sequence_length), dtype))
         for part in parts:
             largest = int(part.max(initial=0))
             if largest >= vocabulary_size:
                 raise ValueError(f"token id {largest} is outside a vocabulary of {vocabulary_size}")
-            stream.write(part.astype(of_type).data)
+            stream.write(part.astype(dtype).data)
             tokens += len(part)
         if not tokens:
             raise ValueError("there are no tokens to pack")
         sequences = -(-tokens // sequence_length)
-        stream.write(np.full(sequences * sequence_length - tokens, pad_id, dtype=of_type).data)
+        stream.write(np.full(sequences * sequence_length - tokens, pad_id, dtype=dtype).data)
         stream.seek(0)
-        stream.write(_header((sequences, sequence_length), of_type))
+        stream.write(_header((sequences, sequence_length), dtype))
     return PackedFile(name=path.name, sequences=sequences, tokens=tokens)
 
 
-def _header(shape: tuple[int, int], of_type: "np.dtype[Any]") -> bytes:
+def _header(shape: tuple[int, int], dtype: "np.dtype[Any]") -> bytes:
     """Return the header that `numpy.save` writes before the values."""
     stream = BytesIO()
-    described = {"descr": of_type.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, described)
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})
     return stream.getvalue()
 
 
@@ -197,20 +196,20 @@ def token_type(vocabulary_size: int) -> "np.dtype[Any]":
 
 
 SAMPLE_BYTES = 1 << 18
-"""Bytes of text of each file on which a fast encoder's ids are compared with those of `tokenizers`."""
+"""Bytes of text of each file for which a fast encoder's ids are compared with those of `tokenizers`."""
 
 BLOCK_BYTES = 1 << 20
 """Bytes of text that one thread encodes at once."""
 
 
 class CorpusPacking:
-    """Packs the files of one corpus, one after another, on all cores, with the fastest encoder whose ids are right.
+    """Packs the files of a corpus one by one on all cores, with the fastest encoder whose ids are right.
 
-    `nanotoken` is tens of times as fast as `tokenizers`, but young. So its ids are compared with those of `tokenizers`
-    on odd texts, and on a sample of every file while it encodes that file. If one id differs, or the library raises an
-    error or is not installed, `tokenizers` encodes this file and all that follow.
+    `nanotoken` is tens of times faster than `tokenizers`, but young. So its ids are compared with those of `tokenizers`
+    on odd texts, and on a sample of each file while that file is encoded. If an id differs, or if `nanotoken` raises an
+    error or is not installed, `tokenizers` encodes this file and all later files.
 
-    A file is read, encoded and written in blocks, so that memory grows neither with a file nor with the corpus.
+    Files are read, encoded and written in blocks, so memory use does not grow with a file or the corpus.
     """
 
     def __init__(self, tokenizer: Any, *, sequence_length: int, pad_id: int, only_tokenizers: bool = False) -> None:
@@ -219,13 +218,13 @@ class CorpusPacking:
         self._pad_id = pad_id
         self._reference = HuggingFace(tokenizer)
         self._encoder: Encoder = self._reference
-        self.reason = "asked for"
+        self.reason = "requested"
         """Why this encoder is used."""
         if not only_tokenizers:
             try:
                 self._encoder = Nanotoken(tokenizer.to_str())
                 self.reason = "its ids equal those of tokenizers on odd texts and on a sample of each file"
-            except Exception as error:  # noqa: BLE001 - a young library may raise anything; tokenizers does the work then
+            except Exception as error:  # noqa: BLE001 - a young library may raise anything; tokenizers replaces it then
                 self.reason = _unusable(error)
         log.info("encoder: %s (%s)", self.encoder_name, self.reason)
         self._cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -250,26 +249,26 @@ class CorpusPacking:
         if self._encoder is not self._reference:
             checking = self._checking.submit(self._mismatch, path)
             try:
-                file = self._written(path, target)
-                fault = checking.result()
+                file = self._pack(path, target)
+                problem = checking.result()
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - as above
-                fault = _unusable(error)
-            if fault is None:
+                problem = _unusable(error)
+            if problem is None:
                 return file
-            self._encoder, self.reason = self._reference, fault
-            log.warning("warning: encoder from here on: %s (%s)", self.encoder_name, self.reason)
-        return self._written(path, target)
+            self._encoder, self.reason = self._reference, problem
+            log.warning("warning: switching to the encoder %s (%s)", self.encoder_name, self.reason)
+        return self._pack(path, target)
 
     def _mismatch(self, path: Path) -> str | None:
         """Return how the ids of odd texts and of a sample of a file differ, or None if they are equal."""
         fraction = min(1.0, SAMPLE_BYTES / path.stat().st_size)
         sample = corpus_files.sample(path, fraction, seed=[0], at_most_bytes=SAMPLE_BYTES)
         differing = first_difference(self._encoder, self._reference, [*(text.encode() for text in ODD_TEXTS), *sample])
-        return None if differing is None else f"nanotoken gives other ids for {differing[:40]!r}"
+        return None if differing is None else f"nanotoken gives different ids for {differing[:40]!r}"
 
-    def _written(self, path: Path, target: Path) -> PackedFile:
+    def _pack(self, path: Path, target: Path) -> PackedFile:
         return pack(
             self._encoded(path),
             target,
@@ -280,13 +279,13 @@ class CorpusPacking:
 
     def _encoded(self, path: Path) -> "Iterator[NDArray[np.uint32]]":
         """Yield the ids of a file's documents, block by block. The next blocks are encoded while one is written."""
-        coming: deque[Future[NDArray[np.uint32]]] = deque()
+        pending: deque[Future[NDArray[np.uint32]]] = deque()
         for block in corpus_files.blocks(path, BLOCK_BYTES):
-            coming.append(self._encoding.submit(self._encoder.encode, block.split(corpus_files.END)))
-            if len(coming) > 2 * self._cores:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
+            pending.append(self._encoding.submit(self._encoder.encode, block.split(corpus_files.END)))
+            if len(pending) > 2 * self._cores:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def _unusable(error: Exception) -> str:

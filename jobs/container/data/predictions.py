@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def positive_class(names: Sequence[str], asked: str | None, *, glue_task: str | None = None) -> int | None:
-    """Return the number of the class whose F1 is `eval_f1`, or None if that is the mean over the classes.
+def positive_class(names: Sequence[str], requested: str | None, *, glue_task: str | None = None) -> int | None:
+    """Return the number of the class whose F1 is `eval_f1`, or None if `eval_f1` is the mean over the classes.
 
-    This is the class `asked` for. Otherwise it is class 1 of two if GLUE defines it so or if the classes have only
-    numbers; the alphabetical order of two names means nothing. Raises UsageError if there is no such class.
+    By default it is class 1 of two if GLUE defines it so or if the classes are only numbered. Otherwise there is none,
+    because the alphabetical order of two names means nothing. Raises UsageError for an unknown class.
     """
-    if asked is None:
+    if requested is None:
         is_known = glue_task is not None or list(names) in (["0", "1"], ["LABEL_0", "LABEL_1"])
         return 1 if is_known and len(names) == 2 else None
-    if asked not in names:
+    if requested not in names:
         raise UsageError(
-            f"positive_class '{asked}' is none of the classes{did_you_mean(asked, names)}",
+            f"positive_class '{requested}' is not one of the classes{did_you_mean(requested, names)}",
             next_step="name one of the classes",
         )
-    return list(names).index(asked)
+    return list(names).index(requested)
 
 
 def classification_metrics(
@@ -52,10 +52,10 @@ def classification_metrics(
 ) -> dict[str, float]:
     """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always predicting the top class.
 
-    F1 is the F1 of the class `positive`, or by default the macro F1, the mean over the classes. A class that neither
-    occurs nor is predicted does not count. The micro F1, over all classes at once, equals the accuracy if each example
-    has one class; published tables report it. GLUE scores MRPC and QQP by the mean of accuracy and F1, CoLA by
-    Matthews' correlation, and its other tasks by accuracy alone.
+    `eval_f1` is the F1 of the class `positive`, or by default the macro F1: the mean over the classes, without classes
+    that neither occur nor are predicted. The micro F1 equals the accuracy if each example has one class; it is included
+    because published tables report it. GLUE scores MRPC and QQP by the mean of accuracy and F1, CoLA by Matthews'
+    correlation, and its other tasks by accuracy alone.
     """
     predicted = logits.argmax(axis=-1)
     classes = logits.shape[-1]
@@ -96,7 +96,7 @@ def write_predictions(
     names: Sequence[str],
     texts: Iterable[Mapping[str, str]],
 ) -> None:
-    """Write each example's prediction, in order, and the report over all examples into the folder."""
+    """Write the prediction for each example, in order, and a report on all examples into the folder."""
     with (folder / PREDICTIONS).open("w", encoding="utf-8") as lines:
         write_report(
             folder,
@@ -117,7 +117,7 @@ def write_report(
     *,
     each: Callable[[Mapping[str, Any]], object] = lambda _: None,
 ) -> None:
-    """Write the report over all examples into the folder. `each` is called with every prediction, in order."""
+    """Write a report on all examples into the folder. `each` is called with every prediction, in order."""
     predicted = logits.argmax(axis=-1)
     confidences = probabilities(logits).max(axis=-1)
     surest: list[tuple[float, int, Mistake]] = []

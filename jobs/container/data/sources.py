@@ -1,6 +1,6 @@
-"""Read inputs by their location: `hf://org/name?config=…&split=…`, `s3://bucket/key`, or a local path.
+"""Read inputs by location: `hf://org/name?config=…&split=…`, `s3://bucket/key`, or a local path.
 
-A file is read as a stream that can start anywhere and keeps a few megabytes in memory. A folder is copied.
+Files are read as streams that can start anywhere and keep a few megabytes in memory. Folders are copied.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def names_below(location: str, s3: "S3Client") -> list[str]:
 
 @contextlib.contextmanager
 def hub_errors(location: str, what: str) -> Iterator[None]:
-    """Turn errors of the Hugging Face Hub's client into ours. `what` names what needs a token there."""
+    """Convert errors of the Hugging Face Hub's client to ours. They advise that a `what` needs a token."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
@@ -132,13 +132,13 @@ def data_set_commit(location: str) -> str:
 def hub_answer(error: "HfHubHTTPError") -> str:
     """Return the hub's HTTP status in words: `404 Not Found`."""
     if getattr(error, "response", None) is None:  # with the client of Gaudi's releases
-        return "with nothing readable"
+        return "with an unreadable response"
     status = HTTPStatus(error.response.status_code)
     return f"{status.value} {status.phrase}"
 
 
 class _S3Object(io.RawIOBase):
-    """Reads an object block by block, and prefetches the next block while this one is used."""
+    """Reads an object block by block, and prefetches the next block meanwhile."""
 
     def __init__(self, s3: "S3Client", place: S3Location) -> None:
         self._s3 = s3

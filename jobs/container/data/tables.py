@@ -1,7 +1,7 @@
 """Read tables row by row: JSON lines, CSV, TSV, Parquet, and data sets of the Hugging Face hub.
 
-Both labelled examples and the documents of a corpus are read here, starting anywhere in a table. Text formats are
-parsed by jobs.data_checks.table_rows, on the laptop as in a job.
+These readers serve both labelled examples and the documents of a corpus, and can start anywhere in a table.
+jobs.data_checks.table_rows parses text formats, on a laptop as well as in a job.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 _STREAMED_ROWS = 256
-"""The most rows of a streamed Parquet file in memory at once; fewer if they are long."""
+"""Maximum rows of a streamed Parquet file in memory at once. If they are long, there are fewer."""
 
 _HELD_ROWS = 10000
-"""Rows converted at once if the table will be in memory anyway. One by one takes much longer."""
+"""Rows to convert at once if the whole table will be in memory anyway. Single rows take much longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class TableReader(TableRows):
     def rows(self, start: At = BEGINNING) -> Iterator[Row]:
         """Read the rows from `start` on.
 
-        Raises UsageError if the input is not what its name says or has a row that is too long, and NotFoundError if it
-        does not exist.
+        Raises UsageError if the content does not match the table's suffix or if a row is too long, and NotFoundError if
+        the table does not exist.
         """
         if is_on_hub(self.location):
             return _hub_rows(self, start)
@@ -53,7 +53,7 @@ class TableReader(TableRows):
 
     @cached_property
     def data_set(self) -> Any:
-        """The hub's data set, as `datasets` opens it."""
+        """The hub's data set, opened with `datasets`."""
         return _load_data_set(self.location, streaming=self.streamed)
 
 
@@ -81,7 +81,7 @@ def _parquet_rows(table: TableReader, start: At) -> Iterator[Row]:
                     values = islice(zip(*_cells(batch, table), strict=True), skipped, None)
                     yield from _numbered(table, values, row + skipped + 1)
                     row += batch.num_rows
-    except MemoryError:  # some of them are also an ArrowException
+    except MemoryError:  # Arrow's MemoryError is also an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] + (f" (after row {row})" if row else "")
@@ -113,7 +113,7 @@ def _cells(batch: Any, table: TableReader) -> list[Iterable[Any]]:
 
 
 def _rows_at_once(group: Any, table: TableReader) -> int:
-    """Return how many rows of a row group to read at once, which together take about as much as the longest row may."""
+    """Return how many rows of a row group to read at once: together they are about as large as one row may be."""
     if table.max_row_bytes is None or not group.num_rows:
         return _HELD_ROWS
     columns = [group.column(number) for number in range(group.num_columns)]
@@ -149,7 +149,7 @@ def _hub_values(table: TableReader, start: At) -> Iterator[Sequence[Any]]:
 
 
 def _numbered(table: TableReader, rows: Iterable[Sequence[Any]], first: int) -> Iterator[Row]:
-    """Number the rows, starting with `first`. Raises UsageError for a cell that is longer than a row may be."""
+    """Number the rows, starting with `first`. Raises UsageError for a cell that exceeds the limit of a row."""
     limit = table.max_row_bytes
     if limit is None:
         yield from zip(rows, count(first), count(first))
@@ -186,7 +186,7 @@ def _load_data_set(location: str, *, streaming: bool) -> Any:
 
 
 def _is_longer(value: Any, limit_bytes: int) -> bool:
-    """Return whether a cell's text exceeds the limit. It is encoded only if its number of characters does not tell."""
+    """Return whether a cell's text exceeds the limit, encoding it only if its number of characters is inconclusive."""
     if isinstance(value, str) and len(value) <= limit_bytes < 4 * len(value):
         value = value.encode("utf-8", "surrogatepass")
     return isinstance(value, str | bytes) and len(value) > limit_bytes

@@ -1,7 +1,7 @@
-"""Tokenizers: learn a vocabulary, load a tokenizer, and encode texts to token ids.
+"""Train a vocabulary, load a tokenizer, and encode texts to token ids.
 
-Hugging Face's `tokenizers` is the reference. `nanotoken` gives the same ids much faster; CorpusPacking in
-jobs.container.data.packed_tokens decides which of them a job uses.
+Hugging Face's `tokenizers` is the reference. `nanotoken` gives the same ids much faster. CorpusPacking in
+jobs.container.data.packed_tokens chooses between them.
 """
 
 import os
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 _BATCH_BYTES = 1 << 18
-"""Bytes of text that `tokenizers` gets at once. Its results take thirty times as much memory."""
+"""Bytes of text to pass to `tokenizers` at once. Its results take thirty times as much memory."""
 
 _CACHED_WORDS = 1 << 18
-"""Words whose ids `nanotoken` caches in each thread. Its default is four times as many: a fifth faster on half a
-gigabyte of text, but its memory then grows by about 200 MB for each core, as long as a corpus has new words."""
+"""Words whose ids `nanotoken` caches in each thread. Its default, four times as many, is a fifth faster on half a
+gigabyte of text, but memory then grows by about 200 MB per core, as long as a corpus has new words."""
 
 ODD_TEXTS = (
     "",
@@ -57,7 +57,7 @@ ODD_TEXTS = (
     "http://example.org/a?b=c&d=e#f 1,234.56 3.14e-10 0xDEADBEEF foo@bar.com C++ .NET",
     "##ing ##ed # # ## [unused1] <s></s> <pad>",
 )
-"""Texts that tokenizers most often encode differently."""
+"""Texts that different tokenizers are most likely to encode differently."""
 
 
 class Encoder(Protocol):
@@ -88,7 +88,7 @@ class HuggingFace:
 
 
 class Nanotoken:
-    """`nanotoken`, on one core. Its constructor raises whatever the library raises if it cannot do the work."""
+    """The encoder of `nanotoken`, on one core. Its constructor passes on any error of the library."""
 
     name = "nanotoken"
 
@@ -134,17 +134,17 @@ MIN_FREQUENCY = 2
 """How often a pair of tokens must occur in the texts to become one token."""
 
 Texts = Callable[[], Iterator[list[str]]]
-"""Returns all texts, in lists of some megabytes, each time it is called: they need not fit into memory."""
+"""Each call returns all texts again, in lists of a few megabytes, so that they need not fit into memory."""
 
 
 def train_wordpiece(texts: Texts, *, size: int, lowercase: bool, max_characters: int) -> Any:
     """Train a tokenizer like BERT's with `size` tokens, or fewer if the texts do not yield as many.
 
     The same texts always give the same vocabulary. Hugging Face's trainer numbers the characters within words (`##x`)
-    in the order of a hash table, and breaks ties by these numbers, so that two runs would learn two vocabularies. Here
-    it gets all characters beforehand, in a fixed order.
+    in the order of a hash table, and breaks ties by these numbers, so two runs would learn different vocabularies. To
+    prevent this, we pass all characters to it in a fixed order.
 
-    Raises UsageError if not even the characters fit.
+    Raises UsageError if `size` is too small for the characters.
     """
     from tokenizers import models, processors, trainers
 
@@ -184,7 +184,7 @@ def train_wordpiece(texts: Texts, *, size: int, lowercase: bool, max_characters:
 
 
 def _untrained(*, lowercase: bool) -> Any:
-    """Return BERT's pipeline without a vocabulary. The uncased one also removes accents, like the published one."""
+    """Return BERT's pipeline without a vocabulary. `lowercase` also removes accents, as in BERT-uncased."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
@@ -221,13 +221,13 @@ class TokenizerFiles:
     folder: Path
     names: list[str]
     identity: Any
-    """A value that identifies it: the artifact's fingerprint, or its files' hashes."""
+    """The artifact's fingerprint, or the hashes of the files."""
 
 
 def tokenizer_files(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) -> TokenizerFiles:
-    """Download the tokenizer at `location`, an artifact or a model's folder on S3, on the hub or local.
+    """Download the tokenizer at `location`: an artifact or a model's folder, on S3, on the hub or local.
 
-    Raises NotFoundError if there is neither, and UsageError if it is an artifact of another kind.
+    Raises NotFoundError if there is no tokenizer, and UsageError if `location` is an artifact of another kind.
     """
     refuse_unresolved(location)
     source: Path | None = None

@@ -1,7 +1,4 @@
-"""What jobs without a Trainer share: their metrics, progress and result.
-
-Used by `prepare_corpus`, `train_tokenizer`, `tokenize` and `evaluate`.
-"""
+"""Write the metrics, progress and result of jobs without a Trainer."""
 
 import json
 import logging
@@ -26,19 +23,18 @@ log = logging.getLogger("trainyard")
 
 PROGRESS_EVERY_SECONDS = 5.0
 
-
 UPLOADS = 2
-"""Maximum number of files that are uploaded while the next one is made. They stay on disk until then."""
+"""Maximum number of finished files on disk that are being uploaded while the next one is made."""
 
 
 class JobMetrics:
     """Writes metrics.jsonl, progress lines and the result of the receipt, for jobs without a Trainer.
 
-    A step is a piece of work: a shard, or a part of the input.
+    A step is a shard or another part of the input.
     """
 
     def __init__(self, rank: Rank, s3: "S3Client", *, done_steps: int = 0) -> None:
-        """`done_steps` is the number of steps that earlier attempts have done."""
+        """`done_steps` is the number of steps that earlier attempts finished."""
         self._rank = rank
         self._s3 = s3
         self._done_before = done_steps
@@ -67,7 +63,7 @@ class JobMetrics:
             print(Progress(step, total_steps, note), flush=True)
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the final metrics to the last line of the file, to the receipt, and to the log."""
+        """Write the final metrics to the last line of metrics.jsonl, to the receipt, and to the log."""
         self.step(step, values)
         self._status(step, values)
         log.info("result: %s", ", ".join(f"{result_label(name)} {_short(value)}" for name, value in values.items()))

@@ -2,8 +2,8 @@ r"""Predict the classes of a table with a classifier, and compare them with the 
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 evaluate --model=s3://…/model --data=s3://…/eval.jsonl
 
-Writes output/predictions.parquet, with the table's texts in their order and, if the table has labels,
-output/metrics.parquet and classes.json. An interrupted attempt starts over, because it has no checkpoints.
+Writes output/predictions.parquet, with the texts in the order of the table. If the table has labels, also writes
+output/metrics.parquet and classes.json. There are no checkpoints, so the job starts over after an interruption.
 """
 
 import functools
@@ -63,7 +63,7 @@ def evaluate(rank: Rank, arguments: Evaluate) -> None:
         seconds = time.monotonic() - started
         speed = {"samples_per_second": round(len(examples) / seconds, 3), "runtime_seconds": round(seconds, 3)}
         metrics.result(1, {**result, "eval_samples": len(examples), **speed})
-    # All ranks wait until rank 0 has uploaded everything. The launcher would otherwise consider the node done.
+    # All ranks wait until rank 0 has uploaded everything. Otherwise the launcher would consider their node done.
     rank.once("finished", lambda: True)
 
 
@@ -73,7 +73,7 @@ def class_names(folder: Path, location: str) -> list[str]:
 
 
 def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Path, Prepared]:
-    """Return model and texts as local files, which one rank of each node downloads and tokenizes."""
+    """Return the model and the tokenized texts as local files, which one rank of each node prepares."""
 
     def model() -> str:
         assert s3 is not None  # noqa: S101 - set on the one rank that gets here
@@ -92,7 +92,7 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
         bad = labelled_text.bad_rows(arguments)
         examples = labelled_text.read_to_evaluate(arguments, names, s3=lambda: s3, bad=bad)
         for location, count in bad.counts.items():
-            log.warning("warning: left out of %s: %s", location, counted(count, "bad row"))
+            log.warning("warning: %s of %s skipped", counted(count, "bad row"), location)
         with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         prepared = prepare(
@@ -130,7 +130,7 @@ def _trainer(
     from jobs.container.trainer.heartbeat import Heartbeats
     from jobs.container.trainer.trainer import Options, trainer_class
 
-    class Shown(Callback):
+    class PrintProgress(Callback):
         """Prints the progress of the evaluation."""
 
         done = 0
@@ -165,7 +165,7 @@ def _trainer(
             **accelerator.training_arguments(alone=alone),
         ),
         data_collator=TokenizedExamples.collate,
-        callbacks=[heartbeats, Shown()],
+        callbacks=[heartbeats, PrintProgress()],
         options=Options(heartbeats=heartbeats),
         **accelerator.trainer_arguments(),
     )
@@ -176,7 +176,7 @@ def _trainer(
 def _upload(
     rank: Rank, arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]", s3: "S3Client"
 ) -> Mapping[str, float]:
-    """Upload predictions and metrics. Returns the metrics."""
+    """Upload the predictions and metrics, and return the metrics."""
     folder = rank.scratch / "result"
     (folder / OUTPUT).mkdir(parents=True)
     labels = prepared.evaluation.labels
@@ -194,7 +194,7 @@ def _upload(
 
 
 def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]") -> dict[str, Any]:
-    """Return the columns of the predictions: the table's own columns, and the model's predictions."""
+    """Return the columns of predictions.parquet: the table's columns and the model's predictions."""
     names = prepared.class_names
     columns = {"text": arguments.text_column, "pair": arguments.text_pair_column}
     own: dict[str, list[str]] = {}

@@ -2,9 +2,9 @@ r"""Check and measure the connections between the ranks of a job: within nodes, 
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=8 fabric-check --largest-message-bytes=134217728
 
-Every result is compared with the expected one, with values that show whose part is wrong, and is then timed. The
-results go to rank 0 over the launcher's store, not over the connections that are checked. Each collective starts with a
-heartbeat, so the launcher ends a check that hangs and names the ranks that are behind.
+Every collective is checked with values that reveal which rank's part is wrong, and is then timed. The results go to
+rank 0 over the launcher's store, not over the connections under test. Each collective starts with a heartbeat, so the
+launcher ends a check that hangs and names the ranks that are behind.
 """
 
 import logging
@@ -41,7 +41,7 @@ _COLLECTIVES: tuple[Collective, ...] = ("all-reduce", "broadcast", "all-gather")
 
 _LARGEST = 127
 _ADDENDS = 256
-"""Maximum number of ones that are added up: bfloat16 counts exactly only up to here."""
+"""Maximum number of ones in a sum: above it, bfloat16 does not count exactly."""
 
 _MOST_REPETITIONS = 1000
 
@@ -72,7 +72,7 @@ def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
 
 
 class _Heartbeats:
-    """Writes a heartbeat of a rank at the start of each collective."""
+    """Writes the rank's heartbeats, one at the start of each collective."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -107,7 +107,7 @@ class Group:
 
 
 def _groups(rank: Rank) -> Iterator[Group]:
-    """Create all groups in the same order on all ranks. Yields those that this rank belongs to."""
+    """Create all groups in the same order on all ranks, and yield the groups of this rank."""
     import torch.distributed as dist
 
     size_of_node, nnodes = rank.local_world_size, rank.nnodes
@@ -129,7 +129,7 @@ def _groups(rank: Rank) -> Iterator[Group]:
 
 
 def _dtypes(accelerator: Accelerator) -> "list[torch.dtype]":
-    """Return the types in which values are checked: those that trainings send, if the backend supports them."""
+    """Return the data types to check: those that training sends, if the backend supports them."""
     import torch
     import torch.distributed as dist
 
@@ -142,7 +142,7 @@ def _dtypes(accelerator: Accelerator) -> "list[torch.dtype]":
 
 
 class _Bench:
-    """Measures collectives with growing messages, in one group after the other."""
+    """Measures collectives with growing messages, one group at a time."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Bench:
             dist.all_reduce(tensor, group=group.handle)
             faults = [wrong_sum(self._on_host(tensor), members)]
         elif collective == "broadcast":
-            # Every rank sends the smallest message, the first one every size.
+            # Every rank broadcasts the smallest message, but only the first rank broadcasts all sizes.
             senders = members if count == _count(self._sizes[0], dtype.itemsize, group) else members[:1]
             faults = []
             for sender in senders:
@@ -232,7 +232,7 @@ class _Bench:
 
     def _mean_seconds(self, operation: Callable[[], object], *, first: int, name: str) -> float:
         """Return the mean time of a collective. The rank `first` decides how often it is repeated."""
-        self._timed(operation, 2)  # the first one connects the group, or compiles the shape
+        self._timed(operation, 2)  # the first call connects the group, or compiles the shape
         estimate = max(self._timed(operation, 1), 1e-7)
         if self._rank.rank == first:
             times = max(1, min(_MOST_REPETITIONS, round(self._seconds / estimate)))
@@ -266,8 +266,7 @@ def own_values(rank: int, count: int, dtype: "torch.dtype") -> "torch.Tensor":
 def contribution(rank: int, members: Sequence[int], count: int, dtype: "torch.dtype") -> "torch.Tensor":
     """Return the input of `rank` to an all-reduce of `count` values, an even number for each member of its group.
 
-    In the first half, each member has a part to which only it contributes values. In the second half, all members add
-    one.
+    In the first half, each member fills only its own part. In the second half, all members add one.
     """
     import torch
 
@@ -294,7 +293,7 @@ def wrong_gathering(result: "torch.Tensor", members: Sequence[int]) -> str | Non
 
 
 def wrong_values(result: "torch.Tensor", sender: int, members: Sequence[int]) -> str | None:
-    """Return what is wrong with the values that `sender` had to send, or None."""
+    """Return what is wrong with the values received from `sender`, or None."""
     right = result == own_values(sender, len(result), result.dtype)
     if bool(right.all()):
         return None

@@ -1,8 +1,8 @@
-"""The report of a fabric-check: collected on rank 0, logged, compared with the minimum, and written to fabric.json.
+"""Collect the results of a fabric-check on rank 0, log them, compare them with the minimum, and write fabric.json.
 
-Bandwidths are bus bandwidths as in NVIDIA's nccl-tests (doc/PERFORMANCE.md there): the load of each rank's connection,
-comparable between collectives, numbers of ranks, and the hardware's specification. The size of a message is the size of
-one rank's result.
+Bandwidths are bus bandwidths, as in NVIDIA's nccl-tests (doc/PERFORMANCE.md there): the load on each rank's connection.
+They can be compared between collectives and numbers of ranks, and with the hardware's specification. The size of a
+message is the size of one rank's result.
 """
 
 import logging
@@ -27,7 +27,7 @@ Phase = Literal["within nodes", "across nodes", "all ranks"]
 Collective = Literal["all-reduce", "broadcast", "all-gather"]
 
 SLOW = 0.5
-"""A node is slow below this fraction of the other nodes' bandwidth."""
+"""A node is slow below this fraction of the other nodes' median bandwidth."""
 
 JUDGED_BYTES = 1_000_000
 """Smaller messages are not compared, because their time is mostly latency."""
@@ -60,7 +60,7 @@ class FabricReport(BaseModel):
     world_size: int
     nnodes: int
     dtypes: list[str]
-    """The types in which values were checked. Times are for float32."""
+    """The data types that were checked. Times are for float32."""
     providers: list[str] = []
     """The libfabric provider with which each node reaches the others. Empty if the backend does not need libfabric."""
     measurements: list[Measurement] = []
@@ -101,17 +101,17 @@ def collect(rank: Rank, report: FabricReport, phase: str, found: Found) -> None:
     rank.store.set(f"fabric/found/{phase}/{rank.rank}", found.model_dump_json())
     if not rank.is_first:
         return
-    everyones = [
+    results = [
         Found.model_validate_json(rank.store.get(f"fabric/found/{phase}/{peer}")) for peer in range(rank.world_size)
     ]
     slowest: dict[tuple[str, str, int], Measurement] = {}
-    for item in (item for one in everyones for item in one.measurements):
+    for item in (item for result in results for item in result.measurements):
         key = item.group, item.collective, item.message_bytes
         slowest[key] = max(slowest.get(key, item), item, key=lambda one: one.microseconds)
     report.measurements.extend(slowest.values())
     seen: dict[str, list[int]] = {}
-    for peer, one in enumerate(everyones):
-        for fault in one.wrong:
+    for peer, result in enumerate(results):
+        for fault in result.wrong:
             seen.setdefault(fault, []).append(peer)
     report.wrong.extend(f"{fault}; seen by {_ranks(peers)}" for fault, peers in seen.items())
     if slowest:
@@ -170,7 +170,7 @@ def slow_nodes(report: FabricReport) -> list[str]:
     for name, speed in speeds.items():
         others = [other for peer, other in speeds.items() if peer != name]
         if others and speed < SLOW * median(others):
-            typical = f"the others' {median(others):.3g} GB/s"
+            typical = f"the others' median is {median(others):.3g} GB/s"
             found.append(f"{name} is slow: its all-reduce reaches {speed:.3g} GB/s, {typical}")
     return found
 
@@ -189,7 +189,7 @@ def below_minimum(report: FabricReport, minimum: float | None, minimum_across_no
 
 
 def table(measurements: Iterable[Measurement]) -> Iterator[str]:
-    """Yield lines for the log: the slowest group for each collective and size, in this order."""
+    """Yield lines for the log: the slowest group for each collective and size, sorted by both."""
     slowest: dict[tuple[str, int], Measurement] = {}
     for item in measurements:
         key = item.collective, item.message_bytes
@@ -203,7 +203,7 @@ def table(measurements: Iterable[Measurement]) -> Iterator[str]:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as 64 B, 4 KiB or 1.5 MiB."""
+    """Format a number of bytes, such as 64 B, 4 KiB or 1.5 MiB."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
             return f"{count / (1 << power):.4g} {unit}"

@@ -56,7 +56,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     train_data, order = _training_data(rank, arguments, prepared)
     evaluation = _Evaluation(prepared, arguments)
     rank.start_up.done("order")
-    # Imported here, because loading the Trainer takes seconds that preparing the data needs first.
+    # Imported here, because loading the Trainer takes seconds and would delay preparing the data.
     from jobs.container.trainer.training import Task, train
 
     rank.start_up.done("imports")
@@ -86,7 +86,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             eval_data=prepared.evaluation,
             collate=train_data.collate,
             evaluate=evaluation,
-            write_extras=evaluation.leave,
+            write_extras=evaluation.write,
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
             schedule={"num_train_epochs": arguments.epochs},
         ),
@@ -98,8 +98,8 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:
     """Return the model's tokenizer and the examples as local files.
 
-    One rank of each node prepares them while the others import torch. The weights are downloaded later, if there is no
-    checkpoint.
+    One rank of each node prepares them while the others import torch. The weights are downloaded later, and only if
+    there is no checkpoint.
     """
 
     def data() -> dict[str, Any]:
@@ -145,9 +145,9 @@ def _tokenized(rank: Rank, arguments: FinetuneClassification, folder: Path, s3: 
 
 
 def _length_buckets(rank: Rank, arguments: FinetuneClassification, s3: "S3Client") -> int:
-    """Return the number of widths: the requested one, the one that an earlier attempt has chosen, or the default.
+    """Return the requested number of widths, else the number that an earlier attempt chose, else the default.
 
-    A different number would change the order of an epoch's examples.
+    If a later attempt chose another number, the order of an epoch's examples would change.
     """
     left = object_store.read(s3, rank.run / DATA) if arguments.length_buckets == "auto" else None
     earlier: int | None = json.loads(left).get("length_buckets") if left is not None else None
@@ -169,7 +169,7 @@ def _record(rank: Rank, arguments: FinetuneClassification, summary: DataSummary,
 def _training_data(
     rank: Rank, arguments: FinetuneClassification, prepared: Prepared
 ) -> "tuple[TokenizedExamples, Order]":
-    """Return the examples and their order in an epoch. Logs the shapes of the batches."""
+    """Return the examples and their order in an epoch, and log the shapes of the batches."""
     train_data, batch = prepared.train, arguments.global_batch_size
     if rank.is_first:
         widths, padding = train_data.shapes(batch)
@@ -192,7 +192,7 @@ def _tokenizer(folder: Path, location: str) -> Any:
 def _model(
     folder: Path, location: str, names: list[str], tokenizer: Any, *, max_length: int, **further: Any
 ) -> tuple[Any, str]:
-    """Return the model with the data's classes, and a note on what happened to its head."""
+    """Return the model with the data's classes, and a note about its head."""
     from transformers import AutoModelForSequenceClassification
 
     from jobs.container.models import fitting
@@ -232,7 +232,7 @@ class _Evaluation:
             logits, examples.labels, positive=self._positive, glue_task=self._arguments.glue_task
         )
 
-    def leave(self, folder: Path) -> None:
+    def write(self, folder: Path) -> None:
         """Write the last predictions and the metrics of each class."""
         assert self._logits is not None  # noqa: S101 - set by the last evaluation
         prepared = self._prepared

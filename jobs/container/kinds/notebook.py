@@ -1,4 +1,4 @@
-"""JupyterLab and TensorBoard on an instance, until they are idle for too long or shut down.
+"""Run JupyterLab and TensorBoard on an instance until they are shut down or idle for too long.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 notebook --idle-timeout-hours=2
 
@@ -24,7 +24,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
-from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
 from typing_extensions import Self
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 ROUND_SECONDS = 10.0
-"""Interval at which changes are saved: the maximum work that is lost if an instance ends without notice."""
+"""Interval at which changes are saved, so at most this much work is lost if an instance ends without notice."""
 
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
@@ -85,19 +85,19 @@ def check_installed() -> None:
 
 
 class JupyterLab:
-    """One server process, which answers inside the `with` block. Its kernels end with it."""
+    """A JupyterLab server that runs inside the `with` block. Its kernels end with it."""
 
     def __init__(self, root: Path, *, settings: Path, tensorboard_logdir: str) -> None:
-        """`root` is the folder that it shows. `settings` is a new folder for its own files."""
+        """`root` is the folder to show. `settings` is a new folder for JupyterLab's own files."""
         self.token = secrets.token_urlsafe(32)
         self.port = 0
-        """The port on loopback, once it answers."""
+        """The port on loopback, set when the server answers."""
         self._root = root
         self._settings = settings
         _write_settings(settings, root=root, token=self.token, tensorboard_logdir=tensorboard_logdir)
 
     def __enter__(self) -> Self:
-        """Start JupyterLab. Raises TrainyardError if it ends, or does not answer in time."""
+        """Start JupyterLab. Raises TrainyardError if it exits or does not answer in time."""
         runtime, parent = self._settings / "runtime", os.getpid()
         self._process = subprocess.Popen(
             [*_RUN_MODULE, "jupyterlab"],
@@ -124,7 +124,7 @@ class JupyterLab:
         self._stop()
 
     def wait(self, seconds: float) -> int | None:
-        """Return its exit code once it has ended, or None if it still runs after `seconds`."""
+        """Wait for the server to exit and return its exit code, or None if it still runs after `seconds`."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -138,7 +138,7 @@ class JupyterLab:
                 self._process.wait()
 
     def last_activity(self) -> datetime | None:
-        """Return when a cell or a command last ran: now, while one is running; None, if none has run yet.
+        """Return when a cell or a command last ran: now if one is running, or None if none has run yet.
 
         An open browser tab does not count, although it polls all the time. Raises TrainyardError if JupyterLab does not
         answer.
@@ -150,26 +150,26 @@ class JupyterLab:
         return max(times, default=None)
 
     def _runs_commands(self) -> bool:
-        """Return whether a terminal's shell has a child: a training may run for hours without output or viewers."""
+        """Return whether a shell in a terminal has a child: training may run for hours without output or viewers."""
         import psutil
 
         try:
             shells = [child for child in psutil.Process(self._process.pid).children() if _is_on_a_terminal(child.pid)]
             return any(shell.children() for shell in shells)
-        except (psutil.Error, OSError):  # it has ended meanwhile
+        except (psutil.Error, OSError):  # a process has ended meanwhile
             return False
 
     def _await(self, runtime: Path) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not self._answers(runtime):
             if self._process.poll() is not None:
-                raise TrainyardError(f"JupyterLab ended at its start (exit code {self._process.returncode})")
+                raise TrainyardError(f"JupyterLab exited while starting (exit code {self._process.returncode})")
             if time.monotonic() > deadline:
                 raise TrainyardError(f"JupyterLab did not answer within {START_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
 
     def _answers(self, runtime: Path) -> bool:
-        """Return whether it answers at its port, which it writes to a file."""
+        """Return whether JupyterLab answers at the port that it writes to a file."""
         found = list(runtime.glob("jpserver-*.json"))
         try:
             self.port = json.loads(found[0].read_text())["port"]
@@ -181,7 +181,7 @@ class JupyterLab:
     def _get(self, path: str) -> Any:
         request = Request(f"http://{LOOPBACK}:{self.port}/{path}", headers={"Authorization": f"token {self.token}"})
         try:
-            with _without_proxy().open(request, timeout=_REQUEST_SECONDS) as answer:
+            with build_opener(ProxyHandler({})).open(request, timeout=_REQUEST_SECONDS) as answer:
                 return json.loads(answer.read())
         except (URLError, OSError, ValueError) as error:
             raise TrainyardError(f"JupyterLab does not answer: {error}") from None
@@ -215,7 +215,7 @@ def _write_settings(settings: Path, *, root: Path, token: str, tensorboard_logdi
     }
     lab = {
         "@jupyterlab/docmanager-extension:plugin": {"autosaveInterval": AUTOSAVE_SECONDS},
-        # They would need the internet, which may not be reachable.
+        # Both need the internet, which may not be reachable.
         "@jupyterlab/apputils-extension:notification": {"checkForUpdates": False, "fetchNews": "false"},
     }
     settings.mkdir(mode=0o700)
@@ -245,14 +245,10 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(TORCHRUN_VARIABLES)}
 
 
-def _without_proxy() -> OpenerDirector:
-    return build_opener(ProxyHandler({}))
-
-
 def serve(rank: Rank, arguments: Notebook) -> None:
     """Run JupyterLab until it is shut down, is idle for too long, or SIGTERM arrives.
 
-    Raises ConfigurationError if this image has no JupyterLab, TrainyardError if JupyterLab fails.
+    Raises ConfigurationError if this image has no JupyterLab, and TrainyardError if JupyterLab fails.
     """
     check_installed()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -273,15 +269,15 @@ def serve(rank: Rank, arguments: Notebook) -> None:
             try:
                 check_may_write()
                 _announce(s3, rank, lab)
-                code = _until_the_end(lab, saved, idle_timeout=timedelta(hours=arguments.idle_timeout_hours))
+                code = _save_until_end(lab, saved, idle_timeout=timedelta(hours=arguments.idle_timeout_hours))
             finally:
-                # This must complete, and before JupyterLab has ended, because the grace period may be running.
+                # Save without interruption, before JupyterLab is stopped: the grace period may be running.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 check_may_write()  # a newer attempt owns the files and the address to connect to
                 saved.save()
                 object_store.delete_all(s3, rank.run, [NOTEBOOK_SERVER])
     except Interrupted:
-        # Die of SIGTERM, by which the launcher knows that the job must be retried.
+        # Die of SIGTERM, so that the launcher retries the job.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     if code:
@@ -293,7 +289,7 @@ def _fill(s3: "S3Client", saved: SavedFolder, folder: Path, arguments: Notebook)
     restored = saved.restore()
     saved.restore_links()
     if restored:
-        log.info("notebook: restored %s that an earlier attempt had saved", counted(restored, "file"))
+        log.info("notebook: restored %s of an earlier attempt", counted(restored, "file"))
     elif arguments.files is not None:
         sources.copy_folder(arguments.files, folder, s3=lambda: s3)
         log.info("notebook: copied the files of %s", arguments.files)
@@ -307,9 +303,9 @@ def _announce(s3: "S3Client", rank: Rank, lab: JupyterLab) -> None:
     log.info("notebook: JupyterLab listens on %s:%s; next: trainyard connect %s", LOOPBACK, lab.port, run_id)
 
 
-def _until_the_end(lab: JupyterLab, saved: SavedFolder, *, idle_timeout: timedelta) -> int:
-    """Save changes until JupyterLab ends. Returns its exit code, or 0 if it was idle for too long."""
-    # A change of the last activity counts, not its time, because the clock may be adjusted meanwhile.
+def _save_until_end(lab: JupyterLab, saved: SavedFolder, *, idle_timeout: timedelta) -> int:
+    """Save changes until JupyterLab ends, and return its exit code, or 0 if it was idle for too long."""
+    # Only changes of the last activity count, not its time, because the clock may be adjusted meanwhile.
     seen, worked = None, time.monotonic()
     while True:
         code = lab.wait(min(ROUND_SECONDS, idle_timeout.total_seconds() / 4))

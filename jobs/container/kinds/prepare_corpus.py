@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 Place = tuple[int, At]
-"""The number of an input, and the position in it."""
+"""The index of an input, and a position in it."""
 
 
 def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
@@ -80,8 +80,7 @@ class _Preparation:
         self._done = builder.done_shards()
         self._sizes = [source.size() for source in inputs]
         self._seen: set[int] | None = set() if arguments.drop_duplicates else None
-        """64-bit hashes of all documents read. Two different documents of 100 million have the same hash in one of
-        3,700 corpora."""
+        """64-bit hashes of all documents read. Any two of 100 million documents collide with a chance of 1 in 3,700."""
         complete = [number for number in range(len(self._done)) if self._recorded(number) is not None]
         self._metrics = JobMetrics(rank, s3, done_steps=len(complete))
         if complete:
@@ -91,7 +90,7 @@ class _Preparation:
         """Produce all missing shards. Raises UsageError if there is no text, or if one of the splits is empty."""
         started = time.monotonic()
         place: Place | None = (0, BEGINNING)
-        number = bytes_here = 0
+        number = new_bytes = 0
         reader: Iterator[tuple[Place, Read]] | None = None
         uploads: list[Future[None]] = []
         with ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as pool:
@@ -105,17 +104,17 @@ class _Preparation:
                     place, counts = self._write_shard(number, reader)
                     if counts["read"]:
                         uploads.append(pool.submit(self._upload, number, counts))
-                        bytes_here += sum(counts[f"{part} bytes"] for part in SPLITS)
+                        new_bytes += sum(counts[f"{part} bytes"] for part in SPLITS)
                         self._report(number, place, counts)
                     while len(uploads) > UPLOADS:
                         uploads.pop(0).result()
                 number += 1
             for upload in uploads:
                 upload.result()
-        self._finish(bytes_here, time.monotonic() - started)
+        self._finish(new_bytes, time.monotonic() - started)
 
     def _recorded(self, number: int) -> Place | None:
-        """Return the position in the inputs after a finished shard, or None if it is missing."""
+        """Return the position in the inputs after a finished shard, or None if the shard is missing."""
         files = [self._done.get(file_name(part, number)) for part in SPLITS]
         if files[0] is None or files[1] is None:
             return None
@@ -172,7 +171,7 @@ class _Preparation:
         return place, counts
 
     def _kept(self, content: str | Broken, counts: Counter[str]) -> Iterator[bytes]:
-        """Yield a document without surrounding white space and NULs, split if it is too long."""
+        """Yield a document without NULs and surrounding whitespace, split if it is too long."""
         if isinstance(content, Broken):
             if self._arguments.on_broken_text == "error":
                 raise UsageError(
@@ -190,7 +189,7 @@ class _Preparation:
         yield from pieces
 
     def _upload(self, number: int, counts: Counter[str]) -> None:
-        # The training part is uploaded last. It completes the shard.
+        # The training file is uploaded last, because it completes the shard.
         for part in reversed(SPLITS):
             path = self._scratch / file_name(part, number)
             recorded = {"documents": counts[f"{part} documents"], "text_bytes": counts[f"{part} bytes"]}
@@ -210,7 +209,7 @@ class _Preparation:
         note = f"of the inputs, shard {number}: {documents} documents"
         self._metrics.show(int(100 * done / len(self._sizes)), 100, note)
 
-    def _finish(self, bytes_here: int, seconds: float) -> None:
+    def _finish(self, new_bytes: int, seconds: float) -> None:
         files = self._builder.done_shards()
         totals = {part: _totals(files, part) for part in SPLITS}
         self._check(totals)
@@ -224,7 +223,7 @@ class _Preparation:
             **{f"dropped_{name}" if name != "cuts" else name: train[name] for name in _DROPPED},
         }
         self._builder.finish(result)
-        speed = bytes_here / seconds if seconds else 0.0
+        speed = new_bytes / seconds if seconds else 0.0
         self._metrics.show(100, 100, "of the inputs", at_once=True)
         self._metrics.result(result["shards"], {**result, "seconds": round(seconds, 3), "bytes_per_second": speed})
 
@@ -248,7 +247,7 @@ class _Preparation:
 
 
 _DROPPED = ("empty", "broken", "duplicates", "cuts")
-"""Counts in a shard's record other than its content. `cuts` is the number of cuts in long documents."""
+"""Counts of documents that were dropped, and `cuts`, the number of cuts in long documents."""
 
 
 def _totals(files: Mapping[str, ArtifactFile], part: str) -> Counter[str]:

@@ -40,22 +40,22 @@ log = logging.getLogger("trainyard")
 CONFIG = "config.json"
 
 VOCABULARY_MULTIPLE = 128
-"""The vocabulary is padded to a multiple of this, because an HPU (and a GPU) is fastest with matrix sides that divide
-by 128. The additional tokens never occur."""
+"""The vocabulary is padded to a multiple of this, because HPUs and GPUs are fastest with matrix dimensions that are
+multiples of 128. The additional tokens never occur."""
 
 POSITIONS = 512
 """Minimum number of positions of a model, as in BERT. Fine-tuning may need more positions than pre-training."""
 
 
 class Inputs(BaseModel):
-    """The data and configuration that one rank of a node has downloaded for all its ranks."""
+    """The data and configuration that one rank downloads for all ranks of its node."""
 
     folder: Path
     fingerprint: str
     config: dict[str, Any] | None
     """The configuration of a model with random weights, or None."""
     model: Path | None = None
-    """The model whose weights are the start, or None."""
+    """The model whose weights the training starts from, or None."""
 
 
 def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
@@ -79,7 +79,7 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     if rank.is_first:
         index = packed_tokens.Index.read(inputs.folder)
         log.info(
-            "data: %s sequences of %s tokens, %s passes over them, and %s held-out ones; fingerprint %s",
+            "data: %s sequences of %s tokens, %s passes, %s held-out sequences, fingerprint %s",
             sequences,
             index.sequence_length,
             round(len(train_data) / sequences, 2),
@@ -87,7 +87,7 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             inputs.fingerprint,
         )
     rank.start_up.done("data")
-    # Imported here, because loading the Trainer takes seconds that preparing the data needs first.
+    # Imported here, because loading the Trainer takes seconds and would delay preparing the data.
     from jobs.container.trainer.training import Task, train
 
     rank.start_up.done("imports")
@@ -127,10 +127,10 @@ def check_compiler(accelerator: Accelerator) -> None:
     of_cpu = ["clang++" if sys.platform == "darwin" else "g++"]
     variable, compilers = ("CC", ["gcc", "clang"]) if name == "cuda" else ("CXX", of_cpu)
     if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else compilers)):
-        has_one = "use the image `cuda`, which has gcc" if name == "cuda" else f"install {compilers[0]}"
+        remedy = "use the image `cuda`, which has gcc" if name == "cuda" else f"install {compilers[0]}"
         raise ConfigurationError(
-            f"torch_compile needs a compiler on {name}, but there is no {' and no '.join(compilers)} here",
-            next_step=f"{has_one}, or remove torch_compile",
+            f"torch_compile needs a compiler on {name}, but {' or '.join(compilers)} is not installed",
+            next_step=f"{remedy}, or remove torch_compile",
         )
 
 
@@ -172,7 +172,7 @@ def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_
     most = model_files.positions(config)
     if most is not None and most < index.sequence_length:
         raise UsageError(
-            f"{arguments.data} has sequences of {index.sequence_length} tokens, {location} only {most} positions",
+            f"{arguments.data} has sequences of {index.sequence_length} tokens, {location} has only {most} positions",
             next_step=f"tokenize the corpus with sequence_length: {most}",
         )
     with pretrained.explained_loading(str(location), "its tokenizer cannot be loaded"):
@@ -181,8 +181,8 @@ def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_
     if own != of_data:
         other = min({*own.items()} ^ {*of_data.items()}, key=lambda item: item[1])[0]
         raise UsageError(
-            f"{arguments.data} was not tokenized as {location} was trained: '{other}' is "
-            f"{of_data.get(other, 'nothing')} there and {own.get(other, 'nothing')} here",
+            f"{arguments.data} has another vocabulary than {location}: the id of '{other}' is "
+            f"{of_data.get(other, 'missing')} instead of {own.get(other, 'missing')}",
             next_step=f"tokenize the corpus with tokenizer: {location}, and set data to the result",
         )
 
@@ -258,7 +258,7 @@ def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
 
 
 def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Client") -> dict[str, Any]:
-    """Return the configuration for BertConfig. Raises UsageError if the given one does not match the data."""
+    """Return the configuration for BertConfig. Raises UsageError if `config` does not match the data."""
     if arguments.config is None:
         return {
             "hidden_size": arguments.hidden_size,
@@ -288,14 +288,11 @@ def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Cl
 
 
 def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
-    if sources.is_on_hub(location):
-        path = sources.hub_folder(location, "model", [CONFIG]) / CONFIG
-        content = path.read_bytes() if path.is_file() else None
-    elif location.startswith(S3):
+    if location.startswith(S3):
         content = object_store.read(s3, S3Location.parse(location) / CONFIG)
     else:
-        path = Path(location) / CONFIG
-        content = path.read_bytes() if path.is_file() else None
+        folder = sources.hub_folder(location, "model", [CONFIG]) if sources.is_on_hub(location) else Path(location)
+        content = (folder / CONFIG).read_bytes() if (folder / CONFIG).is_file() else None
     if content is None:
         raise NotFoundError(f"{location} has no {CONFIG}", next_step="check the folder")
     try:

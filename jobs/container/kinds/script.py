@@ -1,11 +1,11 @@
-"""A rank of a custom script: the script, in a process that its launcher watches.
+"""Run one rank of a custom script, in a process that the launcher watches.
 
     python -m jobs.container.kinds.script FOLDER train.py --epochs 3
     python -m jobs.container.kinds.script --alone FOLDER accelerate launch train.py
 
 A Python script runs in this process, as with `python train.py`: its folder is first on `sys.path`, and it is
 `__main__`. Any other program replaces this process. `--alone` is for programs that start their own ranks: it removes
-the variables by which they would take themselves for a rank.
+torchrun's variables, which would make the program act as a rank.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from jobs.core.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.spec.recipe import TRACKER_VARIABLES
 
 CLEAN_UP_SECONDS = 10.0
-"""Time for the exit handlers of a failed script. Its peers are waiting for it, or gone."""
+"""Time limit for the exit handlers of a failed script. Its peers are waiting for it, or gone."""
 
 
 def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None:
-    """Run the command in the folder. Returns only after a Python script that succeeded."""
+    """Run the command in the folder. Returns only if the command is a Python script and succeeds."""
     prepare_process()
     if alone:
         hide_torchrun_variables()
-    with contextlib.suppress(PermissionError):  # it already leads a session
+    with contextlib.suppress(PermissionError):  # this process already leads a session
         os.setpgid(0, 0)  # so that its child processes end with it
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
     try:
@@ -56,7 +56,7 @@ def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None
         elif command[0].endswith(".py"):
             _run_file(folder / command[0], command[1:])
         else:
-            _become(command)
+            _exec(command)
     except (TrainyardError, ConfigurationError) as error:
         report_failure(one_line(error), explained=True)
         _fail()
@@ -80,8 +80,8 @@ def _run_module(folder: Path, module: str, arguments: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _become(command: list[str]) -> None:
-    """Replace this process by the program, which keeps dying with the launcher (prctl survives exec)."""
+def _exec(command: list[str]) -> None:
+    """Replace this process with the program, which still dies with the launcher (prctl survives exec)."""
     found = shutil.which(command[0]) or (f"./{command[0]}" if Path(command[0]).is_file() else None)
     if found is None:
         raise UsageError(

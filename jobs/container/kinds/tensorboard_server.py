@@ -1,9 +1,9 @@
-"""TensorBoard on a Unix socket. It has no authentication of its own, so access to the socket must be restricted.
+"""Serve TensorBoard on a Unix socket, without authentication. Access to the socket must be restricted.
 
     python -m jobs.container.kinds.tensorboard_server --socket=PATH --logdir=FOLDER
 
-JupyterLab (jobs.container.kinds.notebook) starts it when it is first opened, and forwards it to users who have
-JupyterLab's token.
+JupyterLab (jobs.container.kinds.notebook) starts this server when TensorBoard is first opened, and forwards it to users
+who have JupyterLab's token.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class SocketServer(ThreadedWSGIServer, TensorBoardServer):  # type: ignore[misc]
 def plugins() -> list[Any]:
     """Return TensorBoard's plugins, and those of other packages that can be loaded.
 
-    A plugin of the base image, perhaps for another version, must not prevent the start.
+    A broken plugin of the base image, perhaps for another version, must not prevent the start.
     """
     found = list(get_static_plugins())
     for entry_point in entry_points(group="tensorboard_plugins"):

@@ -3,9 +3,9 @@ r"""Encode a corpus as token ids, packed into sequences of one length, shard by 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 tokenize \
         --corpus=s3://…/artifacts/corpus-… --tokenizer=s3://…/artifacts/tokenizer-…
 
-The ids are those of Hugging Face's tokenizer, whichever library encodes them (jobs.container.data.packed_tokens).
-jobs.container.data.packed_tokens describes the files. Each shard is downloaded, encoded and uploaded before the next
-one, so that neither memory nor disk grows with the corpus, and a restarted job produces only the missing shards.
+The ids are those of Hugging Face's tokenizer, whichever library computes them. jobs.container.data.packed_tokens
+describes the files. Shards are downloaded, encoded and uploaded one by one, so that neither memory nor disk grows with
+the corpus, and a restarted job produces only the missing shards.
 """
 
 import logging
@@ -117,12 +117,12 @@ class _Tokenization:
     def _upload(self, file: PackedFile, documents: int) -> ArtifactFile:
         path = self._packed / file.name
         counts = {"sequences": file.sequences, "tokens": file.tokens, "documents": documents}
-        counts |= _spelled(path, file.tokens, documents, self._special_ids)
+        counts |= _count_special(path, file.tokens, documents, self._special_ids)
         done = self._builder.put_file(path, counts=counts)
         path.unlink()
         return done
 
-    def _finish(self, tokens_here: int, bytes_here: int, seconds: float) -> None:
+    def _finish(self, new_tokens: int, new_bytes: int, seconds: float) -> None:
         done = self._builder.done_shards()
         index = self._put_index(done)
         result = {
@@ -133,20 +133,20 @@ class _Tokenization:
             "sequence_length": self._sequence_length,
             "bytes": sum(file.bytes for name, file in done.items() if name.endswith(".npy")),
             "text_bytes": self._corpus.manifest.count("text_bytes"),
-            "special_tokens_in_text": self._spelled(done),
+            "special_tokens_in_text": self._special_in_text(done),
         }
         encoder = {"encoder": self._packing.encoder_name, "encoder_reason": self._packing.reason}
         self._builder.finish({**result, **encoder})
         speeds = {
             "seconds": round(seconds, 3),
-            "tokens_per_second": tokens_here / seconds if seconds else 0.0,
-            "bytes_per_second": bytes_here / seconds if seconds else 0.0,
+            "tokens_per_second": new_tokens / seconds if seconds else 0.0,
+            "bytes_per_second": new_bytes / seconds if seconds else 0.0,
         }
         self._metrics.result(self._files, {**result, **encoder, **speeds})
 
-    def _spelled(self, done: Mapping[str, ArtifactFile]) -> int:
-        """Return how often the text of documents contains special tokens, and warn about it."""
-        counts = {name: sum(file.counts.get(f"spelled_{name}", 0) for file in done.values()) for name in _SPELLED}
+    def _special_in_text(self, done: Mapping[str, ArtifactFile]) -> int:
+        """Return how often the text of documents contains special tokens, and warn about them."""
+        counts = {name: sum(file.counts.get(f"spelled_{name}", 0) for file in done.values()) for name in _COUNTED}
         if any(counts.values()):
             shown = ", ".join(f"{count:,} [{name.upper()}]" for name, count in counts.items() if count)
             log.warning("warning: the text of the corpus contains special tokens, which are encoded as such: %s", shown)
@@ -167,15 +167,15 @@ class _Tokenization:
         return index
 
 
-_SPELLED = ("pad", "cls", "sep", "mask")
+_COUNTED = ("pad", "cls", "sep", "mask")
 """Special tokens whose text in a document is encoded as the token itself, as in Hugging Face's tokenizers. [UNK] is not
 counted, because it also replaces unknown characters."""
 
 
-def _spelled(path: Path, tokens: int, documents: int, ids: Mapping[str, int]) -> dict[str, int]:
+def _count_special(path: Path, tokens: int, documents: int, ids: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of special tokens in a file's documents, without the [CLS] and [SEP] around each."""
     packed = np.load(path, mmap_mode="r").reshape(-1)[:tokens]
-    found = {name: int(np.count_nonzero(packed == ids[name])) for name in _SPELLED}
+    found = {name: int(np.count_nonzero(packed == ids[name])) for name in _COUNTED}
     return {f"spelled_{name}": max(0, n - documents * (name in ("cls", "sep"))) for name, n in found.items()}
 
 

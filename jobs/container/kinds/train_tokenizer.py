@@ -2,13 +2,12 @@ r"""Train a WordPiece vocabulary on a sample of a corpus, and save a tokenizer f
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 train-tokenizer --corpus=s3://…/artifacts/corpus-…
 
-The same corpus, options and seed give the same vocabulary. Held-out text measures how well it fits: the fewer tokens a
-byte takes, the more text a sequence holds.
+The same corpus, options and seed give the same vocabulary. Its fit is measured on held-out text: with fewer tokens per
+byte, a sequence holds more text.
 """
 
 import logging
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ KIND = TOKENIZER_KIND
 VERSION = 1
 
 MEASURED_BYTES = 16 << 20
-"""Maximum held-out text that a vocabulary is measured on, in equal parts from all shards."""
+"""Maximum held-out text to measure a vocabulary on, in equal parts from all shards."""
 
 AUTO_FRACTION = 0.1
 AUTO_LEAST_BYTES = 16_000_000
@@ -71,10 +70,16 @@ def _produce(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builde
         lowercase=arguments.lowercase,
         max_characters=arguments.max_characters,
     )
-    learnt_at = time.monotonic()
-    _warn_if_small(tokenizer, arguments)
+    trained_at = time.monotonic()
+    size = tokenizer.get_vocab_size()
+    if size < arguments.vocabulary_size:
+        log.warning(
+            "warning: the sample yields only %s tokens, not %s; a larger sample_fraction may yield more",
+            size,
+            arguments.vocabulary_size,
+        )
     result = {
-        "vocabulary_size": tokenizer.get_vocab_size(),
+        "vocabulary_size": size,
         "sample_documents": sample.documents,
         "sample_bytes": sample.text_bytes,
         **_measured(tokenizer, sample.held_out),
@@ -86,7 +91,7 @@ def _produce(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builde
     builder.finish(result)
     seconds = {
         "sampling_seconds": round(sampled_at - started, 3),
-        "training_seconds": round(learnt_at - sampled_at, 3),
+        "training_seconds": round(trained_at - sampled_at, 3),
     }
     metrics.result(1, {**result, **seconds})
 
@@ -98,19 +103,9 @@ def sample_fraction(arguments: TrainTokenizer, text_bytes: int) -> float:
     return min(1.0, max(AUTO_FRACTION, AUTO_LEAST_BYTES / max(1, text_bytes)))
 
 
-def _warn_if_small(tokenizer: Any, arguments: TrainTokenizer) -> None:
-    size = tokenizer.get_vocab_size()
-    if size < arguments.vocabulary_size:
-        log.warning(
-            "warning: the sample yields only %s tokens, not %s; a larger sample_fraction may yield more",
-            size,
-            arguments.vocabulary_size,
-        )
-
-
 @dataclass(frozen=True)
 class _Sample:
-    """The sample that a vocabulary is trained on, and the held-out text that it is measured on."""
+    """The sample to train a vocabulary on, and the held-out text to measure it on."""
 
     path: Path
     documents: int
@@ -168,7 +163,7 @@ def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
 
 
 def _save(tokenizer: Any, folder: Path, arguments: TrainTokenizer) -> None:
-    """Save the tokenizer as `save_pretrained` does, and check that it gives the same ids when it is loaded again."""
+    """Save the tokenizer with `save_pretrained`, and check that the saved tokenizer gives the same ids."""
     from transformers import AutoTokenizer, BertTokenizerFast
 
     BertTokenizerFast(
@@ -177,12 +172,8 @@ def _save(tokenizer: Any, folder: Path, arguments: TrainTokenizer) -> None:
         model_max_length=arguments.model_max_length,
     ).save_pretrained(folder)
     loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    _check_same(tokenizer, loaded.backend_tokenizer, ["Some text, Ünïcode 漢字 [MASK].", "café İstanbul ΟΔΟΣ"])
-
-
-def _check_same(tokenizer: Any, loaded: Any, texts: Iterable[str]) -> None:
-    for text in texts:
-        if tokenizer.encode(text).ids != loaded.encode(text).ids:
+    for text in ("Some text, Ünïcode 漢字 [MASK].", "café İstanbul ΟΔΟΣ"):
+        if tokenizer.encode(text).ids != loaded.backend_tokenizer.encode(text).ids:
             raise AssertionError(f"the saved tokenizer gives different ids for {text!r}")
 
 

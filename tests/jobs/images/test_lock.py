@@ -87,7 +87,7 @@ def test_lock_hashes_fitting_wheels_and_omits_the_bases_packages(monkeypatch: py
     monkeypatch.setattr(lock, "requirements", lambda of, row: asked)
     row = release("1.21.0")
     header, made_by, idna, markupsafe, end = lock.lock(image("gaudi"), row, torch_index="").split("\n")
-    assert header == "# What the image gaudi adds to its base, for release 1.21.0 and Python 3.10."
+    assert header == "# Packages that the image gaudi adds to its base, for release 1.21.0 and Python 3.10."
     assert (made_by, end) == ("# Made by `trainyard images lock gaudi 1.21.0`; do not edit.", "")
     # The laptop's version.
     assert re.sub(" --hash.*", "", idna) in (ROOT / "requirements.txt").read_text()

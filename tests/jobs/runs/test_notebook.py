@@ -12,7 +12,7 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import read_spec
 from jobs.cli.submission import plan_run, send
-from jobs.container.kinds.notebook import _until_the_end
+from jobs.container.kinds.notebook import _save_until_end
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
 from jobs.core.records import NotebookServer
@@ -189,4 +189,4 @@ def test_notebook_survives_a_reclaim_and_shuts_down(notebook: Submitted, emulate
 def test_notebook_ends_when_idle_or_shut_down(lab: dict[str, Any], code: int) -> None:
     idle: Any = SimpleNamespace(**{"wait": lambda _: None, "last_activity": lambda: "at noon", **lab})
     saved: Any = SimpleNamespace(save=lambda: False)
-    assert _until_the_end(idle, saved, idle_timeout=timedelta(milliseconds=20)) == code
+    assert _save_until_end(idle, saved, idle_timeout=timedelta(milliseconds=20)) == code

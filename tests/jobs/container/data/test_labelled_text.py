@@ -94,8 +94,8 @@ def test_invalid_labels_are_refused_with_their_line(load: Load, labels: list[Any
 
 def test_unknown_classes_and_non_texts_are_refused_with_line(load: Load) -> None:
     for label, problem in (
-        ("god", "'god' is none of the training data's; did you mean 'good'?"),
-        (None, "None is none of"),
+        ("god", "'god' is not one of the training data's classes; did you mean 'good'?"),
+        (None, "None is not one of"),
     ):
         with pytest.raises(UsageError, match=re.escape(f"eval.jsonl, line 2: label {problem}")):
             load(labelled("bad", "good"), labelled("bad", label))
@@ -137,7 +137,10 @@ def test_tables_are_joined_and_errors_name_their_table(tmp_path: Path) -> None:
     tables = several(tmp_path, labelled("good", "bad"), labelled("bad", None))
     for arguments, problem in (
         (FinetuneClassification(model="unused", train_data=tables), "'label' is None, which is not a class"),
-        (FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables), "label None is none of the "),
+        (
+            FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables),
+            "label None is not one of the ",
+        ),
     ):
         with pytest.raises(UsageError, match=rf"part1\.jsonl, line 2: {problem}"):
             labelled_text.load(arguments, s3=no_s3)
@@ -253,10 +256,8 @@ def test_up_to_ten_bad_rows_are_reported_together(load: Load, tmp_path: Path) ->
     assert f"{tmp_path}/train.jsonl, line 3: 'text' is not text but None" in of_train
     assert f"{tmp_path}/train.jsonl, line 4: 'label' is None, which is not a class" in of_train
     assert "and 2 more" in lines
-    assert (
-        lines[-2]
-        == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; available: 'bad', 'good'"
-    )
+    reason = "label None is not one of the training data's classes; available: 'bad', 'good'"
+    assert lines[-2] == f"{tmp_path}/eval.jsonl, line 2: {reason}"
     assert lines[-1].endswith("; or skip them with on_bad_rows: skip")
 
 

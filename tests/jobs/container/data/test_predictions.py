@@ -68,7 +68,7 @@ def test_positive_class_is_named_or_known(
 
 
 def test_unknown_positive_class_is_refused() -> None:
-    with pytest.raises(UsageError, match="positive_class 'frd' is none of the classes; did you mean 'fraud'"):
+    with pytest.raises(UsageError, match="positive_class 'frd' is not one of the classes; did you mean 'fraud'"):
         positive_class(["fraud", "legit"], "frd")
     for written in (1, "1", 1.0, "1.0"):
         assert Evaluate(model="m", data="t.csv", positive_class=written).positive_class == "1"

@@ -195,7 +195,7 @@ def report(*measurements: Measurement) -> FabricReport:
 
 def test_only_the_slow_node_is_named() -> None:
     found = report(measurement("node 0", 1000.0), measurement("node 1", 5000.0), measurement("node 2", 1100.0))
-    assert slow_nodes(found) == ["node 1 is slow: its all-reduce reaches 0.35 GB/s, the others' 1.67 GB/s"]
+    assert slow_nodes(found) == ["node 1 is slow: its all-reduce reaches 0.35 GB/s, the others' median is 1.67 GB/s"]
     assert below_minimum(found, 1.0, 99.0) == [
         "all-reduce of 976.6 KiB, node 1: 0.35 GB/s of bus bandwidth, less than the minimum of 1"
     ]

@@ -87,7 +87,7 @@ def test_a_failed_start_of_jupyterlab_is_an_error(tmp_path: Path, monkeypatch: p
     (tmp_path / "jupyterlab.py").write_text("raise SystemExit(7)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     lab = JupyterLab(tmp_path, settings=tmp_path / "settings", tensorboard_logdir=".")
-    with pytest.raises(TrainyardError, match=r"^JupyterLab ended at its start \(exit code 7\)$"):
+    with pytest.raises(TrainyardError, match=r"^JupyterLab exited while starting \(exit code 7\)$"):
         lab.__enter__()
 
 
@@ -108,7 +108,7 @@ def test_the_job_fails_if_jupyterlab_fails(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(entrypoint, "JupyterLab", lambda *_, **__: nullcontext())
     monkeypatch.setattr(entrypoint, "_announce", lambda *_: None)
-    monkeypatch.setattr(entrypoint, "_until_the_end", lambda *_, **__: code)
+    monkeypatch.setattr(entrypoint, "_save_until_end", lambda *_, **__: code)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     run = S3Location("runs", f"research/{tmp_path.name}/")
     rank = Rank(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0, nnodes=1, run=run, scratch=tmp_path)

@@ -124,7 +124,7 @@ def _broken(documents: list[bytes], _ids: Any) -> Any:
         (mistaken(_broken), "nanotoken cannot be used: RuntimeError: a mistake"),
         (
             mistaken(lambda documents, ids: ids[::-1] if b"\xc4\xb0" in b"".join(documents) else ids),
-            "gives other ids for 'İst",
+            "gives different ids for 'İst",
         ),
         (
             mistaken(lambda documents, ids: ids[1:] if b"second file" in documents else ids),
