@@ -19,12 +19,12 @@ BUILD_TOOLS = (
 )
 
 TRAINING_SECONDS = 500
-"""Timeout of a training that takes 20 to 60 s on two idle cores."""
+"""Timeout of the training, which takes 20 to 60 s on two idle cores."""
 
 
 @pytest.fixture(scope="session")
 def facts() -> dict[str, Any]:
-    """What the image should be, and what the engine reports about it (`_facts` in jobs/images/check.py)."""
+    """The image's expected properties, and those that the engine reports (`_facts` in jobs/images/check.py)."""
     facts: dict[str, Any] = json.loads((HERE / "facts.json").read_text())
     return facts
 

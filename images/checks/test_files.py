@@ -1,4 +1,4 @@
-"""Files that an image must not have, checked by a user who may read every file."""
+"""Check that an image has no unwanted files. The user may read every file."""
 
 import os
 import re

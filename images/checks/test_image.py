@@ -1,7 +1,4 @@
-"""Checks that run as a job would: configuration, Python packages, the launcher, and ranks that train.
-
-Packages must have the locked versions, be compatible and importable.
-"""
+"""Check an image as a job would use it: configuration, Python packages, the launcher, and ranks that train."""
 
 import os
 import re
@@ -20,7 +17,7 @@ INTERRUPTED = 75
 """The exit code after which Batch retries the job (jobs/core/errors.py)."""
 
 STOP_SECONDS = 20
-"""Time that a shutdown may take, of the 30 s that AWS gives a container after SIGTERM."""
+"""Time limit for a shutdown, of the 30 s that AWS gives a container after SIGTERM."""
 
 START_SECONDS = 120
 
@@ -109,14 +106,14 @@ def test_packages_are_compatible(facts: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0 or done.stdout.strip(), done.stderr
-    # A base may have more packages, with conflicts of their own.
+    # A base may have more packages, which may conflict.
     ours = {*facts["versions"], "torch", "deepspeed"}
     complaints = done.stdout.splitlines() if done.returncode else []
     assert [line for line in complaints if line.split()[0].lower().replace("_", "-") in ours] == []
 
 
 def test_modules_of_jobs_can_be_imported_and_are_compiled(facts: dict[str, Any]) -> None:
-    """Import all in one process, as a job does. PYTHONDONTWRITEBYTECODE keeps this from compiling anything."""
+    """Import all modules in one process, as a job does. PYTHONDONTWRITEBYTECODE prevents compilation."""
     command = [sys.executable, "-c", IMPORT, *facts["modules"]]
     done = subprocess.run(command, cwd="/", env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -29,7 +29,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def get(lab: Any, path: str, *, token: bool) -> tuple[int, str]:
-    """Return the status of the answer, with its body, or with its target if it is a redirection."""
+    """Return the status of the answer, and its body or, for a redirect, its target."""
     connection = http.client.HTTPConnection("127.0.0.1", lab.port, timeout=SECONDS)
     connection.request("GET", f"/{path}", headers={"Authorization": f"token {lab.token}"} if token else {})
     answer = connection.getresponse()

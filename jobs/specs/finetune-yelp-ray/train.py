@@ -20,7 +20,7 @@ os.environ |= {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
-    # Timeouts for Ray's processes to start on a busy machine; start_ray retries after the first timeout.
+    # Longer timeouts to start Ray's processes on a busy machine. start_ray retries after the first timeout.
     "RAY_raylet_start_wait_time_s": "60",
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
@@ -95,7 +95,7 @@ def train(config: dict[str, Any]) -> dict[str, float]:
         )
 
     examples, held_out = split("train"), split("test")
-    trainer_class, arguments_class, of_device, with_it = trainer_classes()
+    trainer_class, arguments_class, device_arguments, trainer_arguments = trainer_classes()
     trainer = trainer_class(
         model=AutoModelForSequenceClassification.from_pretrained(
             args.model, num_labels=1 + max(examples["label"]), trust_remote_code=False
@@ -103,13 +103,13 @@ def train(config: dict[str, Any]) -> dict[str, float]:
         args=arguments_class(
             output_dir=args.output, num_train_epochs=args.epochs, seed=args.seed, learning_rate=args.learning_rate,
             per_device_train_batch_size=args.batch_size // args.workers, save_steps=args.save_steps,
-            save_total_limit=2, logging_steps=10, report_to=[], disable_tqdm=True, **of_device,
+            save_total_limit=2, logging_steps=10, report_to=[], disable_tqdm=True, **device_arguments,
         ),
         data_collator=DataCollatorWithPadding(tokenizer),
         train_dataset=examples,
         eval_dataset=held_out,
         compute_metrics=lambda found: {"accuracy": float((found[0].argmax(-1) == found[1]).mean())},
-        **with_it,
+        **trainer_arguments,
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output))
     metrics = trainer.evaluate()

@@ -70,9 +70,9 @@ def conversations(path: Path) -> list[list[dict[str, str]]]:
 
 
 def encoded(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> Example:
-    """Return the tokens and labels of a conversation; only the assistant's turns and their end token have labels.
+    """Return the tokens and labels of a conversation. Only the assistant's turns and their end token have labels.
 
-    A text is whole, and all its tokens have labels.
+    A text is not truncated, and all its tokens have labels.
     """
     if messages[0]["role"] == "text":
         text = [*tokenizer(messages[0]["content"], add_special_tokens=False).input_ids, tokenizer.eos_token_id]
@@ -149,7 +149,7 @@ class MeasuresBaseLoss(TrainerCallback):
 
 
 def prompt_of(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[str, str]:
-    """Return what the model continues, and how it is shown: a conversation up to its answer, or the first of a text."""
+    """Return the model's prompt and a short form to print: a conversation up to the answer, or the start of a text."""
     if messages[0]["role"] == "text":
         begin = messages[0]["content"][:100]
         return begin, begin
@@ -173,16 +173,16 @@ def main() -> None:
     talks = conversations(args.data)
     order = torch.randperm(len(talks), generator=torch.Generator().manual_seed(args.seed)).tolist()
     count = max(1, round(len(talks) * args.held_out))
-    held_out, learnt = ([talks[place] for place in part] for part in (order[:count], order[count:]))
-    rows = [[encoded(tokenizer, talk, args.max_length) for talk in part] for part in (held_out, learnt)]
+    held_out, trained = ([talks[place] for place in part] for part in (order[:count], order[count:]))
+    rows = [[encoded(tokenizer, talk, args.max_length) for talk in part] for part in (held_out, trained)]
     # Examples that are truncated before the assistant's first turn have no labels.
     evaluated, examples = ([row for row in part if any(label >= 0 for label in row[1])] for part in rows)
     is_text = talks[0][0]["role"] == "text"
     blocks = (cut if is_text else packed)(examples, args.max_length)
     evaluated = cut(evaluated, args.max_length) if is_text else evaluated
 
-    trainer_class, arguments_class, of_device, with_it = trainer_classes()
-    is_hpu, has_bf16 = bool(with_it), torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    trainer_class, arguments_class, device_arguments, trainer_arguments = trainer_classes()
+    is_hpu, has_bf16 = bool(trainer_arguments), torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     model, found = AutoModelForCausalLM.from_pretrained(
         args.model,
         output_loading_info=True,
@@ -204,7 +204,7 @@ def main() -> None:
     if args.full and not is_hpu and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         os.environ.update(FSDP_VERSION="2", FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT")  # for transformers 4
         sharding = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "sync_module_states": False}
-        of_device = {**of_device, "fsdp": "full_shard auto_wrap", "fsdp_config": sharding}
+        device_arguments |= {"fsdp": "full_shard auto_wrap", "fsdp_config": sharding}
     trainer = trainer_class(
         model=model if args.full else get_peft_model(model, lora),
         args=arguments_class(
@@ -214,13 +214,13 @@ def main() -> None:
             learning_rate=args.learning_rate or (2e-5 if args.full else 2e-4),
             lr_scheduler_type="cosine", logging_steps=10, save_strategy="no", report_to=[],
             remove_unused_columns=False, label_names=["labels"], bf16=is_hpu or has_bf16, disable_tqdm=True,
-            use_cpu=not (is_hpu or torch.cuda.is_available()), **of_device,
+            use_cpu=not (is_hpu or torch.cuda.is_available()), **device_arguments,
         ),
         data_collator=lambda some: collate(some, tokenizer.pad_token_id, args.max_length if is_hpu else None),
         train_dataset=blocks,
         eval_dataset=evaluated,
         callbacks=[trainyard.Callback()],
-        **with_it,
+        **trainer_arguments,
     )  # fmt: skip
     trainer.add_callback(MeasuresBaseLoss(trainer, args.seed))
     trainer.train(resume_from_checkpoint=trainyard.checkpoint())
@@ -244,7 +244,7 @@ def main() -> None:
     else:
         tuned = trainer.model.eval()
         tuned.config.use_cache = True
-        # Not by the Trainer, whose argument for it differs between releases.
+        # The Trainer's argument to save the tokenizer differs between releases.
         tokenizer.save_pretrained(trainyard.output() / "adapter")
     prompts = [prompt_of(tokenizer, talk) for talk in held_out[:5]]
     with contextlib.nullcontext() if args.full else tuned.disable_adapter():
