@@ -75,8 +75,8 @@ def _named_base(root: Image, row: Release) -> str:
 
 
 def main() -> int:
-    roots = [one for one in map(image, images()) if one.parent is None]
-    bases = {_named_base(one, release(name)): None for one in roots for name in releases_of(one.name)}
+    roots = [img for img in map(image, images()) if img.parent is None]
+    bases = {_named_base(img, release(name)): None for img in roots for name in releases_of(img.name)}
     return 1 if lock([base for base in bases if base], BASES_FILE, engine.connect()) else 0
 
 

@@ -94,19 +94,19 @@ class Build:
         """
         wanted: dict[str, Image] = {}
         for name in names:
-            for one in with_descendants(name) if all_descendants else (image(name),):
-                if one.parent and not self.exists(one.parent):
-                    wanted.setdefault(one.parent, image(one.parent))
-                wanted[one.name] = one
-        ordered = sorted(wanted.values(), key=lambda one: one.parent is not None)
-        self._check_build_arguments([*(image(one.parent) for one in ordered if one.parent), *ordered])
-        for one in ordered:
-            locked(one, self.release_of(one))
+            for img in with_descendants(name) if all_descendants else (image(name),):
+                if img.parent and not self.exists(img.parent):
+                    wanted.setdefault(img.parent, image(img.parent))
+                wanted[img.name] = img
+        ordered = sorted(wanted.values(), key=lambda img: img.parent is not None)
+        self._check_build_arguments([*(image(img.parent) for img in ordered if img.parent), *ordered])
+        for img in ordered:
+            locked(img, self.release_of(img))
         return ordered
 
-    def release_of(self, one: Image) -> Release:
+    def release_of(self, img: Image) -> Release:
         """Return the release to build an image for."""
-        return self.releases[one.root]
+        return self.releases[img.root]
 
     def exists(self, name: str) -> bool:
         """Return whether the engine has the image at this revision, on the requested base."""
@@ -120,61 +120,61 @@ class Build:
         Raises TrainyardError if a step fails, and StoppedError after Ctrl-C. Images that are complete by then are kept.
         """
         with _frozen_sources(self.revision) as context:
-            return [self._build(one, context, report) for one in planned]
+            return [self._build(img, context, report) for img in planned]
 
-    def _build(self, one: Image, context: Path, report: Callable[[str], None]) -> BuiltImage:
-        report(f"{one.name}: build")
+    def _build(self, img: Image, context: Path, report: Callable[[str], None]) -> BuiltImage:
+        report(f"{img.name}: build")
         began = time.monotonic()
         try:
             done = subprocess.run(
-                self._command(one, context),
+                self._command(img, context),
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 check=False,
             )
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped: '{one.name}' was not built, and no image was tagged") from None
+            raise StoppedError(f"stopped: '{img.name}' was not built, and no image was tagged") from None
         if done.returncode:
             raise TrainyardError(
-                f"'{one.name}' was not built, and no image was tagged: docker build ended with exit code "
+                f"'{img.name}' was not built, and no image was tagged: docker build ended with exit code "
                 f"{done.returncode}, see its output above",
                 next_step="correct the step that failed; if the disk is full: docker builder prune, then docker image "
                 "prune; if the base could not be pulled: name a mirror with --build-arg BASE_IMAGE=…",
             )
-        found = self._find(one)
+        found = self._find(img)
         if found is None:
             raise ConfigurationError(
-                f"'{one.name}' was built, but the Docker engine does not have it: the docker command uses a builder "
+                f"'{img.name}' was built, but the Docker engine does not have it: the docker command uses a builder "
                 "that does not load images into the engine",
                 next_step="run docker buildx ls, then docker buildx use with a builder whose driver is docker",
             )
-        if f" AS {PACKAGES}\n" in one.dockerfile.read_text() and one.parent is None:
+        if f" AS {PACKAGES}\n" in img.dockerfile.read_text() and img.parent is None:
             # BuildKit has just built this stage, so tagging it takes a moment. Children are built on it, so that their
             # packages stay cached when only code changes.
-            command = self._command(one, context, stage=PACKAGES)
+            command = self._command(img, context, stage=PACKAGES)
             subprocess.run(command, env=_environment(), capture_output=True, check=False)
         built = BuiltImage(
-            image=one,
-            release=self.release_of(one).name,
+            image=img,
+            release=self.release_of(img).name,
             revision=self.revision,
             id=found.id,
             size_bytes=engine.size_bytes(found),
             seconds=time.monotonic() - began,
         )
-        report(f"{one.name}: {built.name} in {duration(built.seconds)}")
+        report(f"{img.name}: {built.name} in {duration(built.seconds)}")
         return built
 
-    def _command(self, one: Image, context: Path, *, stage: str | None = None) -> list[str]:
+    def _command(self, img: Image, context: Path, *, stage: str | None = None) -> list[str]:
         """Return the docker command that builds an image, or one stage of its Dockerfile."""
         commit = None if is_dirty(self.revision) else source_commit()
         return [
             *(str(engine.build_command()), "build", "--progress", "plain", "--platform", engine.PLATFORM),
-            *("--file", str(context / one.dockerfile.relative_to(ROOT)), "--tag", self._name(one, stage)),
+            *("--file", str(context / img.dockerfile.relative_to(ROOT)), "--tag", self._name(img, stage)),
             *(("--target", stage) if stage else ()),
             *(("--network", self.network) if self.network else ()),
-            *(part for name, value in self._arguments(one).items() for part in ("--build-arg", f"{name}={value}")),
-            *(() if one.parent else ("--label", f"{BASE_LABEL}={self._base(one)}")),  # children inherit the label
+            *(part for name, value in self._arguments(img).items() for part in ("--build-arg", f"{name}={value}")),
+            *(() if img.parent else ("--label", f"{BASE_LABEL}={self._base(img)}")),  # children inherit the label
             *(("--label", f"{COMMIT_LABEL}={commit}") if commit else ()),
             str(context),
         ]
@@ -182,30 +182,30 @@ class Build:
     def _base(self, root: Image) -> str:
         return self.build_arguments.get(BASE_ARGUMENT) or default_base(root, self.release_of(root))
 
-    def _arguments(self, one: Image) -> dict[str, str]:
+    def _arguments(self, img: Image) -> dict[str, str]:
         """Return the build arguments that the image's Dockerfile declares, with their values."""
-        given = {**self.build_arguments, **self._determined(one)}
-        if one.parent:
-            parent = image(one.parent)
+        given = {**self.build_arguments, **self._determined(img)}
+        if img.parent:
+            parent = image(img.parent)
             given |= {"PARENT_IMAGE": self._name(parent), "PARENT": parent.name}
             if self._find(parent, PACKAGES):
                 given["PARENT_PACKAGES"] = self._name(parent, PACKAGES)
-        elif base := self._base(one):
+        elif base := self._base(img):
             given[BASE_ARGUMENT] = base
-        declared = declared_arguments(one)
+        declared = declared_arguments(img)
         return {name: value for name, value in given.items() if name in declared or name.upper() in _PROXY_ARGUMENTS}
 
-    def _determined(self, one: Image) -> dict[str, str]:
-        return {**self.release_of(one).build_arguments, "REVISION": self.revision}
+    def _determined(self, img: Image) -> dict[str, str]:
+        return {**self.release_of(img).build_arguments, "REVISION": self.revision}
 
-    def _name(self, one: Image, stage: str | None = None) -> str:
+    def _name(self, img: Image, stage: str | None = None) -> str:
         """Return the name of an image, or of one stage of its Dockerfile, in the engine."""
-        name = f"{one.name}-{stage}" if stage else one.name
-        return local_name(name, image_tag(self.release_of(one).name, self.revision))
+        name = f"{img.name}-{stage}" if stage else img.name
+        return local_name(name, image_tag(self.release_of(img).name, self.revision))
 
-    def _find(self, one: Image, stage: str | None = None) -> DockerImage | None:
+    def _find(self, img: Image, stage: str | None = None) -> DockerImage | None:
         try:
-            return self.client.images.get(self._name(one, stage))
+            return self.client.images.get(self._name(img, stage))
         except ImageNotFound:
             return None
 
@@ -214,9 +214,9 @@ class Build:
 
         Arguments of a parent are accepted even if the parent is already built.
         """
-        known = {name for one in lineage for name in declared_arguments(one)}
+        known = {name for img in lineage for name in declared_arguments(img)}
         determined = {
-            *(name for one in lineage for name in self._determined(one)),
+            *(name for img in lineage for name in self._determined(img)),
             "PARENT_IMAGE",
             "PARENT_PACKAGES",
             "PARENT",
@@ -228,7 +228,7 @@ class Build:
                     next_step="choose a release with --release; its row in images/releases.toml has matching versions",
                 )
             if name not in known and name.upper() not in _PROXY_ARGUMENTS:
-                searched = ", ".join(dict.fromkeys(one.name for one in lineage))
+                searched = ", ".join(dict.fromkeys(img.name for img in lineage))
                 raise UsageError(
                     f"no Dockerfile of {searched} has build argument {name}{did_you_mean(name, known - determined)}"
                 )
@@ -239,9 +239,9 @@ class Build:
                 )
 
 
-def declared_arguments(one: Image) -> frozenset[str]:
+def declared_arguments(img: Image) -> frozenset[str]:
     """Return the names of the build arguments that an image's Dockerfile declares."""
-    return frozenset(re.findall(r"^ARG (\w+)", one.dockerfile.read_text(), re.MULTILINE))
+    return frozenset(re.findall(r"^ARG (\w+)", img.dockerfile.read_text(), re.MULTILINE))
 
 
 def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:

@@ -67,27 +67,27 @@ _OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "
 
 
 def check(
-    of: Image, *, release: Release, revision: str, client: docker.DockerClient, report: Callable[[str], None]
+    img: Image, *, release: Release, revision: str, client: docker.DockerClient, report: Callable[[str], None]
 ) -> bool:
     """Run all tests of an image and return whether they passed. `report` gets pytest's lines as they arrive.
 
     Raises NotFoundError if the engine does not have the image, ConfigurationError if pytest is not installed, and
     docker's errors.
     """
-    name = local_name(of.name, image_tag(release.name, revision))
+    name = local_name(img.name, image_tag(release.name, revision))
     try:
         found = client.images.get(name)
     except ImageNotFound:
         raise NotFoundError(
-            f"the Docker engine has no image {name}", next_step=f"trainyard images build {of.name}"
+            f"the Docker engine has no image {name}", next_step=f"trainyard images build {img.name}"
         ) from None
-    runtime, options = ACCELERATORS.get(of.root, (None, {}))
+    runtime, options = ACCELERATORS.get(img.root, (None, {}))
     has_card = runtime is not None and runtime in client.info()["Runtimes"]
     as_a_job = {**_AS_A_JOB, **({**options, "cap_drop": None} if has_card else {})}
     if runtime:
         as_a_job["volumes"] = [SCRATCH]
-    tests = tests_of(of)
-    archive = _archive(tests, _facts(of, found, release=release, revision=revision) | {"has_card": has_card})
+    tests = tests_of(img)
+    archive = _archive(tests, _facts(img, found, release=release, revision=revision) | {"has_card": has_card})
     of_processes = [path.name for path in tests if path.name.startswith("test_") and path.name != _FILES]
     passed = [
         _run(client, found.id, archive, names, report, **how)
@@ -96,20 +96,20 @@ def check(
     return all(passed)
 
 
-def tests_of(of: Image) -> list[Path]:
+def tests_of(img: Image) -> list[Path]:
     """Return an image's test files, from images/checks, its root's folder and its own folder."""
-    folders = dict.fromkeys(("checks", of.root, of.folder))
+    folders = dict.fromkeys(("checks", img.root, img.folder))
     return [path for folder in folders for path in sorted((IMAGES_FOLDER / folder).glob("*.py"))]
 
 
-def expected_versions(of: Image, row: Release) -> dict[str, str]:
+def expected_versions(img: Image, row: Release) -> dict[str, str]:
     """Return the required version of each package, from the lock and the row. `1.21.0.*` is a version prefix.
 
     Raises ConfigurationError if there is no lock file.
     """
-    parent = locked(image(of.parent), row) if of.parent else {}
-    expected = {**parent, **locked(of, row), "transformers": row.transformers, "accelerate": row.accelerate}
-    if contents(of).torch == "base":
+    parent = locked(image(img.parent), row) if img.parent else {}
+    expected = {**parent, **locked(img, row), "transformers": row.transformers, "accelerate": row.accelerate}
+    if contents(img).torch == "base":
         expected |= {
             "torch": row.pytorch,
             "optimum-habana": row.optimum_habana,
@@ -118,9 +118,9 @@ def expected_versions(of: Image, row: Release) -> dict[str, str]:
     return expected
 
 
-def stated_user(of: Image) -> tuple[int, str]:
+def stated_user(img: Image) -> tuple[int, str]:
     """Return the id and home of the user in the root image's Dockerfile. Default: root."""
-    text = image(of.root).dockerfile.read_text()
+    text = image(img.root).dockerfile.read_text()
     users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     homes = re.findall(r"--home-dir (\S+)", text)
     return (int(users[-1]), homes[-1]) if users else (0, "/root")
@@ -155,23 +155,23 @@ def _run(
         container.remove(force=True, v=True)
 
 
-def _facts(of: Image, found: DockerImage, *, release: Release, revision: str) -> dict[str, Any]:
+def _facts(img: Image, found: DockerImage, *, release: Release, revision: str) -> dict[str, Any]:
     configuration = found.attrs["Config"]
-    user, home = stated_user(of)
+    user, home = stated_user(img)
     labels = {
-        "org.opencontainers.image.title": f"trainyard/{of.name}",
+        "org.opencontainers.image.title": f"trainyard/{img.name}",
         "org.opencontainers.image.version": release.name,
         "org.opencontainers.image.revision": revision,
     }
-    if of.parent:
-        labels["org.opencontainers.image.base.name"] = local_name(of.parent, image_tag(release.name, revision))
+    if img.parent:
+        labels["org.opencontainers.image.base.name"] = local_name(img.parent, image_tag(release.name, revision))
     arguments = {name.lower().replace("_", "-"): value for name, value in release.build_arguments.items()}
     own = [name for name in configuration.get("Labels") or () if name.startswith("trainyard.")]
     labels |= {name: arguments.get(name.removeprefix("trainyard."), "") for name in own}
     for name in (BASE_LABEL, COMMIT_LABEL):
         labels.pop(name, None)
     return {
-        "image": of.name,
+        "image": img.name,
         "labels": {"expected": labels, "found": configuration.get("Labels") or {}},
         "environment": configuration.get("Env") or [],
         "entrypoint": configuration.get("Entrypoint"),
@@ -179,9 +179,9 @@ def _facts(of: Image, found: DockerImage, *, release: Release, revision: str) ->
         "history": [entry["CreatedBy"] for entry in found.history()],
         "user": user,
         "home": home,
-        "versions": expected_versions(of, release),
+        "versions": expected_versions(img, release),
         "modules": [*_OF_EVERY_IMAGE, *(kind.entrypoint for kind in CATALOG.values())],
-        "instance_type": next((row.name for row in INSTANCE_TYPES.values() if row.image == of.root), None),
+        "instance_type": next((row.name for row in INSTANCE_TYPES.values() if row.image == img.root), None),
     }
 
 

@@ -27,7 +27,7 @@ _PARAMETERS_PER_CALL = 10
 _CPU_ROOT = "cpu"
 """The root image that every machine can run."""
 
-_RELEASES = {one.name: release_parameter(one.name) for one in images().values() if one.parent is None}
+_RELEASES = {img.name: release_parameter(img.name) for img in images().values() if img.parent is None}
 """Each root image, with the SSM parameter of its release."""
 
 
@@ -60,7 +60,7 @@ class StageImages:
         about = _about(aws, stage)
         chosen = chosen_releases(release, cls.releases_of(aws, stage))
         repositories = {name: image_repository_parameter(name) for name in images()}
-        parameters = {name: image_parameter(name, chosen[one.root].name) for name, one in images().items()}
+        parameters = {name: image_parameter(name, chosen[img.root].name) for name, img in images().items()}
         found = _parameters(aws, stage, [*repositories.values(), *parameters.values()])
         return cls(
             stage=stage,
@@ -80,27 +80,27 @@ class StageImages:
             names = list(roots)
         chosen = [image(name) for name in dict.fromkeys(names)]
         deploy = deploy_command(self.stage, "image", emulated=emulated)
-        for one in chosen:
-            release = self.releases[one.root].name
-            if one.name not in self.repositories:
+        for img in chosen:
+            release = self.releases[img.root].name
+            if img.name not in self.repositories:
                 raise ConfigurationError(
-                    f"stage '{self.stage}' has no repository for image '{one.name}'"
-                    f"{did_you_mean(one.name, self.repositories)}",
+                    f"stage '{self.stage}' has no repository for image '{img.name}'"
+                    f"{did_you_mean(img.name, self.repositories)}",
                     next_step=f"{deploy} after its settings name an instance type that runs the image",
                 )
-            if one.name not in self.recorded:
+            if img.name not in self.recorded:
                 raise ConfigurationError(
-                    f"no pool of stage '{self.stage}' uses image '{one.name}' of release {release}",
+                    f"no pool of stage '{self.stage}' uses image '{img.name}' of release {release}",
                     next_step=f"use the stage's own release, or set this one in infra/settings.py and {deploy}",
                 )
         return chosen
 
-    def stand_ins(self, one: Image) -> list[str]:
-        """Return the names of the images that `one` replaces on a machine without accelerators."""
-        if one.root != _CPU_ROOT:
+    def stand_ins(self, img: Image) -> list[str]:
+        """Return the names of the images that `img` replaces on a machine without accelerators."""
+        if img.root != _CPU_ROOT:
             return []
-        twins = {_twin(one, other.name) for other in images().values() if other.parent is None}
-        return sorted(name for name in twins if name in self.recorded and name != one.name)
+        twins = {_twin(img, other.name) for other in images().values() if other.parent is None}
+        return sorted(name for name in twins if name in self.recorded and name != img.name)
 
 
 def _about(aws: Aws, stage: str) -> dict[str, str]:
@@ -124,9 +124,9 @@ def _parameters(aws: Aws, stage: str, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _twin(one: Image, root: str) -> str:
+def _twin(img: Image, root: str) -> str:
     """Return the name of the image with the same content on another root."""
-    return child_name(root, one.folder if one.parent else None)
+    return child_name(root, img.folder if img.parent else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def local_images(
     Raises docker's errors.
     """
     prefix = local_name("", "").removesuffix(":")
-    releases = {name: chosen[one.root].name for name, one in images().items()}
+    releases = {name: chosen[img.root].name for name, img in images().items()}
     found: dict[str, tuple[bool, int, str, str]] = {}
     for entry in client.api.images():
         for reference in entry["RepoTags"] or ():
@@ -199,4 +199,4 @@ def _tags(aws: Aws, repository: str, release: str) -> tuple[RemoteImage, ...]:
         for tag in detail["imageTags"]
         if tag.startswith(image_tag(release, ""))
     ]
-    return tuple(sorted(found, key=lambda one: (one.pushed_at, one.tag), reverse=True))
+    return tuple(sorted(found, key=lambda remote: (remote.pushed_at, remote.tag), reverse=True))

@@ -48,7 +48,7 @@ class Contents:
     torch: str
     """Where PyTorch comes from. `base`: the base has it, and it must not change. `cpu`: PyTorch's CPU build. `default`:
     the package index, whose version on Linux is the CUDA build."""
-    brings: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     """Other packages of the base that must not change. They are constraints, and not in the lock file."""
     extra: tuple[str, ...] = ()
     """Requirements beyond those of a job. `{name}` is replaced by a field of the release's row."""
@@ -60,7 +60,7 @@ IMAGES = {
         # Habana's packages are compiled against the base's NumPy, and one of them requires exactly that version. 1.23.5
         # is the oldest version in any row's base; packages that accept it accept newer ones too. A setuptools without
         # pkg_resources would break PyTorch's extensions, and so DeepSpeed.
-        brings=("numpy==1.23.5", "setuptools"),
+        kept=("numpy==1.23.5", "setuptools"),
         # After optimum-habana: everything that the DeepSpeed versions of all rows require. A later pynvml warns at each
         # import of torch that nvidia-ml-py should be installed instead.
         extra=(
@@ -73,26 +73,26 @@ IMAGES = {
 }
 
 
-def contents(of: Image) -> Contents:
-    """Return the packages that the root image of `of` adds to its base.
+def contents(img: Image) -> Contents:
+    """Return the packages that the root image of `img` adds to its base.
 
     Raises ConfigurationError if IMAGES has no row for it.
     """
     try:
-        return IMAGES[of.root]
+        return IMAGES[img.root]
     except KeyError:
         raise ConfigurationError(
-            f"IMAGES does not define what image {of.root} adds to its base",
-            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py, with the source of its torch",
+            f"IMAGES does not define what image {img.root} adds to its base",
+            next_step=f"add the row '{img.root}' to IMAGES in jobs/images/lock.py, with the source of its torch",
         ) from None
 
 
-def lock_file(of: Image, row: Release) -> Path:
+def lock_file(img: Image, row: Release) -> Path:
     """Return the path of an image's lock file for a release."""
-    return IMAGES_FOLDER / "locks" / row.name / f"{of.name}.txt"
+    return IMAGES_FOLDER / "locks" / row.name / f"{img.name}.txt"
 
 
-def requirements(of: Image, row: Release) -> list[str]:
+def requirements(img: Image, row: Release) -> list[str]:
     """Return the requirements of an image, in pip's syntax.
 
     A child has its own group in pyproject.toml. A root has the groups that a job needs and its own group if there is
@@ -100,15 +100,15 @@ def requirements(of: Image, row: Release) -> list[str]:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
-    if of.parent:
-        if of.folder not in groups:
+    if img.parent:
+        if img.folder not in groups:
             raise ConfigurationError(
-                f"pyproject.toml has no group of packages for image {of.name}",
-                next_step=f"add the group '{of.folder}' to [project.optional-dependencies], then make pins",
+                f"pyproject.toml has no group of packages for image {img.name}",
+                next_step=f"add the group '{img.folder}' to [project.optional-dependencies], then make pins",
             )
-        return list(groups[of.folder])
-    own = contents(of)
-    wanted = [*project["dependencies"], *groups["train"], *groups.get(of.name, ())]
+        return list(groups[img.folder])
+    own = contents(img)
+    wanted = [*project["dependencies"], *groups["train"], *groups.get(img.name, ())]
     versions = {
         "transformers": f"transformers=={row.transformers}",
         "accelerate": f"accelerate=={row.accelerate}",
@@ -119,20 +119,20 @@ def requirements(of: Image, row: Release) -> list[str]:
     return [versions.get(name, name) for name in names] + [item.format(**vars(row)) for item in own.extra]
 
 
-def lock(of: Image, row: Release, *, torch_index: str) -> str:
+def lock(img: Image, row: Release, *, torch_index: str) -> str:
     """Return the text of the lock file. Raises TrainyardError if the requirements conflict."""
-    own = contents(of)
+    own = contents(img)
     python = row.python
-    inherited = locked(image(of.parent), row) if of.parent else {}
-    left_out = [*inherited, *map(_name, own.brings), *(["torch"] if own.torch == "base" else [])]
+    inherited = locked(image(img.parent), row) if img.parent else {}
+    left_out = [*inherited, *map(_name, own.kept), *(["torch"] if own.torch == "base" else [])]
     options = ["--python-version", python, "--python-platform", _PLATFORM, "--only-binary", ":all:", "--no-header"]
     options += ["--index", torch_index] if own.torch == "cpu" else []
     with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as name:
         wanted, fixed, pinned, config, files = (
             Path(name, file) for file in ("in.txt", "fixed.txt", "pins.txt", "uv.toml", "pylock.toml")
         )
-        wanted.write_text("\n".join(requirements(of, row)))
-        fixed.write_text("\n".join([*own.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
+        wanted.write_text("\n".join(requirements(img, row)))
+        fixed.write_text("\n".join([*own.kept, *(f"{name}=={pin}" for name, pin in inherited.items())]))
         pinned.write_text((ROOT / "requirements.txt").read_text())  # uv prefers the versions it finds here
         config.write_text(_metadata(own, row))
         without = [option for name in left_out for option in ("--no-emit-package", name)]
@@ -145,11 +145,11 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
     for package in packages:
         hashes = sorted(f"--hash=sha256:{wheel['hashes']['sha256']}" for wheel in package["wheels"])
         pins.append(" ".join([f"{package['name']}=={package['version']}", *hashes]))
-    below = of.parent or "its base"
+    below = img.parent or "its base"
     return "\n".join(
         [
-            f"# Packages that the image {of.name} adds to {below}, for release {row.name} and Python {python}.",
-            f"# Made by `trainyard images lock {of.name} {row.name}`; do not edit.",
+            f"# Packages that the image {img.name} adds to {below}, for release {row.name} and Python {python}.",
+            f"# Made by `trainyard images lock {img.name} {row.name}`; do not edit.",
             *sorted(pins),
             "",
         ]
@@ -164,14 +164,14 @@ def lock_all(name: str, only: Sequence[str], *, torch_index: str = TORCH_CPU_IND
     """
     chosen = list(images().values()) if name == EVERY_IMAGE else [image(name)]
     rows = [release(each) for each in only] or list(releases().values())
-    for one in chosen:
-        contents(one)  # raises an error for a new root image without a row
-    fitting = [(one, row) for one, row in itertools.product(chosen, rows) if one.root == row.image]
+    for img in chosen:
+        contents(img)  # raises an error for a new root image without a row
+    fitting = [(img, row) for img, row in itertools.product(chosen, rows) if img.root == row.image]
     if not fitting:
         check_image(chosen[0].root, rows[0])
-    for one, row in fitting:  # parents first, because a child's lock depends on its parent's
-        path = lock_file(one, row)
-        text = lock(one, row, torch_index=torch_index)
+    for img, row in fitting:  # parents first, because a child's lock depends on its parent's
+        path = lock_file(img, row)
+        text = lock(img, row, torch_index=torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         yield path
@@ -201,13 +201,13 @@ def _metadata(own: Contents, row: Release) -> str:
     )
 
 
-def locked(of: Image, row: Release) -> dict[str, str]:
+def locked(img: Image, row: Release) -> dict[str, str]:
     """Return the version of each package in the image's lock file. Raises ConfigurationError if there is none."""
-    path = lock_file(of, row)
+    path = lock_file(img, row)
     if not path.is_file():
         raise ConfigurationError(
-            f"image {of.name} has no lock file for release {row.name}: {path.relative_to(ROOT)}",
-            next_step=f"trainyard images lock {of.name} {row.name}",
+            f"image {img.name} has no lock file for release {row.name}: {path.relative_to(ROOT)}",
+            next_step=f"trainyard images lock {img.name} {row.name}",
         )
     return _versions(path.read_text())
 

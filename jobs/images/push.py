@@ -89,13 +89,13 @@ class Push:
     registry: Registry
     revision: str
 
-    def tag_of(self, one: Image) -> str:
+    def tag_of(self, img: Image) -> str:
         """Return the tag of an image: its release and the revision."""
-        return image_tag(self.stage.releases[one.root].name, self.revision)
+        return image_tag(self.stage.releases[img.root].name, self.revision)
 
     def missing(self, unbuilt: Iterable[Image]) -> list[str]:
         """Return the names of unbuilt images that the registry lacks too. Raises as `run` does."""
-        return [one.name for one in unbuilt if self._pushed_digest(one) is None]
+        return [img.name for img in unbuilt if self._pushed_digest(img) is None]
 
     def pullable_parents(self, missing: Iterable[str]) -> list[Image]:
         """Return the parents of `missing` images that are only in the registry, to pull instead of build.
@@ -104,16 +104,16 @@ class Push:
         """
         names = dict.fromkeys(parent for name in missing if (parent := image_called(name).parent))
         parents = [image_called(name) for name in names if name in self.stage.repositories]
-        return [one for one in parents if self._local(one) is None and self._pushed_digest(one)]
+        return [img for img in parents if self._local(img) is None and self._pushed_digest(img)]
 
-    def fetch(self, one: Image) -> None:
+    def fetch(self, img: Image) -> None:
         """Pull an image from the registry into the engine, and tag it like an image built here.
 
         Raises as `run` does.
         """
-        target = self.registry.repository(self.stage.repositories[one.name])
+        target = self.registry.repository(self.stage.repositories[img.name])
         try:
-            digest = self._pushed_digest(one)
+            digest = self._pushed_digest(img)
             # The SDK's images.pull would ignore errors that the engine reports in its output.
             for line in self.client.api.pull(
                 target,
@@ -124,26 +124,26 @@ class Push:
                 platform=engine.PLATFORM,
             ):
                 if "error" in line:
-                    raise self._refusal(one, f"pulled from {target}", str(line["error"]))
-            self.client.images.get(f"{target}@{digest}").tag(*local_name(one.name, self.tag_of(one)).rsplit(":", 1))
+                    raise self._refusal(img, f"pulled from {target}", str(line["error"]))
+            self.client.images.get(f"{target}@{digest}").tag(*local_name(img.name, self.tag_of(img)).rsplit(":", 1))
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped: '{one.name}' was not pulled, and nothing was pushed") from None
+            raise StoppedError(f"stopped: '{img.name}' was not pulled, and nothing was pushed") from None
         except (DockerException, OSError) as error:
-            raise self._refusal(one, f"pulled from {target}", _message(error)) from error
+            raise self._refusal(img, f"pulled from {target}", _message(error)) from error
 
     def check_bases(self, chosen: Iterable[Image]) -> None:
-        """Raise UsageError if an image to be pushed is built on another base than the release's own."""
-        for one in chosen:
-            local = self._local(one)
-            if local is None or self._pushed_digest(one):
+        """Raise UsageError if an image to push is built on a base other than the release's."""
+        for img in chosen:
+            local = self._local(img)
+            if local is None or self._pushed_digest(img):
                 continue
             found = local.labels.get(BASE_LABEL)
-            own = default_base(image_called(one.root), self.stage.releases[one.root])
+            own = default_base(image_called(img.root), self.stage.releases[img.root])
             if found != own:
                 raise UsageError(
-                    f"'{one.name}' is built on {found or 'an unknown base (it has no label)'}, but images of this tag "
+                    f"'{img.name}' is built on {found or 'an unknown base (it has no label)'}, but images of this tag "
                     f"are built on {own or 'no default base'}",
-                    next_step=f"trainyard images build {one.root} --all-descendants, then run the same command again; "
+                    next_step=f"trainyard images build {img.root} --all-descendants, then run the same command again; "
                     "or push it anyway with --allow-dirty",
                 )
 
@@ -153,7 +153,7 @@ class Push:
         Raises ConfigurationError if the registry refuses, TrainyardError if it does not answer or has another image
         afterwards, and StoppedError after Ctrl-C. Then the engine has no registry tag for an image that was not pushed.
         """
-        return [self._push(one, report) for one in chosen]
+        return [self._push(img, report) for img in chosen]
 
     def record(self, pushed: Iterable[Pushed]) -> dict[str, str]:
         """Write the SSM parameters of pushed images and, on the emulator, of the images that they replace.
@@ -161,9 +161,9 @@ class Push:
         Returns the changed URIs, by image.
         """
         wanted = {
-            name: one.uri
-            for one in pushed
-            for name in (one.image.name, *(self.stage.stand_ins(one.image) if self.aws.emulated else ()))
+            name: done.uri
+            for done in pushed
+            for name in (done.image.name, *(self.stage.stand_ins(done.image) if self.aws.emulated else ()))
         }
         changed = {name: uri for name, uri in wanted.items() if self.stage.recorded.get(name) != uri}
         for name, uri in changed.items():
@@ -175,90 +175,90 @@ class Push:
             )
         return changed
 
-    def _push(self, one: Image, report: Callable[[str], None]) -> Pushed:
-        uri = self.stage.repositories[one.name]
+    def _push(self, img: Image, report: Callable[[str], None]) -> Pushed:
+        uri = self.stage.repositories[img.name]
         if self.registry.is_missing(uri, emulated=self.aws.emulated):
-            self._tag(one, uri)
-            done = Pushed(image=one, tag=self.tag_of(one), uri=f"{uri}:{self.tag_of(one)}", was_there=False)
-        elif digest := self._pushed_digest(one):
-            own = self._leaves_own(one, digest)
-            done = Pushed(image=one, tag=self.tag_of(one), uri=f"{uri}@{digest}", was_there=True, leaves_own=own)
+            self._tag(img, uri)
+            done = Pushed(image=img, tag=self.tag_of(img), uri=f"{uri}:{self.tag_of(img)}", was_there=False)
+        elif digest := self._pushed_digest(img):
+            own = self._leaves_own(img, digest)
+            done = Pushed(image=img, tag=self.tag_of(img), uri=f"{uri}@{digest}", was_there=True, leaves_own=own)
         else:
             target = self.registry.repository(uri)
-            report(f"{one.name}: push to {target}:{self.tag_of(one)}")
-            done = Pushed(image=one, tag=self.tag_of(one), uri=f"{uri}@{self._send(one, target)}", was_there=False)
-        report(f"{one.name}: {'already pushed' if done.was_there else 'done'}, {done.uri}")
+            report(f"{img.name}: push to {target}:{self.tag_of(img)}")
+            done = Pushed(image=img, tag=self.tag_of(img), uri=f"{uri}@{self._send(img, target)}", was_there=False)
+        report(f"{img.name}: {'already pushed' if done.was_there else 'done'}, {done.uri}")
         return done
 
-    def _send(self, one: Image, target: str) -> str:
+    def _send(self, img: Image, target: str) -> str:
         """Push an image and return its digest in the registry."""
-        self._tag(one, target)
+        self._tag(img, target)
         arrived = False
         try:
-            digest = self._stream(one, target)
-            self._verify(one, target, digest)
+            digest = self._stream(img, target)
+            self._verify(img, target, digest)
             arrived = True
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped: '{one.name}' was not pushed, and nothing was recorded") from None
+            raise StoppedError(f"stopped: '{img.name}' was not pushed, and nothing was recorded") from None
         finally:
             if not arrived:
-                self._untag(one, target)
+                self._untag(img, target)
         return digest
 
-    def _verify(self, one: Image, target: str, pushed: str) -> None:
+    def _verify(self, img: Image, target: str, pushed: str) -> None:
         """Raise TrainyardError if the registry's digest differs from the digest that the engine reported."""
-        found = self._digest(one, target)
+        found = self._digest(img, target)
         if pushed != found:
             raise TrainyardError(
-                f"{target}:{self.tag_of(one)} is {found} in the registry, but {pushed} was pushed; nothing was "
+                f"{target}:{self.tag_of(img)} is {found} in the registry, but {pushed} was pushed; nothing was "
                 "recorded",
                 next_step="find out who else pushes there, then run the same command again",
             )
 
-    def _stream(self, one: Image, target: str) -> str:
+    def _stream(self, img: Image, target: str) -> str:
         digest = ""
         try:
             for line in self.client.api.push(
-                target, tag=self.tag_of(one), stream=True, decode=True, auth_config=dict(self.registry.credentials)
+                target, tag=self.tag_of(img), stream=True, decode=True, auth_config=dict(self.registry.credentials)
             ):
                 if "error" in line:
-                    raise self._refusal(one, f"pushed to {target}", str(line["error"]))
+                    raise self._refusal(img, f"pushed to {target}", str(line["error"]))
                 digest = (line.get("aux") or {}).get("Digest", digest)
         except (DockerException, OSError) as error:
-            raise self._refusal(one, f"pushed to {target}", _message(error)) from error
+            raise self._refusal(img, f"pushed to {target}", _message(error)) from error
         return digest
 
-    def _pushed_digest(self, one: Image) -> str | None:
+    def _pushed_digest(self, img: Image) -> str | None:
         """Return the digest of the tag in the registry, or None if there is no such tag or no registry."""
-        uri = self.stage.repositories[one.name]
+        uri = self.stage.repositories[img.name]
         if self.registry.is_missing(uri, emulated=self.aws.emulated):
             return None
-        return self._digest(one, self.registry.repository(uri))
+        return self._digest(img, self.registry.repository(uri))
 
-    def _leaves_own(self, one: Image, digest: str) -> bool:
+    def _leaves_own(self, img: Image, digest: str) -> bool:
         """Return whether the engine has an image with this tag that may differ from the registry's."""
-        local = self._local(one)
+        local = self._local(img)
         if local is None or local.id == digest:  # with containerd, the engine's ids are digests
             return False
         return not any(name.endswith(f"@{digest}") for name in local.attrs["RepoDigests"] or ())
 
-    def _digest(self, one: Image, target: str) -> str | None:
+    def _digest(self, img: Image, target: str) -> str | None:
         try:
             found = self.client.images.get_registry_data(
-                f"{target}:{self.tag_of(one)}", dict(self.registry.credentials)
+                f"{target}:{self.tag_of(img)}", dict(self.registry.credentials)
             )
         except NotFound as error:
             if _is_no_repository(_message(error)):
-                raise self._refusal(one, f"pushed to {target}", _message(error)) from error
+                raise self._refusal(img, f"pushed to {target}", _message(error)) from error
             return None
         except (DockerException, OSError) as error:
-            raise self._refusal(one, f"pushed to {target}", _message(error)) from error
+            raise self._refusal(img, f"pushed to {target}", _message(error)) from error
         digest: str = found.id
         return digest
 
-    def _refusal(self, one: Image, done: str, reason: str) -> TrainyardError:
+    def _refusal(self, img: Image, done: str, reason: str) -> TrainyardError:
         """Return the error for a refusal by the registry or by the engine. `done` is the action that failed."""
-        message = f"'{one.name}' was not {done}, and nothing was recorded: {reason}"
+        message = f"'{img.name}' was not {done}, and nothing was recorded: {reason}"
         if engine.is_disk_full(reason):
             return engine.disk_full(message)
         if "expired" in reason:
@@ -278,22 +278,22 @@ class Push:
             )
         return TrainyardError(message, next_step="run the same command again; layers that arrived are not sent again")
 
-    def _local(self, one: Image) -> DockerImage | None:
+    def _local(self, img: Image) -> DockerImage | None:
         """Return the engine's image with this tag, or None."""
         try:
-            return self.client.images.get(local_name(one.name, self.tag_of(one)))
+            return self.client.images.get(local_name(img.name, self.tag_of(img)))
         except ImageNotFound:
             return None
 
-    def _tag(self, one: Image, repository: str) -> None:
+    def _tag(self, img: Image, repository: str) -> None:
         try:
-            self.client.images.get(local_name(one.name, self.tag_of(one))).tag(repository, self.tag_of(one))
+            self.client.images.get(local_name(img.name, self.tag_of(img))).tag(repository, self.tag_of(img))
         except DockerException as error:
             raise engine.explain(error) from error
 
-    def _untag(self, one: Image, repository: str) -> None:
+    def _untag(self, img: Image, repository: str) -> None:
         with suppress(ImageNotFound):
-            self.client.images.remove(f"{repository}:{self.tag_of(one)}", noprune=True)
+            self.client.images.remove(f"{repository}:{self.tag_of(img)}", noprune=True)
 
 
 def check_clean(revision: str, *, emulated: bool, allow_dirty: bool) -> None:

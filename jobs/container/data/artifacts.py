@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 TOKENIZER_KIND = "tokenizer"
-"""The one kind of artifact that is a model on the hub; all others are data sets."""
+"""The only kind of artifact that is a model on the hub. All others are data sets."""
 
 RecordT = TypeVar("RecordT", Manifest, ArtifactFile, Pointer)
 

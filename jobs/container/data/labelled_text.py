@@ -190,10 +190,10 @@ def read_to_evaluate(
     known = list(names)
     if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
         known = [str(number) for number in range(len(names))]  # transformers calls unnamed classes LABEL_0, LABEL_1, …
-    own = table.class_names if source.label else None
-    if own is not None and not _are_numbers(known) and (strange := sorted({*own} - {*names})):
+    table_classes = table.class_names if source.label else None
+    if table_classes is not None and not _are_numbers(known) and (unknown := sorted({*table_classes} - {*names})):
         raise UsageError(
-            f"{table.location} has the class '{strange[0]}', but the model's classes are {_shown(names)}",
+            f"{table.location} has the class '{unknown[0]}', but the model's classes are {_shown(names)}",
             next_step="use a table with the classes that the model was trained on",
         )
     examples = _examples(table, source, known, whose="the model's")
@@ -253,7 +253,7 @@ def class_names(table: Table, column: str) -> list[str]:
 
 
 def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "the training data's") -> Examples:
-    """Return the usable rows and record the unusable ones. Errors call `names` `whose` classes."""
+    """Return the usable rows and record the unusable ones. `whose` names the owner of the classes in errors."""
     numbers = {name: number for number, name in enumerate(names)}
     own = table.class_names
     if own is not None and _are_numbers(names):

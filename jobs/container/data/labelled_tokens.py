@@ -37,9 +37,9 @@ USUAL, COMPILED = 4, 2
 """Number of widths for `auto`. COMPILED is for accelerators that compile a graph for each width."""
 
 
-def number_of_widths(asked: int | Literal["auto"], *, compiles: bool) -> int:
-    if asked != "auto":
-        return asked
+def number_of_widths(requested: int | Literal["auto"], *, compiles: bool) -> int:
+    if requested != "auto":
+        return requested
     return COMPILED if compiles else USUAL
 
 

@@ -67,11 +67,6 @@ def evaluate(rank: Rank, arguments: Evaluate) -> None:
     rank.once("finished", lambda: True)
 
 
-def class_names(folder: Path, location: str) -> list[str]:
-    """Return the class names of a classifier's configuration. Raises UsageError if the model is not a classifier."""
-    return model_files.class_names(json.loads((folder / model_files.CONFIGURATION).read_bytes()), location)
-
-
 def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Path, Prepared]:
     """Return the model and the tokenized texts as local files, which one rank of each node prepares."""
 
@@ -87,7 +82,8 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
         from transformers import AutoTokenizer
 
         assert s3 is not None  # noqa: S101
-        names = class_names(folder, arguments.model)
+        configuration = json.loads((folder / model_files.CONFIGURATION).read_bytes())
+        names = model_files.class_names(configuration, arguments.model)
         positive_class(names, arguments.positive_class)
         bad = labelled_text.bad_rows(arguments)
         examples = labelled_text.read_to_evaluate(arguments, names, s3=lambda: s3, bad=bad)
@@ -197,15 +193,15 @@ def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]"
     """Return the columns of predictions.parquet: the table's columns and the model's predictions."""
     names = prepared.class_names
     columns = {"text": arguments.text_column, "pair": arguments.text_pair_column}
-    own: dict[str, list[str]] = {}
+    given: dict[str, list[str]] = {}
     for row in prepared.evaluation_texts():
         for part, text in row.items():
-            own.setdefault(str(columns[part]), []).append(text)
+            given.setdefault(str(columns[part]), []).append(text)
     if not arguments.predict_only:
-        own[arguments.label_column] = [names[number] for number in prepared.evaluation.labels.tolist()]
+        given[arguments.label_column] = [names[number] for number in prepared.evaluation.labels.tolist()]
     shares = probabilities(logits)
     return {
-        **own,
+        **given,
         "predicted": [names[number] for number in logits.argmax(axis=-1).tolist()],
         "confidence": shares.max(axis=-1),
         "probabilities": list(shares.astype(np.float32)),

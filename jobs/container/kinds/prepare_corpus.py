@@ -252,9 +252,9 @@ _DROPPED = ("empty", "broken", "duplicates", "cuts")
 
 def _totals(files: Mapping[str, ArtifactFile], part: str) -> Counter[str]:
     """Return the sums of the counts of a split's files."""
-    own = [file.counts for name, file in files.items() if name.startswith(part)]
+    records = [file.counts for name, file in files.items() if name.startswith(part)]
     return Counter(
-        {name: sum(counts.get(name, 0) for counts in own) for name in ("documents", "text_bytes", *_DROPPED)}
+        {name: sum(counts.get(name, 0) for counts in records) for name in ("documents", "text_bytes", *_DROPPED)}
     )
 
 

@@ -129,7 +129,7 @@ def check_compiler(accelerator: Accelerator) -> None:
     if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else compilers)):
         remedy = "use the image `cuda`, which has gcc" if name == "cuda" else f"install {compilers[0]}"
         raise ConfigurationError(
-            f"torch_compile needs a compiler on {name}, but {' or '.join(compilers)} is not installed",
+            f"torch_compile needs a compiler on {name}; not found: {', '.join(compilers)}",
             next_step=f"{remedy}, or remove torch_compile",
         )
 
@@ -176,13 +176,13 @@ def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_
             next_step=f"tokenize the corpus with sequence_length: {most}",
         )
     with pretrained.explained_loading(str(location), "its tokenizer cannot be loaded"):
-        own = _tokenizer(model).get_vocab()
-    of_data = _tokenizer(data / packed_tokens.TOKENIZER).get_vocab()
-    if own != of_data:
-        other = min({*own.items()} ^ {*of_data.items()}, key=lambda item: item[1])[0]
+        expected = _tokenizer(model).get_vocab()
+    found = _tokenizer(data / packed_tokens.TOKENIZER).get_vocab()
+    if found != expected:
+        token = min({*expected.items()} ^ {*found.items()}, key=lambda item: item[1])[0]
         raise UsageError(
-            f"{arguments.data} has another vocabulary than {location}: the id of '{other}' is "
-            f"{of_data.get(other, 'missing')} instead of {own.get(other, 'missing')}",
+            f"{arguments.data} does not have the vocabulary of {location}: the id of '{token}' is "
+            f"{found.get(token, 'missing')} instead of {expected.get(token, 'missing')}",
             next_step=f"tokenize the corpus with tokenizer: {location}, and set data to the result",
         )
 

@@ -152,13 +152,13 @@ def _sampled(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metric
 def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
     """Return how well the vocabulary fits held-out text."""
     ids = HuggingFace(tokenizer).encode([text.encode() for text in texts])
-    own = len(ids) - 2 * len(texts)  # without [CLS] and [SEP]
+    tokens = len(ids) - 2 * len(texts)  # without [CLS] and [SEP]
     text_bytes = sum(len(text.encode()) for text in texts)
     return {
         "held_out_bytes": text_bytes,
-        "held_out_tokens": own,
-        "held_out_tokens_per_byte": own / text_bytes,
-        "held_out_unknown_fraction": float((ids == SPECIAL.index("[UNK]")).sum()) / max(1, own),
+        "held_out_tokens": tokens,
+        "held_out_tokens_per_byte": tokens / text_bytes,
+        "held_out_unknown_fraction": float((ids == SPECIAL.index("[UNK]")).sum()) / max(1, tokens),
     }
 
 

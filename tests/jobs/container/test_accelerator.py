@@ -96,7 +96,7 @@ def test_the_launcher_uses_and_logs_the_trainer_of_the_job(
         (
             "cuda",
             "g++",
-            "needs a compiler on cuda, but gcc or clang is not installed\nNext: use the image `cuda`, which",
+            "needs a compiler on cuda; not found: gcc, clang\nNext: use the image `cuda`, which",
         ),
         ("hpu", "gcc", "torch_compile is not supported on HPUs: .*\nNext: remove torch_compile"),
     ],

@@ -71,8 +71,8 @@ def test_cdk_cli_is_hashed_and_its_lock_names_no_registry() -> None:
 
 
 def test_all_locks_every_image_of_a_release_parents_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "lock_file", lambda of, row: tmp_path / row.name / f"{of.name}.txt")
-    monkeypatch.setattr(lock, "lock", lambda of, row, torch_index: of.name)
+    monkeypatch.setattr(lock, "lock_file", lambda img, row: tmp_path / row.name / f"{of.name}.txt")
+    monkeypatch.setattr(lock, "lock", lambda img, row, torch_index: of.name)
     written = [str(path.relative_to(tmp_path)) for path in lock.lock_all("all", ["1.24.0"])]
     assert written == ["1.24.0/gaudi.txt", "1.24.0/gaudi-notebook.txt"]
     # Without a release: all rows, each with its own images.
@@ -84,7 +84,7 @@ def test_all_locks_every_image_of_a_release_parents_first(tmp_path: Path, monkey
 def test_lock_hashes_fitting_wheels_and_omits_the_bases_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses the package index. Gaudi's base already has PyTorch and its dependencies."""
     asked = ["torch==2.6.0", "markupsafe==3.0.2", "idna"]
-    monkeypatch.setattr(lock, "requirements", lambda of, row: asked)
+    monkeypatch.setattr(lock, "requirements", lambda img, row: asked)
     row = release("1.21.0")
     header, made_by, idna, markupsafe, end = lock.lock(image("gaudi"), row, torch_index="").split("\n")
     assert header == "# Packages that the image gaudi adds to its base, for release 1.21.0 and Python 3.10."
@@ -106,7 +106,7 @@ def test_only_the_cpu_image_gets_torch_from_the_cpu_index(monkeypatch: pytest.Mo
         to.write_text("")
 
     monkeypatch.setattr(lock, "_compile", compile_nothing)
-    monkeypatch.setattr(lock, "locked", lambda of, row: {"torch": "2.13.0+cpu"})
+    monkeypatch.setattr(lock, "locked", lambda img, row: {"torch": "2.13.0+cpu"})
     for name, options in (
         ("cpu", [["--index", "http://torch"], ["--only-binary", ":all:"]]),
         ("cpu-notebook", [["--index", "http://torch"], ["--no-emit-package", "torch"]]),

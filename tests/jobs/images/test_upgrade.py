@@ -1,6 +1,7 @@
 """`trainyard images lock --upgrade`, which resolves from the package index, in a copy of the files that it changes."""
 
 import shutil
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import tomllib
 
 from jobs.core.images import release
-from jobs.images import upgrade
+from jobs.images import lock, upgrade
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,9 +27,8 @@ def copied(folder: Path) -> Path:
 
 def test_an_upgrade_adds_a_release_and_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `cuda`: PyTorch's index of CPU builds cannot be reached everywhere."""
-    monkeypatch.setattr(upgrade, "IMAGES", {"cuda": upgrade.IMAGES["cuda"]})
-    locked = upgrade.locked
-    monkeypatch.setattr(upgrade, "locked", lambda of, row: {**locked(of, row), OLD[0]: OLD[1]})
+    monkeypatch.setattr(upgrade, "IMAGES", {"cuda": lock.IMAGES["cuda"]})
+    monkeypatch.setattr(upgrade, "locked", lambda img, row: {**lock.locked(of, row), OLD[0]: OLD[1]})
     root = copied(tmp_path)
     before = release(of="cuda")
 
@@ -56,7 +56,7 @@ def test_an_upgrade_adds_a_release_and_keeps_the_one_before(tmp_path: Path, monk
 def test_the_laptop_gets_the_packages_of_the_cpu_image(tmp_path: Path) -> None:
     root = copied(tmp_path)
     before = release(of="cpu")
-    after = upgrade.replace(before, name="cpu-2031.05", transformers="6.0.0")
+    after = replace(before, name="cpu-2031.05", transformers="6.0.0")
     upgrade.write([upgrade.Upgrade(before, after, {"transformers": (before.transformers, "6.0.0")})], root)
     assert '"transformers==6.0.0"' in (root / "pyproject.toml").read_text()
     pins = (root / "requirements.txt").read_text()

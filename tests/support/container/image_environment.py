@@ -45,7 +45,7 @@ def python_of(release_name: str | None) -> Path:
     row = release(release_name)
     versions = locked(image(row.image), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
-    wanted += [package for package in IMAGES[row.image].brings if "==" in package]
+    wanted += [package for package in IMAGES[row.image].kept if "==" in package]
     lent = _lent_files(versions.keys())
     content = "\n".join([f"{sys.executable} {sys.version}", *wanted, *map(str, lent)])
     folder = FOLDER / f"{row.image}-{row.name}"
