@@ -118,7 +118,7 @@ def expected_versions(img: Image, row: Release) -> dict[str, str]:
     return expected
 
 
-def stated_user(img: Image) -> tuple[int, str]:
+def _dockerfile_user(img: Image) -> tuple[int, str]:
     """Return the id and home of the user in the root image's Dockerfile. Default: root."""
     text = image(img.root).dockerfile.read_text()
     users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
@@ -157,7 +157,7 @@ def _run(
 
 def _facts(img: Image, found: DockerImage, *, release: Release, revision: str) -> dict[str, Any]:
     configuration = found.attrs["Config"]
-    user, home = stated_user(img)
+    user, home = _dockerfile_user(img)
     labels = {
         "org.opencontainers.image.title": f"trainyard/{img.name}",
         "org.opencontainers.image.version": release.name,

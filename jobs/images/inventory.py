@@ -152,7 +152,7 @@ class RemoteImage:
 def local_images(
     client: docker.DockerClient, chosen: Mapping[str, Release], *, revision: str | None
 ) -> Mapping[str, LocalImage]:
-    """Return the engine's image of each name and its chosen release: at `revision` if it exists, else the newest.
+    """Return the engine's images of the chosen releases, by name: preferably of `revision`, else the newest.
 
     Raises docker's errors.
     """

@@ -295,12 +295,12 @@ def _are_numbers(names: Sequence[str]) -> bool:
     return list(names) == [str(number) for number in range(len(names))]
 
 
-def _class_of(value: Any, own: Sequence[str] | None) -> str | None:
-    """Return a label's class name, or None if it has none. `own` is the data set's names for its numbers."""
-    if own is None:
+def _class_of(value: Any, names: Sequence[str] | None) -> str | None:
+    """Return a label's class name, or None if it has none. `names` are the data set's names for its numbers."""
+    if names is None:
         return class_name(value) if label_kind(value) else None
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    return own[value] if is_number and 0 <= value < len(own) else None
+    return names[value] if is_number and 0 <= value < len(names) else None
 
 
 def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.int64]":

@@ -245,7 +245,7 @@ class CorpusPacking:
         return self._encoder.name
 
     def pack(self, path: Path, target: Path) -> PackedFile:
-        """Write the ids of a corpus file that has documents."""
+        """Write the ids of a corpus file, which must have documents."""
         if self._encoder is not self._reference:
             checking = self._checking.submit(self._mismatch, path)
             try:

@@ -75,7 +75,7 @@ def names_below(location: str, s3: "S3Client") -> list[str]:
 
 @contextlib.contextmanager
 def hub_errors(location: str, what: str) -> Iterator[None]:
-    """Convert errors of the Hugging Face Hub's client to ours. `what` needs a token, like a `gated model`."""
+    """Convert errors of the Hugging Face Hub's client to ours. `what` names a resource that needs a token."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:

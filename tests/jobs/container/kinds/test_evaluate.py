@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from jobs.container.data import labelled_text
 from jobs.container.data.labelled_text import Table, read_to_evaluate
-from jobs.container.kinds.evaluate import class_names
 from jobs.core.errors import UsageError
 from jobs.data_checks.classes import ClassReport
+from jobs.data_checks.model_files import class_names
 from jobs.data_checks.table_rows import BadRows
 from jobs.spec.kinds.evaluate import Evaluate
 from tests.support.container.launching import Run
@@ -133,7 +133,7 @@ def _by_hand(folder: Path, texts: list[str]) -> torch.Tensor:
         (["LABEL_0", "LABEL_1"], None, [1, 0], [1, 0]),
         (NAMES, ["good", "bad"], [0, 1], [2, 0]),
         (["LABEL_0", "LABEL_1"], ["no", "yes"], [1, 0], [1, 0]),
-        (NAMES, None, ["god", "bad"], "label 'god' is none of the model's; did you mean 'good'"),
+        (NAMES, None, ["god", "bad"], "label 'god' is not one of the model's classes; did you mean 'good'"),
         (
             NAMES,
             ["bad", "awful"],
@@ -166,14 +166,13 @@ def test_labels_must_be_class_names_of_the_model(
         assert read() == expected
 
 
-def test_a_model_that_is_not_a_classifier_is_refused(tiny_bert: Path, classifier: Path, tmp_path: Path) -> None:
-    assert class_names(classifier, "m") == NAMES
+def test_a_model_that_is_not_a_classifier_is_refused(classifier: Path) -> None:
     config = json.loads((classifier / "config.json").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    assert class_names(config, "m") == NAMES
     with pytest.raises(
         UsageError, match=r"m is not a classifier: its config\.json names BertForMaskedLM\nNext: fine-tune it"
     ):
-        class_names(tmp_path, "m")
+        class_names({**config, "architectures": ["BertForMaskedLM"]}, "m")
 
 
 def test_column_names_of_the_predictions_are_refused() -> None:
