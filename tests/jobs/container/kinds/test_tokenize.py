@@ -128,7 +128,7 @@ def _broken(documents: list[bytes], _ids: Any) -> Any:
         ),
         (
             mistaken(lambda documents, ids: ids[1:] if b"second file" in documents else ids),
-            "other ids for 'second file'",
+            "different ids for 'second file'",
         ),
     ],
 )
