@@ -32,6 +32,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, DataCol
 from jobs.container.data.packed_tokens import INDEX, TOKENIZER, Index, PackedFile, pack
 from jobs.container.kinds.pretrain_mlm import Inputs, masked_data
 from jobs.container.models import masked_bert
+from jobs.container.versions import warmup
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
 from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.speed import (
@@ -184,7 +185,7 @@ def _train_plainly(folder: Path, job: PretrainMlm, device: str) -> Result:
             "max_steps": job.max_steps,
             "learning_rate": job.learning_rate,
             "weight_decay": job.weight_decay,
-            "warmup_ratio": job.warmup_ratio,
+            **warmup(job.warmup_ratio),
             "per_device_train_batch_size": job.global_batch_size,
             "logging_steps": job.log_every_steps,
             "remove_unused_columns": False,  # the collator saves time with the special tokens mask

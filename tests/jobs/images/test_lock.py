@@ -71,8 +71,8 @@ def test_cdk_cli_is_hashed_and_its_lock_names_no_registry() -> None:
 
 
 def test_all_locks_every_image_of_a_release_parents_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "lock_file", lambda img, row: tmp_path / row.name / f"{of.name}.txt")
-    monkeypatch.setattr(lock, "lock", lambda img, row, torch_index: of.name)
+    monkeypatch.setattr(lock, "lock_file", lambda img, row: tmp_path / row.name / f"{img.name}.txt")
+    monkeypatch.setattr(lock, "lock", lambda img, row, torch_index: img.name)
     written = [str(path.relative_to(tmp_path)) for path in lock.lock_all("all", ["1.24.0"])]
     assert written == ["1.24.0/gaudi.txt", "1.24.0/gaudi-notebook.txt"]
     # Without a release: all rows, each with its own images.

@@ -28,7 +28,7 @@ def copied(folder: Path) -> Path:
 def test_an_upgrade_adds_a_release_and_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `cuda`: PyTorch's index of CPU builds cannot be reached everywhere."""
     monkeypatch.setattr(upgrade, "IMAGES", {"cuda": lock.IMAGES["cuda"]})
-    monkeypatch.setattr(upgrade, "locked", lambda img, row: {**lock.locked(of, row), OLD[0]: OLD[1]})
+    monkeypatch.setattr(upgrade, "locked", lambda img, row: {**lock.locked(img, row), OLD[0]: OLD[1]})
     root = copied(tmp_path)
     before = release(of="cuda")
 
