@@ -1,13 +1,13 @@
-"""The accelerator that a job trains on: HPU, CUDA or CPU, chosen once, with the reason.
+"""Choose the accelerator that a job trains on (HPU, CUDA or CPU), and set up whatever depends on that choice.
 
-`TRAINYARD_ACCELERATOR` requests one (`hpu`, `cuda`, `cpu`, `auto`). Requesting `hpu` without an HPU is an error,
-because a silent CPU run at the price of a DL1 instance would be worse. Everything that differs between accelerators is
-in this module: the Trainer and its arguments, the communication backend, the environment of a rank. No other module
-imports optimum.habana.
+`TRAINYARD_ACCELERATOR` requests an accelerator (`hpu`, `cuda`, `cpu` or `auto`). If `hpu` is requested and there is no
+HPU, the job fails: a silent CPU run at the price of a DL1 instance would be worse. This module covers all differences
+between accelerators: the Trainer and its arguments, the communication backend, and a rank's environment variables. No
+other module imports optimum.habana.
 
-An HPU has two branches. Gaudi's published runs used GaudiTrainer of optimum-habana in lazy mode; its support ended on
-31 October 2026. The alternative is the Trainer of transformers, which supports HPUs since 4.50 with accelerate 1.5
-(pull requests 36424 and 3378 of these projects), written for eager mode.
+On an HPU, a job has two choices. Gaudi's published runs used GaudiTrainer of optimum-habana in lazy mode; its support
+ended on 31 October 2026. The alternative is the Trainer of transformers in eager mode, which supports HPUs since
+transformers 4.50 (pull request 36424) with accelerate 1.5 (pull request 3378).
 """
 
 import contextlib
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 def imports_without_gc() -> Iterator[None]:
     """Disable garbage collection during imports, and exclude the imported objects from later collections.
 
-    Python scans all objects each time their number has grown by a quarter. Importing the Trainer creates half a million
-    permanent objects, and the scans take a fifth of its CPU time. In forked ranks they would also copy shared pages.
+    Importing the Trainer creates half a million permanent objects. Python rescans all objects whenever their number has
+    grown by a quarter, which takes a fifth of the import's CPU time. In forked ranks, scans would also copy shared
+    pages.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -49,7 +50,7 @@ Name = Literal["hpu", "cuda", "cpu"]
 AUTO = "auto"
 
 HPU_TRAINER_VARIABLE = "TRAINYARD_HPU_TRAINER"
-"""The Trainer that a rank on an HPU uses (`hpu_trainer` of its job). Set on HPUs only."""
+"""Names the Trainer of a rank on an HPU (`hpu_trainer` of its job). Not set on other accelerators."""
 
 HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
 """Folders and names of the cards' device files: /dev/accel/accelN or, with older drivers, /dev/hlN."""
@@ -57,10 +58,10 @@ HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
 GAUDI_CONFIG = {
     "use_fused_adam": True,
     "use_fused_clip_norm": True,
-    # bf16 for matrix operations, fp32 for losses and embeddings, by the lists of the Gaudi PyTorch bridge.
+    # The lists of the Gaudi PyTorch bridge select bf16 for matrix operations, fp32 for losses and embeddings.
     "use_torch_autocast": True,
 }
-"""The values of the published configurations Habana/bert-base-uncased and -large-…."""
+"""The same values as in the published configurations Habana/bert-base-uncased and -large-…."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class Accelerator:
 
     @property
     def has_gaudi_trainer(self) -> bool:
-        """Whether it trains with optimum-habana's classes, in lazy mode."""
+        """Whether ranks train with optimum-habana's classes, in lazy mode."""
         return self.name == "hpu" and self.hpu_trainer == "optimum-habana"
 
     @property
@@ -92,7 +93,7 @@ class Accelerator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that a rank needs before torch is imported; `of_rank` reads the choice back from them."""
+        """The variables to set before a rank imports torch. `of_rank` reads the choice back from them."""
         chosen: dict[str, str] = {ACCELERATOR_VARIABLE: self.name}
         if self.name == "hpu":
             # The bridge's default was lazy mode up to release 1.19 and is eager mode in later ones (docs.habana.ai,
@@ -104,12 +105,12 @@ class Accelerator:
 
     @property
     def compiles(self) -> bool:
-        """Whether a graph is compiled for each new shape of a batch."""
+        """Whether each new batch shape compiles a graph."""
         return self.name == "hpu" or self.torch_compile
 
     @property
     def warmup_steps(self) -> int:
-        """The number of first steps of each shape that throughput excludes, because they compile its graph."""
+        """The number of steps of each batch shape that throughput excludes because they compile the graph."""
         # optimum-habana's examples and its "Accelerating Training" guide use 3 for lazy mode.
         return 3 if self.compiles else 0
 
@@ -185,12 +186,12 @@ class Accelerator:
             return
         from torch.serialization import register_package
 
-        # accelerate names a rank's CPU `cpu:<local rank>`, and transformers loads a checkpoint's optimizer to that
-        # device, which torch's loader does not know: it knows only `cpu`.
+        # transformers loads a checkpoint's optimizer to accelerate's device `cpu:<local rank>`, but torch's loader
+        # accepts only `cpu`.
         register_package(0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
 
     def set_seed(self, seed: int) -> None:
-        """Seed all random number generators: of Python, of NumPy, and of PyTorch on host and cards."""
+        """Seed the random number generators of Python, NumPy, and PyTorch (host and cards)."""
         if self.has_gaudi_trainer:
             from optimum.habana.utils import set_seed
         else:
@@ -220,22 +221,24 @@ class Accelerator:
         return cast("type[Any]", TrainingArguments)
 
     def training_arguments(self, *, alone: bool = False) -> dict[str, Any]:
-        """Return this accelerator's values for `training_arguments_class`. The recipe's values are added to them.
+        """Return this accelerator's values for `training_arguments_class`, to which the recipe's values are added.
 
-        `alone` is as in `prepare`.
+        `prepare` explains `alone`.
         """
         # One kernel for all of AdamW: on a CPU a step of MiniLM (23M parameters) takes 0.05 s instead of 0.2 s.
         fused = {"optim": "adamw_torch_fused", "ddp_find_unused_parameters": False}
         if self.name == "cpu":
             return {**fused, "use_cpu": True, **({} if alone else {"ddp_backend": self.backend})}
         if self.name == "cuda":
-            return {**fused, "bf16": _cuda_has_bf16()}
+            import torch
+
+            return {**fused, "bf16": bool(torch.cuda.is_bf16_supported())}
         if not self.has_gaudi_trainer:
             return {
                 "bf16": True,  # autocast, by the bridge's lists
-                # PyTorch supports its fused kernel on an HPU only from 2.8 on (pytorch/pytorch pull request 148666).
+                # PyTorch supports its fused kernel on an HPU only since 2.8 (pytorch/pytorch pull request 148666).
                 "optim": "adamw_torch",
-                # It would need the device's name, which the Trainer cannot pass on (DataLoader's pin_memory_device).
+                # Pinning needs the device's name, which the Trainer cannot pass on (DataLoader's pin_memory_device).
                 "dataloader_pin_memory": False,
                 "ddp_bucket_cap_mb": 230,  # as below, for the same cards and the same HCCL
                 "ddp_find_unused_parameters": False,
@@ -245,27 +248,26 @@ class Accelerator:
             # Graphs of many operations, compiled once for each shape: the mode of the published BERT runs on Gaudi1.
             "use_lazy_mode": True,
             # Evaluation replays recorded graphs, as in the published runs of BERT and RoBERTa (optimum-habana,
-            # tests/configs/examples). GaudiTrainer does so only after the training, because recording detaches
-            # gradients. None of those runs trains in graphs (`use_hpu_graphs_for_training`).
+            # tests/configs/examples). GaudiTrainer does so only after training, because recording detaches gradients.
+            # None of those runs uses graphs for training (`use_hpu_graphs_for_training`).
             "use_hpu_graphs_for_inference": True,
-            # For GaudiTrainer's throughput. Ours (jobs.container.saving.metrics) excludes the same steps.
+            # GaudiTrainer's throughput excludes these steps, as ours does (jobs.container.saving.metrics).
             "throughput_warmup_steps": self.warmup_steps,
-            # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, set explicitly because of the
-            # alternative `fast_ddp`, which reduces all gradients in bf16 after the backward pass, not during it.
+            # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, set explicitly to rule out
+            # `fast_ddp`, which reduces all gradients in bf16 after the backward pass, not during it.
             "distribution_strategy": "ddp",
             "ddp_bucket_cap_mb": 230,
             # An encoder with its head has no unused parameters, and the search for them walks the graph in every step.
-            # The published pre-training of BERT (and RoBERTa's, in those configurations) still enables it.
+            # The published configurations for pre-training BERT and RoBERTa still enable the search.
             "ddp_find_unused_parameters": False,
         }
 
     def model_arguments(self) -> dict[str, Any]:
-        """Return the arguments for `from_pretrained` or `from_config` of a model of transformers."""
+        """Return the arguments for `from_pretrained` or `from_config` of a transformers model."""
         if self.name != "hpu":
             return {}
-        # The default of GaudiTrainingArguments. With PyTorch's fused attention, transformers checks on the host at
-        # every step whether anything is padded. It may also compute in fp32 on a first-generation Gaudi, which is
-        # unconfirmed.
+        # The default of GaudiTrainingArguments. With PyTorch's fused attention, transformers checks for padding on the
+        # host at every step. Fused attention may also compute in fp32 on a first-generation Gaudi (unconfirmed).
         return {"attn_implementation": "eager"}
 
     def trainer_arguments(
@@ -281,7 +283,7 @@ class Accelerator:
         from optimum.habana import GaudiConfig
 
         settings = dict(GAUDI_CONFIG if gaudi_config is None else gaudi_config)
-        # With this setting, GaudiTrainer uses its AdamW whichever optimizer the arguments name.
+        # If True, GaudiTrainer uses its own AdamW and ignores the optimizer that the arguments name.
         settings["use_fused_adam"] = fused_adam and settings.get("use_fused_adam", False)
         return {"gaudi_config": GaudiConfig(**settings)}
 
@@ -290,33 +292,33 @@ CPU = Accelerator(name="cpu", devices=0, reason="requested")
 
 
 def choose(
-    asked: str, *, nproc_per_node: int, cards: int | None = None, hpu_trainer: HpuTrainer = "optimum-habana"
+    requested: str, *, nproc_per_node: int, cards: int | None = None, hpu_trainer: HpuTrainer = "optimum-habana"
 ) -> Accelerator:
     """Choose the accelerator for `nproc_per_node` ranks of this node.
 
-    `cards` is the number of cards of the instance type if the health check will report missing ones, else None.
+    `cards` is the instance type's number of cards if the health check will report missing cards, else None.
     `hpu_trainer` is the library whose Trainer is used on an HPU.
 
     Raises UsageError on an unknown name or too many ranks, ConfigurationError if the requested accelerator is missing.
     """
     finders = {"hpu": _hpus, "cuda": _cuda_devices}
-    if asked == CPU.name:
+    if requested == CPU.name:
         return CPU
-    if asked in finders:
-        devices, absence = finders[asked]()
+    if requested in finders:
+        devices, absence = finders[requested]()
         if not devices:
             raise ConfigurationError(
-                f"accelerator '{asked}' was requested, but {absence}",
+                f"accelerator '{requested}' was requested, but {absence}",
                 next_step="use an instance and an image that have it, or request 'cpu' or 'auto'",
             )
         if nproc_per_node > devices and not (cards and devices < cards):
             raise UsageError(
-                f"{nproc_per_node} ranks need a card each, but this node has {devices} ({asked})",
+                f"{nproc_per_node} ranks need a card each, but this node has {devices} ({requested})",
                 next_step=f"--nproc-per-node={devices}, or fewer",
             )
-        return Accelerator(name=cast("Name", asked), devices=devices, reason="requested", hpu_trainer=hpu_trainer)
-    if asked != AUTO:
-        raise UsageError(f"accelerator '{asked}' is unknown{did_you_mean(asked, (*finders, 'cpu', AUTO))}")
+        return Accelerator(name=cast("Name", requested), devices=devices, reason="requested", hpu_trainer=hpu_trainer)
+    if requested != AUTO:
+        raise UsageError(f"accelerator '{requested}' is unknown{did_you_mean(requested, (*finders, 'cpu', AUTO))}")
     absences = []
     for name, find in finders.items():
         devices, absence = find()
@@ -341,10 +343,10 @@ def of_rank(environment: Mapping[str, str]) -> Accelerator:
 def _without_datasets() -> None:
     """Prevent Trainer and accelerate from importing `datasets`, which takes a fifth of a rank's start.
 
-    They would only check whether the data is a `datasets.Dataset`, and ours never is. Code that reads from the hub
-    imports it explicitly.
+    They only check whether the data is a `datasets.Dataset`, which ours never is. Code that reads from the hub imports
+    `datasets` explicitly.
     """
-    from accelerate import data_loader  # which asks with several ranks
+    from accelerate import data_loader  # checks only with several ranks
     from transformers import utils
 
     for module in (utils, utils.import_utils, data_loader):
@@ -355,8 +357,8 @@ def _check_that_transformers_finds_an_hpu() -> None:
     import accelerate
     import transformers
 
-    knows = getattr(transformers.utils, "is_torch_hpu_available", None)
-    if knows is None or not knows():
+    is_available = getattr(transformers.utils, "is_torch_hpu_available", None)
+    if is_available is None or not is_available():
         raise ConfigurationError(
             f"transformers {transformers.__version__} with accelerate {accelerate.__version__} finds no HPU "
             "here and would train on the CPU",
@@ -365,7 +367,7 @@ def _check_that_transformers_finds_an_hpu() -> None:
 
 
 def _hpus() -> tuple[int, str]:
-    """Return the number of cards, and why there are none. Habana's modules are not imported: they open the driver."""
+    """Return the number of HPUs, and why there are none. Imports no Habana module, because that opens the driver."""
     cards = max(len(list(Path(folder).glob(pattern))) for folder, pattern in HPU_DEVICES)
     if not cards:
         return 0, "no HPU found"
@@ -379,9 +381,3 @@ def _cuda_devices() -> tuple[int, str]:
 
     devices = torch.cuda.device_count()
     return devices, "" if devices else "no CUDA device found"
-
-
-def _cuda_has_bf16() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_bf16_supported())

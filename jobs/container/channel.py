@@ -1,8 +1,8 @@
-"""How the launchers and ranks of a job communicate: files in a node's scratch folder, and a key-value store.
+"""Pass data between a job's launchers and ranks: in files in a node's scratch folder, and in a key-value store.
 
 heartbeats/RANK    the progress of a rank; each rank writes its own file, the launcher reads them
 requests/          requests of the launcher to the ranks (save, stop), and which ranks listen for them
-stopped            why the ranks of a script have saved and ended early, although their exit code is 0
+stopped            why a script's ranks saved and ended early with exit code 0
 checkpoint         the step of the newest checkpoint that the library has completed
 library            exists if a script's ranks use the library `trainyard`
 result.json        the result that a script reports; written by rank 0
@@ -10,9 +10,8 @@ halving.json       how a point of a sweep is compared with the others; written b
 verdict.json       how the point ranked at the last rung, and whether it stops there; written by rank 0
 status.json        the progress of the training, for the attempt's record; written by rank 0
 
-The store is PyTorch's TCPStore, which has no authentication. It therefore listens only where the job's processes can
-reach it: on loopback for one node, and for several nodes on the address that they know. By default PyTorch listens on
-all addresses.
+The store is PyTorch's TCPStore, which has no authentication and by default listens on all addresses. It therefore
+listens on loopback only if there is a single node, otherwise on the main node's address only.
 """
 
 import json
@@ -45,15 +44,15 @@ _LINE_BYTES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """A rank's heartbeat: that it is alive, and how far it is."""
+    """A rank's sign of life, with its progress."""
 
     rank: int
     node: int
     pid: int
     number: int
-    """The number of the rank's heartbeat, which distinguishes two otherwise equal ones."""
+    """Counts the rank's heartbeats, so that no two are equal."""
     place: int
-    """The number of places passed that all ranks of a job pass. A rank with a smaller number is behind."""
+    """Number of places passed so far, of those in the code that all ranks pass. A rank with fewer is behind."""
     step: int
     """The last finished step, or 0."""
     doing: str
@@ -61,7 +60,7 @@ class Heartbeat:
     slow: bool = False
     """Whether the activity may take as long as a start."""
     paced: bool = True
-    """Whether the next heartbeat has a time limit. There is none before and after training."""
+    """Whether the next heartbeat has a time limit. False before and after training."""
     patience_seconds: float = 0.0
     """The time that a script has requested for the activity, if that is longer than the limit."""
 
@@ -91,7 +90,7 @@ def read_heartbeats(scratch: Path) -> dict[int, Heartbeat]:
 
 
 def process_states(heartbeats: Mapping[int, Heartbeat]) -> dict[int, str]:
-    """Return the kernel's state of each rank's process that is stopped or in the kernel."""
+    """Return the state of each rank's process that is stopped or blocked in the kernel."""
     return {rank: state for rank, heartbeat in heartbeats.items() if (state := _state(heartbeat.pid))}
 
 
@@ -111,7 +110,7 @@ class Asked(NamedTuple):
 
     reason: str
     by: float | None = None
-    """Unix time by which the ranks must have ended. They train until then. None: they stop at once."""
+    """Unix time by which the ranks must have ended; they train until then. If None, they stop at once."""
 
 
 class RequestFiles:
@@ -129,7 +128,7 @@ class RequestFiles:
         (self._folder / f"listens-{local_rank}").unlink(missing_ok=True)
 
     def is_heard(self) -> bool:
-        """Return whether a request would be answered. The first rank of the node looks for requests."""
+        """Return whether the node's first rank, which checks for requests, listens."""
         return (self._folder / "listens-0").exists()
 
     def listeners(self) -> list[int]:
@@ -152,7 +151,7 @@ class RequestFiles:
 
 
 def write_stopped(scratch: Path, reason: str) -> None:
-    """Record that the ranks of a script have saved and end early, although their exit code is 0."""
+    """Record why a script's ranks have saved and end early with exit code 0."""
     _put(scratch / "stopped", reason)
 
 
@@ -193,18 +192,18 @@ def read_result(scratch: Path) -> dict[str, Any]:
 
 
 def write_comparison(scratch: Path, comparison: Comparison) -> None:
-    """Tell the ranks to compare their point with the others of its sweep."""
+    """Request that the ranks compare their point with the others of its sweep."""
     _put(scratch / "halving.json", comparison.model_dump_json())
 
 
 def read_comparison(scratch: Path) -> Comparison | None:
-    """Return the comparison that the ranks have to make, or None."""
+    """Return the requested comparison, or None."""
     found = _get(scratch / "halving.json")
     return None if found is None else Comparison.model_validate_json(found)
 
 
 def write_verdict(scratch: Path, verdict: Verdict) -> None:
-    """Record how the point ranked, and whether it stops for that."""
+    """Record how the point ranked, and whether it stops early."""
     _put(scratch / "verdict.json", verdict.model_dump_json())
 
 
@@ -261,9 +260,9 @@ heartbeats instead."""
 
 
 def serve_store(address: str, port: int = 0) -> "TCPStore":
-    """Serve a store at one address of this machine, as long as the returned object exists. Port 0 is any free port.
+    """Serve a store at one of this machine's addresses while the returned object exists. Port 0 picks a free port.
 
-    Another multi-tenant store at the same port in this process, such as the one of PyTorch's rendezvous, shares this
+    Another multi-tenant store at the same port in this process, such as that of PyTorch's rendezvous, shares this
     server. Raises OSError if the address cannot be used.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
@@ -284,7 +283,7 @@ def serve_store(address: str, port: int = 0) -> "TCPStore":
 
 
 def connect_store(address: str, port: int) -> "TCPStore":
-    """Return a new connection. A thread that waits on a shared connection would block the others."""
+    """Return a new connection to a store. On a shared one, a thread that waits would block the others."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
 
     return TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False)
@@ -298,9 +297,9 @@ def loopback_sockets() -> dict[str, str]:
 def sockets_of_interface(name: str) -> dict[str, str]:
     """Return the variables that make ranks listen on one network interface only.
 
-    Without them, Gloo uses the address of the machine's name, and NCCL the interfaces that it finds. NCCL takes a name
-    as a prefix unless it starts with `=` (NCCL's documentation, Environment Variables), and connects over sockets even
-    if its data goes over EFA. HCCL has HCCL_SOCKET_IFNAME, which is not set: its format is not documented, and it could
-    not be tested here.
+    By default, Gloo uses the address that the machine's name resolves to, and NCCL every interface it finds. NCCL takes
+    a name as a prefix unless it starts with `=` (NCCL's documentation, Environment Variables), and connects over
+    sockets even if its data goes over EFA. HCCL's HCCL_SOCKET_IFNAME is not set, because its format is not documented
+    and could not be tested here.
     """
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}

@@ -1,5 +1,6 @@
-"""The environment of a container: its Batch job, its image with the revision of the code, and its main packages."""
+"""Read a container's environment: its Batch job, its image, and the versions of its main packages."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -24,28 +25,17 @@ MAIN_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate"
 
 def ran_with() -> dict[str, str]:
     """Return the image that the code runs in, if there is one, and the versions of Python and the main packages."""
-    image = os.environ.get(IMAGE_VARIABLE)
-    digest = _image_digest()
-    return {
-        **({"image": image} if image else {}),
-        **({IMAGE_DIGEST: digest} if digest else {}),
-        **_versions(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the main packages that are installed."""
-    found = {"python": platform.python_version()}
+    image, digest = os.environ.get(IMAGE_VARIABLE), _image_digest()
+    found = {**({"image": image} if image else {}), **({IMAGE_DIGEST: digest} if digest else {})}
+    found["python"] = platform.python_version()
     for package in MAIN_PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - six of them
-            continue
     return found
 
 
 def _image_digest() -> str | None:
-    """Return the digest of the container's image. None if the image was named by a tag, or outside ECS."""
+    """Return the digest of the container's image, or None outside ECS or if the job named the image by a tag."""
     address = os.environ.get(METADATA_VARIABLE)
     if not address:
         return None
@@ -59,7 +49,7 @@ def _image_digest() -> str | None:
 
 
 def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of the Batch job's attempt, from 1."""
+    """Return the Batch job's attempt number, which starts at 1."""
     return int(environment.get("AWS_BATCH_JOB_ATTEMPT", "1"))
 
 

@@ -1,10 +1,10 @@
-"""The optional push of a run's result to the Hugging Face Hub: a model with its tokenizer, or an artifact.
+"""Push a run's result to the Hugging Face Hub on request: a model with its tokenizer, or an artifact.
 
-A corpus or packed tokens become a data set, a tokenizer becomes a model repository. Each has a card (README.md) with
-the result, the arguments and the provenance, but without a license, which the publisher of the repository chooses.
+A corpus or packed tokens become a data set; a tokenizer becomes a model repository. The card (README.md) lists the
+result, the arguments and the provenance. It names no license, because that is the publisher's choice.
 
-huggingface_hub reads the token from the variable HF_TOKEN, so that it is in no argument, process list or log. The push
-is the last step, after everything is on S3. If it fails, a warning says how to repeat it, and the run succeeds.
+huggingface_hub reads the token from HF_TOKEN, so that no argument, process list or log contains the token. The push is
+the last step, after everything is on S3. If it fails, the run succeeds, and a warning explains how to repeat the push.
 """
 
 import json
@@ -40,8 +40,8 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
     """Check that a push can succeed, and create the repository if it does not exist.
 
     The launcher of each node calls this before any rank starts. Raises ConfigurationError or UsageError if the push
-    cannot succeed. If the hub does not answer, it only warns, because the hub may answer later. In later attempts it
-    also only warns, because an expired token must not end a training that has made progress.
+    cannot succeed. Only warns if the hub does not answer, because it may answer later, or if it rejects the token in a
+    later attempt, because an expired token must not end a training that has made progress.
     """
     repository = arguments.hub_repository
     if repository is None:
@@ -69,7 +69,7 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
                 f"push_to_hub: the token may not write to {repository}: the hub answered {hub_answer(error)}",
                 next_step="check the name, and that the token is valid and has write access",
             ) from None
-        log.warning("warning: push_to_hub: unexpected answer of the hub: %s", _first_line(error))
+        log.warning("warning: push_to_hub: unexpected answer from the hub: %s", _first_line(error))
     except hub_unreachable() as error:
         log.warning("warning: push_to_hub: the hub cannot be reached now: %s", _first_line(error))
 
@@ -102,7 +102,7 @@ def push_artifact(
 ) -> None:
     """Push a complete artifact with a card, if `arguments` request it.
 
-    A failure is only a warning, because the artifact is on S3. A later run that finds it there pushes it, too.
+    A failure is only a warning, because the artifact is on S3, where a later run can find it and push it.
     """
     repository = arguments.hub_repository
     if repository is None:
@@ -110,7 +110,7 @@ def push_artifact(
     try:
         artifact = open_artifact(str(location), kind=kind, s3=lambda: s3, scratch=scratch / "push")
         folder = artifact.download()
-        # With its manifest, a downloaded copy is an artifact as well.
+        # The manifest makes a copy from the hub a complete artifact, too.
         (folder / MANIFEST).write_text(artifact.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (folder / CARD).write_text(artifact_card(repository, location, artifact.manifest), encoding="utf-8")
         _upload(folder, run=run, repository=repository, repository_type=arguments.HUB_REPOSITORY_TYPE)
@@ -237,13 +237,13 @@ def _summary(recipe: Recipe) -> str:
 
 
 def _counts(manifest: Manifest) -> dict[str, int]:
-    """Return the sums of the files' counts, without the positions of jobs.container.kinds.prepare_corpus."""
+    """Return each count summed over all files, except the positions that prepare_corpus stores."""
     names = {name: None for file in manifest.files.values() for name in file.counts if not name.startswith("next_")}
     return {name: manifest.count(name) for name in names}
 
 
 def _data_sets(inputs: Any) -> Iterator[str]:
-    """Return the data sets of the hub at any depth of the inputs' identities."""
+    """Yield the hub's data sets found at any depth of the inputs' identities."""
     if isinstance(inputs, dict):
         if "data_set" in inputs and "commit" in inputs:
             yield str(inputs["data_set"])

@@ -1,7 +1,7 @@
-"""The EC2 instance of the launcher: its metadata service (IMDSv2) and its own disks.
+"""Use the launcher's EC2 instance: its metadata service (IMDSv2) and its own disks.
 
-The metadata service does not answer on a laptop, in a multi-node job, whose containers have no access to it, or if the
-hop limit is too low. The job then runs without it, and does not log that: SIGTERM arrives all the same.
+The metadata service does not answer on a laptop, in multi-node jobs (whose containers have no access to it), or if the
+hop limit is too low. The job then runs without it and logs nothing, because SIGTERM still arrives.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _ANSWER_SECONDS = 1.0
 _TOKEN_SECONDS = 60
 
 _END_SECONDS = 3.0
-"""Time for ranks to end after their launcher was killed. The kernel kills them with it."""
+"""Time for the ranks of a killed launcher to end. The kernel kills them with the launcher."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,9 @@ class InstanceMetadata:
         return cls(endpoint) if endpoint else None
 
     def capacity(self) -> Capacity | None:
-        """Return how the instance is billed. A Spot queue may start On-Demand instances if Spot has none.
+        """Return how the instance is billed, or None if the service does not answer or reports another life cycle.
 
-        None if the service does not answer or reports another life cycle.
+        A Spot queue may start On-Demand instances if there is no Spot capacity.
         """
         found = self._text("instance-life-cycle")
         return next((capacity for capacity in CAPACITY_NAMES if capacity == found), None)
@@ -102,7 +102,7 @@ class InstanceMetadata:
         return found if isinstance(found, dict) else None
 
     def _text(self, path: str) -> str | None:
-        """Return one value, or None on 404 or without an answer. Each request gets a new token, so none expires."""
+        """Return one value, or None if there is none. Each request uses a new token, so that none expires."""
         try:
             token = self._request(
                 "/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
@@ -154,11 +154,11 @@ def own_address(metadata: InstanceMetadata | None, s3_endpoint: str) -> str:
 
 
 def source_address(host: str | None, port: int) -> str:
-    """Return the address from which this machine connects to another. Raises OSError if there is no route."""
-    towards = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as talk:
-        talk.connect(towards)  # sends nothing; the kernel only chooses the route
-        address: str = talk.getsockname()[0]
+    """Return the address from which this machine connects to `host`. Raises OSError if there is no route."""
+    target = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing; the kernel only chooses the route
+        address: str = probe.getsockname()[0]
         return address
 
 
@@ -167,10 +167,10 @@ def scratch_folder(disks: Path, run: S3Location, *, node: int, on_instance: bool
     """Create a folder for the attempt's downloads and files, and remove it at the end.
 
     The path is the same in every attempt of a run, because checkpoints of scripts contain absolute paths. It differs
-    only while a process of an earlier attempt still uses the folder. The folder is on the instance's own disks if the
-    container has them at `disks`, because they are larger and faster than the root volume.
+    only while a process of an earlier attempt still uses the folder. The folder is on the instance's own disks if they
+    are mounted at `disks`, because they are larger and faster than the root volume.
     """
-    # Nodes of one run share a machine only on the emulator. On instances all have the same path.
+    # Nodes of a run share a machine only on the emulator. On instances, all nodes have the same path.
     text = str(run) if on_instance or not node else f"{run}#{node}"
     name = f"trainyard-{hashlib.sha256(text.encode()).hexdigest()[:8]}"  # short: a socket's path has at most 107 bytes
     temporary = Path(tempfile.gettempdir())
@@ -190,7 +190,7 @@ def scratch_folder(disks: Path, run: S3Location, *, node: int, on_instance: bool
 
 
 def _locked(folder: Path) -> int | None:
-    """Create the folder, or empty the one of a killed attempt. Returns an open lock on it, for the caller to close.
+    """Create the folder, or empty what a killed attempt left. Returns an open lock on it, for the caller to close.
 
     Returns None if another process uses the folder. Raises OSError if it cannot be created.
     """
@@ -201,7 +201,7 @@ def _locked(folder: Path) -> int | None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(lock).st_uid == os.geteuid() and _is_same(folder, lock):
-                if _becomes_unused(folder):
+                if _wait_until_unused(folder):
                     for path in folder.iterdir():
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
                     return lock
@@ -224,8 +224,8 @@ def _is_same(folder: Path, opened: int) -> bool:
         return False
 
 
-def _becomes_unused(folder: Path) -> bool:
-    """Return whether no process uses the folder, after a moment for the ranks of a killed launcher to end."""
+def _wait_until_unused(folder: Path) -> bool:
+    """Give the ranks of a killed launcher time to end. Returns whether no process uses the folder afterwards."""
     until = time.monotonic() + _END_SECONDS
     while any(folder.iterdir()) and _is_used(folder):
         if time.monotonic() > until:

@@ -2,11 +2,11 @@
 
     python -m jobs.container.launch --instance-type=dl1.24xlarge --nproc-per-node=8 finetune-classification --model=… …
 
-`TRAINYARD_RUN_URI` is the run's folder on S3 and `TRAINYARD_ACCELERATOR` the accelerator; the rest comes from Batch's
+`TRAINYARD_RUN_URI` names the run's folder on S3, `TRAINYARD_ACCELERATOR` the accelerator. Batch sets all other
 variables. Exit codes: 0 done; 1 error of the job, not retried; 75 interrupted, to be retried.
 
-The launcher and its ranks are separate processes: the launcher knows an entrypoint only by name, and a rank knows
-nothing of the launcher. `ARCHITECTURE.md` lists the folders of the container.
+The launcher and its ranks are separate processes: the launcher starts an entrypoint by its module's name, and the code
+of a rank does not use the launcher's. `ARCHITECTURE.md` lists the folders of the container.
 """
 
 import logging
@@ -39,8 +39,8 @@ def main(
 ) -> int:
     """Run one attempt on this node, or a worker of a sweep. Returns the exit code for Batch.
 
-    `disks` is the folder of the instance's own disks. `stop_timeout_seconds` is the time between SIGTERM and SIGKILL;
-    default: the value set on our instances or, elsewhere, ECS's default.
+    `disks` is the folder of the instance's own disks. `stop_timeout_seconds` is the time between SIGTERM and SIGKILL.
+    Its default is the value set on our instances or, elsewhere, ECS's default.
     """
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
@@ -71,7 +71,7 @@ def main(
 
 
 def _run(attempt: Attempt) -> End:
-    """Run the ranks of this node until those of all nodes have ended. Returns how the attempt ended; raises nothing."""
+    """Run this node's ranks until the ranks of all nodes have ended. Returns how the attempt ended. Never raises."""
     try:
         end = attempt.start()
         if end is None:
@@ -80,7 +80,7 @@ def _run(attempt: Attempt) -> End:
             end = attempt.agreed_end(end)
     except Interrupted as interruption:
         end = retried(str(interruption), "ended")
-    except Exception as error:  # noqa: BLE001 - whatever it was, the record must not stay "running" forever
+    except Exception as error:  # noqa: BLE001 - the record must not stay "running" forever
         traceback.print_exc()
         end = End(code=1, reason=f"{type(error).__name__}: {error}", cause="own")
         attempt.fail(end.reason or "")

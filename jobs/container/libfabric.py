@@ -1,7 +1,7 @@
-"""libfabric, through which the cards of several nodes communicate: whether it loads, and which providers it has.
+"""Load libfabric, through which the cards of several nodes communicate, and list its providers.
 
-HCCL and NCCL load it through a plugin each. If libfabric or the plugin cannot be loaded, HCCL cannot reach other nodes,
-and NCCL silently uses TCP.
+HCCL and NCCL each load libfabric through a plugin. If libfabric or the plugin cannot be loaded, HCCL cannot reach other
+nodes, and NCCL silently uses TCP.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ log = logging.getLogger("trainyard")
 LIBFABRIC = "libfabric.so.1"
 
 WRAPPERS: dict[Name, str] = {"hpu": "libhccl_ofi_wrapper.so", "cuda": "libnccl-net.so"}
-"""For each accelerator, the library that connects its collectives to libfabric: Habana's wrapper, and aws-ofi-nccl
-under the name that NCCL looks for (its src/Makefile.am). Other accelerators need none."""
+"""The library that connects an accelerator's collectives to libfabric: Habana's wrapper, and aws-ofi-nccl under the
+name that NCCL looks for (src/Makefile.am of aws-ofi-nccl). Other accelerators need none."""
 
 NCCL_NET = {"NCCL_NET": "Libfabric"}
-"""Makes NCCL use aws-ofi-nccl, by its name in NCCL (src/nccl_ofi_interface_nvidia of 1.14 to 1.21), or fail. Without
-it, NCCL falls back to TCP if anything is wrong."""
+"""Makes NCCL fail if it cannot use aws-ofi-nccl, whose name in NCCL this is (src/nccl_ofi_interface_nvidia of 1.14 to
+1.21). By default, NCCL falls back to TCP if anything is wrong."""
 
 EFA = "efa"
 
@@ -58,7 +58,7 @@ _Info._fields_ = (
 
 
 def load(name: Name) -> ctypes.CDLL | None:
-    """Load the libraries with which `name`'s collectives reach other nodes. Returns libfabric, or None if not needed.
+    """Load the libraries through which collectives reach other nodes. Returns libfabric, or None if not needed.
 
     NCCL needs libfabric only for EFA, HCCL for any connection to another node. Raises ConfigurationError if a library
     cannot be loaded.
@@ -84,8 +84,8 @@ def has_efa() -> bool:
 def environment(name: Name, *, nnodes: int) -> dict[str, str]:
     """Return the variables that make the ranks of a job use the EFA devices of their nodes, or fail.
 
-    Raises ConfigurationError if the image does not support EFA, because over TCP a job would pay for cards that wait.
-    An image that sets NCCL_NET has made its choice (`Socket` is NCCL's name for TCP), which is kept.
+    Raises ConfigurationError if the image does not support EFA, because over TCP the job would pay for idle cards. Does
+    not override an image that sets NCCL_NET, for instance to `Socket`, which is NCCL's name for TCP.
     """
     if name != "cuda" or nnodes == 1 or not has_efa():
         return {}
@@ -139,7 +139,7 @@ def providers(libfabric: ctypes.CDLL) -> list[str]:
 def preferred_provider(found: Sequence[str]) -> str:
     """Return the provider that HCCL uses: EFA, else verbs, else TCP (docs.habana.ai, Scale-out via Host NIC).
 
-    Raises ConfigurationError if there is none of them, or if the node has EFA devices but libfabric has no EFA.
+    Raises ConfigurationError if libfabric has none of these, or if the node has EFA devices but libfabric has no EFA.
     """
     if EFA not in found and has_efa():
         raise ConfigurationError(

@@ -1,12 +1,12 @@
-"""Packages of a script or a tracker, installed by uv once for all jobs that need the same.
+"""Install the packages of a script or a tracker with uv, once for all jobs that need the same packages.
 
     s3://<run bucket>/<team>/environments/<fingerprint>.tar   what uv has installed
 
 The main node installs and uploads the packages. The other nodes and every later attempt download them. If a job's
-scratch folder is on the instance's own disks, uv's cache is beside it, and uv installs by hard links to the cache.
+scratch folder is on the instance's own disks, uv's cache is next to it, and uv installs hard links to the cache.
 
-`Environment` adds packages to the image's, which do not change: uv takes them for installed, with each of their
-versions as a constraint. A script's own environment (jobs.container.script.own_environment) contains none of them.
+`Environment` adds packages to the image's without changing those: uv treats them as installed, with their versions as
+constraints. A script's own environment (jobs.container.script.own_environment) has none of the image's packages.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def _image_distributions() -> dict[str, importlib.metadata.Distribution]:
 
 
 def _is_version(text: str) -> bool:
-    """Return whether uv accepts a version. Packages of Ubuntu in Habana's image may have others."""
+    """Return whether uv accepts a version. Some Ubuntu packages in Habana's image have invalid versions."""
     try:
         Version(text)
     except InvalidVersion:
@@ -81,8 +81,8 @@ def fingerprint(
 ) -> str:
     """Return the SHA-256 of everything that an environment is installed from, in hex.
 
-    `wheels` maps the wheels it may be installed from to their hashes. If a requirement is a folder of the code, all
-    files of the code count, because its installation may use any of them.
+    `wheels` maps the available wheels to their hashes. If a requirement is a folder of the code, all files of the code
+    count, because its installation may use any of them.
     """
     paths = {path for _, path in requirements.paths}
     if any((code / path).is_dir() for path in paths):
@@ -126,15 +126,15 @@ class Environment:
     def make(self, *, wheels: Path | None, installs: bool) -> dict[str, str]:
         """Install or download the packages. Returns the variables with which a process finds them.
 
-        With `wheels`, they are installed from that folder only. With `installs=False`, another node installs them and
-        this one waits. Raises UsageError if the requirements cannot be met.
+        With `wheels`, uv installs from that folder only. With `installs=False`, this node waits until another has
+        installed the packages. Raises UsageError if the requirements cannot be met.
         """
         self._digest = self._fingerprint(
             {path.name: sha256(path) for path in sorted(wheels.iterdir())} if wheels else {}
         )
         place = self._team / f"{ENVIRONMENTS}{self._digest}.tar"
         started = time.monotonic()
-        if self._is_there(place, wait=not installs):
+        if self._is_uploaded(place, wait=not installs):
             what = self._restore(place)
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -144,7 +144,7 @@ class Environment:
         log.info("packages: %s in %.1f s", what, time.monotonic() - started)
         return self._variables()
 
-    def _is_there(self, place: S3Location, *, wait: bool) -> bool:
+    def _is_uploaded(self, place: S3Location, *, wait: bool) -> bool:
         until = time.monotonic() + INSTALL_SECONDS
         while place.key not in {item["Key"] for item in object_store.listing(self._s3, place, prefix=place.key)}:
             if not wait:
@@ -167,7 +167,7 @@ class Environment:
                 next_step=f"aws s3 rm {place}, then submit the spec again to reinstall them",
             ) from None
         archive.unlink()
-        return f"restored those of {self._name}"
+        return f"{self._name} restored from S3"
 
     def _store(self, place: S3Location) -> None:
         archive = self._folder.with_suffix(".tar")
@@ -182,11 +182,11 @@ class Environment:
     def _install(self, wheels: Path | None) -> str:
         """Install the packages with uv. Returns what was installed, for the log."""
         image = {name: found for name, found in _image_distributions().items() if _is_version(found.version)}
-        pins = self._written("image", (f"{name}=={found.version}" for name, found in image.items()))
-        # uv looks for installed packages in the prefix only, and reads nothing but their metadata.
+        pins = self._write_lines("image", (f"{name}=={found.version}" for name, found in image.items()))
+        # uv looks for installed packages only in the prefix, and reads only their metadata.
         place = self._folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-        taken = [place / f"{name.replace('-', '_')}-{found.version}.dist-info" for name, found in image.items()]
-        for path, found in zip(taken, image.values(), strict=True):
+        stubs = [place / f"{name.replace('-', '_')}-{found.version}.dist-info" for name, found in image.items()]
+        for path, found in zip(stubs, image.values(), strict=True):
             path.mkdir(parents=True)
             (path / "METADATA").write_text(found.read_text("METADATA") or found.read_text("PKG-INFO") or "")
             (path / "RECORD").touch()
@@ -196,7 +196,7 @@ class Environment:
             problem=f"{self._name} cannot be installed on top of the image's packages",
             next_step="require versions that match the image's (trainyard images list), or leave them open",
         )
-        for path in taken:
+        for path in stubs:
             shutil.rmtree(path)
         names = sorted(path.name.split("-")[0] for path in self._folder.rglob("*.dist-info"))
         return ", ".join(names) or "nothing new"
@@ -204,17 +204,17 @@ class Environment:
     def _requirements(self, wheels: Path | None) -> list[str | Path]:
         """Return uv's options for the requirements file and the files that it includes."""
         requirements = read_requirements(self._code, self._name)
-        constraints = self._written("constraints", (line.text for line in requirements.constraints))
-        asked = self._written("requirements", (line.text for line in requirements.lines))
+        constraints = self._write_lines("constraints", (line.text for line in requirements.constraints))
+        required = self._write_lines("requirements", (line.text for line in requirements.lines))
         source: list[str | Path] = ["--no-index", "--find-links", wheels] if wheels else []
-        return ["--constraint", constraints, "--requirement", asked, *source]
+        return ["--constraint", constraints, "--requirement", required, *source]
 
     def _uv(self, *arguments: str | Path, problem: str, next_step: str, **variables: str) -> None:
-        """Run uv in the folder of the requirements. Raises UsageError with its error, TrainyardError at a timeout."""
+        """Run uv in the folder of the requirements. Raises UsageError if uv fails, TrainyardError at a timeout."""
         cache = {CACHE_VARIABLE: self._cache} if self._cache else {}
         try:
             done = subprocess.run(
-                # Isolated, because a module of the code may have the name of a standard one.
+                # Isolated, because a module of the code may have the name of a standard module.
                 [sys.executable, "-I", "-m", "uv", *arguments, "--quiet", "--system-certs"],
                 cwd=(self._code / self._name).parent,
                 env={**os.environ, **cache, "UV_LINK_MODE": "hardlink", **variables},
@@ -233,7 +233,7 @@ class Environment:
         if done.returncode:
             raise UsageError(f"{problem}: {_uv_error(done.stdout)}", next_step=next_step)
 
-    def _written(self, suffix: str, lines: Iterable[str]) -> Path:
+    def _write_lines(self, suffix: str, lines: Iterable[str]) -> Path:
         path = self._folder.with_suffix(f".{suffix}")
         path.write_text("".join(f"{line}\n" for line in lines))
         return path

@@ -1,11 +1,11 @@
-"""A rank of a job: its peers, its run, and how it ends.
+"""Run an entrypoint as one rank of a job, and report how it ended.
 
 Every rank runs an entrypoint's module with `python -m`. The module passes its function to `run`:
 
     if __name__ == "__main__":
         run(finetune, FinetuneClassification)
 
-A user's mistake ends the rank with one line and exit code 1, an unexpected error with its traceback and exit code 1.
+The rank reports a user's mistake in one line, an unexpected error with its traceback. Both end it with exit code 1.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ LAUNCHED_AT_VARIABLE = "TRAINYARD_LAUNCHED_AT"
 
 
 class StartUp:
-    """Measures the parts of a rank's start, from the start of its launcher to the end of the first step.
+    """Measures the parts of a rank's start-up, from the start of its launcher to the end of the first step.
 
     The log line is:
 
         start-up: … s to the end of step N (CPU of this rank in brackets): launcher and imports … (…), tokenizer …
 
-    A part that takes longer than its CPU time waits: for the network, a disk, a card, or a busy processor.
+    A part that takes longer than its CPU time was waiting for the network, a disk, a card, or a busy processor.
     """
 
     def __init__(self) -> None:
@@ -88,13 +88,13 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
-_OWN_PREFIX = "TRAINYARD_"
-"""Prefix of the names of hidden variables (`hide_torchrun_variables`)."""
+_HIDDEN_PREFIX = "TRAINYARD_"
+"""Prefix that `hide_torchrun_variables` adds to the names of variables."""
 
-_DEEPSPEEDS_NAMES = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "GROUP_RANK": "CROSS_RANK"}
-"""Names in DeepSpeed's launcher (deepspeed/launcher/launch.py) that differ from torchrun's."""
+_DEEPSPEED_NAMES = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "GROUP_RANK": "CROSS_RANK"}
+"""Variables of DeepSpeed's launcher (deepspeed/launcher/launch.py) whose names differ from torchrun's."""
 
-_MPIS_NAMES = (
+_MPI_NAMES = (
     {
         "RANK": "OMPI_COMM_WORLD_RANK",
         "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -108,7 +108,7 @@ _MPIS_NAMES = (
         "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
     },
 )
-"""Names in mpirun: Open MPI's, which `gaudi_spawn.py --use_mpi` runs, and those of MPICH and Intel MPI."""
+"""Variables of mpirun: of Open MPI, which `gaudi_spawn.py --use_mpi` runs, and of MPICH and Intel MPI."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -117,7 +117,7 @@ ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
 """The number of the attempt in its run. Set on the main node only."""
 
 ARGUMENTS_FILE = "@"
-"""Prefix of the name of a file with a rank's arguments, in place of flags."""
+"""Prefix of a file name that a rank gets in place of flags. The file contains its arguments."""
 
 
 class ResumeLaterError(Exception):
@@ -125,7 +125,7 @@ class ResumeLaterError(Exception):
 
 
 class NodeFailedError(Exception):
-    """This node cannot get something that it needs, which is not the job's fault. The next attempt starts over."""
+    """This node lacks something, through no fault of the job. The next attempt starts over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class Rank:
     attempt: int | None = None
     """The number of the attempt in its run. None without a record, and on nodes other than the main one."""
     start_up: StartUp = field(default_factory=StartUp, compare=False, repr=False)
-    """The times of the parts of its start."""
+    """The times of the parts of the rank's start-up."""
 
     @property
     def is_first(self) -> bool:
@@ -159,13 +159,14 @@ class Rank:
     def from_environment(cls) -> "Rank":
         """Read the variables that torchrun and the launcher set. Raises ConfigurationError if one is missing."""
         try:
-            world_size, local_world_size = int(_place("WORLD_SIZE")), int(_place("LOCAL_WORLD_SIZE"))
+            world_size = int(_torchrun_variable("WORLD_SIZE"))
+            local_world_size = int(_torchrun_variable("LOCAL_WORLD_SIZE"))
             return cls(
-                rank=int(_place("RANK")),
-                local_rank=int(_place("LOCAL_RANK")),
+                rank=int(_torchrun_variable("RANK")),
+                local_rank=int(_torchrun_variable("LOCAL_RANK")),
                 world_size=world_size,
                 local_world_size=local_world_size,
-                node=int(_place("GROUP_RANK")),
+                node=int(_torchrun_variable("GROUP_RANK")),
                 nnodes=world_size // local_world_size,
                 run=S3Location.parse(os.environ[RUN_URI_VARIABLE]),
                 scratch=Path(os.environ[SCRATCH_VARIABLE]),
@@ -184,10 +185,11 @@ class Rank:
         return self.connect_store()
 
     def connect_store(self) -> "Store":
-        """Return a new connection. A thread that waits on a shared connection would block the others."""
+        """Return another connection, for a thread that waits. On `store` it would block the other threads."""
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # re-exported from C++
 
-        return PrefixStore("trainyard", connect_store(_place("MASTER_ADDR"), int(_place("MASTER_PORT"))))
+        address, port = _torchrun_variable("MASTER_ADDR"), int(_torchrun_variable("MASTER_PORT"))
+        return PrefixStore("trainyard", connect_store(address, port))
 
     def once_per_node(self, name: str, work: Callable[[], Any]) -> Any:
         """Run `work()` on one rank of each node, and return its value on all of them. The value must be valid JSON.
@@ -206,27 +208,27 @@ class Rank:
         return json.loads(self.store.get(name))
 
 
-def _place(name: str) -> str:
-    """Return a torchrun variable as set by the starter of this rank, else as hidden by `hide_torchrun_variables`."""
+def _torchrun_variable(name: str) -> str:
+    """Return a torchrun variable: as set for this rank, by DeepSpeed and mpirun too, or else its hidden value."""
     if "RANK" in os.environ:
-        return os.environ[name if name in os.environ else _DEEPSPEEDS_NAMES.get(name, name)]
-    mpis = next((names for names in _MPIS_NAMES if names["RANK"] in os.environ), {})
-    if name == "GROUP_RANK" and mpis:  # mpirun fills one node after the other
-        return str(int(os.environ[mpis["RANK"]]) // int(os.environ[mpis["LOCAL_WORLD_SIZE"]]))
-    if name in mpis:
-        return os.environ[mpis[name]]
-    hidden = _OWN_PREFIX + name
+        return os.environ[name if name in os.environ else _DEEPSPEED_NAMES.get(name, name)]
+    mpi_names = next((names for names in _MPI_NAMES if names["RANK"] in os.environ), {})
+    if name == "GROUP_RANK" and mpi_names:  # mpirun fills one node after the other
+        return str(int(os.environ[mpi_names["RANK"]]) // int(os.environ[mpi_names["LOCAL_WORLD_SIZE"]]))
+    if name in mpi_names:
+        return os.environ[mpi_names[name]]
+    hidden = _HIDDEN_PREFIX + name
     return os.environ[hidden if hidden in os.environ else name]
 
 
 def hide_torchrun_variables() -> None:
     """Hide torchrun's variables from a script that starts its own ranks or needs none.
 
-    The library `trainyard` still finds this process's place, also in processes that the script starts.
+    The library `trainyard` still finds them, also in processes that the script starts.
     """
     for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
         if name != _ERROR_FILE_VARIABLE:  # needed by `report_failure`, and by torchrun if the script runs it
-            os.environ[_OWN_PREFIX + name] = os.environ.pop(name)
+            os.environ[_HIDDEN_PREFIX + name] = os.environ.pop(name)
 
 
 def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -> None:
@@ -292,16 +294,10 @@ def write_first_heartbeat(rank: Rank) -> None:
 
 def prepare_process() -> None:
     """Make this process die with its launcher, use one output stream, and print its stack on SIGUSR1."""
-    _die_with_the_launcher()
+    if launcher := os.environ.get(LAUNCHER_PID_VARIABLE):
+        die_with_parent(int(launcher))
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # one stream, so that its last lines are in order
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # sent by the launcher when ranks hang
-
-
-def _die_with_the_launcher() -> None:
-    """Make the kernel kill this process when the launcher ends, even by kill -9."""
-    launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
-    if launcher:
-        die_with_parent(int(launcher))
 
 
 def die_with_parent(pid: int) -> None:
@@ -313,7 +309,7 @@ def die_with_parent(pid: int) -> None:
 
 
 def report_failure(message: str, *, explained: bool = False) -> None:
-    """Write torchrun's error file, from which the launcher reads which rank failed first, and why."""
+    """Write torchrun's error file. The launcher reads from these files which rank failed first, and why."""
     path = os.environ.get(_ERROR_FILE_VARIABLE)
     if not path:
         print(f"error: {message}", flush=True)
@@ -328,10 +324,10 @@ def report_failure(message: str, *, explained: bool = False) -> None:
 
 
 class Callback:
-    """Receives the events of a training, as transformers' TrainerCallback does. The base of all callbacks here.
+    """Receives the events of a training, like transformers' TrainerCallback. Base class of all our callbacks.
 
-    Both a Trainer and the loop of a custom script call it. It does not inherit from TrainerCallback, because a loop
-    without transformers should not wait seconds for that import.
+    Both a Trainer and a custom script's loop call it. It does not inherit from TrainerCallback, because a loop without
+    transformers should not wait seconds for that import.
     """
 
     if not TYPE_CHECKING:

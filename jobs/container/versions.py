@@ -1,6 +1,6 @@
-"""What differs between the versions of transformers, accelerate and huggingface_hub in images/releases.toml.
+"""Handle the differences between the versions of transformers, accelerate and huggingface_hub in images/releases.toml.
 
-This is the only file that tells them apart. Each entry names the releases that need it, and goes with them.
+No other file distinguishes versions. Each entry names the releases that need it. Remove it with the last of them.
 """
 
 import functools
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 _IS_TRANSFORMERS_4 = int(importlib.metadata.version("transformers").partition(".")[0]) < 5
-"""True with Gaudi's releases, false with those for CUDA and CPU."""
+"""True in Gaudi's releases, False in those for CUDA and CPU."""
 
 LOSES_SHORT_STEP = _IS_TRANSFORMERS_4
-"""Gaudi's releases: the last step of an epoch is lost in a resumed run if it has fewer batches than the others.
+"""Gaudi's releases: a resumed run loses the last step of an epoch if that step has fewer batches than the others.
 
-transformers 4.51 does not count that step when it resumes, and neither 4.51 nor 4.55 makes it in the epoch in which it
-resumes, because both take the length of the epoch's rest for that of the epoch. transformers 5 takes the epoch's
-(Trainer._run_epoch). `Steps` and `shorten` correct the older ones.
+transformers 4.51 does not count that step when it resumes. Neither 4.51 nor 4.55 runs it in the epoch that is resumed,
+because both use the length of the rest of the epoch as the epoch's length. transformers 5 uses the right length
+(Trainer._run_epoch). `Steps` and `shorten` correct the older versions.
 """
 
 LOSES_SHARDED_OPTIMIZER = tuple(map(int, importlib.metadata.version("accelerate").split(".")[:2])) < (1, 15)
@@ -26,16 +26,16 @@ LOSES_SHARDED_OPTIMIZER = tuple(map(int, importlib.metadata.version("accelerate"
 def warmup(ratio: float) -> dict[str, float]:
     """Return the training argument for a warm-up over a share of all steps, from 0 to 1.
 
-    Gaudi's releases call it `warmup_ratio`. transformers 5 has no such name: there `warmup_steps` takes a share too.
+    Gaudi's releases call it `warmup_ratio`. transformers 5 has no such argument; its `warmup_steps` accepts a share.
     """
     return {"warmup_ratio" if _IS_TRANSFORMERS_4 else "warmup_steps": ratio}
 
 
 def hub_unreachable() -> tuple[type[Exception], ...]:
-    """Return the exceptions of huggingface_hub if no answer of the hub arrives.
+    """Return the exceptions that huggingface_hub raises if the hub does not answer.
 
-    The client of Gaudi's releases uses `requests`, whose exceptions are OSErrors. The client of the others uses httpx,
-    whose exceptions are not.
+    Its version in Gaudi's releases uses `requests`, whose exceptions are OSErrors. All others use httpx, whose
+    exceptions are not.
     """
     from huggingface_hub import errors
 
@@ -49,7 +49,7 @@ class Steps(int):
     """
 
     def of(self, epoch: Any, trainer: Any) -> "Steps":
-        """Take the position from an `Epoch` and the Trainer's state."""
+        """Set where to read the position: an `Epoch` and the Trainer's state."""
         self._epoch, self._trainer = epoch, trainer
         return self
 
@@ -62,7 +62,7 @@ class Steps(int):
 
 
 def shorten(batches: Any, length: Callable[[], int]) -> None:
-    """Change the length of a batch sampler, by which the Trainer knows an epoch's last batch. Its batches stay.
+    """Change a batch sampler's length, by which the Trainer detects an epoch's last batch, but not its batches.
 
     Gaudi's releases, as for `Steps`.
     """
@@ -71,11 +71,11 @@ def shorten(batches: Any, length: Callable[[], int]) -> None:
 
 
 def keep_epoch(trainer: type[Any]) -> None:
-    """Make a Trainer that resumes within an epoch take the samples of that epoch instead of those of the first.
+    """Make a Trainer that resumes within an epoch use that epoch's samples, not those of the first.
 
-    Gaudi's releases: their accelerate (1.9.0 and 1.10.1) makes a new data loader without the first batches, which does
-    not know its epoch and sets the sampler back to epoch 0, on any number of ranks. accelerate 1.15.0 fixes it (its
-    pull request 4071), and is not harmed by this.
+    Gaudi's releases: to skip batches, their accelerate (1.9.0 and 1.10.1) creates a new data loader that resets the
+    sampler to epoch 0, on any number of ranks. accelerate 1.15.0 (pull request 4071) fixes this, and the change here
+    does not harm it.
     """
     for part in trainer.__mro__:
         loop = vars(part).get("_inner_training_loop")

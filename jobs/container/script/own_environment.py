@@ -89,7 +89,7 @@ class OwnEnvironment(Environment):
         if self._cached_mark is not None and self._cached_mark.exists():
             with contextlib.suppress(UsageError):
                 self._install_all(None, UV_OFFLINE="1")
-                return f"linked those of {self._name} from this instance's cache"
+                return f"{self._name} linked from this instance's cache"
             shutil.rmtree(self._folder)
         done = super()._restore(place)
         self._make_python()

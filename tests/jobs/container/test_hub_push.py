@@ -104,7 +104,7 @@ def test_an_impossible_push_is_refused_before_the_training(
     # An expired token must not end a training that has made progress
     if environment:
         check(recipe, is_first_attempt=False)
-        assert "unexpected answer of the hub" in caplog.text
+        assert "unexpected answer from the hub" in caplog.text
 
 
 def test_the_card_names_what_the_hub_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_equal_requirements_are_installed_once(
     other = environment(s3, tmp_path / "two", "of_mine\n").make(wheels=wheels, installs=False)
     assert [line.split(" in ")[0] for line in caplog.messages] == [
         "packages: of_mine",
-        "packages: restored those of r.txt",
+        "packages: r.txt restored from S3",
     ]
     shown = [sys.executable, "-c", "import of_mine; print(of_mine.NAME, of_mine.__file__)"]
     found = subprocess.run(shown, env=other, capture_output=True, text=True, check=True).stdout.split()

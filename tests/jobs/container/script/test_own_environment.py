@@ -62,7 +62,7 @@ def test_a_script_runs_and_resumes_in_the_environment_of_its_lock(run: Run, s3: 
     run.wait_until_gone()
 
     second = run.attempt(*flags, kind="script", attempt=2, **uv_settings())
-    assert any(line.startswith("packages: restored those of uv.lock in ") for line in second.lines)
+    assert any(line.startswith("packages: uv.lock restored from S3 in ") for line in second.lines)
     assert "begun before: True" in second.output
     assert "packaging 24.0 in packages" in second.output
     assert "output/done" in run.keys("output")
@@ -99,7 +99,7 @@ def test_another_lock_is_another_environment_and_equal_ones_are_linked(
     assert [made("one", "24.0"), made("two", "24.0"), made("three", "24.1")] == ["24.0", "24.0", "24.1"]
     assert [line.split(" in ")[0] for line in caplog.messages] == [
         "packages: 1 package of uv.lock",
-        "packages: linked those of uv.lock from this instance's cache",
+        "packages: uv.lock linked from this instance's cache",
         "packages: 1 package of uv.lock",
     ]
 

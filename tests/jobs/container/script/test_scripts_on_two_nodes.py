@@ -59,7 +59,7 @@ def test_both_nodes_get_the_inputs_and_save_their_output(run: Run, s3: "S3Client
     first[1].process.send_signal(signal.SIGTERM)
     # THEN both end, to be retried
     assert [node.wait() for node in first] == [75, 75], "".join(node.output for node in first)
-    assert any(line.startswith("packages: restored those of r.txt") for line in first[1].lines), "it has waited"
+    assert any(line.startswith("packages: r.txt restored from S3") for line in first[1].lines), "it has waited"
     run.wait_until_gone()
 
     # WHEN the run is retried
