@@ -201,7 +201,7 @@ def _late(job: Job, whole: Run) -> Row:
         rank.suspend()  # otherwise the training ends before any node looks for the late one
     at = time.monotonic()
     waiting += job.started([last], 1)
-    begun[0].wait_for_line(" came late")
+    begun[0].wait_for_line(" arrived late")
     for rank in ranks:
         rank.resume()
     seconds = []

@@ -1,7 +1,7 @@
-"""The main node's accounting of an attempt: its record and the run's receipt on S3, and the budget.
+"""Account for an attempt on the main node: write its record and the run's receipt to S3, and watch the budget.
 
 The record (attempts/N.json) and the receipt over all attempts are written at the start, every 30 seconds, and at the
-end. An attempt whose node is lost therefore still has its last heartbeat. A run that nears its budget saves and stops.
+end, so that an attempt whose node is lost leaves its last heartbeat. A run that nears its budget saves and stops.
 """
 
 import json
@@ -102,22 +102,22 @@ class AttemptRecord:
         self._attempt = self._attempt.model_copy(update={"ran_with": {**of_image, **versions}})
 
     def start(self) -> None:
-        """Write the first record. Raises TrainyardError if the run cannot be written to, now instead of hours later."""
+        """Write the first record. Raises TrainyardError if that fails, because hours later it would cost more."""
         self._write("running")
         self._thread.start()
 
     def spent(self) -> Spent:
         """Return the cost and hours of the run so far, over all its attempts."""
         now = self._attempt.model_copy(update={"last_seen_at": self._clock.now()})
-        if self._earlier is None:  # they no longer change, and S3 might fail the next time
+        if self._earlier is None:  # read once: they no longer change, and S3 might fail the next time
             self._earlier = [item for item in self._recorded.read() if item.number != now.number]
         return spent([*self._earlier, now])
 
     def with_outlook(self, end: End, *, rejoins: bool) -> End:
-        """Return the end with what happens to the run next, as far as S3's records show.
+        """Add to the reason what happens to the run next, as far as S3's records show.
 
         An attempt is not retried if a newer attempt of the run has already started. With `rejoins` it is retried,
-        because it then joins the newer one.
+        because its node then joins the newer attempt.
         """
         try:
             newest = max(self._recorded.numbers(), default=0)
@@ -153,7 +153,7 @@ class AttemptRecord:
         """Write how the attempt ended. Raises TrainyardError if a success cannot be recorded."""
         self._finished.set()
         if self._thread.is_alive():
-            # Not longer: the thread may be retrying a service that is gone, while Batch's grace period runs.
+            # Not longer: the thread may still be retrying S3 while Batch's grace period runs out.
             self._thread.join(_LAST_HEARTBEAT_SECONDS)
         state: State = {0: "succeeded", INTERRUPTED_EXIT_CODE: "interrupted"}.get(end.code, "failed")  # type: ignore[assignment]
         ended = {"finished_at": self._clock.now(), "exit_code": end.code, "reason": end.reason}
@@ -222,7 +222,7 @@ class AttemptRecord:
 class SteadyClock:
     """A UTC clock that reads the system clock once and then counts elapsed time.
 
-    If the system clock were adjusted during the attempt, the receipt would have too many or too few hours.
+    Otherwise a correction of the system clock during the attempt would change the receipt's hours.
     """
 
     def __init__(self) -> None:
@@ -249,10 +249,10 @@ class RecordedAttempts:
         return [recorded_number(name) or 0 for name in object_store.sizes(self._s3, self._run / ATTEMPTS)]
 
     def next_number(self, *, job_id: str | None, attempt: int) -> int:
-        """Return the number of an attempt in its run, which may have started as another Batch job.
+        """Return the number of a job's attempt in its run, which may have started as another Batch job.
 
-        It continues after all attempts of earlier jobs. Those have ended, so repeated calls return the same number.
-        Unreadable records keep their numbers, or they would be overwritten. Raises TrainyardError if S3 fails.
+        Numbers continue after all attempts of earlier jobs. Those have ended, so repeated calls return the same number.
+        Numbers of unreadable records are not reused, so that nothing is overwritten. Raises TrainyardError if S3 fails.
         """
         before = [0]
         for name, recorded in self._by_name().items():
@@ -284,7 +284,7 @@ class BudgetWatch:
     def start(self) -> End | None:
         """Return how the attempt ends if the budget is already used up, else None.
 
-        Otherwise a timer asks the ranks to save and stop before it is used up.
+        Otherwise starts a timer that makes the ranks save and stop before the budget is used up.
         """
         left = self._left()
         if left is None:
@@ -298,11 +298,11 @@ class BudgetWatch:
         return None
 
     def stop(self, end: End) -> End:
-        """Cancel the timer. Returns `end`, or the end by the budget if that interrupted the ranks."""
+        """Cancel the timer. Returns `end` unless the budget interrupted the ranks, and otherwise how that ends."""
         if self._timer is not None:
             self._timer.cancel()
         if self._reason is not None and end.code == INTERRUPTED_EXIT_CODE:
-            return End(code=1, reason=self._reason, cause="own")  # another attempt could not get further
+            return End(code=1, reason=self._reason, cause="own")  # a retry would have no budget left
         return end
 
     def _left(self) -> RemainingBudget | None:
@@ -347,7 +347,7 @@ def receipt(
 ) -> Receipt:
     """Return the receipt over a run's attempts. Costs are estimates, from recorded prices and EC2's Spot price.
 
-    `on_instance` is False if the job runs on another machine than the instance type it names.
+    `on_instance` is False if the job does not run on the instance type that it names.
     """
     team, _, run_id = run.key.strip("/").rpartition("/")
     return Receipt(

@@ -1,4 +1,4 @@
-"""One attempt of a job on this node: what it runs, what it runs on, and its record."""
+"""Prepare, connect and record one attempt of a job on this node."""
 
 import contextlib
 import logging
@@ -32,11 +32,11 @@ log = logging.getLogger("trainyard")
 class Attempt:
     """One attempt on this node, from the choice of its accelerator to the end of its record. A context manager.
 
-    `jobs.container.launch` calls the methods in the order in which they stand here.
+    `jobs.container.launch` calls the methods in the order of their definition.
     """
 
     accelerator: Accelerator
-    """The accelerator of this node. Set by `prepare`, as are `scratch` and `utilization`."""
+    """The accelerator of this node. `prepare` sets it, `scratch` and `utilization`."""
     scratch: Path
     """A local folder that is removed when the attempt ends."""
     utilization: Utilization
@@ -45,7 +45,7 @@ class Attempt:
         self.launch = launch
         """The launch. Its node, attempt and capacity change when the nodes of a node group have met."""
         self.disks = disks
-        """The folder of the instance's own disks, through which the host learns of a bad node."""
+        """The folder of the instance's own disks. A file in it reports a bad node to the host."""
         self.rendezvous: Rendezvous | None = None
         """This node's part in the rendezvous of its node group, or None."""
         self.nodes: Nodes | None = None
@@ -80,7 +80,7 @@ class Attempt:
         launch = self.launch
         with shutdown.signals_held_back():
             self.accelerator = accelerators.choose(
-                launch.accelerator_asked,
+                launch.requested_accelerator,
                 nproc_per_node=launch.nproc_per_node,
                 cards=self._checked_cards(),
                 hpu_trainer=hpu_trainer(launch.arguments),
@@ -116,7 +116,7 @@ class Attempt:
         os.environ[ATTEMPT_VARIABLE] = str(self._record.number)
 
     def start(self) -> End | None:
-        """Log the attempt's first line and start to watch the budget. Returns how it ends if the budget is used up."""
+        """Log the attempt's first line, and watch the budget. Returns how the attempt ends if the budget is used up."""
         if self._record is None:
             return None
         launch = self.launch
@@ -144,7 +144,7 @@ class Attempt:
             yield
             return
         if self.rendezvous is None and self.node.is_main:
-            # Not the address in EC2's metadata: AWS Batch gives such a container a separate network interface.
+            # Not the address in EC2's metadata: AWS Batch gives a multi-node container a separate network interface.
             address = own_address(None, object_store.connect().meta.endpoint_url)
             self.launch = replace(self.launch, node=replace(self.node, main_address=address))
         with shutdown.signals_held_back():
@@ -174,9 +174,9 @@ class Attempt:
             self.rendezvous.fail(reason)
 
     def close_record(self, end: End) -> End:
-        """Write how the attempt ended. Returns the end with what happens to the run next.
+        """Write how the attempt ended. Returns the end, whose reason then includes what happens to the run next.
 
-        Raises TrainyardError if S3 does not accept the record of a run that succeeded.
+        Raises TrainyardError if the record of a successful run cannot be written.
         """
         if self._budget is not None:
             end = self._budget.stop(end)
@@ -191,6 +191,6 @@ class Attempt:
     def _checked_cards(self) -> int | None:
         """Return the number of cards that the health check will expect, or None if it will not count them."""
         launch = self.launch
-        checked = launch.options.health.seconds_on(launch.accelerator_asked, on_instance=launch.on_instance)
-        row = launch.instance
-        return row.accelerators if checked and launch.accelerator_asked == row.accelerator else None
+        requested, row = launch.requested_accelerator, launch.instance
+        checked = launch.options.health.seconds_on(requested, on_instance=launch.on_instance)
+        return row.accelerators if checked and requested == row.accelerator else None

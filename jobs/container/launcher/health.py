@@ -1,4 +1,4 @@
-"""Check the health of a node before its ranks start. A bad node is named, and the attempt ends with 75.
+"""Check the health of a node before its ranks start. The attempt names a bad node, and ends with 75.
 
 The check counts the cards, compares Gaudi's driver with the image's release, and runs a process on each card that
 multiplies and all-reduces for some seconds (jobs.container.launcher.health_rank). The host of a bad node finds a file
@@ -33,12 +33,12 @@ from jobs.spec.launcher_options import BAD_NODE_FILE, MATMUL_FLOOR, Health
 log = logging.getLogger("trainyard")
 
 START_SECONDS = 180.0
-"""Time that the check's processes have in addition to the measurement: to load PyTorch and to connect their cards."""
+"""Time in addition to the measurement, in which the check's processes load PyTorch and connect their cards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the process on one card measured. None for a measurement that it did not reach."""
+    """The measurements of the process on one card. None if the process ended before a measurement."""
 
     teraflops: float | None = None
     gigabytes_per_second: float | None = None
@@ -76,10 +76,9 @@ def _check_this_node(attempt: Attempt, *, seconds: float) -> End | None:
 
 
 def _wait_until_all_healthy(nodes: Nodes, node: Node, own: End | None, *, seconds: float) -> End | None:
-    """Wait until all nodes are known to be healthy. `own` is how the attempt ends if this node is bad.
+    """Wait until all nodes have reported that they are healthy. `own` is how the attempt ends if this node is bad.
 
-    Returns how the attempt ends if a node is bad. Without this wait, ranks would time out while
-    they wait for those of a bad node.
+    Returns how the attempt ends if a node is bad. Without this wait, ranks would time out waiting for a bad node's.
     """
     if own is not None:
         nodes.send_end(own)
@@ -108,7 +107,7 @@ def _wait_until_all_healthy(nodes: Nodes, node: Node, own: End | None, *, second
 
 
 def static_faults(launch: Launch, accelerator: Accelerator) -> list[str]:
-    """Return what is wrong with a node, before anything runs on its cards."""
+    """Return the faults of a node that show before anything runs on its cards."""
     faults = []
     expected = launch.instance.accelerators
     if launch.on_instance and accelerator.name == launch.instance.accelerator and accelerator.devices < expected:
@@ -119,7 +118,7 @@ def static_faults(launch: Launch, accelerator: Accelerator) -> list[str]:
 
 
 def driver_fault(driver: str | None, release: str | None) -> str | None:
-    """Return how the host's driver does not match the image's release. None if it does, or if one is unknown."""
+    """Return how the host's driver and the image's release differ. None if they match, or if one is unknown."""
     if driver is None or release is None:
         log.info("health: driver %s, release %s: not compared", driver or "unknown", release or "unknown")
         return None
@@ -151,7 +150,7 @@ def plugin_version() -> str | None:
 
 
 def measure(nproc: int, accelerator: Accelerator, scratch: Path, *, seconds: float) -> list[Measured]:
-    """Run one process on each of `nproc` cards, all at once. Returns what each of them measured."""
+    """Run one process on each of `nproc` cards, all at the same time. Returns their measurements."""
     folder = scratch / "health"
     folder.mkdir(exist_ok=True)
     store = serve_store(LOOPBACK)
@@ -176,7 +175,7 @@ def measure(nproc: int, accelerator: Accelerator, scratch: Path, *, seconds: flo
 
 
 def measured_faults(measured: list[Measured], health: Health, *, card: str) -> list[str]:
-    """Return which cards are bad, and whether the connection between them is too slow."""
+    """Return faults: cards that failed or are too slow, and a slow connection between the cards."""
     reached = [found.teraflops for found in measured if found.teraflops is not None]
     least = health.min_teraflops
     if least is None and len(reached) > 1:
@@ -195,7 +194,7 @@ def measured_faults(measured: list[Measured], health: Health, *, card: str) -> l
 
 
 def summary(measured: list[Measured], health: Health) -> str:
-    """Return what a healthy node reached, with the required minimum."""
+    """Return the measurements of a healthy node as text, with the required minimum."""
     slowest = min(found.teraflops for found in measured if found.teraflops is not None)
     floor = f" (at least {health.min_teraflops:.3g})" if health.min_teraflops is not None else ""
     text = f"{slowest:.3g} TFLOP/s on the slowest{floor}"

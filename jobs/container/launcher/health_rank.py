@@ -1,9 +1,9 @@
-"""One card's part in the health check of its node: multiply matrices, all-reduce with the node's other cards.
+"""Check one card of a node: multiply matrices, and all-reduce with the node's other cards.
 
     python -m jobs.container.launcher.health_rank SECONDS RESULT_FILE
 
 The launcher (jobs.container.launcher.health) starts one process per card before it starts the ranks. All values are
-whole numbers that bfloat16 represents exactly, which distinguishes a card that computes wrongly from a slow one.
+whole numbers that bfloat16 represents exactly, so any deviation means that the card computes wrongly.
 """
 
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 CARD_SIZE = 8192
-"""Rows and columns of the matrices on a card: enough to keep it busy, at 128 MiB each."""
+"""Rows and columns of the matrices on a card: enough to keep it busy. Each matrix has 128 MiB."""
 
 CPU_SIZE = 512
 
@@ -59,12 +59,12 @@ def multiply(accelerator: Accelerator, device: "torch.device", *, seconds: float
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, (size, size), generator=generator, dtype=torch.int8) * 2 - 1
     left = signs.clone()
-    left[:, _ADDENDS:] = 0  # so that no sum exceeds what bfloat16 represents exactly
-    ours, theirs = left.to(dtype).to(device), signs.to(dtype).to(device)
-    first = (ours @ theirs).cpu()
+    left[:, _ADDENDS:] = 0  # so that bfloat16 represents every sum exactly
+    a, b = left.to(dtype).to(device), signs.to(dtype).to(device)
+    first = (a @ b).cpu()
     expected = left[:_CHECKED_ROWS].float() @ signs.float()
-    count, took = _repeated(accelerator, lambda: ours @ theirs, seconds=seconds)
-    last = (ours @ theirs).cpu()
+    count, took = _repeated(accelerator, lambda: a @ b, seconds=seconds)
+    last = (a @ b).cpu()
     fault = None
     if not torch.equal(first[:_CHECKED_ROWS].float(), expected) or not torch.equal(first, last):
         fault = "returns wrong products"
@@ -93,10 +93,10 @@ def all_reduce(
         accelerator.synchronize()
         return time.perf_counter() - started
 
-    # All ranks repeat it as often as the slowest one can in the time.
-    wish = torch.tensor([seconds / max(reduce_some(3) / 3, 1e-6)], device=device)
-    dist.all_reduce(wish, op=dist.ReduceOp.MIN)
-    times = max(1, min(10_000, int(wish.item())))
+    # All ranks repeat the all-reduce as often as the slowest rank can within the time.
+    possible = torch.tensor([seconds / max(reduce_some(3) / 3, 1e-6)], device=device)
+    dist.all_reduce(possible, op=dist.ReduceOp.MIN)
+    times = max(1, min(10_000, int(possible.item())))
     took = reduce_some(times)
     bus_bytes = count * 4 * 2 * (world_size - 1) / world_size
     return bus_bytes * times / took / 1e9, None if right else "receives a wrong sum from the others"

@@ -1,6 +1,6 @@
-"""The ranks of one node: their environment, their start, and how they ended.
+"""Run the ranks of one node: set their environment, start them, and find out how they ended.
 
-torchrun is used as a library, because its command turns every failure into exit code 1.
+This module uses torchrun as a library, because its command turns every failure into exit code 1.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 _NCCL_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
-"""When NCCL has lost a peer, PyTorch's watchdog waits four times this long for the ranks' debug dumps before it ends
-its rank (ProcessGroupNCCL.cpp, getDumpTimeout): 60 s by default, during which the other nodes are billed, measured with
-`python -m tests.benchmarks.lost_peer --device cuda`. Nobody reads the dumps."""
+"""After NCCL has lost a peer, PyTorch's watchdog waits four times this long for debug dumps before it ends its rank
+(ProcessGroupNCCL.cpp, getDumpTimeout). By default this takes 60 s (measured with `python -m tests.benchmarks.lost_peer
+--device cuda`), for which the other nodes are billed. Nobody reads the dumps."""
 
 RECIPES_MB = 8 * 1024
 """Size of the recipe cache: 1 GB for each of eight cards, as in the bridge's example."""
@@ -69,7 +69,7 @@ VMSTAT = Path("/proc/vmstat")
 
 
 def run_ranks(attempt: Attempt) -> End:
-    """Run this node's ranks until they have ended. Returns how the attempt ended: on the main node, for all nodes."""
+    """Run this node's ranks until they have ended. Returns how the attempt ended, on the main node for all nodes."""
     launch, scratch = attempt.launch, attempt.scratch
     with shutdown.signals_held_back():
         from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -130,8 +130,8 @@ def run_ranks(attempt: Attempt) -> End:
         end = _end_of_script(script, end, stopping, scratch)
     if end.code == 0 and (halving := launch.options.halving) is not None and read_verdict(scratch) is None:
         log.warning(
-            "warning: this point was not compared with the others: no evaluation from step %s on and before the last "
-            "step reported %s. Next: lower sweep.halving.from_step, or evaluate more often",
+            "warning: this point was not compared with the others: no evaluation between step %s and the last step "
+            "reported %s. Next: lower sweep.halving.from_step, or evaluate more often",
             halving.from_step,
             halving.metric,
         )
@@ -142,7 +142,7 @@ def run_ranks(attempt: Attempt) -> End:
 
 
 def _script(attempt: Attempt) -> ScriptJob | None:
-    """Return the launcher's part in a custom script, or None for our own kinds of jobs."""
+    """Return the launcher's side of a custom script, or None for our own kinds of jobs."""
     launch = attempt.launch
     if not isinstance(launch.arguments, Script):
         return None
@@ -166,7 +166,7 @@ def _silence(script: ScriptJob | None, lines: RankLines) -> Silence | None:
 
 
 def _end_of_script(script: ScriptJob, end: End, stopping: ShutdownWatch, scratch: Path) -> End:
-    """Save what the script has left. Returns how the attempt ended, which its exit code alone does not show."""
+    """Save the script's files. Returns how the attempt ended, which the exit code alone does not show."""
     if end.code == 0 and (reason := read_stopped(scratch)) is not None:
         end = End(code=INTERRUPTED_EXIT_CODE, reason=reason, cause="done")
     elif stopping.has_signalled and end.cause in ("done", "ended"):
@@ -197,9 +197,9 @@ def _arguments_of_ranks(launch: Launch, scratch: Path) -> list[str]:
 
 
 def oom_kills(vmstat: Path = VMSTAT) -> int | None:
-    """Return how many processes the kernel's OOM killer has ended since boot, in all containers (`oom_kill` of vmstat).
+    """Return how many processes the kernel's OOM killer has ended since boot, in all containers. None outside Linux.
 
-    The count distinguishes a rank that used too much memory from one that was killed otherwise. None outside Linux.
+    The count (`oom_kill` of vmstat) shows whether a rank was killed because it used too much memory.
     """
     try:
         counters = vmstat.read_text().splitlines()
@@ -210,9 +210,9 @@ def oom_kills(vmstat: Path = VMSTAT) -> int | None:
 
 
 def _silence_torchrun() -> None:
-    """Turn off torchrun's log (a table, a line for each signal). Our last line has the same information."""
+    """Turn off torchrun's log (a table, a line for each signal). The launcher's last line has the same information."""
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # PyTorch 2.2 sets a level for each of its loggers
+        if name.startswith("torch.distributed.elastic"):  # each one, because PyTorch 2.2 sets a level for each
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
@@ -237,7 +237,7 @@ def _torchrun_config(launch: Launch, lines: RankLines, *, port: int) -> "LaunchC
 
 
 def _rendezvous_seconds(launch: Launch) -> int:
-    """Return how long a node waits for the others. A script's nodes may still be fetching its inputs."""
+    """Return how long a node waits for the others. A script's other nodes may still be downloading inputs."""
     return int(STORE_TIMEOUT.total_seconds()) if isinstance(launch.arguments, Script) else RENDEZVOUS_SECONDS
 
 
@@ -252,8 +252,8 @@ def _shutdown_of_ranks(launch: Launch, scratch: Path, script: ScriptJob | None) 
         give_up=_end_at_once,
         pids_of_script=script.pids if script is not None else None,
     )
-    # Torch installs this function as its SIGTERM handler once it has started the ranks. Its own handler ends them at
-    # once, saved or not. No release makes the handler configurable.
+    # Torch installs this function as its SIGTERM handler once it has started the ranks. Torch's own handler would end
+    # them at once, saved or not, and no release makes it configurable.
     api._terminate_process_handler = lambda signum, frame: stopping.on_signal(signum)  # noqa: SLF001, ARG005
     return stopping
 
@@ -285,7 +285,7 @@ def _failed(
     known = {rank: _failure(failure, lines.kept(rank)) for rank, failure in failures.items()}
     end = outcome(known, node=launch.node.index, last_lines=lines.last, out_of_memory=out_of_memory)
     if stopping.reason is not None and end.code != INTERRUPTED_EXIT_CODE:
-        # The shutdown of an instance may break a rank first. If the error is the job's own, the next attempt shows it.
+        # The instance's shutdown may have caused the error. If the job did, the next attempt fails in the same way.
         return retried(f"{stopping.reason}; {end.reason}", "ended")
     return end
 
@@ -293,7 +293,7 @@ def _failed(
 def _failure(failure: "ProcessFailure", kept_lines: list[str]) -> Failure:
     """Return a rank's failure from torchrun's report and, if there is one, the rank's error file (jobs.container.rank).
 
-    A rank that a library aborted has written no error file, only its output.
+    A rank that a library aborted has no error file, only output.
     """
     if failure.exitcode == -signal.SIGABRT and (line := line_of_lost_peers(kept_lines)):
         return Failure(code=failure.exitcode, time=failure.timestamp, message=line, is_explained=False)
@@ -315,7 +315,7 @@ def _failure(failure: "ProcessFailure", kept_lines: list[str]) -> Failure:
 
 
 def _last_line(lines: list[str]) -> str:
-    """Return the last line with text, shortened for a reason, without the next step of our own errors."""
+    """Return the last line that is not empty, shortened for a reason, without the next step of our own errors."""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "").partition(" Next: ")[0]
     return last if len(last) <= _REASON_CHARACTERS else f"{last[: _REASON_CHARACTERS - 1]}…"
 
@@ -327,7 +327,7 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         # Each rank's share of the cores. By default each PyTorch process uses all of them, and torch.compile up to 32.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share),
         "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", share),
-        # The one rank of a node that tokenizes turns it on meanwhile (jobs.container.data.labelled_tokens).
+        # The one rank of a node that tokenizes enables it while it does so (jobs.container.data.labelled_tokens).
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         # Otherwise transformers looks for TensorFlow and Flax, and loads them if installed.
@@ -351,15 +351,15 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
 def _recipes(scratch: Path) -> dict[str, str]:
     """Return the variable that lets the HPUs of a node share compiled graphs instead of each compiling all of them.
 
-    Its format, which Habana's bridge checks: a folder, whether to empty it first, and its size in MB.
+    Habana's bridge requires this format: a folder, whether to empty it first, and its size in MB.
     """
     return {"PT_HPU_RECIPE_CACHE_CONFIG": f"{scratch / 'recipes'},false,{RECIPES_MB}"}
 
 
 def _sockets_towards(node: Node) -> dict[str, str]:
-    """Return the variables that make the ranks of several nodes use the network interface that leads to the main node.
+    """Return the variables that make the ranks of several nodes use the network interface towards the main node.
 
-    On the main node it is the interface with its address. If no interface is found, the libraries choose one.
+    On the main node, that is the interface with its address. If none is found, the libraries choose an interface.
     """
     try:
         own = source_address(node.main_address, node.port)

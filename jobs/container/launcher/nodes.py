@@ -1,7 +1,7 @@
-"""Messages between the launchers of a job's nodes: heartbeats, the progress of their ranks, and how they ended.
+"""Exchange messages between the launchers of a job's nodes: heartbeats, their ranks' progress, and how they ended.
 
-They use a key-value store that the main node's launcher serves, and that the ranks also use for their rendezvous. AWS
-Batch watches only the main node, so the launchers detect lost and failed children themselves.
+The launchers use a key-value store that the main node's launcher serves, and that the ranks also use for their
+rendezvous. AWS Batch watches only the main node, so the launchers detect lost and failed children themselves.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 1.0
 
 RENDEZVOUS_START_SECONDS = 120.0
-"""Limit in place of start_timeout_seconds for nodes that have already met on S3 and only need to start."""
+"""Replaces start_timeout_seconds for nodes that have already met on S3 and only need to start."""
 
-_GOODBYE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Order:
 
     reason: str
     ranks: tuple[int, ...] = ()
-    """The ranks that hang. Their nodes log their stacks."""
+    """The ranks that hang. Their nodes log the ranks' stacks."""
 
 
 class Nodes:
@@ -49,7 +49,7 @@ class Nodes:
         *,
         use: Callable[[], NodeUse | None] = lambda: None,
     ) -> None:
-        """`heartbeats` returns those of this node's ranks, `use` how busy its accelerators are."""
+        """`heartbeats` returns the heartbeats of this node's ranks, `use` how busy its accelerators are."""
         self.arrived: set[int] = {node.index}
         """The nodes that have sent a heartbeat, and this one."""
         self.heard_at: dict[int, float] = {}
@@ -57,7 +57,7 @@ class Nodes:
         self.heartbeats: dict[int, Heartbeat] = {}
         """The newest heartbeats of the other nodes' ranks. Set on the main node only."""
         self.states: dict[int, str] = {}
-        """The states of those ranks' processes, empty for a normal one. Set on the main node only."""
+        """The process states of the same ranks, empty if normal. Set on the main node only."""
         self.uses: dict[int, NodeUse] = {}
         """How busy the accelerators of the other nodes are, for nodes that report it. Set on the main node only."""
         self.ends: dict[int, End] = {}
@@ -97,7 +97,7 @@ class Nodes:
             self._send(f"end/{self._node.index}", asdict(end))
 
     def send_healthy(self) -> None:
-        """Report that this node is healthy. From the main node: all are, and the children may start their ranks."""
+        """Report that this node is healthy. The main node's report means that all are and may start their ranks."""
         self._send("start" if self._node.is_main else f"well/{self._node.index}", {})
 
     def order_end(self, order: Order) -> None:
@@ -109,13 +109,13 @@ class Nodes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave once all messages are sent, or after five seconds."""
+        """Wait until all messages are sent, for at most five seconds."""
         self._closed.set()
         self._wake.set()
-        self._thread.join(_GOODBYE_SECONDS)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _send(self, key: str, content: Mapping[str, Any]) -> None:
-        self._outbox[key] = json.dumps(content)  # a newer message of the same kind replaces the older
+        self._outbox[key] = json.dumps(content)  # replaces an unsent message of the same kind
         self._wake.set()
 
     def _exchange(self) -> None:
@@ -144,8 +144,8 @@ class Nodes:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # re-exported from C++
 
         # Torch's rendezvous uses the same server later.
-        reach = serve_store if self._node.is_main else connect_store
-        return PrefixStore("nodes", reach(self._node.main_address, self._node.port))
+        open_store = serve_store if self._node.is_main else connect_store
+        return PrefixStore("nodes", open_store(self._node.main_address, self._node.port))
 
     def _send_heartbeat(self, store: "Store") -> None:
         self._number += 1
@@ -191,7 +191,7 @@ class Nodes:
 
 
 def wait_for_all(nodes: Nodes, rendezvous: Rendezvous | None, *, start_timeout_seconds: float) -> End | None:
-    """Wait until all nodes have arrived. If some do not, notifies the others and returns how the attempt ends."""
+    """Wait until all nodes have arrived. If some do not, notify the others and return how the attempt ends."""
     patience_seconds = start_timeout_seconds if rendezvous is None else RENDEZVOUS_START_SECONDS
     try:
         absent = _missing(nodes, rendezvous, patience_seconds)
@@ -202,13 +202,13 @@ def wait_for_all(nodes: Nodes, rendezvous: Rendezvous | None, *, start_timeout_s
         return None
     named = ", ".join(f"node {index}" for index in absent)
     ended = rendezvous.end_of_run() if rendezvous is not None else None
-    end = ended or retried(f"{named} did not come within {patience_seconds:g} s", "lost")
+    end = ended or retried(f"{named} did not arrive within {patience_seconds:g} s", "lost")
     nodes.send_end(end)
     return end
 
 
 def _missing(nodes: Nodes, rendezvous: Rendezvous | None, patience_seconds: float) -> list[int]:
-    """Return the nodes that have not arrived in time, or by the time that the run was ended through the rendezvous."""
+    """Return the nodes that have not arrived in time, or before another node ended the run."""
     if rendezvous is None:
         return nodes.wait(patience_seconds)
     deadline = time.monotonic() + patience_seconds

@@ -1,4 +1,4 @@
-"""How an attempt ended on a node, derived from how its ranks ended."""
+"""Derive how an attempt ended on a node from how its ranks ended."""
 
 import errno
 import os
@@ -28,8 +28,7 @@ _PEERS_GONE = re.compile(
     r"|peer disconnected|peer unexpectedly closed|max-retry-cnt exceeded|failed to synchronize remote ranks",
     re.IGNORECASE,
 )
-"""Messages of the communication libraries that the other side is gone. A rank that prints one did not cause it."""
-
+"""Messages by which communication libraries report a lost peer. A rank that prints one did not cause the failure."""
 
 _NO_SPACE = os.strerror(errno.ENOSPC)
 
@@ -64,7 +63,7 @@ class Failure(NamedTuple):
     is_explained: bool
     """Whether the message names the problem and the next step. It is then the same on every rank."""
     last_line: str = ""
-    """The last line that the rank printed, if the message has no more than its exit code."""
+    """The last line that the rank printed, if the message only has its exit code."""
 
     @property
     def lost_peers(self) -> bool:
@@ -74,7 +73,7 @@ class Failure(NamedTuple):
 
 
 def retried(reason: str, cause: Cause) -> End:
-    """Return the end of an attempt that is not the job's fault: Batch retries the job."""
+    """Return the end of an attempt that failed through no fault of the job, so that Batch retries it."""
     return End(code=INTERRUPTED_EXIT_CODE, reason=reason, cause=cause)
 
 
@@ -92,18 +91,16 @@ def outcome(
     at fault.
 
     The first rank that failed decides. Ranks that the launcher then stopped (SIGTERM) are ignored, and ranks that lost
-    their peers count only if there is no other. A rank that a signal ended comes first: the errors of its peers, within
-    the same second, are connections that it broke.
+    their peers count only if no other rank failed. A rank that a signal ended counts as the first, because it broke the
+    connections over which its peers fail within the same second.
     """
     own = {rank: failure for rank, failure in failures.items() if failure.code != -signal.SIGTERM}
     if not own:
         return retried("the ranks received SIGTERM", "ended")
     rank = min(own, key=lambda number: (own[number].lost_peers, own[number].code > 0, own[number].time))
     code, _, message, is_explained, last_line = own[rank]
-    if code == INTERRUPTED_EXIT_CODE and is_explained:
-        return retried(
-            f"rank {rank} of node {node}: {message}", "ended"
-        )  # this node only: the others have no such failure
+    if code == INTERRUPTED_EXIT_CODE and is_explained:  # a failure of this node only, so the reason names the node
+        return retried(f"rank {rank} of node {node}: {message}", "ended")
     if code == INTERRUPTED_EXIT_CODE:
         return End(code=code, reason=message, cause="done")
     if is_explained:
@@ -129,7 +126,7 @@ def outcome(
 
 
 def with_full_disk(end: End, scratch: Path) -> End:
-    """Add to the reason of a failure that the disk is full, if it is.
+    """If the disk is full, add that to the reason of a failure.
 
     A rank may be unable to report it: its error file is on that disk, and a write to mapped memory ends in SIGBUS.
     """
@@ -149,7 +146,7 @@ def line_of_lost_peers(lines: Iterable[str]) -> str | None:
 
 
 def of_node(index: int, end: End) -> End:
-    """Return the end of another node with a reason that names that node."""
+    """Return the end of another node, with its number in the reason."""
     reason = end.reason or ""
     is_named = f"of node {index}" in reason or reason.startswith(f"node {index} ")
     return end if is_named else replace(end, reason=f"node {index}: {end.reason}")

@@ -1,4 +1,4 @@
-"""The output of a node's ranks on its way to the job's log, and the last lines of each rank."""
+"""Pass the output of a node's ranks to the job's log, and keep the last lines of each rank."""
 
 import collections
 import contextlib
@@ -20,7 +20,7 @@ from jobs.core.output import LAST_LINE
 _LAST_LINES = 10
 
 _KEPT_LINES = 200
-"""Lines kept of each rank, more than are shown: a library that aborts prints its stack after the reason."""
+"""Lines kept of each rank. More than are shown, because a library that aborts prints its stack after the reason."""
 
 _READ_BYTES = 64 * 1024
 """The capacity of a pipe."""
@@ -29,10 +29,10 @@ _LINE_BYTES = 64 * 1024
 """Longer lines are split. CloudWatch Logs accepts 1 MiB."""
 
 LOG_BYTES = 200_000_000
-"""Output of a node's ranks that is logged in full. Enough for one line at each of two million steps."""
+"""Bytes of a node's output that are logged in full. Enough for one line at each of two million steps."""
 
 _ONE_LINE_IN = 1000
-"""After that, one line in this many is logged."""
+"""After `LOG_BYTES`, one line in this many is logged."""
 
 _PROGRESS = b"[progress] "
 """Prefix of the lines from which the command line draws its progress bar (jobs.core.output)."""
@@ -40,9 +40,9 @@ _PROGRESS = b"[progress] "
 _BAR_SECONDS = 10.0
 """Interval at which a progress bar is logged."""
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
-_GOODBYE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ class RankLines:
         self.last_line_at = time.monotonic()
         """When a rank of this node last printed something."""
         self._closed = threading.Event()
-        self._passed_bytes = self._further = self._left_out = self._left_out_bytes = 0
+        self._passed_bytes = self._sampled = self._left_out = self._left_out_bytes = 0
         self._streams = [self._stream(local_rank) for local_rank in range(nproc_per_node)]
         self._thread = threading.Thread(target=self._pass_on, name="rank-lines", daemon=True)
 
@@ -120,7 +120,7 @@ class RankLines:
     def __exit__(self, *_: object) -> None:
         """Pass on all remaining output, then close."""
         self._closed.set()
-        self._thread.join(_GOODBYE_SECONDS)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _stream(self, local_rank: int) -> _Stream:
         rank = self._node.index * self._nproc_per_node + local_rank
@@ -135,7 +135,7 @@ class RankLines:
         is_last = False
         while not is_last:
             is_last = self._closed.is_set()  # one more round for output that was written before
-            while readable := select.select(list(streams), [], [], 0 if is_last else _LOOK_SECONDS)[0]:
+            while readable := select.select(list(streams), [], [], 0 if is_last else _POLL_SECONDS)[0]:
                 self.last_line_at = time.monotonic()
                 for reader in readable:
                     self._read(streams[reader])
@@ -158,8 +158,8 @@ class RankLines:
     def _shorten(self, stream: _Stream) -> None:
         """Shorten an unfinished line.
 
-        Of a progress bar, which redraws itself with carriage returns, only the newest state is kept, and logged at an
-        interval. Any other line is split at the maximum length.
+        A progress bar redraws itself with carriage returns. Only its newest state is kept, and logged at an interval.
+        Any other line is split at the maximum length.
         """
         drawn, carriage_return, newest = stream.unfinished.rpartition(b"\r")
         if carriage_return and time.monotonic() - stream.bar_at >= _BAR_SECONDS:
@@ -189,8 +189,8 @@ class RankLines:
                 f"log has one line in {_ONE_LINE_IN}, and the last lines at the end. Next: print less, or print to a "
                 "file in $TRAINYARD_OUTPUT"
             )
-        self._further += 1
-        if self._further % _ONE_LINE_IN == 0:
+        self._sampled += 1
+        if self._sampled % _ONE_LINE_IN == 0:
             return True
         self._left_out += 1
         self._left_out_bytes += len(line) + 1

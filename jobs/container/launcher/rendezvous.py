@@ -1,9 +1,9 @@
-"""The rendezvous of Spot nodes: children of an array job that meet on S3 and train as one job of several nodes.
+"""Let Spot nodes meet on S3: children of an array job that then train as one job of several nodes.
 
-AWS Batch runs multi-node jobs On-Demand only. Here Batch starts, reclaims and retries each node as a separate job.
-The nodes wait for each other (jobs.container.launcher.rendezvous_folder) until all have arrived, or until fewer may
-start. The first of them becomes the main node; from then on everything works as in Batch's multi-node jobs. When a node
-is reclaimed, all nodes save, exit with 75, and meet again in their next attempts.
+AWS Batch runs multi-node jobs On-Demand only. Here, each node is a separate child that Batch starts and retries. The
+nodes wait for each other (jobs.container.launcher.rendezvous_folder) until all have arrived, or until fewer may start.
+The first node becomes the main node; from then on everything works as in Batch's multi-node jobs. When a node is
+reclaimed, all nodes save, exit with 75, and meet again in their next attempts.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ HEARTBEAT_SECONDS = 5.0
 """Interval between two heartbeats of a waiting node."""
 
 LATECOMER_SECONDS = 15.0
-"""Interval at which the main node looks for late nodes. Each look is also its heartbeat."""
+"""Interval at which the main node checks for late nodes. Each check is also its heartbeat."""
 
 _LAST_LOOK_SECONDS = 5.0
 
@@ -45,7 +45,7 @@ _LOG_SECONDS = 60.0
 """Interval between two log lines that name the missing nodes."""
 
 _DECISION_POLL_SECONDS = 1.0
-"""Interval at which the other nodes look for the main node's decision."""
+"""Interval at which the other nodes check for the main node's decision."""
 
 _SILENT_SECONDS = 45.0
 """Time without a heartbeat from the main node after which the other nodes stop waiting for its decision."""
@@ -96,7 +96,7 @@ class Rendezvous:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        """Leave. An error of this node would recur in every attempt, so it ends the run for all nodes."""
+        """Leave the rendezvous. An error would recur in every attempt, so it ends the run for all nodes."""
         if isinstance(error, Exception):
             self.fail(one_line(error))
         self._port.close()
@@ -127,19 +127,19 @@ class Rendezvous:
             if view.meeting is not None and view.meeting.has(self._member):
                 return self._join(view.meeting)
             missing = _named(index for index in range(group.size) if index not in view.waiting)
-            least = f", and at least {group.sizes[0]} are needed" if group.sizes[0] < group.size else ""
+            minimum = f", and at least {group.sizes[0]} are needed" if group.sizes[0] < group.size else ""
             if view.is_training:
                 since = now
             elif not group.most(group.size - len(view.exhausted)):
                 # Not 1: if Spot is the reason, the run moves to On-Demand once all its nodes have ended with 75.
-                spent = f"{_named(view.exhausted)} of {group.size} used up all attempts{least}"
-                return End(code=INTERRUPTED_EXIT_CODE, reason=f"{spent}. Next: trainyard resume", cause="lost")
+                reason = f"{_named(view.exhausted)} of {group.size} used up all attempts{minimum}"
+                return End(code=INTERRUPTED_EXIT_CODE, reason=f"{reason}. Next: trainyard resume", cause="lost")
             elif proposal := self._proposal(view, is_late=now - since >= group.wait_seconds):
                 self._folder.propose(proposal)
                 continue  # if several nodes propose at once, S3 keeps one proposal
             elif now - since >= group.wait_seconds:
                 return retried(
-                    f"{missing} of {group.size} did not come within {group.wait_seconds:.0f} s{least}", "lost"
+                    f"{missing} of {group.size} did not arrive within {group.wait_seconds:.0f} s{minimum}", "lost"
                 )
             if now - logged_at >= _LOG_SECONDS:
                 logged_at = now
@@ -156,13 +156,13 @@ class Rendezvous:
         return Node(index=index, nnodes=nnodes, main_address=main.address, port=main.port)
 
     def look(self) -> View:
-        """Write a heartbeat, and return what the folder holds."""
+        """Write a heartbeat, and return the state of the folder."""
         return self._folder.look(self._member)
 
     def latecomers(self) -> list[int]:
-        """Return the waiting nodes if a new meeting would train on more nodes than now.
+        """Return the waiting nodes if a new meeting would train on more nodes than now, else none.
 
-        Of the nodes that train now, only those that Batch would start again are counted.
+        Of the nodes that are training, only those that Batch would restart count.
         """
         training = self.meeting.members if self.meeting is not None else []
         waiting = sorted(self.look().waiting.keys() - {member.index for member in training})
@@ -171,7 +171,7 @@ class Rendezvous:
 
     def run_has_ended(self) -> bool:
         """Return True if a node has ended the run since the meeting."""
-        with contextlib.suppress(TrainyardError):  # if S3 does not answer, other nodes will find this one lost
+        with contextlib.suppress(TrainyardError):  # if S3 does not answer, other nodes will count this one as lost
             self._ended = self.look().ended
         return self._ended is not None
 
@@ -194,7 +194,7 @@ class Rendezvous:
         return retried(f"{decision}: {end.reason}" if end.reason else decision, end.cause)
 
     def end_run(self, code: int, reason: str | None) -> None:
-        """Publish the main node's decision. Raises TrainyardError if S3 does not accept that the run is done."""
+        """Publish the end of the run for all nodes. Raises TrainyardError if a success cannot be published."""
         if code == INTERRUPTED_EXIT_CODE:
             return  # the other nodes see that this one leaves
         try:
@@ -224,7 +224,7 @@ class Rendezvous:
             time.sleep(_DECISION_POLL_SECONDS)
 
     def _proposal(self, view: View, *, is_late: bool) -> Meeting | None:
-        """Return a meeting of all nodes that can still arrive or, once late, of as many as may train. Else None."""
+        """Return a meeting of all nodes that can still come or, if late, of as many as may train. None if too few."""
         is_whole = len(view.waiting) == self.group.size - len(view.exhausted)
         count = self.group.most(len(view.waiting)) if is_whole or is_late else 0
         if not count:
@@ -242,10 +242,10 @@ class Rendezvous:
 
 
 class LatecomerWatch:
-    """The main node's watch for late nodes while the ranks run. A context manager.
+    """Watches for late nodes while the main node's ranks run. A context manager.
 
-    Each look is also the main node's heartbeat. Without it, late nodes would start a separate meeting, and the
-    other nodes would stop waiting for the main node's decision.
+    Each check is also the main node's heartbeat. Without it, late nodes would start a separate meeting, and the other
+    nodes would stop waiting for the main node's decision.
     """
 
     def __init__(
@@ -277,12 +277,12 @@ class LatecomerWatch:
     def _reason(self) -> str | None:
         try:
             late = self._rendezvous.latecomers()
-        except Exception as error:  # noqa: BLE001 - whatever it is, this node's heartbeat is missing
-            # Late nodes would soon take this node for lost, so it must not continue.
+        except Exception as error:  # noqa: BLE001 - any error means that the heartbeat is missing
+            # Late nodes would soon count this node as lost, so it must not continue.
             return f"this node's heartbeat does not reach the others: {next(iter(error.args), type(error).__name__)}"
         if not late:
             return None
-        return f"{_named(late)} of {self._rendezvous.group.size} came late, and the nodes meet again"
+        return f"{_named(late)} of {self._rendezvous.group.size} arrived late, so all nodes meet again"
 
 
 def _reserve_port(address: str) -> socket.socket:

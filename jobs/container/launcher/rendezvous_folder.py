@@ -1,12 +1,12 @@
-"""The folder on S3 through which the nodes of a rendezvous meet: `rendezvous/JOB/` among the run's files.
+"""Read and write the folder on S3 through which nodes meet: `rendezvous/JOB/` among the run's files.
 
     member-I.json    one `Member`: rewritten while the node waits, and deleted when its launcher ends, unless that was
                      its last attempt
     meeting-K.json   one `Meeting`, written once: if two nodes propose one, S3 keeps the first
     ended.json       one `Ended`: the run is over, also for nodes that start later
 
-Only S3's clock decides whether a node is alive: the time at which S3 stored that node's file is compared with the time
-at which it stored this node's. The clocks of the nodes may be wrong.
+Only S3's clock decides whether a node is alive, because the nodes' clocks may be wrong: a node compares the times at
+which S3 stored the other node's file and its own.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Member(BaseModel):
     port: int
     """The port at which the other nodes reach this one if it becomes the main node."""
     capacity: Capacity | None = None
-    """The capacity that its instance is billed as, if known."""
+    """How its instance is billed, if known."""
     since: datetime | None = None
     """When the node arrived, by S3's clock. None before its first look."""
     is_last: bool = False
@@ -70,11 +70,11 @@ class Meeting(BaseModel):
     """The number of the meeting within the job, from 1."""
     members: list[Member]
     waited_seconds: float = 0.0
-    """The time that its members had waited when it was proposed, summed."""
+    """The time that its members had waited when it was proposed, summed over all of them."""
 
     @property
     def capacity(self) -> Capacity | None:
-        """The capacity that prices all its instances: On-Demand if any of them is, so that a budget holds."""
+        """How all its instances are priced: On-Demand if any of them is, so that the budget is not exceeded."""
         found = [member.capacity for member in self.members]
         return "on-demand" if "on-demand" in found else found[0]
 
@@ -111,8 +111,8 @@ class View:
     def is_training(self) -> bool:
         """True while the meeting may still be training: its main node is alive, and none of its nodes waits again.
 
-        A meeting needs all its nodes, so it is over once one of them waits again. The lease therefore only separates a
-        meeting from a later one of entirely different nodes.
+        A meeting needs all its nodes, so it is over once one of them waits again. The lease therefore matters only if
+        all nodes of the next meeting are different ones.
         """
         if self.meeting is None or self.main_silent_seconds is None or self.main_silent_seconds >= LEASE_SECONDS:
             return False

@@ -1,4 +1,4 @@
-"""The launcher's command line and Batch's variables, parsed and checked before anything heavy is imported."""
+"""Parse and check the launcher's command line and Batch's variables, before anything heavy is imported."""
 
 import argparse
 import contextlib
@@ -29,8 +29,8 @@ class Node:
     """0 is the main node."""
     nnodes: int
     main_address: str
-    """The address at which the ranks meet. Batch gives it to the other nodes only. On the main node of several it is
-    empty until the attempt has found it."""
+    """The address at which the ranks meet. Batch passes it to the other nodes only. On the main node of several, it is
+    empty until the attempt has determined it."""
     port: int
     """The port at which the ranks meet. 0 on a single node: any free port."""
 
@@ -49,8 +49,8 @@ class Node:
         address = environment.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
         if index and not address:
             raise ConfigurationError("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set on a child node")
-        # All nodes have the ids of the job and the attempt, so they derive the same port. Jobs that share a
-        # machine (on the emulator) get different ports.
+        # All nodes derive the same port from the ids of the job and the attempt. Jobs that share a machine (on the
+        # emulator) get different ports.
         meeting = f"{job_id(environment) or ''}/{attempt_number(environment)}"
         port = 20_000 + zlib.crc32(meeting.encode()) % 10_000
         return cls(index=index, nnodes=nnodes, main_address=address or "", port=port)
@@ -58,7 +58,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Children of an array job that train together, one a node (jobs.container.launcher.rendezvous)."""
+    """Children of an array job that train together, one per node (jobs.container.launcher.rendezvous)."""
 
     index: int
     size: int
@@ -77,7 +77,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch as parsed and checked, before anything heavy is imported."""
+    """A launch: the parsed and checked command line and variables."""
 
     kind: JobKind
     arguments: Arguments
@@ -88,11 +88,11 @@ class Launch:
     group: NodeGroup | None
     """The node group of this container, or None."""
     run: S3Location
-    accelerator_asked: str
+    requested_accelerator: str
     attempt: int
-    """The number of the Batch job's attempt. The run's count of attempts continues over all its jobs."""
+    """The number of the Batch job's attempt. The attempts of a run are numbered over all its jobs."""
     capacity: Capacity | None
-    """The capacity that prices its instances: first from the options, then from the instance's metadata."""
+    """How the job's instances are priced: as in the options, later as in the instance's metadata."""
     stop_timeout_seconds: float
     """Time between SIGTERM and SIGKILL."""
 
@@ -114,8 +114,8 @@ class Launch:
 
     @property
     def on_instance(self) -> bool:
-        """Whether it runs on the requested instance type. On a laptop the accelerator is `auto`."""
-        return self.accelerator_asked != AUTO
+        """Whether the job runs on the requested instance type. On a laptop, the accelerator is `auto`."""
+        return self.requested_accelerator != AUTO
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
@@ -128,8 +128,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     if options.arguments_file is None:
         arguments = parse_flags(kind.arguments, given.flags, program=f"{parser.prog} … {kind.name}")
     else:
-        arguments = kind.arguments.model_validate_json(_stored(run / options.arguments_file))
-    accelerator_asked = environment.get(ACCELERATOR_VARIABLE, AUTO)
+        arguments = kind.arguments.model_validate_json(_read_arguments(run / options.arguments_file))
+    requested_accelerator = environment.get(ACCELERATOR_VARIABLE, AUTO)
     launch = Launch(
         kind=kind,
         arguments=arguments,
@@ -138,10 +138,10 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         node=Node.from_environment(environment),
         group=None,
         run=run,
-        accelerator_asked=accelerator_asked,
+        requested_accelerator=requested_accelerator,
         attempt=attempt_number(environment),
         capacity=options.capacity,
-        stop_timeout_seconds=DEFAULT_STOP_TIMEOUT_SECONDS if accelerator_asked == AUTO else STOP_TIMEOUT_SECONDS,
+        stop_timeout_seconds=DEFAULT_STOP_TIMEOUT_SECONDS if requested_accelerator == AUTO else STOP_TIMEOUT_SECONDS,
     )
     launch = _checked(launch, environment)
     hub.check(arguments, is_first_attempt=launch.attempt == 1)
@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stored(file: S3Location) -> bytes:
+def _read_arguments(file: S3Location) -> bytes:
     content = object_store.read(object_store.connect(), file)
     if content is None:
         raise NotFoundError(f"{file}, the file of the job's arguments, is missing", next_step="trainyard resume RUN")
@@ -216,7 +216,7 @@ def _run(environment: Mapping[str, str]) -> S3Location:
 
 
 def _node_group(
-    least: int, options: LauncherOptions, environment: Mapping[str, str], check: Callable[[int], None]
+    min_nnodes: int, options: LauncherOptions, environment: Mapping[str, str], check: Callable[[int], None]
 ) -> NodeGroup:
     """Return the node group of this container.
 
@@ -229,11 +229,11 @@ def _node_group(
         raise ConfigurationError(
             f"{missing.args[0]} is not set: the nodes of a node group are the children of an array job"
         ) from None
-    if not 1 <= least <= size:
-        raise UsageError(f"--rendezvous-min-nnodes is {least}; it must be from 1 to {size}")
+    if not 1 <= min_nnodes <= size:
+        raise UsageError(f"--rendezvous-min-nnodes is {min_nnodes}; it must be from 1 to {size}")
     check(size)
     sizes = [size]
-    for fewer in range(least, size):
+    for fewer in range(min_nnodes, size):
         with contextlib.suppress(UsageError):
             check(fewer)
             sizes.append(fewer)

@@ -1,9 +1,9 @@
-"""A worker of a sweep: it runs one point after the other, each in a separate launcher, until no point is left.
+"""Run a sweep's points in a worker, one after the other, each in a separate launcher, until no point is left.
 
 A worker claims a point with an object that S3 creates only if it does not exist (claims/JOB/N.json), so that no two
 workers run the same point. A worker that is retried after a reclaim first continues its point. If a point fails with
-its own error, the worker takes the next one. The budget is the sweep's: the worker adds up the cost of all points again
-and again.
+its own error, the worker takes the next one. The budget is for the whole sweep, so each worker regularly adds up the
+cost of all points.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 LOOK_SECONDS = 30.0
-"""Interval at which the cost of all points is read: as often as the points write it."""
+"""Interval at which the worker reads the cost of all points. The points write it at the same interval."""
 
 _LAUNCHER = "jobs.container.launch"
 
@@ -83,13 +83,13 @@ class Worker:
         self._job = job_id(environment) or "local"
         self._child = int(environment.get("AWS_BATCH_JOB_ARRAY_INDEX", "0"))
         self._s3 = object_store.connect()
-        self._points = {point.number: point for point in _record(self._s3, sweep).points}
+        self._points = {point.number: point for point in _read_sweep(self._s3, sweep).points}
         self._spending = Spending(self._s3, sweep, self._points, job=self._job, halves=options.halving is not None)
         on_instance = environment.get(ACCELERATOR_VARIABLE, AUTO) != AUTO
         self._capacity = billed_capacity(options.capacity, environment, on_instance=on_instance)
         self._process: subprocess.Popen[bytes] | None = None
         self._signals: list[int] = []
-        """The signals received. After the first one the worker ends as soon as its point has saved."""
+        """The signals received. After the first, the worker ends once its point has saved."""
 
     def work(self) -> int:
         """Run points until none is left or the budget is used up.
@@ -152,10 +152,10 @@ class Worker:
         """Run a claimed point. Returns how it ended, or None if it continues when the worker is retried."""
         attempts = self._options.sweep_attempts or 1
         if claim.starts >= attempts:
-            return self._note(point, claim, "failed", _interrupted(attempts))
+            return self._end(point, claim, "failed", _interrupted(attempts))
         over = self._over()
         if over is not None:
-            return self._note(point, claim, "stopped", over)
+            return self._end(point, claim, "stopped", over)
         if self._signals:
             return None
         claim.starts += 1
@@ -166,25 +166,28 @@ class Worker:
         if code == 0:
             verdict = self._spending.stopped_early(point.number)
             if verdict is not None:
-                return self._note(point, claim, "stopped early", verdict.text)
-            return self._note(point, claim, "succeeded", "")
+                return self._end(point, claim, "stopped early", verdict.text)
+            return self._end(point, claim, "succeeded", "")
         if over is not None:
-            return self._note(point, claim, "stopped" if over.startswith("budget") else "failed", over)
+            return self._end(point, claim, "stopped" if over.startswith("budget") else "failed", over)
         interrupted = code == INTERRUPTED_EXIT_CODE or (bool(self._signals) and code == -signal.SIGTERM)
         if not interrupted:
-            return self._note(point, claim, "failed", f"exit code {code}")
+            return self._end(point, claim, "failed", f"exit code {code}")
         if claim.starts >= attempts and not self._signals:
-            return self._note(point, claim, "failed", _interrupted(attempts))
+            return self._end(point, claim, "failed", _interrupted(attempts))
         return None
 
     def _launch(self, point: PointRecord, start: int) -> tuple[int, str | None]:
         """Run the launcher of a point. Returns its exit code, and the reason if this worker stopped it, else None."""
         place = S3Location(self._sweep.bucket, f"{self._sweep.key.rstrip('/').rpartition('/')[0]}/{point.run_id}/")
-        own = {"sweep_attempts": None, "sweep_timeout_seconds": None, "max_usd": None, "max_hours": None}
+        unset = {"sweep_attempts": None, "sweep_timeout_seconds": None, "max_usd": None, "max_hours": None}
         arguments = self._kind.arguments.model_validate(point.arguments)
-        flags = [*self._options.model_copy(update=own).to_flags(), self._kind.name, *arguments.to_flags()]
+        flags = [*self._options.model_copy(update=unset).to_flags(), self._kind.name, *arguments.to_flags()]
         environment = {**self._environment, RUN_URI_VARIABLE: str(place), "AWS_BATCH_JOB_ATTEMPT": str(start)}
-        self._process = self._launcher(flags, environment)
+        # A separate session, so that signals reach the launcher only through this process.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _LAUNCHER, *flags], env=environment, start_new_session=True
+        )
         if self._signals:
             self._process.terminate()
         limit = self._options.sweep_timeout_seconds
@@ -203,11 +206,8 @@ class Worker:
                 self._process.terminate()
                 return self._process.wait(), why
 
-    def _launcher(self, flags: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-        """Start a launcher in a separate session, so that signals reach it only through this process."""
-        return subprocess.Popen([sys.executable, "-m", _LAUNCHER, *flags], env=environment, start_new_session=True)
-
-    def _note(self, point: PointRecord, claim: Claim, ended: Ended, reason: str) -> Ended:
+    def _end(self, point: PointRecord, claim: Claim, ended: Ended, reason: str) -> Ended:
+        """Record and log how a point ended."""
         claim.ended, claim.reason = ended, reason
         self._write(point, claim)
         log.info("sweep: point %s %s%s", point.number, ended, f": {reason}" if reason else "")
@@ -218,13 +218,13 @@ class Worker:
         object_store.write(self._s3, place, claim.model_dump_json().encode())
 
     def _left(self, *, of_new_point: bool = False) -> RemainingBudget | None:
-        """Return what is left of the budget for each running point, or None without a budget."""
+        """Return each running point's share of the remaining budget, or None without a budget."""
         budget = self._options.budget
         if budget == Budget():
             return None
         try:
             so_far, running = self._spending.now()
-        except TrainyardError as error:  # S3 failed for minutes; the next look may succeed
+        except TrainyardError as error:  # S3 failed for minutes; the next call may succeed
             log.warning("warning: the cost of the sweep so far is unknown: %s", str(error).splitlines()[0])
             return None
         price = usd_per_hour(
@@ -262,7 +262,7 @@ class Spending:
     def __init__(
         self, s3: "S3Client", sweep: S3Location, points: Mapping[int, PointRecord], *, job: str, halves: bool
     ) -> None:
-        """With `halves`, points that successive halving has stopped count as done. Otherwise they run to the end."""
+        """With `halves`, points that successive halving has stopped count as done. Otherwise they continue."""
         self._halves = halves
         self._s3 = s3
         self._sweep = sweep
@@ -316,7 +316,7 @@ def _interrupted(attempts: int) -> str:
     return f"all {attempts} attempts were interrupted" if attempts > 1 else "it was interrupted"
 
 
-def _record(s3: "S3Client", sweep: S3Location) -> SweepRecord:
+def _read_sweep(s3: "S3Client", sweep: S3Location) -> SweepRecord:
     content = object_store.read(s3, sweep / SWEEP)
     if content is None:
         raise NotFoundError(

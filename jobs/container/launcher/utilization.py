@@ -1,4 +1,4 @@
-"""The use of a node's accelerators, sampled every ten seconds, and how long they have been idle.
+"""Sample the use of a node's accelerators every ten seconds, and measure how long they have been idle.
 
 Once a minute the mean is written to the run's `utilization/N.jsonl` and to the job's log, as a JSON line from which
 CloudWatch makes a metric:
@@ -6,9 +6,9 @@ CloudWatch makes a metric:
     {"accelerator_utilization_percent": 87.5, "accelerator_memory_percent": 61.2, "accelerators": 8, "node": 0}
 
 The samples come from the tool of the accelerator's driver: nvidia-smi, or hl-smi with the options from Habana's System
-Management Interface guide, which were never tested on a Gaudi. For a job on CPUs they are the CPU time of its
-processes, which is not logged, because the metric is for cards. If there is no tool, or it fails, the job continues
-without them.
+Management Interface guide, which were never tested on a Gaudi. For a job on CPUs, the samples are the CPU time of its
+processes, which is not logged, because the metric is for cards. If the tool is missing or fails, the job continues
+without samples.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class NodeUse:
     utilization_percent: float
     memory_percent: float
     idle_seconds: float
-    """The time for which all of them have been idle."""
+    """How long all of them have been idle."""
 
 
 class Utilization:
@@ -165,7 +165,7 @@ class Utilization:
         except Exception as error:  # noqa: BLE001 - old samples must not end the job as idle
             if not self._over.is_set():
                 with self._lock:
-                    self._newest = None  # a failed tool is not run again, and nothing is concluded from it
+                    self._newest = None  # unknown from now on, because a failed tool is not run again
                 log.warning("warning: %s; idle cards are no longer detected", error)
 
     def _keep(self, sample: Sample) -> None:
@@ -180,7 +180,7 @@ class Utilization:
                 memory_percent=minute.memory_percent,
                 idle_seconds=now - self._busy_at,
             )
-            # The first sample is a line by itself, so that a run of a few seconds has one, too.
+            # The first sample is a line by itself, so that even a run of a few seconds has a line.
             if self._lines and len(self._minute) < SAMPLES:
                 return
             self._end_minute(self._newest)
@@ -234,7 +234,7 @@ def _sensor(accelerator: str) -> "Callable[[], Sample] | None":
 
 
 def run_tool(command: list[str]) -> Sample:
-    """Run the tool of the cards' driver. Raises RuntimeError with its name if it fails, hangs or lists no cards."""
+    """Run a driver's tool. Raises RuntimeError with the tool's name if it fails, hangs or lists no cards."""
     try:
         done = subprocess.run(
             command,

@@ -1,7 +1,7 @@
-"""The launcher's watch for ranks that hang, cards that are idle, and nodes that are lost or have failed.
+"""Watch for ranks that hang, cards that are idle, and nodes that are lost or have failed.
 
-It ends the attempt on all nodes and names the cause. The main node decides, because AWS Batch uses its exit code for
-the whole job. A child ends only on the main node's order, or when the main node is lost.
+The watchdog ends the attempt on all nodes and names the cause. The main node decides, because AWS Batch uses its exit
+code for the whole job. A child ends only on the main node's order, or when the main node is lost.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ log = logging.getLogger("trainyard")
 START_SECONDS = 900.0
 """Minimum limit for phases that are known to be slow: the start, a save, the compilation of graphs."""
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 _TRACE_SECONDS = 1.0
 """Time for ranks to print their stacks."""
@@ -37,7 +37,7 @@ _REPORT_SECONDS = 40.0
 """Time for the other nodes to end their ranks and report it. Torch gives a rank that ignores SIGTERM 30 s."""
 
 _LEAVE_SECONDS = 10.0
-"""The same if the cause is already known. The other nodes then only have to end their ranks."""
+"""The same time if the cause is already known, so that the other nodes only have to end their ranks."""
 
 _SILENT_SECONDS = 10.0
 """Time without a heartbeat after which a node counts as lost, once ranks have failed or hang."""
@@ -48,7 +48,7 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Silence:
-    """The rule by which a script without heartbeats hangs: it prints nothing and writes no file for too long."""
+    """The limit after which a script without heartbeats hangs: it has printed nothing and written no file."""
 
     seconds: float
     """The limit. 0 disables it."""
@@ -58,7 +58,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Idleness:
-    """The rule by which a run is idle: no card of any node has done anything for too long."""
+    """The limit after which a run is idle: no card of any node has done anything."""
 
     seconds: float
     """The limit. 0 disables it."""
@@ -122,13 +122,13 @@ class Watchdog:
         return end
 
     def _watch(self) -> None:
-        while not self._closed.wait(_LOOK_SECONDS):
+        while not self._closed.wait(_POLL_SECONDS):
             try:
                 verdict, order = self._judge()
                 if verdict is not None:
                     self._end(verdict, order)
                     return
-            except Exception as error:  # noqa: BLE001, PERF203 - an undetected hang would cost money until the time limit
+            except Exception as error:  # noqa: BLE001, PERF203 - undetected hangs cost money until the time limit
                 log.warning("warning: the check for hanging ranks failed: %s: %s", type(error).__name__, error)
 
     def _end(self, verdict: End, order: Order) -> None:
@@ -175,7 +175,7 @@ class Watchdog:
         return retried(hang.reason, "hung"), Order(reason=hang.reason, ranks=hang.ranks)
 
     def _idle(self) -> str:
-        """Return the reason to end the run because its cards are idle for too long, or an empty string."""
+        """Return the reason to end the run if its cards have been idle for too long, else an empty string."""
         if self._idleness is None or not self._idleness.seconds:
             return ""
         idle_seconds = self._idleness.idle_seconds()
@@ -187,7 +187,7 @@ class Watchdog:
         )
 
     def _silent(self, nodes: Nodes, now: float, seconds: float) -> str:
-        """Return the reason that names nodes without a heartbeat or a report of their end, or an empty string."""
+        """Return a reason that names the nodes without a heartbeat or a report of their end, or an empty string."""
         lost = [
             f"node {index}"
             for index, heard_at in sorted(nodes.heard_at.items())
@@ -196,7 +196,7 @@ class Watchdog:
         return f"{', '.join(lost)} lost: no heartbeat for {seconds:.0f} s" if lost else ""
 
     def _over_all_nodes(self, nodes: Nodes, own: End) -> End:
-        """Return the end of the node that caused the others to end: when one rank fails, its peers fail, too."""
+        """Return the end of the node that made the others end. When one rank fails, its peers fail, too."""
         nodes.order_end(Order(reason=own.reason or ""))
         is_known = own.cause in ("killed", "hung", "lost", "ended", "idle")
         deadline = time.monotonic() + (_LEAVE_SECONDS if is_known else _REPORT_SECONDS)
@@ -224,7 +224,7 @@ class Watchdog:
         asked = [heartbeat for rank, heartbeat in sorted(read_heartbeats(self._scratch).items()) if rank in ranks]
         for heartbeat in asked:
             with contextlib.suppress(OSError):
-                if _catches(heartbeat.pid, signal.SIGUSR1):  # without a handler (jobs.container.rank) it would die
+                if _catches(heartbeat.pid, signal.SIGUSR1):  # the signal kills a process without a handler
                     os.kill(heartbeat.pid, signal.SIGUSR1)
         if asked:
             time.sleep(_TRACE_SECONDS)
@@ -249,10 +249,10 @@ class HangWatch:
     """Decides from heartbeats and a clock alone whether the ranks of a job hang, and which ranks to name.
 
     During training all ranks wait for the slowest one in every step, so a rank that hangs stops the heartbeats of all.
-    They hang if none has sent a heartbeat within the limit. The ranks that are behind the others are named or, if none
-    is behind, those whose process the kernel holds. Before and after training, and in jobs that do not train, a rank
-    may take as long as it needs, and hangs only if its process is stopped. A script hangs only if it is silent as well;
-    a script without heartbeats hangs if it is silent for its own limit.
+    They hang if none has sent a heartbeat within the limit. The watch then names the ranks that are behind the others
+    or, if none is behind, those whose processes are stopped or blocked in the kernel. Before and after training, and in
+    jobs that do not train, a rank may take as long as it needs, and hangs only if its process is stopped. A script
+    hangs only if it is silent as well. For a script without heartbeats, silence has a separate limit.
     """
 
     def __init__(self, *, world_size: int, hang_timeout_seconds: float, silence: Silence | None = None) -> None:
@@ -265,7 +265,7 @@ class HangWatch:
         self._stopped_at: dict[int, float] = {}
 
     def look(self, now: float, heartbeats: Mapping[int, Heartbeat], states: Mapping[int, str]) -> Hang | None:
-        """Return the hang, if there is one. None also before the first heartbeat.
+        """Return the hang, or None if there is none or no rank has sent a heartbeat yet.
 
         `states` are the states of the ranks' processes (jobs.container.channel).
         """
@@ -275,7 +275,7 @@ class HangWatch:
         return self._without_step(now, states) or self._stopped(now, states) or self._silent(now)
 
     def _stopped(self, now: float, states: Mapping[int, str]) -> Hang | None:
-        """Return ranks whose processes are stopped, in any phase."""
+        """Return a hang if processes of ranks have been stopped for too long, in any phase."""
         stopped = [rank for rank in sorted(self._heartbeats) if states.get(rank) == STOPPED]
         self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
         named = [rank for rank, at in self._stopped_at.items() if now - at >= self._timeout_seconds]
@@ -285,7 +285,7 @@ class HangWatch:
         return Hang(reason=f"{_list(shown)}: still stopped after {self._timeout_seconds:.0f} s", ranks=tuple(named))
 
     def _silent(self, now: float) -> Hang | None:
-        """Return a script that sends no heartbeats and is silent as well."""
+        """Return a hang if a script that sends no heartbeats has been silent for too long."""
         if self._silence is None or not self._silence.seconds or not self._heartbeats:
             return None
         if any(heartbeat.paced for heartbeat in self._heartbeats.values()):
@@ -298,7 +298,7 @@ class HangWatch:
         return Hang(reason=reason, ranks=tuple(sorted(self._heartbeats)))
 
     def _without_step(self, now: float, states: Mapping[int, str]) -> Hang | None:
-        """Return ranks that are training and have not finished a step for too long."""
+        """Return a hang if ranks that are training have not finished a step for too long."""
         watched = {rank: heartbeat for rank, heartbeat in sorted(self._heartbeats.items()) if heartbeat.paced}
         if not watched or any(heartbeat.place == 0 for heartbeat in self._heartbeats.values()):
             return None  # the ranks of a node may still be preparing their data

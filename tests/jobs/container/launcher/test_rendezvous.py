@@ -169,7 +169,7 @@ def test_nodes_meet_despite_unreadable_files_and_two_proposals(
 def test_missing_nodes_are_named_and_fewer_may_start(new_nodes: NewNodes) -> None:
     # No other node arrives
     alone = new_nodes(2, 4).start(1, wait_seconds=0.5)
-    reason = "node 0, node 2, node 3 of 4 did not come within 0 s, and at least 2 are needed"
+    reason = "node 0, node 2, node 3 of 4 did not arrive within 0 s, and at least 2 are needed"
     assert alone.end == retried(reason, "lost")
     alone.leave()
 
@@ -189,7 +189,7 @@ def test_missing_nodes_are_named_and_fewer_may_start(new_nodes: NewNodes) -> Non
     with LatecomerWatch(pair[0].member, asked.append, look_seconds=0.05):
         wait_until(lambda: asked, bool)
         time.sleep(0.3)
-    assert asked == ["node 1, node 3 of 4 came late, and the nodes meet again"]
+    assert asked == ["node 1, node 3 of 4 arrived late, so all nodes meet again"]
     for attempt in pair:
         attempt.leave()
     whole = [nodes.start(0), fourth, nodes.start(2), third]
@@ -269,7 +269,7 @@ def test_all_nodes_end_as_the_main_node_decides(new_nodes: NewNodes, code: int, 
 
 def test_a_waiting_node_learns_that_the_main_node_ended_the_run(new_nodes: NewNodes) -> None:
     main, other = new_nodes(2).meet(0, 1)
-    lost = retried("node 0 did not come within 120 s", "lost")
+    lost = retried("node 0 did not arrive within 120 s", "lost")
     assert not other.member.run_has_ended()
     assert other.member.agreed_end(lost) == lost
     main.member.end_run(1, "budget: used up")
@@ -352,7 +352,7 @@ def test_a_node_starts_alone_then_two_train_and_meet_again(run: Run, recipe: tup
     rank.suspend()  # as in a long training, because late nodes are looked for only every 15 s
     # WHEN the other node arrives, THEN the training node saves and ends with 75
     late = child(run, 0, *recipe, attempt=1)
-    reason = "node 0 of 2 came late, and the nodes meet again"
+    reason = "node 0 of 2 arrived late, so all nodes meet again"
     alone.wait_for_line(reason)
     rank.resume()
     assert alone.wait() == 75

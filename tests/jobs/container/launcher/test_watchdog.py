@@ -157,7 +157,7 @@ def test_a_node_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     main = TwoNodes(tmp_path / "0").nodes[0]
     with main:
         end = wait_for_all(main, None, start_timeout_seconds=0.3)
-    assert end == retried("node 1 did not come within 0.3 s", "lost")
+    assert end == retried("node 1 did not arrive within 0.3 s", "lost")
     late, child = TwoNodes(tmp_path / "1").nodes
     with child:
         assert child.wait(0.3) == [0]

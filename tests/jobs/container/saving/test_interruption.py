@@ -184,10 +184,10 @@ def test_request_to_stop_has_no_deadline(tmp_path: Path) -> None:
     files = RequestFiles(tmp_path)
     files.listen(0)
     with shutdown:
-        shutdown.ask_to_stop("node 3 of 4 came late")
+        shutdown.ask_to_stop("node 3 of 4 arrived late")
         asked = wait_until(lambda: files.asked("stop"), bool)
         assert asked is not None
-        assert asked.reason == "node 3 of 4 came late"
+        assert asked.reason == "node 3 of 4 arrived late"
         time.sleep(1)
         assert shutdown.overdue_seconds is None
 

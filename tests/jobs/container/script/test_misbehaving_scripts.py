@@ -96,7 +96,7 @@ def test_a_script_without_files_or_evaluations_gets_warnings(run: Run, s3: "S3Cl
     assert warnings[0].startswith(
         "warning: the script succeeded, but the run has no files of it. Next: make the script write"
     )
-    assert warnings[1].startswith("warning: this point was not compared with the others: no evaluation from step 10 on")
+    assert warnings[1].startswith("warning: this point was not compared with the others: no evaluation between step 10")
     assert run.receipt().state == "succeeded"
 
 
