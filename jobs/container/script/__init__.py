@@ -1,4 +1,1 @@
-"""A custom script on a node: its code, packages and inputs, and the files that it leaves.
-
-`job` combines them for the launcher. The ranks run jobs.container.kinds.script.
-"""
+"""The launcher's side of a custom script: its code, packages, inputs and saved files (`job` combines them)."""

@@ -1,4 +1,4 @@
-"""A script's code and inputs: downloaded to each node once, and checked against what was submitted."""
+"""Download a script's inputs and its code to a node, and check the code against its fingerprint."""
 
 import logging
 import shutil
@@ -25,7 +25,7 @@ PROGRESS_SECONDS = 30.0
 
 
 def fetch(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
-    """Download an input, and return its path on this node. Raises NotFoundError if there is none."""
+    """Download an input, and return its path on this node. Raises NotFoundError if it does not exist."""
     refuse_unresolved(location)
     started = time.monotonic()
     if location.startswith(HUB):
@@ -81,12 +81,12 @@ class _Progress:
 
 
 def _check_room(name: str, location: str, size_bytes: int, folder: Path) -> None:
-    """Raise UsageError if an input does not fit the disk, before hours are spent on a part of it."""
+    """Raise UsageError if an input does not fit on the disk, before hours are spent downloading part of it."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if size_bytes > free:
         raise UsageError(
-            f"inputs.{name}: {location} has {size_bytes / 1e9:.1f} GB; this node's disk has {free / 1e9:.1f} GB free",
+            f"inputs.{name}: {location} is {size_bytes / 1e9:.1f} GB; this node's disk has {free / 1e9:.1f} GB free",
             next_step=f"set streamed_inputs: [{name}], or use an instance with a larger volume",
         )
 

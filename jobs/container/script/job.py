@@ -1,4 +1,4 @@
-"""A script on this node, from its code to its saved files: prepared before its ranks run, and watched while they do."""
+"""Prepare a script on this node, watch it while its ranks run, and save its files."""
 
 import contextlib
 import errno
@@ -92,7 +92,8 @@ class ScriptJob:
         self._world_size = nnodes * nproc_per_node
         self._nproc_per_node = nproc_per_node
         self._s3: S3Client | None = None
-        self._taken: ScriptCheckpoints | None = None
+        self._uploads: ScriptCheckpoints | None = None
+        """The uploads of checkpoints. Set on the main node only, which cannot vouch for files of other nodes."""
         self._saved: SavedFolder | None = None
         self._lock = threading.Lock()
         self._output_lock = threading.Lock()
@@ -105,11 +106,11 @@ class ScriptJob:
         ]
         self._activity_at = time.monotonic()
         self._newest_time = 0
-        self._noted: int | None = None
+        self._saved_step: int | None = None
         self.ran_with: dict[str, str] | None = None
         """The versions of the main packages in the script's own environment. None without one. Set by `prepare`."""
         self.refusal: ShardedError | None = None
-        """The error for which the script was ended: its checkpoints cannot be saved."""
+        """Why the script was ended, if its checkpoints cannot be saved."""
 
     @property
     def silence_seconds(self) -> float:
@@ -117,7 +118,7 @@ class ScriptJob:
 
     @property
     def program(self) -> list[str]:
-        """The arguments of Python for each rank: our module, the script's folder, and its command."""
+        """Python's arguments for each rank: our module, the script's folder, and the script's command."""
         inputs = {f"inputs.{name}": at for name, at in self._inputs.items()}
         parameters = {f"parameters.{name}": text for name, text in self._arguments.parameter_texts.items()}
         words = self._arguments.filled({**self._places, **inputs, **parameters})
@@ -127,7 +128,7 @@ class ScriptJob:
     def prepare(self) -> dict[str, str]:
         """Download everything that the script needs. Returns the variables of its ranks.
 
-        Raises TrainyardError if something cannot be downloaded or does not fit the disk.
+        Raises TrainyardError if something cannot be downloaded or does not fit on the disk.
         """
         try:
             return self._prepare()
@@ -136,7 +137,7 @@ class ScriptJob:
                 raise
             usage = shutil.disk_usage(self._scratch)
             raise TrainyardError(
-                f"code, packages and inputs do not fit the disk of {self._scratch}: "
+                f"code, packages and inputs do not fit on the disk of {self._scratch}: "
                 f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB are free",
                 next_step="stream the largest input (arguments.streamed_inputs), or use a larger volume",
             ) from None
@@ -153,15 +154,12 @@ class ScriptJob:
             found = location if streamed else str(fetch(s3, name, location, self._scratch / "inputs"))
             self._inputs[name] = found
         if self._is_main and self._arguments.inputs:
-            from jobs.container.data.artifacts import (
-                record_inputs,
-            )  # its imports are slow, and a script without inputs does not need them
+            from jobs.container.data.artifacts import record_inputs  # slow, and needed only with inputs
 
             # A streamed input may be too large to list.
-            read = {
-                name: at for name, at in self._arguments.inputs.items() if name not in self._arguments.streamed_inputs
-            }
-            record_inputs(self._run, read.values(), s3=s3)
+            streamed_inputs = self._arguments.streamed_inputs
+            listed = [at for name, at in self._arguments.inputs.items() if name not in streamed_inputs]
+            record_inputs(self._run, listed, s3=s3)
         self._restore(s3)
         log.info("script: %s of code, ready in %.1f s", counted(files, "file"), time.monotonic() - started)
         return {
@@ -202,8 +200,8 @@ class ScriptJob:
         self._kill_ranks()
         try:
             with self._lock:
-                if self._taken is not None:
-                    self._take_last_checkpoint(self._taken, ended_well=ended_well)
+                if self._uploads is not None:
+                    self._upload_last_checkpoint(self._uploads, ended_well=ended_well)
         finally:
             with self._output_lock:
                 if self._saved is not None:
@@ -211,8 +209,8 @@ class ScriptJob:
         left = [path for folder in (self._output, self._checkpoints) for path in folder.iterdir()]
         if ended_well and self._is_main and not left and not uses_library(self._scratch):
             log.warning(
-                "warning: the script succeeded, but the run has no files of it. Next: make the script write to $%s, or "
-                "use {output} in its command",
+                "warning: the script succeeded, but it has saved no files. Next: make the script write to $%s, or use "
+                "{output} in its command",
                 OUTPUT_VARIABLE,
             )
 
@@ -221,12 +219,12 @@ class ScriptJob:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # each rank leads its own process group
 
-    def _take_last_checkpoint(self, taken: ScriptCheckpoints, *, ended_well: bool) -> None:
-        taken.check_newest()
+    def _upload_last_checkpoint(self, uploads: ScriptCheckpoints, *, ended_well: bool) -> None:
+        uploads.check_newest()
         if self.refusal is None and not uses_library(self._scratch):
-            taken.upload("done" if ended_well else "ended")
-            taken.warn_of_rest()
-        taken.close()
+            uploads.upload("done" if ended_well else "ended")
+            uploads.warn_of_rest()
+        uploads.close()
 
     def _close(self) -> None:
         self._closed.set()
@@ -250,21 +248,21 @@ class ScriptJob:
         return variables
 
     def _restore(self, s3: "S3Client") -> None:
-        """Restore this node's output, and on every node the checkpoints, from earlier attempts."""
+        """Restore this node's output and the run's checkpoints from earlier attempts."""
         place = self._run / (OUTPUT if self._is_main else f"{OUTPUT}-of-node-{self._node}")
         attempt = int(os.environ[ATTEMPT_VARIABLE]) if ATTEMPT_VARIABLE in os.environ else None
         self._saved = SavedFolder(
             s3,
             self._output,
             place,
-            without=_is_no_output,
+            without=_is_trainer_checkpoint,
             check_may_write=lambda: check_newest(s3, self._run, attempt),
         )
-        begins = not complete_steps(list_steps(s3, self._run / CHECKPOINTS))
-        restored = self._saved.restore(outdated=_is_event_file if begins else lambda _: False)
+        starts_over = not complete_steps(list_steps(s3, self._run / CHECKPOINTS))
+        restored = self._saved.restore(outdated=_is_event_file if starts_over else lambda _: False)
         if restored:
             log.info("restored: %s of output", counted(restored, "file"))
-        taken = ScriptCheckpoints(
+        checkpoints = ScriptCheckpoints(
             s3,
             self._run,
             self._scratch,
@@ -275,13 +273,12 @@ class ScriptJob:
             nnodes=self._nnodes,
             attempt=attempt,
         )
-        taken.restore(allow_changes=self._allow_changes)
-        if (checkpoint := taken.newest()) is not None:
-            self._places[LAST_CHECKPOINT] = str(checkpoint)
+        checkpoints.restore(allow_changes=self._allow_changes)
+        if (newest := checkpoints.newest()) is not None:
+            self._places[LAST_CHECKPOINT] = str(newest)
         self._saved.restore_links()
-        self._taken = (
-            taken if self._is_main else None
-        )  # uploaded from the main node only, which cannot vouch for files of other nodes
+        if self._is_main:
+            self._uploads = checkpoints
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -293,45 +290,45 @@ class ScriptJob:
                 return
             except ShardedError as error:
                 self.refusal = error
-                self._kill_ranks()  # they have nothing to save, and torchrun would wait for those of other nodes
+                self._kill_ranks()  # they have nothing to save, and torchrun would wait for the other nodes' ranks
                 return
             except Exception as error:  # noqa: BLE001 - the next round may succeed
                 log.warning("warning: the upload of the script's checkpoints is late: %s", one_line(error))
 
     def _look(self) -> None:
         with self._lock:
-            if self._closed.is_set() or self._taken is None:
+            if self._closed.is_set() or self._uploads is None:
                 return
             if uses_library(self._scratch):
-                noted = read_saved_step(self._scratch)
-                has_saved, self._noted = noted != self._noted, noted
+                step = read_saved_step(self._scratch)
+                has_saved, self._saved_step = step != self._saved_step, step
             else:
-                has_saved = self._taken.upload("running")
+                has_saved = self._uploads.upload("running")
         if has_saved:
             self._output_is_due.set()
 
     def _keep_output(self) -> None:
-        """Save the output after each checkpoint, in parallel with the watch for the next one."""
+        """Save the output after each checkpoint, while `_watch` looks for the next checkpoint."""
         while self._output_is_due.wait() and not self._closed.is_set():
             self._output_is_due.clear()
             try:
                 with self._output_lock:
                     if self._saved is not None and not self._closed.is_set():
                         self._saved.save()
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - the next save may succeed
                 log.warning("warning: the upload of the script's output is late: %s", one_line(error))
 
 
-def _is_no_output(name: str) -> bool:
+def _is_trainer_checkpoint(name: str) -> bool:
     """Return whether an entry of the output folder is a checkpoint of a Trainer."""
     return trainer_step(name) is not None
 
 
 def _is_event_file(name: str) -> bool:
-    """Return whether a file is TensorBoard's.
+    """Return whether a file has TensorBoard events. They are outdated if no checkpoint was saved.
 
-    Without a checkpoint, the steps of its events are repeated. It must also be removed because the examples of
-    transformers refuse an output folder that has files but no checkpoint.
+    The script then repeats their steps, and the examples of transformers refuse an output folder that has files but no
+    checkpoint.
     """
     return ".tfevents." in name
 
@@ -349,10 +346,10 @@ def _newest_time(*folders: Path) -> int:
 
 
 def _search_paths(packages: dict[str, str]) -> dict[str, Any]:
-    """Return the search paths of the ranks: the script's packages first, then ours, in whatever folder they run.
+    """Return the absolute search paths of the ranks: the script's packages first, then ours.
 
     PATH includes the programs of this Python's packages (torchrun, accelerate), even if its venv is not activated.
-    An own environment does not get the image's PYTHONPATH.
+    A script with its own environment does not get the image's PYTHONPATH.
     """
     ours = str(Path(jobs.__path__[0]).parent)
     own = [packages["PYTHONPATH"]] if packages.get("PYTHONPATH") else []

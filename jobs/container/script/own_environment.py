@@ -1,7 +1,7 @@
-"""A script's own environment: a virtual environment of a uv.lock or of requirements, without the image's packages.
+"""Install a script's own virtual environment from a uv.lock or requirements, without the image's packages.
 
-It may replace everything, torch included. It also gets what our own code needs in a rank (PLATFORM), unless it has it.
-`trainyard` and `jobs` themselves are found through PYTHONPATH, as for every script.
+It may replace everything, including torch. Packages that our code needs in a rank (PLATFORM) are added if they are
+missing. `trainyard` and `jobs` themselves are found through PYTHONPATH, as for every script.
 """
 
 import contextlib
@@ -42,15 +42,15 @@ PLATFORM = ("boto3", "numpy", "pydantic", "tensorboard", "typing-extensions")
 _IMPORTED = "import jobs.container.kinds.script, jobs.container.saving.resume, boto3"
 
 _LOCAL = re.compile(r'^source = \{ (?:directory|editable|path) = "(?!\.")', re.MULTILINE)
-"""A package of a lock that is installed from the code, other than the project itself."""
+"""Matches a package of a lock that is installed from the code, other than the project itself."""
 
 SITE_PACKAGES = "lib/python*/site-packages"
 
 OURS = "platform"
-"""The folder in the environment of what our own code needs."""
+"""The environment's folder for packages that our own code needs."""
 
 PYTHONS = "python"
-"""The folder in the environment of a Python that uv has fetched."""
+"""The environment's folder for a Python that uv has downloaded."""
 
 
 class OwnEnvironment(Environment):
@@ -62,7 +62,7 @@ class OwnEnvironment(Environment):
         """`source` is the name of a uv.lock or of a requirements file in the folder `code`."""
         super().__init__(s3, run, folder, code=code, requirements=source)
         self._lock = code / source if Path(source).name == "uv.lock" else None
-        self._wanted = _wanted(python, self._lock)
+        self._requested_python = _requested_python(python, self._lock)
 
     @property
     def python(self) -> Path:
@@ -70,13 +70,14 @@ class OwnEnvironment(Environment):
         return self._folder / "bin" / "python"
 
     def ran_with(self) -> dict[str, str]:
-        """Return the versions of its Python and of the main packages."""
+        """Return the versions of the environment's Python and main packages."""
         python = re.search(r"^version_info = (.*)$", (self._folder / "pyvenv.cfg").read_text(), re.MULTILINE)
         main = {name: version for name, version in self._installed().items() if name in MAIN_PACKAGES}
         return {"python": python[1] if python else "unknown", **main}
 
     def _fingerprint(self, wheels: Mapping[str, str]) -> str:
-        python = platform.python_version() if self._wanted == sys.executable else self._wanted
+        requested = self._requested_python
+        python = platform.python_version() if requested == sys.executable else requested
         if self._lock is None:
             requirements = read_requirements(self._code, self._name)
             return fingerprint(self._code, requirements, {}, wheels, python=python, platform=PLATFORM)
@@ -114,10 +115,11 @@ class OwnEnvironment(Environment):
         return f"{counted(len(self._installed()), 'package')} of {self._name}"
 
     def _make_python(self) -> None:
-        """Make the environment, or repair the links to its Python after it was unpacked."""
+        """Create the environment, or repair the links to its Python after it was unpacked."""
+        requested = self._requested_python
         self._uv(
-            *("venv", "--relocatable", "--allow-existing", "--no-project", "--python", self._wanted, self._folder),
-            problem=f"arguments.python: the image has no Python {self._wanted}, and uv cannot fetch it",
+            *("venv", "--relocatable", "--allow-existing", "--no-project", "--python", requested, self._folder),
+            problem=f"arguments.python: the image has no Python {requested}, and uv cannot fetch it",
             next_step=f"use the image's Python {platform.python_version()}, or let the job reach github.com",
             UV_PYTHON_INSTALL_DIR=str(self._folder / PYTHONS),
         )
@@ -129,9 +131,9 @@ class OwnEnvironment(Environment):
         into = ("pip", "install", "--python", self.python)
         if self._lock is not None:
             self._uv(
-                # The project itself is not installed: the script is found in its folder, which differs between runs.
+                # The project itself is not installed, because the script's folder differs between runs.
                 *("sync", "--frozen", "--no-default-groups", "--no-editable", "--no-install-project"),
-                *("--python", self.python),  # whatever .python-version says
+                *("--python", self.python),  # overrides .python-version
                 problem=problem,
                 next_step="check on your machine: uv sync --frozen --no-default-groups",
                 UV_PROJECT_ENVIRONMENT=str(self._folder),
@@ -143,8 +145,8 @@ class OwnEnvironment(Environment):
         image, installed = image_packages(), self._installed()
         missing = [f"{name}<={image[name]}" if name in image else name for name in PLATFORM if name not in installed]
         if missing:
-            # Apart from the script's packages, and searched after them: botocore, for instance, requires an older
-            # python-dateutil than today's locks have, and works with theirs.
+            # In a separate folder, after the script's packages in the search path: botocore, for instance, requires an
+            # older python-dateutil than current locks have, but works with theirs.
             source: list[str | Path] = ["--no-index", "--find-links", wheels] if wheels else []
             self._uv(
                 *(*into, "--target", self._folder / OURS, *source, *missing),
@@ -164,9 +166,9 @@ class OwnEnvironment(Environment):
     def _cached_mark(self) -> Path | None:
         """A folder in uv's cache that exists if the cache has all packages of the lock.
 
-        None without such a cache, and for a Python that uv fetches, which is only on S3.
+        None without a cache or a lock, and for a Python that uv downloads, because the cache does not have it.
         """
-        if self._cache is None or self._lock is None or self._wanted != sys.executable:
+        if self._cache is None or self._lock is None or self._requested_python != sys.executable:
             return None
         return Path(self._cache) / "trainyard" / self._digest
 
@@ -184,8 +186,8 @@ def _versions_that_fit() -> str:
     return "add versions near those of the image: " + ", ".join(f"{name}=={image.get(name)}" for name in PLATFORM)
 
 
-def _wanted(python: str | None, lock: Path | None) -> str:
-    """Return the Python to ask uv for: the image's if it fits, otherwise a version or versions."""
+def _requested_python(python: str | None, lock: Path | None) -> str:
+    """Return the Python to request from uv: the image's if it fits, otherwise a version or a range of versions."""
     if python is not None:
         return sys.executable if f"{platform.python_version()}.".startswith(f"{python}.") else python
     found = re.search(r'^requires-python = "(.*)"$', lock.read_text(), re.MULTILINE) if lock is not None else None

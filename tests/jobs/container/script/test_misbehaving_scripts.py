@@ -94,7 +94,7 @@ def test_a_script_without_files_or_evaluations_gets_warnings(run: Run, s3: "S3Cl
     warnings = [line for line in done.lines if line.startswith("warning: ")]
     assert len(warnings) == 2, done.output
     assert warnings[0].startswith(
-        "warning: the script succeeded, but the run has no files of it. Next: make the script write"
+        "warning: the script succeeded, but it has saved no files. Next: make the script write"
     )
     assert warnings[1].startswith("warning: this point was not compared with the others: no evaluation between step 10")
     assert run.receipt().state == "succeeded"
@@ -105,7 +105,7 @@ def test_too_little_disk_space_is_reported_before_the_start(
 ) -> None:
     s3.put_object(Bucket="data", Key=f"{tmp_path.name}/large", Body=b"123456")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10, used=5, free=5))
-    with pytest.raises(UsageError, match=r"^inputs\.big: s3://data/.*/large has 0\.0 GB; this node's disk has 0\.0"):
+    with pytest.raises(UsageError, match=r"^inputs\.big: s3://data/.*/large is 0\.0 GB; this node's disk has 0\.0"):
         inputs.fetch(s3, "big", f"s3://data/{tmp_path.name}/large", tmp_path)
 
     def unpack(*_: object) -> int:
@@ -116,7 +116,7 @@ def test_too_little_disk_space_is_reported_before_the_start(
     arguments = Script.model_validate({"code": "s3://runs/code.tar.gz", "command": "train.py"})
     options = {"node": 0, "nnodes": 1, "nproc_per_node": 1, "main_address": "", "cards": 0, "allow_changes": False}
     with pytest.raises(
-        TrainyardError, match=r"(?s)code, packages and inputs do not fit the disk of .*Next: stream the lar"
+        TrainyardError, match=r"(?s)code, packages and inputs do not fit on the disk of .*Next: stream the lar"
     ):
         job.ScriptJob(arguments, run.location, tmp_path, **options).prepare()  # type: ignore[arg-type]
 
