@@ -52,7 +52,7 @@ class Heartbeat:
     number: int
     """Counts the rank's heartbeats, so that no two are equal."""
     place: int
-    """Number of places passed so far, of those in the code that all ranks pass. A rank with fewer is behind."""
+    """Number of places passed in the code. All ranks pass the same places, so a rank with fewer is behind."""
     step: int
     """The last finished step, or 0."""
     doing: str
@@ -122,13 +122,13 @@ class RequestFiles:
         self._places = {request: self._folder / request for request in get_args(Request)}
 
     def listen(self, local_rank: int) -> None:
-        self._write(f"listens-{local_rank}", str(os.getpid()))
+        _put(self._folder / f"listens-{local_rank}", str(os.getpid()))
 
     def stop_listening(self, local_rank: int) -> None:
         (self._folder / f"listens-{local_rank}").unlink(missing_ok=True)
 
     def is_heard(self) -> bool:
-        """Return whether the node's first rank, which checks for requests, listens."""
+        """Return whether the node's first rank, which checks for requests, is listening."""
         return (self._folder / "listens-0").exists()
 
     def listeners(self) -> list[int]:
@@ -136,7 +136,7 @@ class RequestFiles:
         return [int(path.read_text()) for path in self._folder.glob("listens-*")]
 
     def ask(self, request: Request, reason: str, *, by: float | None = None) -> None:
-        self._write(request, json.dumps(Asked(reason, by)))
+        _put(self._places[request], json.dumps(Asked(reason, by)))
 
     def asked(self, request: Request) -> Asked | None:
         """Return a request of the launcher, or None.
@@ -145,9 +145,6 @@ class RequestFiles:
         """
         place = self._places[request]
         return Asked(*json.loads(place.read_text())) if place.exists() else None
-
-    def _write(self, name: str, content: str) -> None:
-        _put(self._folder / name, content)
 
 
 def write_stopped(scratch: Path, reason: str) -> None:

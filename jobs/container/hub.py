@@ -88,7 +88,7 @@ def push(folder: Path, *, run: S3Location, repository: str) -> None:
         _upload(folder, run=run, repository=repository, repository_type="model")
     except Exception as error:  # noqa: BLE001 - no error of the push may fail the run
         log.warning(
-            "warning: the model was not pushed to %s: %s. To repeat it: aws s3 cp --recursive %s model && hf upload %s "
+            "warning: the model was not pushed to %s: %s. To push it: aws s3 cp --recursive %s model && hf upload %s "
             "model . --private",
             repository,
             _first_line(error),
@@ -116,7 +116,7 @@ def push_artifact(
         _upload(folder, run=run, repository=repository, repository_type=arguments.HUB_REPOSITORY_TYPE)
     except Exception as error:  # noqa: BLE001 - no error of the push may fail the run
         log.warning(
-            "warning: the %s was not pushed to %s: %s. To repeat it: submit the same job again, which finds %s and "
+            "warning: the %s was not pushed to %s: %s. To push it: submit the same job again, which finds %s and "
             "pushes it",
             kind,
             repository,

@@ -22,8 +22,8 @@ WRAPPERS: dict[Name, str] = {"hpu": "libhccl_ofi_wrapper.so", "cuda": "libnccl-n
 name that NCCL looks for (src/Makefile.am of aws-ofi-nccl). Other accelerators need none."""
 
 NCCL_NET = {"NCCL_NET": "Libfabric"}
-"""Makes NCCL fail if it cannot use aws-ofi-nccl, whose name in NCCL this is (src/nccl_ofi_interface_nvidia of 1.14 to
-1.21). By default, NCCL falls back to TCP if anything is wrong."""
+"""Makes NCCL use aws-ofi-nccl, which it calls Libfabric (src/nccl_ofi_interface_nvidia of 1.14 to 1.21), or fail. By
+default, NCCL falls back to TCP if anything is wrong."""
 
 EFA = "efa"
 

@@ -282,7 +282,7 @@ def one_line(error: Exception) -> str:
 
 
 def write_first_heartbeat(rank: Rank) -> None:
-    """Write a first heartbeat, so that the launcher notices if this process is stopped. Training writes further ones.
+    """Write a first heartbeat, so that the launcher notices if this process is stopped. Training writes the next ones.
 
     No thread writes heartbeats, because a process that forks should have no threads.
     """

@@ -102,7 +102,7 @@ class AttemptRecord:
         self._attempt = self._attempt.model_copy(update={"ran_with": {**of_image, **versions}})
 
     def start(self) -> None:
-        """Write the first record. Raises TrainyardError if that fails, because hours later it would cost more."""
+        """Write the first record. Raises TrainyardError if that fails, so that the run fails before it costs hours."""
         self._write("running")
         self._thread.start()
 

@@ -71,7 +71,8 @@ def _check_this_node(attempt: Attempt, *, seconds: float) -> End | None:
     name = node_name(launch)
     log.info("health: %s is bad after %.0f s: %s", name, took, "; ".join(faults))
     if launch.on_instance:
-        _report_bad_node(attempt.disks, f"{name}: {'; '.join(faults)}")
+        with contextlib.suppress(OSError):  # the folder may not exist
+            (attempt.disks / BAD_NODE_FILE).write_text(f"{name}: {'; '.join(faults)}\n")  # makes the host shut down
     return retried(f"{name} is bad: {'; '.join(faults)}", "lost")
 
 
@@ -210,12 +211,6 @@ def node_name(launch: Launch) -> str:
     metadata = InstanceMetadata.of(os.environ, on_instance=launch.on_instance)
     instance = metadata.instance_id() if metadata is not None else None
     return f"node {launch.node.index} ({instance or socket.gethostname()})"
-
-
-def _report_bad_node(disks: Path, reason: str) -> None:
-    """Write the file that makes the host shut down, if the folder for it exists."""
-    with contextlib.suppress(OSError):
-        (disks / BAD_NODE_FILE).write_text(f"{reason}\n")
 
 
 def _environment(accelerator: Accelerator, *, nproc: int, port: int) -> Mapping[str, str]:

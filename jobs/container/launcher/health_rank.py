@@ -26,7 +26,7 @@ CARD_SIZE = 8192
 CPU_SIZE = 512
 
 _ADDENDS = 256
-"""Maximum number of ones that a product adds up: bfloat16 represents whole numbers exactly up to here."""
+"""Maximum number of ones that a product adds up. bfloat16 represents whole numbers exactly up to this number."""
 
 _CHECKED_ROWS = 16
 """Rows of the product that the host computes as well, for comparison."""

@@ -56,6 +56,10 @@ _NCCL_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
 (ProcessGroupNCCL.cpp, getDumpTimeout). By default this takes 60 s (measured with `python -m tests.benchmarks.lost_peer
 --device cuda`), for which the other nodes are billed. Nobody reads the dumps."""
 
+_RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
+"""Lets the HPUs of a node share compiled graphs instead of each compiling all of them. Habana's bridge requires this
+format: a folder, whether to empty it first, and its size in MB."""
+
 RECIPES_MB = 8 * 1024
 """Size of the recipe cache: 1 GB for each of eight cards, as in the bridge's example."""
 
@@ -69,7 +73,7 @@ VMSTAT = Path("/proc/vmstat")
 
 
 def run_ranks(attempt: Attempt) -> End:
-    """Run this node's ranks until they have ended. Returns how the attempt ended, on the main node for all nodes."""
+    """Run this node's ranks until they end. Returns how the attempt ended; the main node's result covers all nodes."""
     launch, scratch = attempt.launch, attempt.scratch
     with shutdown.signals_held_back():
         from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -219,6 +223,8 @@ def _silence_torchrun() -> None:
 def _torchrun_config(launch: Launch, lines: RankLines, *, port: int) -> "LaunchConfig":
     from torch.distributed.launcher.api import LaunchConfig
 
+    # A script's nodes may still be downloading inputs when the others wait for them.
+    seconds = int(STORE_TIMEOUT.total_seconds()) if isinstance(launch.arguments, Script) else RENDEZVOUS_SECONDS
     return LaunchConfig(
         min_nodes=launch.node.nnodes,
         max_nodes=launch.node.nnodes,
@@ -228,17 +234,12 @@ def _torchrun_config(launch: Launch, lines: RankLines, *, port: int) -> "LaunchC
         # (c10d) does not keep its store open for the ranks; later releases do.
         rdzv_backend="static",
         rdzv_endpoint=f"{launch.node.main_address}:{port}",
-        rdzv_configs={"rank": launch.node.index, "timeout": _rendezvous_seconds(launch)},
+        rdzv_configs={"rank": launch.node.index, "timeout": seconds},
         local_addr=launch.node.main_address if launch.node.nnodes == 1 else None,
         max_restarts=0,  # Batch's retry is the restart
         start_method="spawn",
         **lines.launch_options(),
     )
-
-
-def _rendezvous_seconds(launch: Launch) -> int:
-    """Return how long a node waits for the others. A script's other nodes may still be downloading inputs."""
-    return int(STORE_TIMEOUT.total_seconds()) if isinstance(launch.arguments, Script) else RENDEZVOUS_SECONDS
 
 
 def _shutdown_of_ranks(launch: Launch, scratch: Path, script: ScriptJob | None) -> ShutdownWatch:
@@ -327,7 +328,7 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         # Each rank's share of the cores. By default each PyTorch process uses all of them, and torch.compile up to 32.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share),
         "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", share),
-        # The one rank of a node that tokenizes enables it while it does so (jobs.container.data.labelled_tokens).
+        # The rank that tokenizes for its node enables this while it does so (jobs.container.data.labelled_tokens).
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         # Otherwise transformers looks for TensorFlow and Flax, and loads them if installed.
@@ -342,18 +343,10 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
         **(loopback_sockets() if launch.node.nnodes == 1 else _sockets_towards(launch.node)),
         **accelerator.environment,
-        **_unless_set(_recipes(scratch) if accelerator.name == "hpu" else {}),
+        **_unless_set({_RECIPES: f"{scratch / 'recipes'},false,{RECIPES_MB}"} if accelerator.name == "hpu" else {}),
         **libfabric.environment(accelerator.name, nnodes=launch.node.nnodes),
         **_unless_set(_NCCL_DUMP if accelerator.backend == "nccl" else {}),
     }
-
-
-def _recipes(scratch: Path) -> dict[str, str]:
-    """Return the variable that lets the HPUs of a node share compiled graphs instead of each compiling all of them.
-
-    Habana's bridge requires this format: a folder, whether to empty it first, and its size in MB.
-    """
-    return {"PT_HPU_RECIPE_CACHE_CONFIG": f"{scratch / 'recipes'},false,{RECIPES_MB}"}
 
 
 def _sockets_towards(node: Node) -> dict[str, str]:

@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 
 Cause = Literal["killed", "own", "peers", "hung", "idle", "lost", "ended", "done"]
-"""What ended the ranks: a signal killed one (killed); one failed or aborted with its own error (own); one lost its
-peers (peers); they hung (hung); all cards were idle (idle); a node was lost (lost); the launcher ended them (ended); or
-they finished, or saved and stopped (done)."""
+"""Why the ranks ended. One was killed by a signal (killed), failed or aborted with its own error (own), or lost its
+peers (peers). They hung (hung), all cards were idle (idle), a node was lost (lost), or the launcher ended them (ended).
+Or they finished, or saved and stopped (done)."""
 
 _PEERS_GONE = re.compile(
     # Gloo and PyTorch's store.
@@ -49,7 +49,7 @@ class End:
 
     @property
     def is_retried(self) -> bool:
-        """Whether Batch may retry the job, and the reason does not name yet what was saved."""
+        """Whether Batch may retry the job and the reason does not yet include what was saved."""
         return self.code == INTERRUPTED_EXIT_CODE and self.cause != "done"
 
 

@@ -161,7 +161,7 @@ def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
     """Check the number of ranks. Returns the launch with its node group, if it has one."""
     kind, world_size = launch.kind, launch.world_size
     if kind.one_process and world_size != 1:
-        raise UsageError(f"{kind.name} is one process, not {world_size}", next_step="--nproc-per-node=1")
+        raise UsageError(f"{kind.name} runs in one process, not {world_size}", next_step="--nproc-per-node=1")
     if launch.options.rendezvous_min_nnodes is None:
         launch.arguments.check(world_size)
         return launch

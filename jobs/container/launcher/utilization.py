@@ -185,7 +185,13 @@ class Utilization:
                 return
             self._end_minute(self._newest)
         if self._is_logged:
-            log.info("%s", json.dumps(_log_line(minute, node=self._node)))
+            line = {
+                UTILIZATION_KEY: round(minute.utilization_percent, 1),
+                MEMORY_KEY: round(minute.memory_percent, 1),
+                "accelerators": minute.accelerators,
+                "node": self._node,
+            }
+            log.info("%s", json.dumps(line))
 
     def _end_minute(self, own: NodeUse) -> None:
         nodes = [own, *self.other_nodes()]
@@ -199,15 +205,6 @@ class Utilization:
                 "idle_seconds": round(idle, 3),
             }
         )
-
-
-def _log_line(sample: Sample, *, node: int) -> dict[str, float | int]:
-    return {
-        UTILIZATION_KEY: round(sample.utilization_percent, 1),
-        MEMORY_KEY: round(sample.memory_percent, 1),
-        "accelerators": sample.accelerators,
-        "node": node,
-    }
 
 
 def mean_of(samples: list[Sample]) -> Sample:

@@ -108,7 +108,7 @@ class ScriptJob:
         self._newest_time = 0
         self._saved_step: int | None = None
         self.ran_with: dict[str, str] | None = None
-        """The versions of the main packages in the script's own environment. None without one. Set by `prepare`."""
+        """The versions of the main packages in the script's own environment, if it has one. Set by `prepare`."""
         self.refusal: ShardedError | None = None
         """Why the script was ended, if its checkpoints cannot be saved."""
 
@@ -255,7 +255,7 @@ class ScriptJob:
             s3,
             self._output,
             place,
-            without=_is_trainer_checkpoint,
+            without=lambda name: trainer_step(name) is not None,  # a Trainer's checkpoint
             check_may_write=lambda: check_newest(s3, self._run, attempt),
         )
         starts_over = not complete_steps(list_steps(s3, self._run / CHECKPOINTS))
@@ -317,11 +317,6 @@ class ScriptJob:
                         self._saved.save()
             except Exception as error:  # noqa: BLE001 - the next save may succeed
                 log.warning("warning: the upload of the script's output is late: %s", one_line(error))
-
-
-def _is_trainer_checkpoint(name: str) -> bool:
-    """Return whether an entry of the output folder is a checkpoint of a Trainer."""
-    return trainer_step(name) is not None
 
 
 def _is_event_file(name: str) -> bool:

@@ -316,7 +316,7 @@ def asked(*options: str, kind: tuple[str, ...] = FINETUNING, batch: int = 32, **
     ],
 )
 def test_a_kind_with_one_process_is_refused_with_several(kind: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match=f"{kind[0]} is one process, not 2\\nNext: --nproc-per-node=1"):
+    with pytest.raises(UsageError, match=f"{kind[0]} runs in one process, not 2\\nNext: --nproc-per-node=1"):
         asked(kind=kind)
 
 
