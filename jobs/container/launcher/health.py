@@ -79,7 +79,7 @@ def _check_this_node(attempt: Attempt, *, seconds: float) -> End | None:
 def _wait_until_all_healthy(nodes: Nodes, node: Node, own: End | None, *, seconds: float) -> End | None:
     """Wait until all nodes have reported that they are healthy. `own` is how the attempt ends if this node is bad.
 
-    Returns how the attempt ends if a node is bad. Without this wait, ranks would time out waiting for a bad node's.
+    Returns how the attempt ends if a node is bad. Without this wait, ranks would time out on those of a bad node.
     """
     if own is not None:
         nodes.send_end(own)

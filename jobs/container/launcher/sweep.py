@@ -184,10 +184,7 @@ class Worker:
         arguments = self._kind.arguments.model_validate(point.arguments)
         flags = [*self._options.model_copy(update=unset).to_flags(), self._kind.name, *arguments.to_flags()]
         environment = {**self._environment, RUN_URI_VARIABLE: str(place), "AWS_BATCH_JOB_ATTEMPT": str(start)}
-        # A separate session, so that signals reach the launcher only through this process.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _LAUNCHER, *flags], env=environment, start_new_session=True
-        )
+        self._process = self._start_launcher(flags, environment)
         if self._signals:
             self._process.terminate()
         limit = self._options.sweep_timeout_seconds
@@ -205,6 +202,10 @@ class Worker:
             if why is not None:
                 self._process.terminate()
                 return self._process.wait(), why
+
+    def _start_launcher(self, flags: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        """Start a launcher in a separate session, so that signals reach it only through this process."""
+        return subprocess.Popen([sys.executable, "-m", _LAUNCHER, *flags], env=environment, start_new_session=True)
 
     def _end(self, point: PointRecord, claim: Claim, ended: Ended, reason: str) -> Ended:
         """Record and log how a point ended."""

@@ -188,7 +188,7 @@ def test_a_point_fails_after_its_timeout_or_all_attempts(
     # GIVEN a first point with no attempt left, a second that never ends, and a third that fails
     run.write("claims/job/1.json", Claim(child=0, starts=2).model_dump_json().encode())
     commands = iter(["exec sleep 60", "exit 3"])
-    monkeypatch.setattr(Worker, "_launcher", lambda *_: subprocess.Popen(["sh", "-c", next(commands)]))
+    monkeypatch.setattr(Worker, "_start_launcher", lambda *_: subprocess.Popen(["sh", "-c", next(commands)]))
     # WHEN
     assert make_worker(sweep_timeout_seconds=1).work() == SWEEP_OVER_EXIT_CODE
     # THEN
