@@ -96,7 +96,7 @@ class TimeAxis:
     def encoding_with_steps(self, field: str) -> dict[str, Any]:
         """Return the encoding of a time field, with the step reached by then below each time.
 
-        Steps have no axis of their own: between attempts time continues and steps do not, and lost steps are repeated.
+        Steps have no separate axis: between attempts, time continues but steps do not, and lost steps are repeated.
         """
         plain = self.encoding(field)
         if not self.steps:

@@ -74,7 +74,7 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
 def _usd_per_percent(runs: Sequence[RecordedRun]) -> Fact:
     """Return the cost per hundredth of the main metric, for each run.
 
-    Without cells if the main metric is a loss, or if the runs have different ones.
+    Has no cells if the main metric is a loss, or if the runs have different main metrics.
     """
     main = [main_result(run.result) for run in runs]
     keys = {found[0] for found in main if found}

@@ -17,8 +17,8 @@ from jobs.report.charts import FEW_POINTS, TimeAxis, chart, short
 from jobs.runs.recorded_run import RecordedRun
 
 DRAWN_POINTS = 300
-"""Maximum number of points of a curve. A longer curve is drawn as the means of sections, on top of the range of each
-section, so that no peak is lost."""
+"""Maximum number of points of a curve. A longer curve is drawn as the mean and the range of each section, so that no
+peak is lost."""
 
 MAX_FURTHER_CURVES = 12
 
@@ -86,7 +86,7 @@ EVENTS = {
     "resume": "attempt resumes, or restores a checkpoint",
     "reclaim": "EC2 reclaims the instance",
     "end": "attempt ends early",
-    "checkpoint": "checkpoint that is kept",
+    "checkpoint": "kept checkpoint",
     "evaluation": "evaluation",
 }
 
@@ -261,7 +261,7 @@ def _chart(
             "scale": {"domain": list(counts)},
             "legend": {"symbolType": "stroke"} if len(counts) > 1 else None,
         },
-        # At most 200 points react to the pointer, because each gets an area of its own.
+        # At most 200 points react to the pointer, because each gets a separate area.
         pointed=f"datum.f || (datum.row % {max(1, -(-len(points) // 200))} == 0)",
         unit=axis.unit[0],
     )

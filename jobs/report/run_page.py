@@ -280,7 +280,7 @@ def _inputs(run: RecordedRun) -> list[tuple[str, str]]:
     last, code = run.attempts[-1] if run.attempts else None, run.code
     rows = [("files", run.location)]
     if code:
-        commit = f"commit {code.commit}{' with changes' if code.dirty else ''}" if code.commit else "in no commit"
+        commit = f"commit {code.commit}{' with changes' if code.dirty else ''}" if code.commit else "not committed"
         rows.append(
             ("code", f"{counted(code.files, 'file')} from {code.folder}, {commit}, fingerprint {code.fingerprint}")
         )
