@@ -1,4 +1,4 @@
-"""Assembles the commands of `trainyard`, with the global options and what `trainyard` alone prints.
+"""Assembles the commands and global options of `trainyard`, and the hints that plain `trainyard` prints.
 
 Each command is declared in the file that implements it.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 GLOBAL_OPTIONS = ("--profile", "--region", "--stage", "--team")
 
 _AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
-"""If one of these is set, the shell is meant to use an AWS account or an emulator."""
+"""If any of these is set, the shell was set up for an AWS account or an emulator."""
 
 
 class GlobalOptionsAnywhere(TyperGroup):
@@ -123,14 +123,14 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def main(
     ctx: typer.Context,
-    profile: Annotated[str | None, typer.Option(help="AWS profile. Default: AWS_PROFILE, as for the AWS CLI.")] = None,
-    region: Annotated[str | None, typer.Option(help="AWS region. Default: the region of the profile.")] = None,
+    profile: Annotated[str | None, typer.Option(help="AWS profile. Default: AWS_PROFILE, like the AWS CLI.")] = None,
+    region: Annotated[str | None, typer.Option(help="AWS region. Default: the profile's region.")] = None,
     stage: Annotated[str, typer.Option(envvar="TRAINYARD_STAGE", help="Name of the deployed stage.")] = DEFAULT_STAGE,
     team: Annotated[
         str | None,
         typer.Option(
-            help="List or add up only this team's runs; 'latest' is this team's newest run. Default: all teams, and "
-            f"for 'latest' {DEFAULT_TEAM}."
+            help="Show only this team's runs in lists and totals; 'latest' is its newest run. Default: all teams, but "
+            f"'latest' is the newest run of {DEFAULT_TEAM}."
         ),
     ] = None,
     _version: Annotated[
@@ -206,7 +206,7 @@ def _show_newest_run(target: Target) -> None:
         steps = [
             ("status {}", "how it ended"),
             ("logs {}", "its log"),
-            ("resume {}", "continue it, from its newest checkpoint"),
+            ("resume {}", "continue it from its newest checkpoint"),
         ]
     steps.append(("list", "all runs"))
     print_commands((f"trainyard {command.format(newest.run_id)}", effect) for command, effect in steps)

@@ -34,7 +34,7 @@ def cancel(
     console = tables.stderr()
     if is_latest(run) and not job.ended and not yes:
         unasked = UsageError(
-            f"nothing was cancelled: 'latest' is {job.run_id}, and there is no terminal on which to confirm that",
+            f"nothing was cancelled: 'latest' is {job.run_id}, and confirming it needs a terminal",
             next_step=f"trainyard cancel {job.run_id}, or add --yes",
         )
         ask(f"Cancel {job.run_id}, submitted {tables.moment(job.created_at)}?", unasked=unasked)
@@ -46,6 +46,6 @@ def cancel(
     if job.ended:
         console.print(f"{job.run_id} has already ended: {job.state}")
         return
-    batch.terminate(aws, job, reason=f"{CANCELLED_REASON} {aws.caller}{f': {reason}' if reason else ''}")
+    batch.terminate(aws, job.id, reason=f"{CANCELLED_REASON} {aws.caller}{f': {reason}' if reason else ''}")
     console.print(f"{job.run_id} ({job.state}) is being stopped")
     console.print(f"next: trainyard status {job.run_id}", soft_wrap=True)

@@ -28,8 +28,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Two or more runs: run ids, beginnings of ids, specs' names (their newest runs) or folders of fetched "
-            "runs. A sweep stands for its best points.",
+            help="Two or more runs: run ids, beginnings of ids, names of specs (their newest runs) or folders of "
+            "fetched runs. For a sweep, its best points are compared.",
             autocompletion=complete_run,
             callback=lambda ctx, runs: [latest_of_team(ctx, run) for run in runs],
         ),
@@ -37,7 +37,7 @@ def compare(
     html: HtmlPage = None,
     output: Output = "table",
 ) -> None:
-    """Compare results, time, money and arguments of runs."""
+    """Compare the results, time, cost and arguments of runs."""
     from datetime import datetime, timezone
 
     from jobs.cli import tables
@@ -74,7 +74,7 @@ def compare(
 
 
 def _read(aws: "Aws", stage_name: str, texts: Sequence[str]) -> "list[RecordedRun]":
-    """Read each run once: a fetched run from its folder, the best points of a sweep."""
+    """Read each run once, from S3 or its fetched folder. A sweep is replaced by its best points."""
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
 
@@ -96,7 +96,7 @@ def _read(aws: "Aws", stage_name: str, texts: Sequence[str]) -> "list[RecordedRu
             each.run_id: partial(read_run, aws, each) for each in ([run] if points is None else points[:COMPARED])
         }
         if points is not None and len(points) > COMPARED:
-            only = f"{run.run_id}: comparing its {COMPARED} best points of {len(points)}"
+            only = f"{run.run_id}: comparing the best {COMPARED} of its {len(points)} points"
             tables.stderr().print(f"{only}; all points: trainyard sweep {run.run_id}", soft_wrap=True)
     if stage is not None:
         _ = aws.s3  # create the client before the threads share it
@@ -107,7 +107,7 @@ def _read(aws: "Aws", stage_name: str, texts: Sequence[str]) -> "list[RecordedRu
 def comparison_table(runs: "Sequence[RecordedRun]", compared: "Sequence[Fact]", *, width: int) -> "Table":
     """Return a table with a column per run for up to four runs, and a row per run for more.
 
-    Ids and values wrap instead of being cut. With a row per run, the last facts that do not fit are left out.
+    Ids and values wrap instead of being cut. With a row per run, the last facts are left out until the others fit.
     """
     from rich.text import Text
 

@@ -26,7 +26,7 @@ def show_costs(
         "team"
     ),
     month: Annotated[
-        str, typer.Option(metavar="MONTH", help="Add up this month (UTC): 2026-11, 'this', or 'all' for all months.")
+        str, typer.Option(metavar="MONTH", help="Month to add up (UTC): 2026-11, 'this', or 'all'.")
     ] = "this",
     html: HtmlPage = None,
     output: Annotated[
@@ -36,8 +36,8 @@ def show_costs(
 ) -> None:
     """Add up what runs cost and what Spot saved.
 
-    Uses the runs' receipts, and also shows what was spent without a training step: on waiting, starting, saving. The
-    global option --team adds up only one team's runs.
+    Reads the runs' receipts, and also shows the cost of waiting, starting, saving and other time without training
+    steps. The global option --team adds up only one team's runs.
     """
     import csv
     import sys
@@ -67,8 +67,8 @@ def show_costs(
         tables.show(costs_table(found, by=by, width=on.width), on=on)
     console = tables.stderr()
     note = (
-        "estimates from the runs' receipts, at the prices named there, without storage and without the time that "
-        "instances take to boot"
+        "estimates from the runs' receipts at the prices named there, without storage and the time that instances take "
+        "to boot"
     )
     if stage.emulated:
         note += f"; {FREE_HERE}"
@@ -122,7 +122,7 @@ def read_receipts(aws: "Aws", runs: "Sequence[StoredRun]") -> "tuple[list[Receip
 def costs_table(found: "Sequence[Cost]", *, by: "By", width: int) -> "Table":
     """Return the costs as a table with a total row.
 
-    If the table is too wide, columns are left out: first the phases with the least money, then counts and savings.
+    If the table is too wide, columns are left out: first the cheapest phases, then counts and savings.
     """
     from jobs.cli import tables
     from jobs.money.costs import total

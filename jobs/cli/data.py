@@ -99,7 +99,7 @@ def _resolved(connect: "Callable[[], Aws]", stage_name: str, location: str, *, k
     from jobs.runs.batch import read_stage
 
     if location.startswith("hf://"):
-        raise UsageError(f"{location}: this command cannot read {kind} of the hub", next_step="download it first")
+        raise UsageError(f"{location}: this command cannot read {kind} from the hub", next_step="download it first")
     if not location.startswith(DATA):
         return os.path.expanduser(location)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     return str(team_data.place_of(read_stage(connect(), stage_name), location))
@@ -135,7 +135,7 @@ def data_put(
     place = team_data.place_of(stage, location)
     if not place.key.partition("/")[2]:
         raise UsageError(
-            f"{location} is the folder of all the team's data", next_step=f"name a file: {location.rstrip('/')}/NAME"
+            f"{location} is the folder of all of the team's data", next_step=f"name a file: {location.rstrip('/')}/NAME"
         )
     files = team_data.files_of(source, place)
     console = tables.stderr()

@@ -1,7 +1,7 @@
 """`trainyard demo` (`make demo`): deploys the real stacks to an emulator and fine-tunes a real model there.
 
-Every step is the same as on AWS: the CDK CLI deploys, the Batch API takes the job, and S3 has its results. Only the
-AWS is an emulator, which this process starts and stops.
+Every step is the same as on AWS: the CDK CLI deploys, the Batch API takes the job, and S3 has its results. Only AWS is
+replaced by an emulator, which this process starts and stops.
 """
 
 import signal
@@ -29,8 +29,8 @@ def demo(
 ) -> None:
     """Fine-tune a real model on an emulator and show the result.
 
-    Deploys the real stacks to the emulator first; `make demo` runs this command. With --executor docker, the cpu image
-    is built first unless `trainyard images build` already has. Ctrl-C stops everything that the demo has started.
+    Deploys the real stacks to the emulator first; `make demo` runs this command. With --executor docker, also builds
+    the cpu image if it is missing. Ctrl-C stops everything that the demo has started.
     """
     import time
 
@@ -112,7 +112,7 @@ def _run(steps: "Steps") -> Path:
 
 
 def _show_next(folder: Path) -> None:
-    """Print the next commands for the user's own shell, whose PATH may lack the program that make has run."""
+    """Print the next commands for the user's shell, whose PATH may lack the program that `make` ran."""
     import os
     import shlex
     import shutil
@@ -127,7 +127,7 @@ def _show_next(folder: Path) -> None:
     print_text("\nOpen the page above in a browser. Next:")
     print_commands(
         [
-            (f"{program} receipt {folder}", "what the run cost and its result, from its folder"),
+            (f"{program} receipt {folder}", "the run's result and cost, read from its folder"),
             (f"{program} local up", "start an emulator for your own jobs"),
             (f'eval "$({program} local env)"', f"connect this shell to it; then {program} submit SPEC"),
         ]
@@ -150,7 +150,7 @@ def _emulator(steps: "Steps", executor: str) -> "Iterator[Server]":
             steps.say(f"it listens at {server.endpoint}; infra/emulator/README.md lists what it does not prove")
         yield server
     finally:
-        # A second Ctrl-C would only keep the first one from stopping everything.
+        # A second Ctrl-C would interrupt this cleanup.
         for number in emulator.INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
         if server:

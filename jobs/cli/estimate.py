@@ -35,9 +35,9 @@ def estimate(
 ) -> None:
     """Estimate time and cost of a spec on each instance type.
 
-    Spends nothing, and lists the cheapest instance type first. Uses the stage's own runs of the same model, or
-    published figures if there are none, and shows the arithmetic. For a sweep, estimates the time until all points are
-    done and their total cost.
+    Costs nothing, and lists the cheapest instance type first. Uses the stage's own runs of the same model, or published
+    figures if there are none, and shows the arithmetic. For a sweep, estimates the time until all points are done and
+    their total cost.
     """
     import dataclasses
 
@@ -75,9 +75,9 @@ def estimate(
         if not found:
             models = ", ".join(dict.fromkeys(f"'{model_name(point.entrypoint_arguments())}'" for point in points))
             raise NotFoundError(
-                f"no figures for {models} in '{each.job}': no run of it has succeeded in this stage, and "
+                f"no figures for {models} in '{each.job}': no such run has succeeded in this stage, and "
                 "jobs/money/throughputs.jsonl has no published figure",
-                next_step="submit a short run of it; later estimates use its records",
+                next_step="submit a short run; later estimates use its records",
             )
         samples = sum(work.samples for work in works)
         figures = {"points": len(points), "samples": samples, "estimates": list(map(dataclasses.asdict, found))}
@@ -94,7 +94,7 @@ def estimate(
 def _work(
     aws: "Aws", stage: "DeployedStage", spec: "JobSpec", examples: int | None, counts: dict[str, tuple[int, str]]
 ) -> "Work":
-    """Return how many samples a spec trains on, and why. `counts` caches the counted tables for further points."""
+    """Return the work of a spec: how many samples it trains on, and why. `counts` caches the counts of tables."""
     from jobs.core.words import counted
     from jobs.money.estimate import Work
     from jobs.spec.kinds.finetune_classification import FinetuneClassification
@@ -109,10 +109,10 @@ def _work(
         assert isinstance(arguments, FinetuneClassification)  # noqa: S101 - `estimate` skips all other kinds
         count, source = examples or 0, "from --examples"
         if examples is None:
-            tables_of_it = repr((arguments.inputs(), arguments.eval_fraction))
-            if tables_of_it not in counts:
-                counts[tables_of_it] = _count_examples(aws, stage, spec, arguments)
-            count, source = counts[tables_of_it]
+            key = repr((arguments.inputs(), arguments.eval_fraction))
+            if key not in counts:
+                counts[key] = _count_examples(aws, stage, spec, arguments)
+            count, source = counts[key]
         samples = max(1, round(count * arguments.epochs))
         samples_text = f"{counted(count, 'example')} ({source}) x {arguments.epochs:g} epochs"
         hours = arguments.mean_hours_between_reclaims
@@ -157,9 +157,9 @@ def _count_examples(
 def _estimates(
     aws: "Aws", stage: "DeployedStage", points: "Sequence[JobSpec]", works: "Sequence[Work]", workers: int | None
 ) -> "tuple[list[Estimate], list[InstanceType]]":
-    """Return an estimate per place with known speeds, cheapest first, and the instance types without any.
+    """Return an estimate per place with known speeds, cheapest first, and the instance types without known speeds.
 
-    `workers`: number of workers of a sweep, None for a single run. A sweep is estimated where all its points are known.
+    `workers`: number of workers of a sweep, None for a single run. A sweep needs known speeds for all of its points.
     """
     from jobs.core.instance_types import INSTANCE_TYPES
     from jobs.money.aws_prices import current_prices
@@ -241,7 +241,7 @@ def _show(heading: str, found: "Sequence[Estimate]", unknown: "Sequence[Instance
         tables.show(tables.Pairs(("  -", line) for line in each.arithmetic), on=on)
     if unknown:
         names = ", ".join(row.name for row in unknown)
-        console.print(f"\nno figures for {names}: no run of this model on them, and nothing published", soft_wrap=True)
-    console.print(
-        "This is an estimate without the start of instances, storage and transfer. Spot prices change.", soft_wrap=True
-    )
+        console.print(
+            f"\nno figures for {names}: no run of this model on them, and no published figures", soft_wrap=True
+        )
+    console.print("Estimates leave out instance startup, storage and transfer. Spot prices change.", soft_wrap=True)

@@ -7,7 +7,7 @@ import typer
 from jobs.cli.options import Run
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""Click's settings of the command: options after RUN belong to COMMAND."""
+"""Click's settings for the command: options after RUN belong to COMMAND."""
 
 
 def run_in_job(
@@ -20,15 +20,15 @@ def run_in_job(
 ) -> None:
     """Run a shell or a command in the container of a running job.
 
-    For example: trainyard exec RUN hl-smi, or trainyard exec RUN py-spy dump --pid 7. The run's team may do this unless
-    the stage has switched it off. AWS CloudTrail records who ran which command. Exit code 0 means that the command has
-    ended: ECS Exec does not report the command's own exit code.
+    For example: trainyard exec RUN hl-smi, or trainyard exec RUN py-spy dump --pid 7. Only the run's team may do this,
+    and a stage can switch it off. AWS CloudTrail records who ran which command. Exit code 0 only means that the
+    command has ended: ECS Exec does not report its exit code.
     """
     from jobs.core.errors import ConfigurationError, TrainyardError
     from jobs.runs import batch, storage
     from jobs.runs.connect import SHELL, enter, task_of
 
-    # `--` between RUN and COMMAND keeps trainyard's global options from being taken out of COMMAND.
+    # `--` between RUN and COMMAND stops trainyard from taking its global options out of COMMAND.
     words = command[1:] if command and command[0] == "--" else command or []
     aws = ctx.obj.aws()
     stage = batch.read_stage(aws, ctx.obj.stage)

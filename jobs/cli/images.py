@@ -26,16 +26,14 @@ images = typer.Typer(help="Build, test and push the images that jobs run in.")
 
 Images = Annotated[
     list[str],
-    typer.Argument(
-        metavar="IMAGE…", help="gaudi, cpu, cuda, or an image that is built on one of them: cpu-notebook, …"
-    ),
+    typer.Argument(metavar="IMAGE…", help="gaudi, cpu, cuda, or an image based on one of them: cpu-notebook, …"),
 ]
 ReleaseName = Annotated[
     str | None,
     typer.Option(
         "--release",
-        help="A row of images/releases.toml. Default: the release of the stage if --stage is given, otherwise the "
-        "default of the file.",
+        help="A row of images/releases.toml. Default: the stage's release if --stage is given, otherwise the file's "
+        "default.",
     ),
 ]
 BuildArguments = Annotated[
@@ -56,7 +54,7 @@ _MAX_TAGS = 5
 
 _STATE_STYLES = {"current": "green", "outdated": "dark_orange3"}
 
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
 
 @images.command("build")
@@ -66,7 +64,7 @@ def images_build(
     names: Images,
     release: ReleaseName = None,
     all_descendants: Annotated[
-        bool, typer.Option("--all-descendants", help="Also build the images that are built on each IMAGE.")
+        bool, typer.Option("--all-descendants", help="Also build all images based on each IMAGE.")
     ] = False,
     build_arguments: BuildArguments = None,
     network: Network = None,
@@ -123,19 +121,19 @@ def images_test(
     release: ReleaseName = None,
     descendants: Annotated[
         bool,
-        typer.Option("--descendants/--no-descendants", help="Also test the images that are built on each IMAGE."),
+        typer.Option("--descendants/--no-descendants", help="Also test all images based on each IMAGE."),
     ] = True,
     tag: Annotated[
-        str | None, typer.Option(help="Test the images with this tag and build nothing. Default: the sources' tag.")
+        str | None,
+        typer.Option(help="Test the images with this tag and build nothing. Default: the tag of the sources."),
     ] = None,
     build_arguments: BuildArguments = None,
     network: Network = None,
 ) -> None:
     """Test images in containers with pytest.
 
-    The tests check versions, user, labels, files, signals, and a training on two ranks. Builds the images of the
-    sources' revision that this machine lacks. Tests that need an accelerator are skipped if there is none. Exit code 1
-    means that a test failed.
+    The tests check versions, user, labels, files, signals, and a training on two ranks. Images that this machine lacks
+    are built first. Tests that need an accelerator are skipped if there is none. Exit code 1 means that a test failed.
     """
     from jobs.core.errors import StoppedError, TrainyardError, UsageError
     from jobs.core.git import image_tag, source_revision
@@ -172,7 +170,7 @@ def images_test(
         except KeyboardInterrupt:
             raise StoppedError(f"stopped while testing '{one.name}'; its container was removed") from None
     if failed:
-        raise TrainyardError(f"tests of {', '.join(failed)} failed", next_step="fix what they found, and test again")
+        raise TrainyardError(f"tests of {', '.join(failed)} failed", next_step="fix the images, and test again")
 
 
 @images.command("push")
@@ -181,7 +179,7 @@ def images_push(
     *,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE…", help="As for build. Default: the images that the stage's jobs run in."),
+        typer.Argument(metavar="IMAGE…", help="Same as for build. Default: the images that the stage's jobs run in."),
     ] = None,
     release_name: Annotated[
         str | None, typer.Option("--release", help="A row of images/releases.toml. Default: the stage's releases.")
@@ -190,7 +188,7 @@ def images_push(
         bool,
         typer.Option(
             "--allow-dirty",
-            help="Push even if images/ or jobs/ differ from the last commit, or the base image is a custom one.",
+            help="Push even if images/ or jobs/ differ from the last commit, or the base image is custom.",
         ),
     ] = False,
     build_arguments: BuildArguments = None,
@@ -199,8 +197,8 @@ def images_push(
 ) -> None:
     """Push images to the stage's repositories.
 
-    The next deployment uses the pushed images. Builds the images of the sources' revision that neither this machine nor
-    the stage has. A tag that the stage already has is never replaced: its image is used.
+    The next deployment uses the pushed images. Images that neither this machine nor the stage has are built first. A
+    tag that the stage already has is never replaced: its image is used.
     """
     from jobs.cli import tables
     from jobs.core.images import release
@@ -264,8 +262,8 @@ def push_images(
     official_only = not (aws.emulated or allow_dirty)
     if official_only and BASE_ARGUMENT in arguments:
         raise UsageError(
-            f"{BASE_ARGUMENT} sets a custom base, but the tag does not show it: stage '{target.stage}' would take the "
-            "image for an official one",
+            f"{BASE_ARGUMENT} sets a custom base that the tag does not show: in stage '{target.stage}' the image would "
+            "look like an official one",
             next_step=f"omit {BASE_ARGUMENT}, or push anyway with --allow-dirty",
         )
     build = Build(
@@ -283,7 +281,7 @@ def push_images(
     recorded = job.record(pushed)
     for one in pushed:
         if one.leaves_own:
-            _say(f"note: {one.image.name}:{one.tag} was pushed before and is used; the image built here is not sent")
+            _say(f"note: {one.image.name}:{one.tag} was pushed before and is used instead of the image built here")
         if stand_ins := [name for name in target.stand_ins(one.image) if aws.emulated]:
             _say(f"the emulator has no accelerator: {one.image.name} also serves as {', '.join(stand_ins)}")
     return pushed, recorded
@@ -304,12 +302,12 @@ def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output 
     aws, stage = ctx.obj.aws(), ctx.obj.stage
     chosen: Mapping[str, Release] = core_images.chosen_releases(release)
     unknown: dict[str, str] = {}
-    revision = _ask("sources", source_revision, unknown)
-    target = _ask("stage", lambda: StageImages.read(aws, stage, release), unknown)
+    revision = _try("sources", source_revision, unknown)
+    target = _try("stage", lambda: StageImages.read(aws, stage, release), unknown)
     recorded: Mapping[str, str | None] = recorded_images(target) if target else {}
-    pushed = (target and _ask("stage", lambda: remote_images(aws, target), unknown)) or {}
+    pushed = (target and _try("stage", lambda: remote_images(aws, target), unknown)) or {}
     chosen = target.releases if target else chosen
-    local = _ask("engine", lambda: local_images(engine.connect(), chosen, revision=revision), unknown) or {}
+    local = _try("engine", lambda: local_images(engine.connect(), chosen, revision=revision), unknown) or {}
     rows = [
         {"image": name, "release": chosen[one.root].name}
         | _row(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
@@ -325,13 +323,13 @@ def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output 
     tables.show(_table(rows, unknown), on=tables.stdout())
 
 
-def _ask(about: str, question: Callable[[], AnswerT], unknown: dict[str, str]) -> AnswerT | None:
-    """Return the answer to a question; if it fails, None, and record the reason in `unknown`."""
+def _try(about: str, query: Callable[[], ResultT], unknown: dict[str, str]) -> ResultT | None:
+    """Return the query's result. If it fails, return None and record the reason in `unknown`."""
     from jobs.aws.errors import explain
     from jobs.core.errors import TrainyardError
 
     try:
-        return question()
+        return query()
     except TrainyardError as error:
         unknown[about] = str(error.args[0])
     except Exception as error:
@@ -351,7 +349,7 @@ def _row(
     revision: str | None,
     unknown: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return an image as JSON. None means that there is none, or that it is unknown."""
+    """Return an image as JSON. None means that a value is missing or unknown."""
     uri = recorded.get(name)
     return {
         "tag": local and local.tag,
@@ -402,7 +400,7 @@ def _table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -> "Ta
 
 
 def _pushed_text(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
-    """Return a line per tag in the stage, newest first. If there are many, only the newest and the recorded one."""
+    """Return a line per tag in the stage, newest first. Old tags are left out unless they are recorded."""
     from datetime import datetime
 
     from jobs.cli import tables
@@ -486,8 +484,8 @@ def images_sbom(
 ) -> None:
     """Write an SPDX document (SBOM) per image.
 
-    It lists every package with version and licence. Prints the paths of the documents. The images must be built at the
-    sources' revision. `laptop` stands for this machine's Python environment.
+    A document lists every package with its version and licence. Prints the documents' paths. The images must be built
+    from the current sources. `laptop` stands for this machine's Python environment.
     """
     from importlib.metadata import version
 
@@ -541,13 +539,13 @@ def _stage_releases(ctx: typer.Context) -> dict[str, str]:
     try:
         return StageImages.releases_of(ctx.obj.aws(), ctx.obj.stage)
     except TrainyardError as error:
-        own = "leave out --stage and give --release"
+        own = "omit --stage and give --release"
         error.next_step = f"{error.next_step}; or {own}" if error.next_step else own
         raise
 
 
 def _heading(rows: "Mapping[str, Release]", chosen: "Iterable[Image]", revision: str) -> str:
-    """Return images with their releases, and the revision, as a line."""
+    """Return a line with the revision and the images with their releases."""
     return f"revision {revision}: {', '.join(f'{one.name} ({rows[one.root].name})' for one in chosen)}"
 
 

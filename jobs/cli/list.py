@@ -88,15 +88,17 @@ def list_runs(
         str | None, typer.Option(metavar="KIND", help="List only runs of this kind of job. Default: all kinds.")
     ] = None,
     sort: Annotated[
-        Order, typer.Option(help="Sort by submission time, duration, cost or metric: newest, longest or best first.")
+        Order,
+        typer.Option(
+            help="Sort by submission time, duration, cost or metric: newest, longest, most expensive or best first."
+        ),
     ] = "time",
     output: Output = "table",
 ) -> None:
     """List the runs of the stage with their results and costs.
 
-    Lists the runs that AWS Batch remembers: unfinished runs, and ended runs for at least a week.
-    Costs are estimates from
-    the runs' receipts. The global option --team lists only one team's runs.
+    Lists the runs that AWS Batch remembers: unfinished runs, and ended runs for at least a week. Costs are estimates
+    from the runs' receipts. The global option --team lists only one team's runs.
     """
     from jobs.cli import tables
     from jobs.core.words import FREE_HERE
@@ -203,6 +205,6 @@ def show_runs(runs: Sequence[ListedRun], *, on: "Console") -> None:
     }
     if not any(cells["POINTS"]):
         del cells["POINTS"]
-    # The first one is left out first. SUBMITTED is among them because a run's id contains the time.
+    # In the order in which they are left out. SUBMITTED is one of them because a run's id contains the time.
     optional = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC")
     tables.show(tables.fitted(cells, width=on.width, leave_out=optional, right=("USD",), wrapped=2), on=on)

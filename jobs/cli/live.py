@@ -1,4 +1,4 @@
-"""The live view of a job: a progress bar, the log above it, and changes of the job's state."""
+"""Shows a job while it runs: a progress bar, the log above it, and changes of the job's state."""
 
 import re
 import signal
@@ -32,16 +32,16 @@ from jobs.runs.job import Job
 from jobs.runs.logs import LogLine
 
 REPORT_SECONDS = 60.0
-"""Without a terminal, a line about accelerators and cost is printed this often."""
+"""Interval at which a line about accelerators and cost is printed if there is no terminal."""
 
 _TAIL_LINES = 15
 _REMEMBERED_LINES = 500
 
 
 class Repeats:
-    """Finds the log lines that the launcher repeats after a failure, the last ones of the rank that failed.
+    """Finds the log lines that the launcher repeats after a failure: the last lines of the rank that failed.
 
-    They help in CloudWatch. A person who has just read them does not need them twice.
+    They help in CloudWatch, but are redundant for a person who has just read them.
     """
 
     _REPEAT = re.compile(LAST_LINE.format(rank=r"(?P<rank>\d+)", node=r"\d+", line="(?P<line>.*)"), re.DOTALL)
@@ -128,7 +128,7 @@ class LiveView:
             self._live.stop()
 
     def drop_error(self, reason: str) -> None:
-        """Do not print the last lines of the log that report an error with this reason."""
+        """Drop held lines that report an error with this reason."""
         self._held = [line for line in self._held if line.text != f"error: {reason}"]
 
     def show(self, event: Job | LogLine | Receipt) -> None:
@@ -150,7 +150,7 @@ class LiveView:
         )
 
     def _figures(self) -> list[str]:
-        """Return lines on how busy the accelerators are, what the run costs, and the time left, as far as known."""
+        """Return lines about accelerator utilization, cost and time left, as far as they are known."""
         if self._receipt is None or self._receipt.state != "running":
             return []
         found = forecast(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
@@ -203,7 +203,7 @@ class LiveView:
             print_text(prefix(line) + log_text(line.text), to=self._log)
 
     def _record_pace(self, progress: ProgressLine, line: LogLine) -> None:
-        """Record the step, and the seconds a step takes since the first progress line of this attempt."""
+        """Record the step, and the average seconds per step since this attempt's first progress line."""
         if self._first is None or line.attempt != self._attempt:
             self._first, self._pace = (progress.step, line.time), None
         step, at = self._first
@@ -258,17 +258,17 @@ def print_line(line: LogLine, *, as_json: bool) -> None:
 
 
 def print_heading(console: Console, attempt: int, *, origin: str) -> None:
-    """Print the heading above the log of an attempt. `origin`: how its job continues the run, if it does."""
+    """Print the heading above an attempt's log. `origin`: how its job continued the run; empty for the first job."""
     console.print(Text(f"attempt {attempt}{f', {origin}' if origin else ''}", style="bold"))
 
 
 def _state_text(job: Job) -> str:
-    """Return what a job waits for, or in which attempt it is and how the last one ended."""
+    """Return what a job waits for, or its attempt and how the last attempt ended."""
     attempt = f"attempt {job.attempt} of {job.max_attempts}"
     if job.origin:
         attempt = f"{job.origin}, {attempt} of this job"
     if job.nodes_text:
-        others = f"(what keeps the others: trainyard why {job.run_id})" if job.has_waiting_nodes else "still running"
+        others = f"(why the others wait: trainyard why {job.run_id})" if job.has_waiting_nodes else "still running"
         attempt = f"{attempt}, {job.nodes_text} {others}"
     last = job.attempts[-1] if job.attempts else None
     ended = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""

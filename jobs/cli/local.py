@@ -1,4 +1,4 @@
-"""`trainyard local`: the emulator of the current folder, as a service on this machine."""
+"""`trainyard local`: start, inspect and stop the emulator of the current folder."""
 
 import os
 from collections.abc import Sequence
@@ -169,7 +169,7 @@ def local_status(output: Output = "table") -> None:
                 ("endpoint", server.endpoint),
                 ("process", str(server.pid)),
                 ("executor", server.executor),
-                ("kept in", server.keep or "memory: runs and data end with the emulator"),
+                ("kept in", server.keep or "memory: runs and data are deleted when the emulator stops"),
                 ("registry", server.registry or "none: images stay in the Docker engine"),
                 ("started", str(health.get("started_at", ""))),
                 ("jobs", jobs or "none"),

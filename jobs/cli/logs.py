@@ -1,4 +1,4 @@
-"""`trainyard logs RUN`: the log of a run, all attempts and nodes."""
+"""`trainyard logs RUN`: the log of a run, from all attempts and nodes."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ def logs(
     since: Annotated[
         str | None,
         typer.Option(
-            help="Print only lines since this time: 30m, 12h or 7d ago, or an ISO 8601 time. Default: all lines."
+            help="Print only lines logged since this time: 30m, 12h or 7d ago, or an ISO 8601 time. Default: all lines."
         ),
     ] = None,
     output: Output = "table",

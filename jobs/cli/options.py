@@ -21,7 +21,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def user_path(text: str) -> Path:
-    """Return a path with `~` expanded, which no shell does in `--to=~/runs`."""
+    """Return a path with `~` expanded, because shells do not expand it in `--to=~/runs`."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
@@ -54,11 +54,11 @@ class Mode(Enum):
 
 
 def chosen_mode(*, dry_run: bool, wait: bool, detach: bool) -> Mode:
-    """Return the mode that the options select. Raises typer.BadParameter if they select several."""
+    """Return the selected mode. Raises typer.BadParameter if several are selected."""
     given = {Mode.DRY_RUN: dry_run, Mode.WAIT: wait, Mode.DETACH: detach}
     chosen = [mode for mode, is_given in given.items() if is_given] or [Mode.FOLLOW]
     if len(chosen) > 1:
-        raise typer.BadParameter(f"--{chosen[0].value} and --{chosen[1].value} exclude each other")
+        raise typer.BadParameter(f"--{chosen[0].value} and --{chosen[1].value} cannot be combined")
     return chosen[0]
 
 
@@ -69,7 +69,7 @@ def latest_of_team(ctx: typer.Context, run: str) -> str:
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield run ids of the stage for the shell's completion, newest first; none if AWS cannot be reached."""
+    """Yield the stage's run ids for shell completion, newest first. Yields nothing if AWS cannot be reached."""
     from jobs.aws.connection import Aws
     from jobs.runs.batch import read_stage
     from jobs.runs.storage import stored_runs
@@ -120,7 +120,8 @@ Overrides = Annotated[
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Check everything and print the plan, with -o json the SubmitJob request. Submits nothing."
+        "--dry-run",
+        help="Check everything and print the plan, but submit nothing. -o json prints the SubmitJob request.",
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without printing its log.")]

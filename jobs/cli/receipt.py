@@ -1,4 +1,4 @@
-"""`trainyard receipt RUN`: what a run used over all its attempts, and its result."""
+"""`trainyard receipt RUN`: the result of a run, and what all its attempts used and cost."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def receipt(ctx: typer.Context, run: RunOrFolder, output: Output = "table") -> None:
-    """Show the result of a run, and what all its attempts cost."""
+    """Show the result of a run and the cost of all its attempts."""
     from jobs.aws import s3 as object_store
     from jobs.cli import tables
     from jobs.cli.sweep_state import refuse_sweep
@@ -84,7 +84,7 @@ def _show_fetched(folder: Path, *, output: str) -> None:
         location=recorded.location,
         ended_by=last.reason or "",
         code=_code_text(recorded.code) if recorded.code else "",
-        # Only an emulator runs a job on other accelerators than its instance type has.
+        # Only an emulator runs a job on accelerators that its instance type does not have.
         emulated=instance_type(last.instance_type).accelerator != last.accelerator,
     )
     tables.show_result(table, recorded.classes, on=tables.stdout())

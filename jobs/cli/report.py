@@ -31,7 +31,7 @@ def report(
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Serve the page on this machine and keep it current, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Serve the page on this machine and keep it current until Ctrl-C.")
     ] = False,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="With --follow: port on localhost. 0 picks a free one.")
@@ -109,7 +109,7 @@ def ready_spec(run: "RecordedRun") -> "JobSpec | None":
 
 
 class LivePage:
-    """A page that is rendered again when someone requests it and it is old."""
+    """A page that is rendered again on request if it is older than FRESH_SECONDS."""
 
     def __init__(self, render: Callable[[], str]) -> None:
         import secrets
@@ -133,7 +133,7 @@ class LivePage:
 
 
 def serving(live: LivePage, port: int) -> "ThreadingHTTPServer":
-    """Return a server on localhost that serves the page only with its token, and never to pages of other origins."""
+    """Return a server on localhost that serves the page only to requests with its token and its own origin."""
     import hmac
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
     from urllib.parse import parse_qs, urlsplit
@@ -156,7 +156,7 @@ def serving(live: LivePage, port: int) -> "ThreadingHTTPServer":
             address = urlsplit(self.path)
             own = {f"{host}:{server.server_port}" for host in ("127.0.0.1", "localhost")}
             given = parse_qs(address.query).get("token", [""])[0]
-            # Any other host name belongs to a page that was rebound to this machine.
+            # A different host name means DNS rebinding.
             foreign = self.headers.get("Host") not in own or self.headers.get("Sec-Fetch-Site") in _FOREIGN
             if foreign or not hmac.compare_digest(given.encode(), live.token.encode()):
                 return 403, "the token is missing: use the address that trainyard report --follow printed\n"
@@ -179,7 +179,7 @@ def serving(live: LivePage, port: int) -> "ThreadingHTTPServer":
 
 
 _FOREIGN = ("cross-site", "same-site")
-"""Values of Sec-Fetch-Site for requests that another page made. `none` means that a person typed or clicked."""
+"""Values of Sec-Fetch-Site in requests from other pages. `none` means that a person opened the address."""
 
 _HEADERS = {
     "Cache-Control": "no-store",

@@ -1,7 +1,7 @@
 """`trainyard resume RUN`: continue a run that ended too early, with another job of the same run.
 
-Run id, folder, metrics and receipt stay the same, and attempts are numbered on. Training continues from the newest
-checkpoint; a kind of job without checkpoints starts from the beginning.
+The run keeps its id, folder, metrics and receipt, and the numbers of its attempts continue. Training continues from the
+newest checkpoint; a kind of job without checkpoints starts from the beginning.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _FIXED = ("name", "job", "team")
 """Keys of a spec that identify the run."""
 
 _FORGOTTEN = "forgotten"
-"""Replaces the id of a job that neither Batch nor the run's records know."""
+"""Replaces the id of a job that neither Batch nor the run's records have."""
 
 
 def resume(
@@ -170,7 +170,7 @@ def _check_ended(
     *,
     has_succeeded: bool,
 ) -> None:
-    """Raise UsageError if the run has succeeded, runs, or may continue by itself."""
+    """Raise UsageError if the run has succeeded, is running, or may continue by itself."""
     from jobs.core.errors import UsageError
     from jobs.runs.logs import may_have_successor
     from jobs.runs.sweeps import STOPPED_EARLY
@@ -280,7 +280,7 @@ def _change_notes(changes: dict[str, tuple[Any, Any]]) -> list[str]:
 
 
 def _send(aws: "Aws", stage: "DeployedStage", planned: "Plan", spec_before: str) -> str:
-    """Submit the job and return its id. If several people resume the run at once, only one job is submitted."""
+    """Submit the job and return its id. If several people resume the run at once, only one succeeds."""
     from contextlib import suppress
 
     from jobs.cli.submission import send

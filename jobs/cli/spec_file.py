@@ -21,7 +21,7 @@ _MAX_NAMED = 3
 """At most this many specs are suggested."""
 
 STANDARD_INPUT = Path("-")
-"""Stands for standard input, as in most commands."""
+"""Stands for standard input, like in most programs."""
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -87,7 +87,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple[JobSpec, JobSpec]:
-    """Return the only spec in `text`, read from `origin`, without and with `overrides`. Raises UsageError."""
+    """Return the only spec in `text`, without and with `overrides`. Errors name `origin`. Raises UsageError."""
     specs = []
     for replaced in ((), overrides):
         data = [document.data for document in parse_documents(text, origin=origin)] or [None]

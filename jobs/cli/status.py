@@ -76,7 +76,7 @@ def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     waits_for = ", ".join(f"{other.run_id} ({other.state})" for other in dependencies if other.state != "SUCCEEDED")
     before = f" after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else ""
     ended_by = sweep.reason if sweep else job.ended_by(receipt)
-    # Batch's reason is usually the same as `ended by`, or says less.
+    # Batch's reason is usually the same as `ended by`, or has less detail.
     reason = "" if job.state == "SUCCEEDED" or job.reason in (EXITED_REASON, ended_by) else job.reason
     attempt = "" if sweep else f", attempt {job.attempt} of {job.max_attempts}{' of this job' if job.origin else ''}"
     took = f"{duration((job.stopped_at - job.created_at).total_seconds())} including the wait" if job.stopped_at else ""

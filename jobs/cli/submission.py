@@ -1,4 +1,4 @@
-"""What `submit`, `resume`, the demo and the acceptance share: plan runs, submit them, watch them, report the result."""
+"""Plans, submits and watches runs and prints their results, for `submit`, `resume`, `demo` and `acceptance`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from jobs.core.stage import DeployedStage
 from jobs.core.words import counted, log_text, printable_name
 from jobs.data_checks.inputs import check_inputs
 from jobs.money.aws_prices import current_prices
-from jobs.runs.batch import cause_of_failure, room_of, terminate_id
+from jobs.runs.batch import cause_of_failure, room_of, terminate
 from jobs.runs.code_archive import pack_code, put_code
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.runs.logs import LogReader, follow
@@ -58,7 +58,7 @@ from jobs.spec.spec import JobSpec
 
 
 def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec], *, check_contents: bool = True) -> list[Plan]:
-    """Plan a run for each spec, in order. A spec may read the results of an earlier one's run, which do not exist yet.
+    """Plan a run for each spec, in order. A spec may read results that an earlier spec's run has yet to write.
 
     Raises the errors of all specs together. With several specs, each error begins with the spec's name.
     """
@@ -66,7 +66,7 @@ def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec], *, check
     errors: list[TrainyardError] = []
     refused: set[str] = set()
     for number, spec in enumerate(specs, start=1):
-        if refused & _runs_read_by(spec):  # where that run would write is unknown
+        if refused & _runs_read_by(spec):  # where that run writes is unknown: it has no plan
             refused.add(spec.name)
             continue
         try:
@@ -96,10 +96,10 @@ def plan_run(
     later: Sequence[str] = (),
     check_contents: bool = True,
 ) -> Plan:
-    """Plan a run with a new id. Its inputs exist, or the runs it waits for will write them.
+    """Plan a run with a new id. Its inputs must exist, or the runs that it waits for will write them.
 
-    Raises one error with everything that is wrong with the spec and its inputs. With `check_contents=False`, inputs
-    must only exist.
+    Raises one error that lists everything wrong with the spec and its inputs. `check_contents=False` only checks that
+    inputs exist.
     """
     now = datetime.now(timezone.utc)
     run_id = new_run_id(spec.name, now=now)
@@ -162,8 +162,8 @@ def show_dry_run(plans: Sequence[Plan], *, emulated: bool, output: str) -> None:
 def confirm(plans: Sequence[Plan], *, verb: str = "Submit") -> None:
     """Ask before spending money. Raises UsageError without a terminal, typer.Abort if the answer is no."""
     unasked = UsageError(
-        "nothing was submitted: there is no terminal on which to confirm the costs",
-        next_step="add --yes, or look first with --dry-run",
+        "nothing was submitted: confirming the costs needs a terminal",
+        next_step="add --yes, or check the plan first with --dry-run",
     )
     queues = " and ".join(dict.fromkeys(planned.queue for planned in plans))
     runs = f"{len(plans)} runs " if len(plans) > 1 else ""
@@ -193,9 +193,9 @@ def send_all(aws: Aws, plans: Sequence[Plan], *, print_ids: bool) -> dict[str, s
 def _stop_submitted(aws: Aws, run_id: str, job_id: str, *, refused: str) -> None:
     console = tables.stderr()
     try:
-        terminate_id(aws, job_id, reason=f"{refused}, submitted together with it, was refused")
-    except Exception as error:  # noqa: BLE001 - the error that led here is the one to raise
-        console.print(f"{run_id} is submitted and could not be stopped ({error}): trainyard cancel {run_id}")
+        terminate(aws, job_id, reason=f"{refused}, submitted together with it, was refused")
+    except Exception as error:  # noqa: BLE001 - the caller raises the original error
+        console.print(f"{run_id} was already submitted and could not be stopped ({error}): trainyard cancel {run_id}")
     else:
         console.print(f"{run_id} was already submitted and is being stopped")
 
@@ -209,7 +209,7 @@ def send(
 ) -> str:
     """Submit a plan and return the job's id. The resolved spec is written to the run's folder before the job exists.
 
-    `spec_before`: the spec of a run that is resumed, which is restored if Batch refuses the job.
+    `spec_before`: the previous spec of a resumed run, which is restored if Batch refuses the job.
     """
     put_spec(aws, planned)  # first: this reserves the run id
     try:
@@ -246,7 +246,7 @@ def _restore_files(aws: Aws, planned: Plan, spec_before: str | None) -> None:
 def finish(
     aws: Aws, stage: DeployedStage, plans: Sequence[Plan], job_ids: Mapping[str, str], *, mode: Mode, output: str
 ) -> None:
-    """Watch the submitted runs as `mode` says and print their results. Raises the error of the first that failed."""
+    """Watch the submitted runs, depending on `mode`, and print their results. Raises the first failed run's error."""
     several = len(plans) > 1
     ended: list[tuple[Job, Receipt | None]] = []
     sweeps: dict[str, sweep_state.SweepState] = {}
@@ -294,8 +294,8 @@ def watch(
 ) -> tuple[Job, Receipt | None]:
     """Follow a job until it ends, and return it with its receipt. Raises Detached on Ctrl-C.
 
-    If the job fails and its log was not shown, prints the log's last lines on stderr. The launcher's error is left out
-    if `raise_failure` reports it.
+    If the job fails and its log was not shown, prints the log's last lines on stderr, without an error of the launcher
+    that `raise_failure` reports.
     """
     live = LiveView(show_log=show_log, emulated=stage.emulated, log_to=log_to, hold_errors=True)
     with detaching(run_id), live as view:
@@ -314,8 +314,8 @@ def watch(
 def raise_failure(job: Job, *, cause: Job | None = None, receipt: Receipt | None = None) -> None:
     """Raise JobFailedError or TimedOutError if the job failed.
 
-    `cause`: the job whose failure kept this one from starting, if it is another job. `receipt`: has the job's own
-    reason; Batch has only the exit code.
+    `cause`: the other job whose failure kept this one from starting. `receipt`: has the job's own reason, while Batch
+    has only the exit code.
     """
     if job.state not in UNSUCCESSFUL:
         return
@@ -342,7 +342,7 @@ def raise_failure(job: Job, *, cause: Job | None = None, receipt: Receipt | None
 
 
 def _recorded_reason(job: Job, receipt: Receipt | None) -> str | None:
-    """Return the reason that a failed job recorded in its receipt; None if Batch's own reason is the better one."""
+    """Return the reason that a failed job recorded in its receipt; None if Batch's reason is better."""
     if job.state != "FAILED" or job.points or receipt is None or not job.attempts:
         return None
     newest = receipt.attempts[-1]

@@ -33,9 +33,9 @@ def submit(
 ) -> None:
     """Submit a spec as a job and follow it until it ends.
 
-    A file may hold several specs, separated by ---. All are checked first, then submitted and followed in their order;
-    a run that reads another's results (run://NAME/…) starts after it.
-    Ctrl-C stops following; the job continues. Prints the run id on stdout. Exit code 1 means that the job failed.
+    A file may hold several specs, separated by ---. All are checked first, then submitted and followed in order. A run
+    that reads another run's results (run://NAME/…) starts after that run. Ctrl-C stops following; the job continues.
+    Prints the run id on stdout. Exit code 1 means that the job failed.
     """
     if ctx.obj.team is not None:
         raise typer.BadParameter("the spec names the team that pays; use --set team=TEAM", param_hint="--team")

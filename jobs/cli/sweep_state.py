@@ -1,4 +1,4 @@
-"""A sweep and the state of its points, and the errors of commands that take only a sweep or only a single run."""
+"""Reads the state of a sweep and its points, and rejects sweeps or points in commands that cannot take them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ WITHOUT_HALVING = "--set sweep.halving=null"
 """Makes `trainyard resume` finish the points that halving has stopped."""
 
 COMPARED = 8
-"""`compare` takes at most this many points of a sweep, the best ones. A page with more would be hard to read."""
+"""`compare` uses at most this many points of a sweep, the best ones, because more would make the page hard to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def started_points(aws: Aws, stage: DeployedStage, run: StoredRun) -> list[Store
 
 
 def refuse_sweep(aws: Aws, stage: DeployedStage, run: StoredRun, *, what: str, command: str) -> None:
-    """Raise UsageError if the run is a sweep. `what` is what only its points have, and `command` shows or fetches."""
+    """Raise UsageError if the run is a sweep. `command` shows or fetches `what`, which only its points have."""
     found = started_points(aws, stage, run)
     if found is None:
         return
@@ -136,7 +136,7 @@ def refuse_sweep(aws: Aws, stage: DeployedStage, run: StoredRun, *, what: str, c
 
 
 def refuse_point(aws: Aws, run: StoredRun, command: str) -> None:
-    """Raise UsageError if the run is a point of a sweep: only the sweep has a job, on which `command` works."""
+    """Raise UsageError if the run is a point of a sweep: only the sweep has a job, which `command` needs."""
     sweep = sweep_of(aws, run.location)
     if sweep is not None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Runs, jobs, receipts and plans as tables and as JSON, and the consoles that print them."""
+"""Formats runs, jobs, receipts and plans as tables and JSON, and creates the consoles that print them."""
 
 import re
 import sys
@@ -64,7 +64,7 @@ def _console(*, width: int | None, stderr: bool = False) -> Console:
 
 
 class _PrintableConsole(Console):
-    """Escapes control characters, which a terminal would obey."""
+    """Escapes control characters, which a terminal would interpret."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -72,7 +72,7 @@ class _PrintableConsole(Console):
 
 
 def show(table: "Table | Pairs", *, on: Console) -> None:
-    """Print a table, in a file or a pipe without trailing blanks."""
+    """Print a table. In a file or a pipe, its lines have no trailing blanks."""
     if on.is_terminal:
         on.print(table, crop=False)
         return
@@ -214,13 +214,13 @@ def _sweep(plan: Plan) -> str:
 
 
 def code_text(pack: Pack) -> str:
-    """Return the size, folder and commit of the submitted code."""
+    """Return the size, folder and commit of the submitted code as text."""
     commit = f", commit {pack.commit[:12]}{' with changes' if pack.dirty else ''}" if pack.commit else ", not committed"
     return f"{counted(len(pack.files), 'file')}, {size(pack.bytes)} of {pack.folder}{commit}"
 
 
 def _price(plan: Plan, *, emulated: bool) -> str:
-    """Return the price per hour with its date and source, for a Spot run both the Spot and the On-Demand price."""
+    """Return the On-Demand price per hour, and for a Spot run also the Spot price, with date and source."""
     prices = plan.prices
     parts = [(f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand", prices.on_demand)]
     if plan.capacity == "spot":
@@ -338,8 +338,8 @@ def receipt_table(
 ) -> Pairs:
     """Return a receipt as a table: result, attempts, time, estimated cost, storage.
 
-    `state` replaces the receipt's own state: the container cannot tell a cancellation from a reclaim. `emulated`: the
-    run cost nothing.
+    `state` replaces the receipt's state, because the container cannot tell a cancellation from a reclaim. `emulated`:
+    the run cost nothing.
     """
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:

@@ -1,7 +1,7 @@
-"""Plain output, questions, and how a command ends: errors become `error:` and `next:` lines and an exit code.
+"""Prints plain text, asks questions, and turns errors into `error:` and `next:` lines and an exit code.
 
-Control characters are escaped in everything that is printed, because names of files and runs, log lines and AWS's
-errors were written by others. Tables print through the consoles of jobs/cli/tables.py, which escape them too.
+Control characters are escaped in all output, because file names, run names, log lines and AWS's errors are untrusted.
+Tables print through the consoles of jobs/cli/tables.py, which escape them too.
 """
 
 import errno
@@ -28,7 +28,7 @@ def print_text(text: str, *, to: TextIO | None = None) -> None:
 
 
 def print_commands(steps: Iterable[tuple[str, str]]) -> None:
-    """Print commands to type next, each with what it does."""
+    """Print the commands to run next, each with its effect."""
     steps = list(steps)
     width = max((len(command) for command, _ in steps), default=0)
     for command, effect in steps:
@@ -64,8 +64,8 @@ class PrintableFormatter(logging.Formatter):
 def show_warnings() -> None:
     """Print warnings on stderr through `PrintableFormatter`.
 
-    It replaces the formatter of logging's last resort. A handler on the root logger would also print what libraries
-    such as urllib3 log.
+    Changes logging's last-resort handler, because a handler on the root logger would also print the logs of libraries
+    such as urllib3.
     """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableFormatter())
@@ -74,7 +74,7 @@ def show_warnings() -> None:
 def run_reporting(command: Callable[[Sequence[str]], Any], arguments: Sequence[str]) -> int:
     """Run `command` with `arguments` and return its exit code.
 
-    A user's error is printed as an `error:` and a `next:` line, or with `-o json` as one JSON object on stderr:
+    A user error is printed as an `error:` and a `next:` line, or with `-o json` as one JSON object on stderr:
     {"error": …, "next": …, "exit_code": …}. Any other exception keeps its traceback.
     """
     try:
@@ -128,7 +128,7 @@ def _usage_error(error: Any) -> TrainyardError:
 
 
 def _explain(error: Exception) -> TrainyardError | None:
-    """Return a user's error for one of boto3, Docker or the file system; None for a defect of ours."""
+    """Return a user error for an error of boto3, Docker or the file system; None for a bug of ours."""
     if "botocore" in sys.modules:
         from jobs.aws.errors import explain
 

@@ -8,7 +8,7 @@ from jobs.cli.options import Output, Run
 def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     """Explain why a run is waiting, or why it ended.
 
-    For a waiting run, asks Batch and EC2 for everything that can keep it from starting.
+    For a waiting run, checks everything in Batch and EC2 that can keep it from starting.
     """
     import dataclasses
     from datetime import datetime, timezone

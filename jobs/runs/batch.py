@@ -1,4 +1,4 @@
-"""Read what a stage deployed, and describe, list and stop its jobs on AWS Batch."""
+"""Read a deployed stage, and describe, list and stop its jobs on AWS Batch."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _LISTINGS = 8
 
 
 def read_stage(aws: Aws, name: str) -> DeployedStage:
-    """Read what stage `name` offers from its SSM parameters. Raises ConfigurationError if it is not deployed."""
+    """Read stage `name` from its SSM parameters. Raises ConfigurationError if it is not deployed."""
     path = parameter_path(name)
     pages = aws.ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
     values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
@@ -90,10 +90,10 @@ def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | No
 
 
 def _without_duplicates(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs that are or were the run, out of all jobs with its name.
+    """Return the run's jobs, out of all jobs with its name.
 
-    In each queue that is the oldest: `submit_job` stops later ones as duplicates. A moved run changes to another queue,
-    and the job of a resumed run names the job before it.
+    In each queue, only the oldest job counts: `submit_job` stops later ones as duplicates. A moved run changes to
+    another queue, and the job of a resumed run names the job before it.
     """
     found: dict[tuple[str, str], Job] = {}
     for job in sorted(jobs, key=lambda job: job.created_at):
@@ -122,17 +122,13 @@ def cause_of_failure(aws: Aws, stage: DeployedStage, job: Job) -> Job:
     return job
 
 
-def terminate(aws: Aws, job: Job, *, reason: str) -> None:
+def terminate(aws: Aws, job_id: str, *, reason: str) -> None:
     """Stop a job in any state. A running job gets SIGTERM; its newest complete checkpoint stays."""
-    terminate_id(aws, job.id, reason=reason)
-
-
-def terminate_id(aws: Aws, job_id: str, *, reason: str) -> None:
     aws.batch.terminate_job(jobId=job_id, reason=reason)
 
 
 def _list_all(aws: Aws, stage: DeployedStage, **which: Any) -> list[Mapping[str, Any]]:
-    """List the jobs of all queues of the stage; teams have queues of their own."""
+    """List the jobs of all queues of the stage, because teams have separate queues."""
     client = aws.batch  # created before the threads: a boto3 session is not thread-safe
     with ThreadPoolExecutor(_LISTINGS, thread_name_prefix="queue") as pool:
         found = pool.map(lambda queue: [*list_queue(client, queue, **which)], stage.queues.values())

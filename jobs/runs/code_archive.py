@@ -60,8 +60,8 @@ _NAMED = 5
 def pack_code(spec: JobSpec, stage: DeployedStage) -> tuple[JobSpec, Pack | None]:
     """Return the spec with its code's location on S3, and the code to upload.
 
-    The code is None if the spec has none or its code is already on S3. Raises UsageError for code that a job must not
-    get.
+    The code is None if the spec has none or its code is already on S3. Raises UsageError for code that must not be
+    uploaded.
     """
     arguments = spec.entrypoint_arguments()
     code = getattr(arguments, "code", None)
@@ -76,7 +76,7 @@ def pack_code(spec: JobSpec, stage: DeployedStage) -> tuple[JobSpec, Pack | None
 def pack_folder(folder: Path) -> Pack:
     """Choose the files of a folder and check each.
 
-    Raises NotFoundError if there is no such folder, UsageError if it has no files or some that no job may get.
+    Raises NotFoundError if there is no such folder, UsageError if it has no files or some that must not be uploaded.
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100 - keeps symbolic links
     if not folder.is_dir():
@@ -149,7 +149,7 @@ def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
     """
     text = object_store.read_once(aws.s3, run / CODE_RECORD)
     if text is None:
-        raise NotFoundError(f"{run} has no code: only runs of kind 'script' have")
+        raise NotFoundError(f"{run} has no code: only runs of kind 'script' have code")
     record = parse_record(CodeRecord, text, place=run / CODE_RECORD)
     content = object_store.read_once(aws.s3, S3Location.parse(record.location))
     if content is None:
@@ -266,7 +266,7 @@ def _secrets(folder: Path, named: list[str]) -> UsageError:
 
 
 def _check_command(arguments: "Script", pack: Pack) -> None:
-    """Raise UsageError if the folder lacks a file that the command the requirements or the environment name."""
+    """Raise UsageError if the folder lacks a file that the command, the requirements or the environment needs."""
     names = [file.name for file in pack.files]
     for argument, name in (
         ("command", arguments.script),

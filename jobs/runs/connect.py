@@ -1,8 +1,8 @@
 """Connect to a running job: run commands in its container, or forward a port of its instance.
 
 Commands go through ECS Exec and ports through Session Manager, so nothing listens on the network and no SSH key is
-needed. The AWS CLI and its Session Manager plugin run as child processes. For a job on the emulator, the emulator
-returns where the container is on this machine, and records who entered it.
+needed. The AWS CLI and its Session Manager plugin run as child processes. The emulator instead returns the container or
+process of a job on this machine, and records who entered it.
 """
 
 import json
@@ -60,7 +60,7 @@ def check_programs(*names: str) -> None:
 
 
 def instance_of(aws: Aws, job: Job) -> str:
-    """Return the id of the EC2 instance that runs a single-node job. Raises NotFoundError if it has none by now."""
+    """Return the id of the EC2 instance that runs a single-node job. Raises NotFoundError if the instance is gone."""
     arn = _container_instance(aws, job)
     if arn is not None:
         # ECS needs the cluster, which is part of the ARN: …:container-instance/<cluster>/<id>.
@@ -220,7 +220,7 @@ def _enter_on_aws(aws: Aws, job: Job, task: Task, command: Sequence[str]) -> Non
         raise _exec_error(error, job) or error from error
     # The plugin's arguments, as the AWS CLI and AWS Copilot pass them: the answer, the region, the operation.
     plugin = [PLUGIN, json.dumps(answer["session"]), aws.ecs.meta.region_name, "StartSession"]
-    with _leaving_ctrl_c_to_the_command():
+    with _ignoring_ctrl_c():
         # The plugin exits at the end of its input unless that is a terminal, so give it a pseudo-terminal.
         status = subprocess.call(plugin) if sys.stdin.isatty() else os.waitstatus_to_exitcode(pty.spawn(plugin))
     if status != 0:
@@ -263,7 +263,7 @@ def _enter_container(container: str, docker_host: str, command: Sequence[str]) -
     # Like ECS Exec: as root, whatever the image's user, and with a terminal if there is one.
     terminal = ["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     environment = {**os.environ, **({"DOCKER_HOST": docker_host} if docker_host else {})}
-    with _leaving_ctrl_c_to_the_command():
+    with _ignoring_ctrl_c():
         subprocess.call(
             ["docker", "exec", "--interactive", *terminal, "--user", "root", container, *command], env=environment
         )
@@ -282,7 +282,7 @@ def _enter_process(job: Job, pid: int, command: Sequence[str]) -> None:
         ) from None
     environment.update({name: os.environ[name] for name in ("TERM",) if name in os.environ})
     try:
-        with _leaving_ctrl_c_to_the_command():
+        with _ignoring_ctrl_c():
             try:
                 process = subprocess.Popen(command, cwd=f"/proc/{pid}/cwd", env=environment)
             except OSError as error:
@@ -311,8 +311,8 @@ def _environment(block: bytes) -> dict[str, str]:
 
 
 @contextmanager
-def _leaving_ctrl_c_to_the_command() -> Iterator[None]:
-    """Ignore Ctrl-C in this process: it is meant for the command, which shares the terminal."""
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Ignore Ctrl-C in this process, because it is meant for the command, which shares the terminal."""
     # A handler rather than SIG_IGN, which the command would inherit.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:

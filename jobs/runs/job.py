@@ -37,12 +37,12 @@ class LogStream:
     node: int | None
     """Index of the node, or None if the job has one node."""
     of_sweep: bool = False
-    """The nodes are workers of a sweep, each of which runs points independently."""
+    """Whether the nodes are workers of a sweep, each of which runs points independently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobAttempt:
-    """One start of a job by Batch, whatever the type of its job definition."""
+    """One start of a job by Batch, for any type of job definition."""
 
     number: int
     started_at: datetime | None
@@ -86,7 +86,7 @@ class Job:
     """Number of nodes in each state, the least advanced state first, if Batch starts each node separately on Spot.
     A sweep's nodes are its workers. Empty for a single node and for nodes that start together."""
     ending: bool = False
-    """Termination was requested but is not complete; the running container may still save."""
+    """Whether termination was requested but is not complete; the running container may still save."""
 
     @property
     def ended(self) -> bool:
@@ -131,18 +131,17 @@ class Job:
     def ended_by(self, receipt: Receipt | None) -> str:
         """Return the reason that the job's last attempt recorded; Batch has only the exit code.
 
-        For a timeout and a cancellation only Batch has the reason, because the attempt just got a SIGTERM.
+        For a timeout and a cancellation only Batch has the reason, because the attempt only got a SIGTERM.
         """
         if self.state == CANCELLED:
             return self.reason
         last = receipt.attempts[-1] if receipt else None
-        ours = self.state == "FAILED" and last is not None and last.job_id == self.id
-        recorded = (last.reason or "") if ours and last is not None else ""
+        recorded = last.reason if last and self.state == "FAILED" and last.job_id == self.id else ""
         return "; ".join(filter(None, ("it exceeded its timeout_hours" if self.timed_out else "", recorded)))
 
 
 def part_ids(detail: Mapping[str, Any]) -> list[str]:
-    """Return the ids of a job's nodes or children, which need a DescribeJobs call of their own."""
+    """Return the ids of a job's nodes or children, which need a separate DescribeJobs call."""
     nodes = detail.get("nodeProperties", {}).get("numNodes", 0)
     children = _children(detail)
     job_id = detail["jobId"]

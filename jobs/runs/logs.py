@@ -28,7 +28,7 @@ POLL_SECONDS = 4.0
 POLL_SECONDS_EMULATOR = 0.5
 
 FIRST_POLL_SECONDS_EMULATOR = 0.2
-"""Pause between polls until the job's first line, for which the person who submitted it is waiting."""
+"""Pause between polls until the job's first line, because a person is waiting for it."""
 
 PATIENCE_SECONDS = 600.0
 """Time for which throttling, service errors and network failures are retried; the job keeps running meanwhile."""
@@ -58,7 +58,7 @@ class LogLine:
     """Index of the node, or None if the job has one node."""
     text: str
     of_sweep: bool = False
-    """The nodes are workers of a sweep."""
+    """Whether the nodes are workers of a sweep."""
 
 
 def newest_progress(aws: Aws, log_group: str, streams: Sequence[LogStream]) -> Progress | None:
@@ -139,7 +139,7 @@ class LogReader:
 def follow(
     aws: Aws, stage: DeployedStage, job_id: str, *, reader: LogReader, show: Callable[[Job | LogLine | Receipt], None]
 ) -> Job:
-    """Follow a job until it ends, pass all news to `show`, and return the ended job.
+    """Follow a job until it ends, pass all changes to `show`, and return the ended job.
 
     `show` gets the job whenever its state or attempt changes, each new log line, and every few seconds the receipt of a
     running job. If the run continues as another job, that job is followed.

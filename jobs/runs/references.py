@@ -33,7 +33,7 @@ class _Found:
     run_id: str
     location: S3Location
     job: str | None
-    """Kind of the job, or None if it is no longer known."""
+    """Kind of the job, or None if Batch and the receipt have lost it."""
     queue: str = ""
     job_id: str | None = None
     ended: bool = False
@@ -130,7 +130,7 @@ def _best(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, ea
     if any(name in (plan.spec.name, plan.run_id) for plan in earlier):
         raise UsageError(
             f"{what}: the best point is known only after the sweep has ended",
-            next_step="then submit the spec that reads it on its own",
+            next_step="submit the spec that reads it separately, after that",
         )
     run = _newest(aws, stage, team, name, what=what, earlier=())
     record, spec = read_sweep(aws, run.location), read_spec(aws, run.location)

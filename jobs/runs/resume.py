@@ -70,7 +70,7 @@ class Claim:
         self.aws.s3.put_object(Bucket=self.place.bucket, Key=self.place.key, Body=body.encode())
 
     def release(self) -> None:
-        """Delete the claim after no job came of it."""
+        """Delete the claim, because no job was submitted."""
         self.aws.s3.delete_object(Bucket=self.place.bucket, Key=self.place.key)
 
     def _write(self, **condition: str) -> bool:

@@ -48,7 +48,7 @@ _READERS = 8
 """Files of a run that are read at the same time."""
 
 NEWEST_RUNS = 300
-"""Number of runs, the newest ones, that are searched for measurements."""
+"""Number of newest runs that are searched for measurements."""
 
 _PAST_READERS = 16
 """Past runs that are read at the same time."""
@@ -122,7 +122,7 @@ class FetchedFiles:
 
 
 def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
-    """Read everything that a run has recorded. Leaves out what is missing or cannot be read by this release."""
+    """Read everything that a run has recorded, except files that are missing or that this release cannot read."""
     files = StoredFiles(aws.s3, run.location)  # creates the client once, in this thread
     recorded, listed = _recorded(files, run_id=run.run_id, team=run.team, location=str(run.location))
     if recorded.receipt is None:
@@ -134,7 +134,7 @@ def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
 def read_fetched_run(folder: Path) -> RecordedRun:
     """Read everything that a run has recorded from a folder filled by `trainyard fetch`, without AWS.
 
-    What S3 stores for the run, and its cost, are then unknown. Raises UsageError if the folder holds no fetched run.
+    The size and cost of the run's files on S3 are then unknown. Raises UsageError if the folder holds no fetched run.
     """
     files = FetchedFiles(folder)
     receipt = read_receipt(files.read(RECEIPT), place=files.place(RECEIPT))
@@ -142,7 +142,7 @@ def read_fetched_run(folder: Path) -> RecordedRun:
     if not run_id or (receipt is None and files.read(SPEC) is None):
         raise UsageError(
             f"{folder} is not the folder of a fetched run: it has no {RECEIPT} of a run",
-            next_step="trainyard fetch RUN, into runs/RUN",
+            next_step="trainyard fetch RUN, which downloads into runs/RUN",
         )
     team = receipt.team if receipt else ""
     return _recorded(files, run_id=run_id, team=team, location=str(folder))[0]

@@ -23,7 +23,7 @@ def check_environment(arguments: "Script", stage: DeployedStage, pack: Pack | No
     if stage.instance_type.accelerator == "hpu" and not stage.emulated:
         raise UsageError(
             f"arguments.environment: stage '{stage.name}' has HPUs, which only work with the torch and "
-            "habana-torch-plugin of the image, and an own environment has none of the image's packages",
+            "habana-torch-plugin of the image, and a separate environment has none of the image's packages",
             next_step="remove 'environment' and add packages to the image's with 'requirements', or submit to a stage "
             "with GPUs or CPUs",
         )

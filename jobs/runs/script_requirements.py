@@ -17,10 +17,10 @@ _PIN = re.compile(r"^([^#=\s]+)==([^\s;]+)", re.MULTILINE)
 
 
 def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -> None:
-    """Raise UsageError if a script's requirements would replace a package of its image, hold a secret, or name a file
-    that is not packed, or if it cannot have its own environment.
+    """Raise UsageError if a script's requirements are invalid, or if it cannot have its own environment.
 
-    Checks only the listed requirements. uv finds conflicts of their dependencies when it installs them.
+    Requirements must not replace a package of the image, hold a secret, or name a file that is not packed. Only the
+    listed requirements are checked: uv finds conflicts among their dependencies when it installs them.
     """
     arguments = spec.entrypoint_arguments()
     if not isinstance(arguments, Script):

@@ -53,11 +53,11 @@ ENVIRONMENT_NEXT = (
 )
 
 MAX_CHECKED_BYTES = 1_000_000
-"""Larger files are taken for data, where any byte sequence may occur by chance."""
+"""Larger files are not checked: they are data, in which any byte sequence may occur by chance."""
 
 
 def secret_name(name: str) -> str | None:
-    """Return why a file of this relative name is taken for a secret, or None if it is not."""
+    """Return why a file with this relative name looks like a secret, or None if it does not."""
     *folders, last = name.split("/")
     for folder in folders:
         if folder in _FOLDERS:

@@ -33,8 +33,8 @@ from jobs.core.run import (
 )
 from jobs.core.stage import DeployedStage
 
-_OF_THE_PLATFORM = (CLAIMS, RENDEZVOUS)
-"""Folders with which jobs coordinate; no other program reads them."""
+_COORDINATION = (CLAIMS, RENDEZVOUS)
+"""Folders that jobs use for coordination; no other program reads them."""
 
 
 @dataclass(frozen=True, order=True)
@@ -48,7 +48,7 @@ class StoredRun:
 
 
 def read_spec_text(aws: Aws, run: S3Location) -> str | None:
-    """Read the resolved spec that a run was submitted with, or None if there is none.
+    """Read the resolved spec that a run was submitted with. Return None if there is none.
 
     Raises UsageError if it is too large for a spec, or not UTF-8.
     """
@@ -139,7 +139,7 @@ def _newest_run(aws: Aws, stage: DeployedStage, team: str) -> StoredRun:
 
 
 def newest_checkpoint(aws: Aws, run: S3Location) -> int | None:
-    """Return the step of the newest checkpoint that has its manifest, or None if there is none."""
+    """Return the step of the newest complete checkpoint, which has a manifest, or None."""
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / CHECKPOINTS).key)
     keys = (item["Key"].removeprefix(run.key) for page in pages for item in page.get("Contents", []))
     return max((step for key in keys if (step := checkpoint_step(key)) is not None), default=None)
@@ -155,7 +155,7 @@ def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:
 
 
 def readable_receipt(aws: Aws, run: S3Location) -> Receipt | None:
-    """Read a run's receipt, or return None if there is none or it cannot be read: for callers that can do without."""
+    """Read a run's receipt, or return None if there is none or it cannot be read."""
     return records.read_receipt(object_store.read_once(aws.s3, run / RECEIPT), place=run / RECEIPT)
 
 
@@ -191,8 +191,8 @@ def fetch(
 ) -> Iterator[Path]:
     """Download a run's files to `target`, yielding each path once its file is complete.
 
-    Leaves out the files with which jobs coordinate, and checkpoints unless asked for: they are most of a run's bytes
-    and are not needed once there is a model. Links in the run's folders are restored at the end.
+    Leaves out the files that jobs use for coordination, and checkpoints unless `checkpoints` is set: they are most of a
+    run's bytes and are not needed once there is a model. Links in the run's folders are restored at the end.
     Raises UsageError for a key that would be written outside `target`, and OSError with the path if writing fails.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
@@ -200,7 +200,7 @@ def fetch(
     for page in pages:
         for item in page.get("Contents", []):
             name = item["Key"].removeprefix(run.key)
-            left_out = _OF_THE_PLATFORM if checkpoints else (*_OF_THE_PLATFORM, CHECKPOINTS)
+            left_out = _COORDINATION if checkpoints else (*_COORDINATION, CHECKPOINTS)
             if name.endswith("/") or name.startswith(left_out):
                 continue
             path = object_store.path_below(target, run, name)

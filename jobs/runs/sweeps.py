@@ -45,13 +45,10 @@ DONE = ("succeeded", STOPPED_EARLY)
 """States of points that need no more work."""
 
 _ORDER = ("succeeded", "running", STOPPED_EARLY, "waiting", "interrupted", "not run", "stopped", "failed")
-"""States of points, in the order of a table."""
+"""States of points, in the order in which tables list them."""
 
 _NAMED = 3
 """Number of failed points whose reasons appear in the sweep's reason."""
-
-_ENDED = {"running": "interrupted"}
-"""State of a point whose worker was lost, by the state in its receipt."""
 
 
 def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
@@ -101,7 +98,7 @@ class Standing:
 
 
 def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -> list[Standing]:
-    """Return how all points stand, in order. `job` is the sweep's newest job, or None if Batch has forgotten it."""
+    """Return the state of all points, in order. `job` is the sweep's newest job, or None if Batch has forgotten it."""
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / SWEEP_CLAIMS).key)
     start = len((run / SWEEP_CLAIMS).key)
     items = [item for page in pages for item in page.get("Contents", [])]
@@ -127,8 +124,9 @@ def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -
         elif receipt is not None and receipt.state == "succeeded":
             state = "succeeded"
         elif claim is None:
-            inactive = "not run" if receipt is None else _ENDED.get(receipt.state, receipt.state)
-            state = "waiting" if is_active else inactive
+            recorded = "not run" if receipt is None else receipt.state
+            recorded = "interrupted" if recorded == "running" else recorded  # its worker was lost
+            state = "waiting" if is_active else recorded
         elif claim.ended is not None:
             state = claim.ended
             reason = (last or claim.reason) if claim.reason.startswith("exit code") else claim.reason

@@ -337,4 +337,4 @@ def _kind(environment: Mapping[str, Any]) -> str:
 
 
 def _enable(what: str, name: str) -> str:
-    return f"once the reason is gone: aws batch update-{what} --{what} {name} --state ENABLED"
+    return f"once the cause is fixed: aws batch update-{what} --{what} {name} --state ENABLED"

@@ -81,7 +81,7 @@ def test_broken_image_fails_a_test_for_each_reason(built: Built, docker_engine: 
     docker_engine.images.build(fileobj=io.BytesIO(broken), tag=f"trainyard/cuda:{tag}", network_mode="none", rm=True)
     done = built.tree.images("test", "cuda", "--no-descendants", "--tag", tag)
     assert done.returncode == 1, done.stderr
-    assert done.stderr.endswith("error: tests of cuda failed\nnext: fix what they found, and test again\n")
+    assert done.stderr.endswith("error: tests of cuda failed\nnext: fix the images, and test again\n")
     for test, found in (
         (
             "labels_match",

@@ -110,7 +110,7 @@ def begin(emulated: Aws, stage: DeployedStage) -> Iterator[Begin]:
 
     yield submit
     for job in batch.describe(emulated, stage, submitted[::-1]):
-        batch.terminate(emulated, job, reason="the test is over")
+        batch.terminate(emulated, job.id, reason="the test is over")
     for job_id in submitted:
         wait_for(emulated, stage, job_id)
 

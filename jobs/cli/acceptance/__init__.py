@@ -1,4 +1,4 @@
-"""`trainyard acceptance`: proves a stage on its account, step by step.
+"""`trainyard acceptance`: proves that a stage works on its account, step by step.
 
 command.py                                  plan, price, confirm, run the steps, write the report
 runner.py, context.py                       run and undo steps, record them, count money; what steps share

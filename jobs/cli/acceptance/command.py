@@ -22,17 +22,18 @@ def acceptance(
     ctx: typer.Context,
     *,
     max_usd: Annotated[
-        float, typer.Option(min=0, help="Limit in USD for the whole run. At the limit it stops and removes everything.")
+        float,
+        typer.Option(min=0, help="Limit in USD for the whole run. At the limit, the run stops and removes everything."),
     ] = 40.0,
     keep: Annotated[
         bool, typer.Option(help="Keep the stage at the end. Required if the stage is already deployed.")
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Prove a stage on its AWS account, step by step.
+    """Prove that a stage works on its AWS account, step by step.
 
-    Deploys the stage, runs jobs, has one of them reclaimed, destroys the stage, and writes a report. First prints the
-    maximum cost and asks for confirmation. If it was interrupted, the same command continues.
+    Deploys the stage, runs jobs, reclaims an instance, destroys the stage, and writes a report. First prints the
+    maximum cost and asks for confirmation. After an interruption, the same command continues.
     """
     import signal
     from datetime import datetime, timezone
@@ -151,7 +152,7 @@ def _show_plan(context: "Context", record: "AcceptanceRecord", *, worst_usd: flo
         f"account {record.account}, {record.region}; at most {usd(worst_usd)}{spent}; limit {usd(record.max_usd)}"
     )
     if context.aws.emulated:
-        context.say("this is the emulator: nothing costs money, and what an emulator cannot show is not proven")
+        context.say("this is the emulator: nothing costs money, and claims that need AWS are not proven")
 
 
 def _confirm(context: "Context", *, yes: bool, worst_usd: float) -> None:
@@ -163,9 +164,7 @@ def _confirm(context: "Context", *, yes: bool, worst_usd: float) -> None:
     if yes or context.aws.emulated:
         return
     what = "Run jobs on" if context.keep else "Deploy, use and destroy"
-    unasked = UsageError(
-        "nothing was started: there is no terminal on which to confirm the costs", next_step="add --yes"
-    )
+    unasked = UsageError("nothing was started: confirming the costs needs a terminal", next_step="add --yes")
     ask(f"{what} stage '{context.stage}' for at most {usd(worst_usd)}?", unasked=unasked)
 
 

@@ -1,4 +1,4 @@
-"""What all steps share: the connection, facts about the stage, running programs, and waits that end at the limit."""
+"""Gives all steps the connection, facts about the stage, a way to run programs, and waits that end at the limit."""
 
 import json
 import os

@@ -54,7 +54,7 @@ def _preflight(context: Context) -> Evidence:
     verdicts = [each["verdict"] for each in found]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("ok", "unknown", "problem"))
     if context.aws.emulated:
-        text = f"the emulator has no offers and quotas: its answers ({counts}) say nothing about AWS"
+        text = f"the emulator has no offers and quotas: its answers ({counts}) prove nothing about AWS"
         return Evidence(claim="account", outcome=NOT_PROVEN, text=text)
     problems = [each for each in found if each["verdict"] == "problem" and not _is_bootstrap(each)]
     if problems:
@@ -119,7 +119,7 @@ def _deploy(context: Context, ids: Ids) -> list[Evidence]:
 
 def _images(context: Context, job_images: Mapping[str, str]) -> Evidence:
     if context.aws.emulated:
-        text = "nothing is built: jobs are processes of this machine, and the emulator only records Image Builder"
+        text = "nothing is built: jobs are processes on this machine, and the emulator only records Image Builder"
         return Evidence(claim="images", outcome=NOT_PROVEN, text=text)
     of_stage: list[Any] = [{"Name": "tag:trainyard:stage", "Values": [context.stage]}]
     amis = context.aws.ec2.describe_images(Owners=["self"], Filters=of_stage)["Images"]
@@ -168,9 +168,9 @@ def _take_down(context: Context) -> None:
         stage = batch.read_stage(context.aws, context.stage)
         for job in batch.list_jobs(context.aws, stage, since=datetime.fromtimestamp(0, timezone.utc)):
             if not job.ended:
-                batch.terminate(context.aws, job, reason="the acceptance destroys its stage")
+                batch.terminate(context.aws, job.id, reason="the acceptance destroys its stage")
     except ConfigurationError:
-        pass  # it was never completely deployed
+        pass  # the stage was never completely deployed
     error: TrainyardError | None = None
     for _ in range(_DESTROY_TRIES):
         try:

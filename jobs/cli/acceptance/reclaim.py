@@ -1,4 +1,4 @@
-"""The step that has a training's Spot instance reclaimed, and checks that the training continues.
+"""The step that reclaims the Spot instance of a training, and checks that the training continues.
 
 On AWS, the Fault Injection Service (FIS) interrupts the instance with the same notice as a real reclaim. The action,
 the target and the role's permissions are those of AWS's example (awslabs/ec2-spot-workshops,

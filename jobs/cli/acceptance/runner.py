@@ -73,7 +73,7 @@ class State:
 
 
 class Ids(UserDict[str, str]):
-    """Ids of what a step has created. Each is saved before the step continues."""
+    """Ids of the resources that a step has created. Each is saved before the step continues."""
 
     def __init__(self, state: State, step: StepRecord) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Step:
     usd: float = 0.0
     """Maximum cost."""
     run: Callable[[Ids], Sequence[Evidence]]
-    """Gets the recorded ids, with which it finds what an earlier start created."""
+    """Uses the recorded ids to find what an earlier start created."""
     undo: Callable[[Ids], None] = lambda _ids: None
     """May run after any part of `run`, and more than once."""
     sets_up: bool = False
@@ -230,7 +230,7 @@ class Running:
 
 @dataclass(kw_only=True)
 class Meter:
-    """Counts the cost of the run when asked, at most every half minute.
+    """Counts the cost of the run, at most every half minute.
 
     Counts the instances with the stage's tag at today's prices, including Image Builder's, and the stage's idle costs.
     Storage, requests and transfer, some cents here, are left out. It is an estimate: AWS's bill comes a day late.
@@ -259,7 +259,7 @@ class Meter:
             return
         self._answered_at = now
         spent = self.idle_usd_per_hour() * _hours(now - self.until)
-        # An instance that has gone since the last look may have gone just now.
+        # An instance that is gone may have run until just now.
         for instance in {**self._alive, **found}.values():
             since = self.until if instance.id in self._alive else max(self.until, instance.launched_at)
             spent += instance.usd_per_hour * _hours(now - since)

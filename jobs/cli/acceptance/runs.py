@@ -1,4 +1,4 @@
-"""The steps that submit jobs, with a spec, a plan and the Batch API like any user, and what these steps share."""
+"""The steps that submit jobs like any user, with a spec, a plan and the Batch API, and the functions they share."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ START_HOURS = 0.25
 """Hours added to the price of each job for booting, pulling the image, and idling until the instance ends."""
 
 CORPUS = "acceptance/corpus.txt"
-"""Key below a team's prefix in the data bucket of the text that the CPU job reads: the pages of jobs/docs."""
+"""Key, below a team's prefix in the data bucket, of the CPU job's text: the pages of jobs/docs."""
 
 _SENTENCES = 128
 """Training examples on the emulator: enough for an end-to-end run in seconds, with short texts on one rank."""
@@ -51,7 +51,7 @@ _SMALL = ("resources.nproc_per_node=1", "arguments.max_length=24")
 _JOINED_TAGS = ("trainyard:joined", "trainyard:run")
 """Tags of an instance that joined its cluster, set by infra/observability/functions/watch_instances.py."""
 
-_ON_THIS_MACHINE = "jobs are processes of this machine, without instances"
+_ON_THIS_MACHINE = "jobs are processes on this machine, without instances"
 _DENIED = ("denied", "forbidden", "not authorized")
 """The log line of a request that S3 denies contains one of these words."""
 
@@ -185,7 +185,7 @@ def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
 
 
 def _isolation(context: Context, ids: Ids) -> list[Evidence]:
-    """Have a job of the default team read another team's data. The CPU job proves that it can read its own.
+    """Let a job of the default team try to read another team's data. The CPU job proves that it can read its own.
 
     Raises JobFailedError if AWS allows it.
     """
@@ -229,7 +229,7 @@ def start(
     *,
     change: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> None:
-    """Submit a job, unless the job of an earlier start runs or has succeeded. `change` edits the plan."""
+    """Submit a job, unless the job of an earlier start is running or has succeeded. `change` edits the plan."""
     job = find(context, stage, ids)
     if job is not None and (not job.ended or job.state == "SUCCEEDED"):
         context.say(f"  {job.run_id} was submitted earlier: {job.state}")
@@ -258,7 +258,7 @@ def end(
 
 
 def wait(context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[Job], bool] = lambda _job: False) -> Job:
-    """Wait until the run ends or `until` is true, and return its last job. The limit ends the wait."""
+    """Wait until the run ends or `until` is true, and return its last job. Raises LimitReachedError."""
     while True:
         context.wait()
         try:
@@ -269,7 +269,7 @@ def wait(context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[J
                 raise
             continue
         if job is None:
-            raise JobFailedError(f"AWS Batch does not know {ids.get('run')}", next_step="run the same command again")
+            raise JobFailedError(f"AWS Batch has no job {ids.get('run')}", next_step="run the same command again")
         if is_wanted or (job.ended and not may_have_successor(stage, job)):
             return job
 
@@ -280,7 +280,7 @@ def cancel(context: Context, ids: Ids) -> None:
         stage = batch.read_stage(context.aws, context.stage)
         job = find(context, stage, ids)
         if job is not None and not job.ended:
-            batch.terminate(context.aws, job, reason="the acceptance has ended")
+            batch.terminate(context.aws, job.id, reason="the acceptance has ended")
     if "key" in ids:
         context.aws.s3.delete_object(Bucket=ids["bucket"], Key=ids["key"])
         del ids["key"]

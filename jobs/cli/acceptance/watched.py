@@ -1,4 +1,4 @@
-"""The step that checks what watches the stage: alarms, dashboard, metrics, budgets and the bill."""
+"""The step that checks the monitoring of the stage: alarms, dashboard, metrics, budgets and the bill."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
@@ -16,7 +16,7 @@ from jobs.money.costs import Month, costs
 from jobs.runs import batch, storage
 
 BILL_DAYS = 14
-"""Receipts of this many days are compared; older ones may be of another release."""
+"""Days whose receipts are compared. Older receipts may be from another release."""
 
 BILL_LATE_DAYS = 1
 """Cost Explorer refreshes its data at least once every 24 hours (its user guide): the newest day may be incomplete."""
@@ -36,7 +36,7 @@ def watched_step(context: Context) -> Step:
 
 
 def _watched(context: Context) -> list[Evidence]:
-    """Check them all. Raises TrainyardError if the stage lacks something that its templates have."""
+    """Check alarms, budgets and costs. Raises TrainyardError if a resource of the stage's templates is missing."""
     stack = f"trainyard-{context.stage}-observability"
     pages = context.aws.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
     created: dict[str, list[str]] = {}
@@ -111,7 +111,7 @@ def _budgets(context: Context, created: Mapping[str, list[str]], bill: Bill) -> 
 
 
 def bill_days(now: datetime) -> Month:
-    """Return the days to compare: the ones for which Cost Explorer has all data."""
+    """Return the days to compare: only those for which Cost Explorer has all data."""
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     return Month(begin=today - timedelta(days=BILL_DAYS), end=today - timedelta(days=BILL_LATE_DAYS))
 
@@ -161,7 +161,7 @@ def compared(receipts: Sequence[Receipt], bill: Bill, days: Month) -> Evidence:
         ours, theirs = sum(counted_usd[run] for run in known), sum(bill[run] for run in known)
         text = (
             f"{days.begin:%Y-%m-%d} to {days.end:%Y-%m-%d}: the receipts of {len(known)} of {len(counted_usd)} runs "
-            f"add up to {ours:.2f} USD, the bill to {theirs:.2f} USD, because it includes booting and idling"
+            f"add up to {ours:.2f} USD, the bill to {theirs:.2f} USD, which includes booting and idling"
         )
         if abs(theirs - ours) <= BILL_TOLERANCE * theirs:
             return Evidence(claim="costs", outcome=PROVEN, text=text)

@@ -49,5 +49,5 @@ def test_data_is_uploaded_listed_shown_and_deleted(
         trainyard("rm", "data://research/films")
     trainyard("rm", "data://research/films", "--yes")
     assert not connected.s3.list_objects_v2(Bucket=stage.data_bucket, Prefix="research/films").get("Contents")
-    with pytest.raises(UsageError, match=r"data://research/ is the folder of all the team's data"):
+    with pytest.raises(UsageError, match=r"data://research/ is the folder of all of the team's data"):
         trainyard("put", table, "data://research/")

@@ -84,7 +84,7 @@ def test_a_shell_handles_ctrl_c_itself_and_ends_with_the_job(
         terminal.wait_until_shown("still 42")
         assert "of the job\r\n" in terminal.shown
         # WHEN the job ends, THEN nothing stays in its folder
-        batch.terminate(emulated, job, reason="the test")
+        batch.terminate(emulated, job.id, reason="the test")
         terminal.wait_until_shown(f"{job.run_id} has ended")
         assert terminal.wait() == 0
     assert "Traceback" not in terminal.shown

@@ -113,7 +113,7 @@ def test_a_silent_server_is_kept_and_a_killed_one_replaced(
     state_file, pid = tmp_path / STATE_FILE, int(str(up["pid"]))
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(ConfigurationError, match=rf"\(process {pid}\) does not answer") as error:
+        with pytest.raises(ConfigurationError, match=rf"\(process {pid}\) did not answer") as error:
             down("dev", state_file, yes=False)
         assert f"kill {pid}" in str(error.value.next_step)
         assert state_file.exists()
@@ -182,5 +182,5 @@ def test_down_confirms_losing_jobs_and_unfetched_runs(
         down("dev", deployed_aws.state_file, yes=False)
     assert f"unfinished job: {plan.run_id}" in str(refused.value)
     assert " not in ./runs: " in str(refused.value)
-    batch.terminate_id(emulated, job_id, reason="enough")
+    batch.terminate(emulated, job_id, reason="enough")
     wait_for(emulated, stage, job_id)

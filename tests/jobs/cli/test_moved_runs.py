@@ -170,7 +170,7 @@ def test_two_spot_nodes_restart_together_after_a_reclaim(
         following.read_until("[node 0] rendezvous: node 0 of 2")
         [job] = batch.find_jobs(emulated, stage, following.run_id)
         assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot@research", {"RUNNABLE": 1, "RUNNING": 1})
-        batch.terminate_id(emulated, other, reason="the test goes on")
+        batch.terminate(emulated, other, reason="the test goes on")
         following.read_until("checkpoint: step ")
         emulator.reclaim(f"{job.id}:1")
         assert following.wait() == 0, following.stderr + "".join(following.log)
@@ -183,7 +183,7 @@ def test_two_spot_nodes_restart_together_after_a_reclaim(
     assert child[0]["statusReason"].startswith("Host EC2")
     for meeting in (1, 2):
         assert following.log.count(f"[node 1] rendezvous: meeting {meeting} of nodes 0, 1 of 2\n") == 1
-    assert "1 of 2 nodes (what keeps the others: trainyard why tiny-" in following.stderr
+    assert "1 of 2 nodes (why the others wait: trainyard why tiny-" in following.stderr
     # AND it is one run, whose second attempt resumed from a checkpoint of the first
     assert {(stream.attempt, stream.node) for stream in job.log_streams} == {(1, 0), (1, 1), (2, 0), (2, 1)}
     receipt = storage.read_receipt(emulated, S3Location(stage.run_bucket, f"research/{following.run_id}/"))

@@ -37,7 +37,7 @@ def failed(run_command: RunCommand) -> Run:
 
 def stop(aws: Aws, stage: DeployedStage, run_id: str) -> None:
     for job in batch.find_jobs(aws, stage, run_id):
-        batch.terminate(aws, job, reason="the test is over")
+        batch.terminate(aws, job.id, reason="the test is over")
         wait_for(aws, stage, job.id)
 
 

@@ -139,7 +139,7 @@ def test_log_lines_of_a_sweep_name_its_workers(
     shown = capsys.readouterr()
     assert shown.out == "[worker 1] point 2\n"
     assert shown.err.splitlines() == [
-        f"[RUNNING] attempt 1 of 3, 1 of 2 workers (what keeps the others: trainyard why {sweep.run_id})",
+        f"[RUNNING] attempt 1 of 3, 1 of 2 workers (why the others wait: trainyard why {sweep.run_id})",
         "[RUNNING] attempt 1 of 3, 1 of 2 workers still running",
     ]
 

@@ -141,7 +141,7 @@ def test_spending_money_needs_confirmation(
     before, on_aws = runs_of(emulated, stage), environment_of(network.url)
     unasked = trainyard("submit", spec, "--detach", environment=on_aws)
     assert unasked.returncode == 2
-    assert "there is no terminal on which to confirm the costs" in unasked.stderr
+    assert "confirming the costs needs a terminal" in unasked.stderr
     assert "next: add --yes" in unasked.stderr
     assert "free on the emulator" not in unasked.stderr
     for answer, exit_code in (("n\n", 1), ("y\n", 0)):
@@ -154,7 +154,7 @@ def test_spending_money_needs_confirmation(
             terminal.type(answer)
             assert terminal.wait() == exit_code
     job = batch.job_of(emulated, stage, next(word for word in reversed(terminal.shown.split()) if is_run_id(word)))
-    batch.terminate(emulated, job, reason="the test is over")
+    batch.terminate(emulated, job.id, reason="the test is over")
     wait_for(emulated, stage, job.id)
 
 

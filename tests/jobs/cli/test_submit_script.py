@@ -160,7 +160,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, Any], type[TrainyardError], str]]
         UsageError,
         'arguments.python: 3.13 is not a Python version; write it in quotes: "3.13"',
     ),
-    "an own environment of nothing": (
+    "a separate environment without requirements": (
         {"train.py": ""},
         {"environment": "own"},
         UsageError,

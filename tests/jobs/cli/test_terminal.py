@@ -44,7 +44,7 @@ def check(
         (["sumbit"], "No such command 'sumbit'. Did you mean 'submit'?", "trainyard --help"),
         (["submit"], "Missing argument", "trainyard submit --help"),
         (["list", "--limit", "0"], "Invalid value for '--limit'", "trainyard list --help"),
-        (["submit", REVIEWS, "--wait", "--detach"], "Invalid value: --wait and --detach exclude each other", None),
+        (["submit", REVIEWS, "--wait", "--detach"], "Invalid value: --wait and --detach cannot be combined", None),
         (["submit", REVIEWS, "--set", "epochs"], "--set epochs: expected KEY=VALUE", None),
     ],
 )

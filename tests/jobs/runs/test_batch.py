@@ -63,7 +63,7 @@ def test_separate_nodes_are_described_as_one_job(emulated: Aws, stage: DeployedS
         listed.run_id for listed in batch.list_jobs(emulated, stage, since=job.created_at - timedelta(seconds=1))
     ]
     # AND stopping the job stops all of them
-    batch.terminate(emulated, job, reason="enough")
+    batch.terminate(emulated, job.id, reason="enough")
     ended = wait_for(emulated, stage, job_id)
     assert (ended.state, ended.reason, ended.nodes) == ("CANCELLED", "enough", {"FAILED": 2})
     # AND the reason is that of the node that failed by itself

@@ -112,7 +112,7 @@ def notebook(emulated: Aws, stage: DeployedStage) -> Iterator[Submitted]:
     submitted = Submitted(emulated, stage, f"arguments.files=s3://{stage.run_bucket}/{EARLIER}")
     yield submitted
     if not submitted.job.ended:
-        batch.terminate(emulated, submitted.job, reason="the test is over")
+        batch.terminate(emulated, submitted.job.id, reason="the test is over")
         submitted.ended()
 
 

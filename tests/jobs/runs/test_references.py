@@ -41,7 +41,7 @@ def start(emulated: Aws, stage: DeployedStage, name: str) -> Iterator[Start]:
     yield start_one
     for job in batch.describe(emulated, stage, submitted):
         if not job.ended:
-            batch.terminate(emulated, job, reason="the test is over")
+            batch.terminate(emulated, job.id, reason="the test is over")
             wait_for(emulated, stage, job.id)
 
 

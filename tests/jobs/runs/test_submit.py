@@ -65,7 +65,7 @@ def test_submission_that_arrives_late_is_stopped(faulty: FaultyProxy, stage: Dep
     found = batch.find_job(aws, stage, plan.run_id)
     assert found is not None
     assert found.id == job_id
-    batch.terminate(aws, job, reason="the test is over")
+    batch.terminate(aws, job.id, reason="the test is over")
     wait_for(aws, stage, job_id)
 
 
@@ -117,7 +117,7 @@ def test_duplicate_that_cannot_be_stopped_is_reported(
     assert f"aws batch terminate-job --job-id {duplicate}" in caplog.text
     assert files_of(aws, plan.run_location) == ["spec.yaml"]
     for job in batch.describe(aws, stage, [job_id, duplicate]):
-        batch.terminate(aws, job, reason="the test is over")
+        batch.terminate(aws, job.id, reason="the test is over")
         wait_for(aws, stage, job.id)
 
 
