@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from jobs.money.costs import By, Cost
     from jobs.runs.storage import StoredRun
 
-_READERS = 16
-"""Receipts read at the same time."""
-
 
 def show_costs(
     ctx: typer.Context,
@@ -94,7 +91,6 @@ def show_costs(
 
 def read_receipts(aws: "Aws", runs: "Sequence[StoredRun]") -> "tuple[list[Receipt], list[str]]":
     """Return the runs' receipts, and the ids of runs whose receipts this release cannot read."""
-    from concurrent.futures import ThreadPoolExecutor
     from datetime import datetime, timezone
 
     from jobs.core.errors import TrainyardError
@@ -114,8 +110,7 @@ def read_receipts(aws: "Aws", runs: "Sequence[StoredRun]") -> "tuple[list[Receip
             return None
         return receipt
 
-    with ThreadPoolExecutor(_READERS) as threads:
-        found = [receipt for receipt in threads.map(read, runs) if receipt is not None]
+    found = [receipt for receipt in storage.in_parallel(read, runs) if receipt is not None]
     return found, sorted(unreadable)
 
 

@@ -56,15 +56,11 @@ def demo(
 
 
 def _deploy(steps: "Steps", server: "Server") -> None:
-    import os
-
     from jobs.cli import emulator
 
     with steps.step(f"deploy stage '{DEFAULT_STAGE}' to it with the CDK CLI"):
         emulator.deploy(server, DEFAULT_STAGE)
-    os.environ.update(server.environment)
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
-        os.environ.pop(name, None)
+    emulator.connect(server)
 
 
 def _build(steps: "Steps", server: "Server") -> None:

@@ -24,9 +24,12 @@ STOP_TIMEOUT_SECONDS = 60.0
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, `kill`, and a closed terminal."""
 
+OVERRIDING = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN")
+"""Variables that would override the emulator's credentials, or be sent with them."""
+
 Process: TypeAlias = "subprocess.Popen[bytes]"
 
-_LOOK_AGAIN_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 _HOSTS = ("localhost", "127.0.0.1")
 """Host names of an emulator. It writes the first one into its state file."""
@@ -58,6 +61,13 @@ class Server:
         }
 
 
+def connect(server: Server) -> None:
+    """Connect this process to the emulator instead of AWS."""
+    for name in OVERRIDING:
+        os.environ.pop(name, None)
+    os.environ.update(server.environment)
+
+
 def running(state_file: Path) -> Server | None:
     """Return the server that `state_file` describes; None if there is no file, or if its server was killed.
 
@@ -66,7 +76,7 @@ def running(state_file: Path) -> Server | None:
     """
     try:
         is_device = state_file.exists() and not state_file.is_file()  # reading /dev/zero would never end
-        server = _described("" if is_device else state_file.read_text())
+        server = _parse_state("" if is_device else state_file.read_text())
     except FileNotFoundError:
         return None
     except PermissionError:
@@ -95,8 +105,8 @@ def running(state_file: Path) -> Server | None:
     return server if answer and answer.get("pid") == server.pid else None
 
 
-def _described(text: str) -> Server:
-    """Parse the text of a state file. Raises ValueError or TypeError if it is invalid."""
+def _parse_state(text: str) -> Server:
+    """Parse the content of a state file. Raises ValueError or TypeError if it is invalid."""
     server = Server(**json.loads(text))
     for name, kind in get_type_hints(Server).items():
         if not isinstance(getattr(server, name), kind):
@@ -163,7 +173,7 @@ def _wait_until_up(process: Process, state_file: Path, log_file: Path) -> Server
                 error or f"the emulator ended with exit code {process.returncode}",
                 next_step=next_step or f"read {log_file}",
             )
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise ConfigurationError(
         f"the emulator did not start within {START_TIMEOUT_SECONDS:.0f} s", next_step=f"read {log_file}"
     )
@@ -204,7 +214,7 @@ def stop(server: Server) -> None:
                 f"the emulator (process {server.pid}) did not stop within {STOP_TIMEOUT_SECONDS:.0f} s",
                 next_step=f"kill -9 {server.pid}",
             )
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 @contextmanager

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Order = Literal["time", "duration", "cost", "metric"]
 
-_READERS = 16
-"""Receipts read at the same time."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
@@ -142,12 +139,10 @@ def _check_known(option: str, value: str | None, known: Collection[str]) -> None
 
 
 def _with_receipts(aws: "Aws", stage: "DeployedStage", jobs: "Sequence[Job]") -> list[ListedRun]:
-    from concurrent.futures import ThreadPoolExecutor
-
     from jobs.cli.sweep_state import read_state
     from jobs.core.locations import S3Location
     from jobs.core.run import run_prefix
-    from jobs.runs.storage import StoredRun, read_receipt
+    from jobs.runs.storage import StoredRun, in_parallel, read_receipt
 
     _ = aws.s3  # create the client before the threads share it
 
@@ -155,15 +150,14 @@ def _with_receipts(aws: "Aws", stage: "DeployedStage", jobs: "Sequence[Job]") ->
         location = S3Location(stage.run_bucket, run_prefix(job.team, job.run_id))
         try:
             if job.points:
-                run = StoredRun(job.run_id[-20:], job.run_id, job.team, location)
+                run = StoredRun(job.run_id, job.team, location)
                 return ListedRun(job=job, receipt=None, sweep=read_state(aws, run, job))
             receipt = read_receipt(aws, location)
         except Exception:  # noqa: BLE001 - another team's or another release's receipt: list the run without it
             receipt = None
         return ListedRun(job=job, receipt=job.with_end(receipt) if receipt else None)
 
-    with ThreadPoolExecutor(_READERS) as threads:
-        return list(threads.map(read, jobs))
+    return in_parallel(read, jobs)
 
 
 def _by_metric(run: ListedRun) -> tuple[str, float]:

@@ -77,7 +77,7 @@ class LiveView:
         """`log_to`: stream for the log's lines, by default stdout. `emulated`: the run costs nothing.
 
         `hold_errors` delays the log's last lines that begin with `error:` until the view is closed, so that
-        `drop_error` can remove the one that the command itself reports.
+        `drop_error` can remove the error that the command itself reports.
         """
         self._show_log = show_log
         self._log = log_to or sys.stdout
@@ -97,7 +97,7 @@ class LiveView:
         self._hold_errors = hold_errors
         self._held: list[LogLine] = []
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        """The last lines of the log without progress; after a failure, those of the rank that failed."""
+        """The last lines of the log without progress; after a failure, the last lines of the rank that failed."""
         self._tail_repeats = False
 
     def __enter__(self) -> "LiveView":

@@ -19,10 +19,7 @@ STATE_FILE = Path(".trainyard/emulator.json")
 _MAX_NAMED = 3
 """At most this many runs are named in a question."""
 
-_STALE = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN")
-"""Variables that would override the emulator's credentials, or be sent with them."""
-
-_OTHER_FOLDER = "change to the folder in which you started it"
+_OTHER_FOLDER = "change to the folder where you started it"
 
 
 @local.command("up")
@@ -125,13 +122,12 @@ def _would_be_lost(server: "Server", stage_name: str) -> list[str]:
     from datetime import datetime, timezone
 
     from jobs.aws.connection import Aws
+    from jobs.cli import emulator
     from jobs.core.errors import TrainyardError
     from jobs.core.words import counted
     from jobs.runs import batch
 
-    for name in _STALE:
-        os.environ.pop(name, None)
-    os.environ.update(server.environment)
+    emulator.connect(server)
     aws = Aws()
     try:
         stage = batch.read_stage(aws, stage_name)
@@ -208,10 +204,10 @@ def _not_running(state_file: Path) -> str:
 def _print_exports(server: "Server") -> None:
     import shlex
 
+    from jobs.cli.emulator import OVERRIDING
     from jobs.cli.terminal import print_text
 
     for name, value in server.environment.items():
         print_text(f"export {name}={shlex.quote(value)}")
-    stale = [name for name in _STALE if name in os.environ]
-    if stale:
-        print_text(f"unset {' '.join(stale)}")
+    if overriding := [name for name in OVERRIDING if name in os.environ]:
+        print_text(f"unset {' '.join(overriding)}")

@@ -120,7 +120,7 @@ def started_points(aws: Aws, stage: DeployedStage, run: StoredRun) -> list[Store
     state = read_state(aws, run, batch.find_job(aws, stage, run.run_id))
     assert state is not None  # noqa: S101 - the run is a sweep
     found = [standing for standing in state.ranked if standing.receipt is not None]
-    return [StoredRun(each.point.run_id[-20:], each.point.run_id, run.team, each.location) for each in found]
+    return [StoredRun(each.point.run_id, run.team, each.location) for each in found]
 
 
 def refuse_sweep(aws: Aws, stage: DeployedStage, run: StoredRun, *, what: str, command: str) -> None:

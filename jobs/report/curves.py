@@ -127,7 +127,7 @@ def points(run: RecordedRun) -> Iterator[Point]:
 
 
 def began(attempt: Attempt) -> str:
-    """Return how an attempt continued from an earlier one, as far as that is known."""
+    """Return how an attempt continued from an earlier one, as far as known."""
     if attempt.repeats_from_step is not None:
         return f"started over: it saved steps again although step {attempt.restored_step} had been restored"
     if attempt.restored_step:

@@ -164,7 +164,7 @@ def _names(folder: Path) -> list[str]:
     Outside a repository, git lists the folder from an empty repository, and files that no job needs are excluded too.
     """
     if _in_repository(folder):
-        listed = _ask(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
+        listed = _git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
         return sorted(name for name in _split(listed) if os.path.lexists(folder / name))
     with _explained(folder), empty_repository() as place:
         unneeded = (f"--exclude={pattern}" for pattern in _NEVER)
@@ -181,7 +181,7 @@ def _in_repository(folder: Path) -> bool:
     nearest = repository_of(folder)
     if nearest is None:
         return False
-    found = _ask(folder, "rev-parse", "--show-toplevel").removesuffix("\n")
+    found = _git(folder, "rev-parse", "--show-toplevel").removesuffix("\n")
     if Path(found) != nearest:  # git skips a damaged .git and looks further up
         raise ConfigurationError(
             f"arguments.code: git cannot read {nearest}/.git and uses {found} as the repository of {folder}",
@@ -294,7 +294,7 @@ def _commit(folder: Path) -> tuple[str | None, bool]:
     if not _in_repository(folder):
         return None, False
     options = ("--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=all")
-    lines = _ask(folder, "status", *options, "--", ".").splitlines()
+    lines = _git(folder, "status", *options, "--", ".").splitlines()
     headers = dict(line.split(" ", 2)[1:] for line in lines if line.startswith("# "))
     commit = headers["branch.oid"]
     if commit == "(initial)":
@@ -302,7 +302,7 @@ def _commit(folder: Path) -> tuple[str | None, bool]:
     return commit, any(not line.startswith("# ") for line in lines)
 
 
-def _ask(folder: Path, *arguments: str) -> str:
+def _git(folder: Path, *arguments: str) -> str:
     with _explained(folder):
         return run_git(*arguments, folder=folder)
 

@@ -81,7 +81,7 @@ class Job:
     resumed: str = ""
     """Id of the job that ended before `trainyard resume` continued the run; empty if the run was not resumed."""
     points: int = 0
-    """Number of points that a sweep's job has to run. 0: the job is not a sweep."""
+    """Number of points that a sweep's job has to run. 0 if the job is not a sweep."""
     nodes: Mapping[str, int] = field(default_factory=dict)
     """Number of nodes in each state, the least advanced state first, if Batch starts each node separately on Spot.
     A sweep's nodes are its workers. Empty for a single node and for nodes that start together."""

@@ -42,7 +42,7 @@ class _Found:
 def resolve(
     aws: Aws, stage: DeployedStage, spec: JobSpec, *, earlier: Sequence[Plan] = (), later: Collection[str] = ()
 ) -> tuple[JobSpec, tuple[Dependency, ...]]:
-    """Replace all references in a spec with S3 locations, and return the runs that must end before those exist.
+    """Replace all references in a spec with S3 locations, and return the runs that must end before the job can start.
 
     `earlier` are the plans submitted before this spec from the same file; `later` names the specs after it.
     Raises NotFoundError if a run does not exist, UsageError if it has failed or cannot be read.

@@ -35,7 +35,7 @@ from jobs.money.phases import ended_at
 from jobs.money.prices import stored
 from jobs.runs import storage
 from jobs.runs.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
-from jobs.runs.storage import StoredRun, decoded_spec, stored_runs
+from jobs.runs.storage import StoredRun, decoded_spec, in_parallel, stored_runs
 from jobs.spec.code import CODE_RECORD, CodeRecord
 from jobs.spec.recipe import hpu_trainer
 from jobs.spec.spec import JobSpec, parse_spec
@@ -49,9 +49,6 @@ _READERS = 8
 
 NEWEST_RUNS = 300
 """Number of newest runs that are searched for measurements."""
-
-_PAST_READERS = 16
-"""Past runs that are read at the same time."""
 
 
 class Listed(NamedTuple):
@@ -247,12 +244,10 @@ class PastRun:
 
 
 def past_runs(aws: Aws, stage: DeployedStage, *, job: str) -> list[PastRun]:
-    """Return the newest successful runs of one kind of job, the newest first, without those that cannot be read."""
+    """Return the newest successful runs of one kind of job, the newest first. Skips unreadable runs."""
     _ = aws.s3  # creates the client before threads share it
-    runs = stored_runs(aws, stage)[-NEWEST_RUNS:]
-    with ThreadPoolExecutor(_PAST_READERS) as threads:
-        found = threads.map(lambda run: _past_run(aws, run, job), reversed(runs))
-        return [run for run in found if run is not None]
+    newest = reversed(stored_runs(aws, stage)[-NEWEST_RUNS:])
+    return [run for run in in_parallel(lambda run: _past_run(aws, run, job), newest) if run is not None]
 
 
 def measurements(runs: Sequence[PastRun], spec: JobSpec, place: str | None) -> Iterator[Measurement]:

@@ -48,8 +48,8 @@ _CONFIGURATION_FILES = (
 """Files whose URLs are checked for logins. In other files most logins are examples."""
 
 ENVIRONMENT_NEXT = (
-    "put it into the team's secret (secret_variables in infra/settings.py), from which the job gets it as an "
-    "environment variable"
+    "put it into the team's secret (secret_variables in infra/settings.py), which sets environment variables of its "
+    "jobs"
 )
 
 MAX_CHECKED_BYTES = 1_000_000

@@ -1,10 +1,11 @@
 """Find runs in the stage's run bucket, and read or fetch their files."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
@@ -36,15 +37,26 @@ from jobs.core.stage import DeployedStage
 _COORDINATION = (CLAIMS, RENDEZVOUS)
 """Folders that jobs use for coordination; no other program reads them."""
 
+_THREADS = 16
+"""Objects that are read or written at the same time."""
 
-@dataclass(frozen=True, order=True)
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
 class StoredRun:
-    """A run found by its files, ordered by the time in its id."""
+    """A run found by its files."""
 
-    order: str
     run_id: str
     team: str
     location: S3Location
+
+
+def in_parallel(work: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
+    """Call `work` for each item on a pool of threads, and return the results in order."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(work, items))
 
 
 def read_spec_text(aws: Aws, run: S3Location) -> str | None:
@@ -83,7 +95,7 @@ def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[Sto
             denials.append(error)
     if denials and len(denials) == len(stage.teams):
         raise denials[0]
-    return sorted(found)
+    return sorted(found, key=_time_in_id)
 
 
 def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "") -> list[StoredRun]:
@@ -97,8 +109,13 @@ def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "")
             run_id = PurePosixPath(item["Prefix"]).name
             if is_run_id(run_id):
                 location = S3Location(stage.run_bucket, run_prefix(team, run_id))
-                found.append(StoredRun(run_id[-20:], run_id, team, location))
-    return sorted(found)
+                found.append(StoredRun(run_id, team, location))
+    return sorted(found, key=_time_in_id)
+
+
+def _time_in_id(run: StoredRun) -> tuple[str, str]:
+    """Return a sort key: the time at the end of the run's id, then the id."""
+    return run.run_id[-20:], run.run_id
 
 
 def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
@@ -160,7 +177,7 @@ def readable_receipt(aws: Aws, run: S3Location) -> Receipt | None:
 
 
 def read_attempts(aws: Aws, run: S3Location) -> list[Attempt]:
-    """Read the records of a run's attempts, in order, without those that cannot be read."""
+    """Read the records of a run's attempts, in order. Skips unreadable records."""
     attempts = []
     for item in object_store.listing(aws.s3, run, prefix=(run / ATTEMPTS).key):
         place = S3Location(run.bucket, item["Key"])
@@ -171,7 +188,7 @@ def read_attempts(aws: Aws, run: S3Location) -> list[Attempt]:
 
 
 def read_metrics(aws: Aws, run: S3Location) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl so far, without those that cannot be read."""
+    """Read the lines of metrics.jsonl so far. Skips unreadable lines."""
     return read_json_lines(object_store.read_once(aws.s3, run / METRICS), place=run / METRICS)
 
 

@@ -21,7 +21,7 @@ from jobs.core.run import SPEC
 from jobs.core.stage import DeployedStage
 from jobs.runs.batch import list_queue
 from jobs.runs.references import resolve
-from jobs.runs.sweeps import in_parallel
+from jobs.runs.storage import in_parallel
 from jobs.spec.code import CODE_RECORD
 from jobs.spec.plan import Plan, plan
 from jobs.spec.spec import JobSpec, PlannedPoint

@@ -1,13 +1,11 @@
 """Read the state of a sweep: each point, the best point, and their cost."""
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import PurePosixPath
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,7 +18,7 @@ from jobs.core.words import counted
 from jobs.money.budget import NOTHING_SPENT, Spent, spent
 from jobs.money.estimate import forecast
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
-from jobs.runs.storage import read_receipt
+from jobs.runs.storage import in_parallel, read_receipt
 from jobs.spec.sweep import (
     MEMBER_OF,
     SWEEP,
@@ -34,9 +32,6 @@ from jobs.spec.sweep import (
     claimed,
     stop_name,
 )
-
-_AT_ONCE = 16
-"""Objects that are read or written at the same time."""
 
 STOPPED_EARLY = "stopped early"
 """The state of a point that successive halving has stopped. It is never run again."""
@@ -171,7 +166,7 @@ def missing_metric_warning(found: Sequence[Standing], sweep: Sweep) -> str:
 def ranked(found: Sequence[Standing], sweep: Sweep) -> list[Standing]:
     """Return the points, the best first, then those without the metric, and failed points last.
 
-    Among unfinished points, those that halving has let train longer come first.
+    Among unfinished points, those that have reached a later rung come first.
     """
 
     def order(standing: Standing) -> tuple[int, int, bool, float, int]:
@@ -207,9 +202,3 @@ def spent_by(found: Iterable[Standing]) -> Spent:
     """Return what all points have used together."""
     attempts = list(chain.from_iterable(standing.receipt.attempts for standing in found if standing.receipt))
     return spent(attempts) if attempts else NOTHING_SPENT
-
-
-def in_parallel(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Call `work` for each item on a pool of threads, and return the results in order."""
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return list(threads.map(work, items))

@@ -162,7 +162,7 @@ def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
     except KeyboardInterrupt:
         end(NOT_REACHED, "interrupted")
         raise
-    except Exception as error:  # noqa: BLE001 - what was created must be undone after any error
+    except Exception as error:  # noqa: BLE001 - the steps must be undone after any error
         end(FAILED, _text(error))
         say(f"{step.name} failed: {record.error}")
         return False

@@ -134,7 +134,7 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
     if "eval_accuracy" not in receipt.result:
         raise JobFailedError(f"{job.run_id} reports no accuracy", next_step=f"trainyard receipt {job.run_id}")
     figures = {key: float(receipt.result[key]) for key in wanted if receipt.result.get(key) is not None}
-    brought = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
+    metrics = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
     if context.aws.emulated:
         joins = Evidence(claim="joins", outcome=NOT_PROVEN, text=_ON_THIS_MACHINE)
     elif joined:
@@ -143,7 +143,7 @@ def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
         joins = Evidence(claim="joins", outcome=PROVEN, text=f"{text}, and ran {job.run_id}", ids=seen)
     else:
         raise TrainyardError(f"{job.run_id} ended, but no {stage.instance_type.name} is tagged as joined")
-    trained = _proven("training", f"{job.run_id}: {brought}; {_took(receipt)}", job)
+    trained = _proven("training", f"{job.run_id}: {metrics}; {_took(receipt)}", job)
     return [joins, trained, _on_instance(context, "accelerator", receipt, job)]
 
 
@@ -275,7 +275,7 @@ def wait(context: Context, stage: DeployedStage, ids: Ids, *, until: Callable[[J
 
 
 def cancel(context: Context, ids: Ids) -> None:
-    """Stop the step's run, and delete what was uploaded to another team's data."""
+    """Stop the step's run, and delete its upload to another team's data."""
     with suppress(TrainyardError):  # without the stage, there is nothing to stop
         stage = batch.read_stage(context.aws, context.stage)
         job = find(context, stage, ids)
