@@ -27,7 +27,8 @@ def estimate(
     examples: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of training examples, if they cannot be counted before the job runs. Default: count."
+            min=1,
+            help="Number of training examples, if they cannot be counted before the job runs. Default: count them.",
         ),
     ] = None,
     overrides: Overrides = None,

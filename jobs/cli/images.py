@@ -92,24 +92,24 @@ def images_build(
     )
     engine.build_command()
     planned = job.plan(names, all_descendants=all_descendants)
-    _say(_heading(rows, planned, job.revision))
-    built = job.run(planned, _say)
+    _print_progress(_heading(rows, planned, job.revision))
+    built = job.run(planned, _print_progress)
     if output == "json":
         fields = ("release", "revision", "tag", "name", "id", "size_bytes")
         tables.print_json(
             [
                 {
-                    "image": one.image.name,
-                    **{field: getattr(one, field) for field in fields},
-                    "seconds": round(one.seconds, 1),
+                    "image": each.image.name,
+                    **{field: getattr(each, field) for field in fields},
+                    "seconds": round(each.seconds, 1),
                 }
-                for one in built
+                for each in built
             ]
         )
         return
     table = tables.columns("IMAGE", "TAG", "SIZE", "TOOK")
-    for one in built:
-        table.add_row(one.image.name, one.tag, tables.megabytes(one.size_bytes), f"{one.seconds:.1f} s")
+    for each in built:
+        table.add_row(each.image.name, each.tag, tables.megabytes(each.size_bytes), f"{each.seconds:.1f} s")
     tables.show(table, on=tables.stdout())
 
 
@@ -144,31 +144,31 @@ def images_test(
 
     rows = _releases(ctx, names, release)
     arguments = parse_build_arguments(build_arguments or ())
-    chosen = {one.name: one for name in names for one in (with_descendants(name) if descendants else (image(name),))}
-    prefixes = {image_tag(rows[one.root].name, "") for one in chosen.values()}
-    prefix = next((one for one in prefixes if tag and tag.startswith(one) and tag != one), "")
+    chosen = {each.name: each for name in names for each in (with_descendants(name) if descendants else (image(name),))}
+    prefixes = {image_tag(rows[each.root].name, "") for each in chosen.values()}
+    prefix = next((each for each in prefixes if tag and tag.startswith(each) and tag != each), "")
     if tag and (not prefix or len(prefixes) > 1):
         raise UsageError(
             f"tag '{tag}' does not belong to the release of {', '.join(chosen)}, whose tags are "
-            f"{' or '.join(f'{one}<revision>' for one in sorted(prefixes))}",
+            f"{' or '.join(f'{each}<revision>' for each in sorted(prefixes))}",
             next_step="give images of one release, and the tag's release with --release; list the tags with: trainyard "
             "images list",
         )
     revision = tag.removeprefix(prefix) if tag else source_revision()
     client = engine.connect(engine.TRANSFER_SECONDS)  # a training may print nothing for minutes
-    _say(_heading(rows, chosen.values(), revision))
+    _print_progress(_heading(rows, chosen.values(), revision))
     if not tag:
         job = Build(client=client, releases=rows, revision=revision, build_arguments=arguments, network=network)
         if missing := [name for name in chosen if not job.exists(name)]:
-            job.run(job.plan(missing), _say)
+            job.run(job.plan(missing), _print_progress)
     failed = []
-    for one in chosen.values():
-        print_text(f"{one.name}:")
+    for each in chosen.values():
+        print_text(f"{each.name}:")
         try:
-            if not check(one, release=rows[one.root], revision=revision, client=client, report=print_text):
-                failed.append(one.name)
+            if not check(each, release=rows[each.root], revision=revision, client=client, report=print_text):
+                failed.append(each.name)
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped while testing '{one.name}'; its container was removed") from None
+            raise StoppedError(f"stopped while testing '{each.name}'; its container was removed") from None
     if failed:
         raise TrainyardError(f"tests of {', '.join(failed)} failed", next_step="fix the images, and test again")
 
@@ -216,19 +216,21 @@ def images_push(
         tables.print_json(
             [
                 {
-                    "image": one.image.name,
-                    "release": target.releases[one.image.root].name,
-                    "tag": one.tag,
-                    "uri": one.uri,
-                    "was_there": one.was_there,
-                    "recorded": sorted(name for name, uri in recorded.items() if uri == one.uri),
+                    "image": each.image.name,
+                    "release": target.releases[each.image.root].name,
+                    "tag": each.tag,
+                    "uri": each.uri,
+                    "was_there": each.was_there,
+                    "recorded": sorted(name for name, uri in recorded.items() if uri == each.uri),
                 }
-                for one in pushed
+                for each in pushed
             ]
         )
     else:
-        print_text("\n".join(one.uri for one in pushed))
-    _say(f"next: {deploy_command(stage, 'jobs', emulated=aws.emulated)}, so that jobs run in the pushed images")
+        print_text("\n".join(each.uri for each in pushed))
+    _print_progress(
+        f"next: {deploy_command(stage, 'jobs', emulated=aws.emulated)}, so that jobs run in the pushed images"
+    )
 
 
 def push_images(
@@ -258,7 +260,7 @@ def push_images(
     check_clean(revision, emulated=aws.emulated, allow_dirty=allow_dirty)
     client = engine.connect(engine.TRANSFER_SECONDS)
     job = Push(client=client, aws=aws, stage=target, registry=Registry.sign_in(aws), revision=revision)
-    _say(f"stage '{target.stage}', {_heading(target.releases, chosen, revision)}")
+    _print_progress(f"stage '{target.stage}', {_heading(target.releases, chosen, revision)}")
     official_only = not (aws.emulated or allow_dirty)
     if official_only and BASE_ARGUMENT in arguments:
         raise UsageError(
@@ -269,21 +271,23 @@ def push_images(
     build = Build(
         client=client, releases=target.releases, revision=revision, build_arguments=arguments, network=network
     )
-    if missing := job.missing(one for one in chosen if not build.exists(one.name)):
+    if missing := job.missing(each for each in chosen if not build.exists(each.name)):
         for parent in job.pullable_parents(missing):
-            _say(f"{parent.name}: pulling the pushed image, to build on it")
+            _print_progress(f"{parent.name}: pulling the pushed image, to build on it")
             job.fetch(parent)
         engine.build_command()
-        build.run(build.plan(missing), _say)
+        build.run(build.plan(missing), _print_progress)
     if official_only:
         job.check_bases(chosen)
-    pushed = job.run(chosen, _say)
+    pushed = job.run(chosen, _print_progress)
     recorded = job.record(pushed)
-    for one in pushed:
-        if one.leaves_own:
-            _say(f"note: {one.image.name}:{one.tag} was pushed before and is used instead of the image built here")
-        if stand_ins := [name for name in target.stand_ins(one.image) if aws.emulated]:
-            _say(f"the emulator has no accelerator: {one.image.name} also serves as {', '.join(stand_ins)}")
+    for each in pushed:
+        if each.leaves_own:
+            _print_progress(
+                f"note: {each.image.name}:{each.tag} was pushed before and is used instead of the image built here"
+            )
+        if stand_ins := [name for name in target.stand_ins(each.image) if aws.emulated]:
+            _print_progress(f"the emulator has no accelerator: {each.image.name} also serves as {', '.join(stand_ins)}")
     return pushed, recorded
 
 
@@ -309,9 +313,9 @@ def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output 
     chosen = target.releases if target else chosen
     local = _try("engine", lambda: local_images(engine.connect(), chosen, revision=revision), unknown) or {}
     rows = [
-        {"image": name, "release": chosen[one.root].name}
+        {"image": name, "release": chosen[each.root].name}
         | _row(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
-        for name, one in core_images.images().items()
+        for name, each in core_images.images().items()
     ]
     if output == "json":
         tables.print_json({"revision": revision, "stage": stage, "unknown": unknown, "images": rows})
@@ -363,12 +367,12 @@ def _row(
         "recorded": uri,
         "pushed": [
             {
-                "tag": one.tag,
-                "digest": one.digest,
-                "pushed_at": one.pushed_at.isoformat(),
-                "is_recorded": bool(uri) and str(uri).endswith(f"@{one.digest}"),
+                "tag": each.tag,
+                "digest": each.digest,
+                "pushed_at": each.pushed_at.isoformat(),
+                "is_recorded": bool(uri) and str(uri).endswith(f"@{each.digest}"),
             }
-            for one in pushed
+            for each in pushed
         ],
     }
 
@@ -410,14 +414,14 @@ def _pushed_text(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
     if not row["in_stage"]:
         return "not in this stage"
     lines = []
-    if row["recorded"] and not any(one["is_recorded"] for one in row["pushed"]):
+    if row["recorded"] and not any(each["is_recorded"] for each in row["pushed"]):
         # On an emulator, ECR does not list the images in the registry next to it.
         repository, _, digest = str(row["recorded"]).partition("@")
         lines = [f"{digest[:19] or repository.rpartition(':')[2]}, recorded"]
-    shown = [one for place, one in enumerate(row["pushed"]) if place < _MAX_TAGS or one["is_recorded"]]
-    for one in shown:
-        recorded = ", recorded" if one["is_recorded"] else ""
-        lines.append(f"{one['tag']}, {tables.moment(datetime.fromisoformat(one['pushed_at']))}{recorded}")
+    shown = [each for place, each in enumerate(row["pushed"]) if place < _MAX_TAGS or each["is_recorded"]]
+    for each in shown:
+        recorded = ", recorded" if each["is_recorded"] else ""
+        lines.append(f"{each['tag']}, {tables.moment(datetime.fromisoformat(each['pushed_at']))}{recorded}")
     if hidden := len(row["pushed"]) - len(shown):
         lines.append(f"and {hidden} older (-o json)")
     return "\n".join(lines) or "no"
@@ -496,19 +500,19 @@ def images_sbom(
     from jobs.images.sbom import LAPTOP, syft, write
 
     chosen = [image(name) for name in dict.fromkeys(names) if name != LAPTOP]
-    rows = _releases(ctx, [one.name for one in chosen], release)
+    rows = _releases(ctx, [each.name for each in chosen], release)
     syft()
     if LAPTOP in names:
         print_text(str(write(f"dir:{sys.prefix}", name=LAPTOP, tag=version("trainyard"), folder=folder)))
     if not chosen:
         return
     client = engine.connect()
-    tags = {one.name: image_tag(rows[one.root].name, source_revision()) for one in chosen}
-    for one in chosen:
-        if not client.images.list(name=local_name(one.name, tags[one.name])):
+    tags = {each.name: image_tag(rows[each.root].name, source_revision()) for each in chosen}
+    for each in chosen:
+        if not client.images.list(name=local_name(each.name, tags[each.name])):
             raise NotFoundError(
-                f"the Docker engine has no image {local_name(one.name, tags[one.name])}",
-                next_step=f"trainyard images build {one.name} --release {rows[one.root].name}",
+                f"the Docker engine has no image {local_name(each.name, tags[each.name])}",
+                next_step=f"trainyard images build {each.name} --release {rows[each.root].name}",
             )
     for name, tag in tags.items():
         print_text(str(write(f"docker:{local_name(name, tag)}", name=name, tag=tag, folder=folder)))
@@ -523,8 +527,8 @@ def _releases(ctx: typer.Context, names: Sequence[str], given: str | None) -> "d
 
     wanted = [image(name) for name in names]
     chosen = chosen_releases(given, {} if given else _stage_releases(ctx))
-    for one in wanted:
-        check_image(one.root, release(given) if given else chosen[one.root])
+    for each in wanted:
+        check_image(each.root, release(given) if given else chosen[each.root])
     return chosen
 
 
@@ -546,9 +550,9 @@ def _stage_releases(ctx: typer.Context) -> dict[str, str]:
 
 def _heading(rows: "Mapping[str, Release]", chosen: "Iterable[Image]", revision: str) -> str:
     """Return a line with the revision and the images with their releases."""
-    return f"revision {revision}: {', '.join(f'{one.name} ({rows[one.root].name})' for one in chosen)}"
+    return f"revision {revision}: {', '.join(f'{each.name} ({rows[each.root].name})' for each in chosen)}"
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print a progress line on stderr."""
     print_text(line, to=sys.stderr)

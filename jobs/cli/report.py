@@ -133,7 +133,7 @@ class LivePage:
 
 
 def serving(live: LivePage, port: int) -> "ThreadingHTTPServer":
-    """Return a server on localhost that serves the page only to requests with its token and its own origin."""
+    """Return a server on localhost that serves the page only to requests from its own origin with its token."""
     import hmac
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
     from urllib.parse import parse_qs, urlsplit

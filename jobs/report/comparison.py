@@ -65,7 +65,7 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
         Fact(label="ran on", cells=[run.ran_on for run in runs]),
     ]
     found += [
-        Fact(label=name, cells=[_text(value) for value in values], is_argument=True)
+        Fact(label=name, cells=[argument_text(value) for value in values], is_argument=True)
         for name, values in differing_arguments(runs).items()
     ]
     return [fact for fact in found if any(fact.cells)]
@@ -230,7 +230,7 @@ def _saved(receipt: Receipt | None) -> str:
     return f"{receipt.saved_percent:.0f} %" if receipt and receipt.saved_percent else ""
 
 
-def _text(value: Any) -> str:
+def argument_text(value: Any) -> str:
     """Return a value as written in a spec, or an empty string if it is not set."""
     if value in (None, [], {}):
         return ""

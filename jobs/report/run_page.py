@@ -11,6 +11,7 @@ from jobs.money.budget import duration_seconds, spent
 from jobs.money.phases import PHASES, Phase, lost_steps, phases
 from jobs.money.receipt import cards_name, savings, stored_text
 from jobs.report import charts
+from jobs.report.comparison import argument_text
 from jobs.report.curves import EVENTS, curves, events, time_axis
 from jobs.report.rendering import Tile, render
 from jobs.runs.recorded_run import RecordedRun
@@ -317,8 +318,8 @@ def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, s
             name: None if field.is_required() else field.get_default(call_default_factory=True)
             for name, field in fields.items()
         }
-    return [(name, _shown(value), _shown(there.get(name))) for name, value in here.items() if value != there.get(name)]
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [
+        (name, argument_text(value), argument_text(there.get(name)))
+        for name, value in here.items()
+        if value != there.get(name)
+    ]

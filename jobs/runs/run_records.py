@@ -131,7 +131,7 @@ def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
 def read_fetched_run(folder: Path) -> RecordedRun:
     """Read everything that a run has recorded from a folder filled by `trainyard fetch`, without AWS.
 
-    The size and cost of the run's files on S3 are then unknown. Raises UsageError if the folder holds no fetched run.
+    The size and cost of the run's files on S3 are then unknown. Raises UsageError if the folder is not a fetched run.
     """
     files = FetchedFiles(folder)
     receipt = read_receipt(files.read(RECEIPT), place=files.place(RECEIPT))

@@ -213,11 +213,11 @@ def fetch(
     Raises UsageError for a key that would be written outside `target`, and OSError with the path if writing fails.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
+    left_out = _COORDINATION if checkpoints else (*_COORDINATION, CHECKPOINTS)
     listings = []
     for page in pages:
         for item in page.get("Contents", []):
             name = item["Key"].removeprefix(run.key)
-            left_out = _COORDINATION if checkpoints else (*_COORDINATION, CHECKPOINTS)
             if name.endswith("/") or name.startswith(left_out):
                 continue
             path = object_store.path_below(target, run, name)
