@@ -143,7 +143,7 @@ def main(
 
 
 def _show_next_steps(target: Target) -> None:
-    """Print the state of this folder and shell, and the commands that fit it."""
+    """Print the state of this folder and shell, and the commands to run next."""
     from jobs.cli import emulator
 
     print_text("trainyard trains Hugging Face models in AWS and on this machine.\n")

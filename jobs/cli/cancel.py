@@ -13,9 +13,10 @@ def cancel(
     reason: Annotated[str, typer.Option(help="Reason to record with the job, next to your name. Default: none.")] = "",
     yes: Yes = False,
 ) -> None:
-    """Stop a run in any state. A running job gets SIGTERM; its newest complete checkpoint is kept.
+    """Stop a run in any state.
 
-    Asks for confirmation if RUN is 'latest', because someone may have submitted another run in the meantime.
+    A running job gets SIGTERM; its newest complete checkpoint is kept. Asks for confirmation if RUN is 'latest',
+    because someone may have submitted another run in the meantime.
     """
     from jobs.cli import tables
     from jobs.cli.sweep_state import refuse_point

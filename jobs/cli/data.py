@@ -27,9 +27,7 @@ def data_show(
     *,
     tables: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE…", help="Tables: local paths, data://… or s3://…, .csv, .tsv, .jsonl or .parquet."
-        ),
+        typer.Argument(metavar="FILE…", help=".csv, .tsv, .jsonl or .parquet tables: local paths, data://… or s3://…."),
     ],
     held_out: Annotated[
         list[str] | None, typer.Option("--eval", metavar="FILE", help="Compare with these held-out examples.")
@@ -117,7 +115,7 @@ def data_put(
     """Upload a file or a folder to data://TEAM/NAME.
 
     The team's jobs can then read it. Files that are already there are skipped, so the same command continues an
-    interrupted upload. Prints the fingerprint that a fine-tuning records for its data.
+    interrupted upload. Prints the fingerprint that fine-tuning runs record for their data.
     """
     import dataclasses
 

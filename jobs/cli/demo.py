@@ -24,7 +24,7 @@ STATE_FOLDER = Path(".trainyard")
 def demo(
     executor: Annotated[
         Literal["process", "docker"],
-        typer.Option(help="Run the job as processes of this machine, or in a container of the cpu image."),
+        typer.Option(help="Run the job as processes on this machine, or in a container of the cpu image."),
     ] = "process",
 ) -> None:
     """Fine-tune a real model on an emulator and show the result.

@@ -16,7 +16,7 @@ def run_in_job(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Command to run. Default: a shell.")
     ] = None,
-    node: Annotated[int, typer.Option(min=0, help="Number of the node, from 0.")] = 0,
+    node: Annotated[int, typer.Option(min=0, help="Node to run the command on, counted from 0.")] = 0,
 ) -> None:
     """Run a shell or a command in the container of a running job.
 

@@ -17,7 +17,7 @@ def fetch(
     ] = RUNS_FOLDER,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also download the checkpoints.")] = False,
     code: Annotated[
-        bool, typer.Option("--code", help="Download only the code of the script, into FOLDER/RUN/code.")
+        bool, typer.Option("--code", help="Download only the script's code, into FOLDER/RUN/code.")
     ] = False,
     output: Output = "table",
 ) -> None:

@@ -29,7 +29,7 @@ def local_up(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on localhost. 0 picks a free one.")] = 0,
     executor: Annotated[
         Literal["process", "docker"] | None,
-        typer.Option(help="Run jobs as processes of this machine or in Docker containers. Default: process."),
+        typer.Option(help="Run jobs as processes on this machine or in Docker containers. Default: process."),
     ] = None,
     keep: Annotated[
         Path | None,

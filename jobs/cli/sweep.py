@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def sweep(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     """Show the points of a sweep, best first.
 
-    Each point is shown with its values, metric, cost and state. Failed points come last.
+    Shows the values, metric, cost and state of each point. Failed points come last.
     """
     from jobs.cli import tables
     from jobs.cli.sweep_state import read_state

@@ -309,7 +309,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Raise ConfigurationError with git's message if it refuses, TimedOutError if it does not answer."""
+    """Turn git's errors into ConfigurationError with its message, or TimedOutError if git does not answer."""
     try:
         yield
     except subprocess.TimeoutExpired as error:

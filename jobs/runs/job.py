@@ -246,7 +246,7 @@ def _array_reason(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any
 def _combined_attempts(of_nodes: Sequence[Sequence[JobAttempt]]) -> tuple[JobAttempt, ...]:
     """Combine the nodes' first attempts into one, then their second attempts, and so on.
 
-    Each combined attempt ended as it did on the node that decided its end.
+    Each combined attempt has the exit code and reason of the node that decided its end.
     """
     together = []
     for each in zip_longest(*of_nodes):
@@ -275,7 +275,7 @@ _LAST = (9, datetime.max.replace(tzinfo=timezone.utc))
 def _rank(attempt: JobAttempt) -> tuple[int, datetime]:
     """Return a sort key that puts the node that best explains the end first.
 
-    The order is: an error of the job itself, a reclaim, leaving because others left; then by time.
+    The order is: an error of the job itself, a reclaim, an exit because other nodes left; then by time.
     """
     if attempt.exit_code not in (None, 0, INTERRUPTED_EXIT_CODE):
         kind = 0

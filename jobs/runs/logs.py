@@ -45,7 +45,7 @@ SUCCESSOR_SECONDS = 600.0
 """Time that a moved run may take to appear as its next job. A lost event is redelivered after minutes."""
 
 SUCCESSOR_SECONDS_AFTER_RECLAIM = 60.0
-"""The same time for a run that has used up its attempts with a reclaim. Not all such runs are moved."""
+"""The same time for a run whose last attempt was reclaimed. Not all such runs are moved."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ def acceptance(
             next_step=f"--max-usd {worst_usd + 1:.0f}, or a smaller instance type in the stage's row of "
             "infra/settings.py",
         )
-    if not due:  # otherwise something has to be removed, whatever the rest may cost
+    if not due:  # otherwise resources have to be removed, whatever the rest costs
         if too_expensive:
             raise UsageError(str(too_expensive.args[0]), next_step=too_expensive.next_step)
         _confirm(context, yes=yes, worst_usd=worst_usd)

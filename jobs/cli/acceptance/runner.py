@@ -46,7 +46,7 @@ class State:
 
     @classmethod
     def open(cls, path: Path, new: AcceptanceRecord) -> "State":
-        """Return the run in the file, with the limit and `keep` of the new one, or the new one if there is no file.
+        """Return the recorded run with the limit and `keep` of `new`, or `new` if there is no file.
 
         Raises ConfigurationError if this release cannot read the file.
         """
@@ -176,7 +176,7 @@ def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
 
 
 def _undo(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
-    """Undo a step that has started. Returns whether nothing of it is left."""
+    """Undo a step that has started. Returns whether everything was removed."""
     record = state.record.step(step.name)
     if not record.needs_undo:
         return True
