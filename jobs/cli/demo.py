@@ -42,7 +42,7 @@ def demo(
     in_container = executor == "docker"
     steps = Steps(8 if in_container else 6)
     for number in INTERRUPTS:
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     try:
         with _emulator(steps, executor) as server:
             _deploy(steps, server)
@@ -151,10 +151,6 @@ def _emulator(steps: "Steps", executor: str) -> "Iterator[Server]":
             signal.signal(number, signal.SIG_IGN)
         if server:
             emulator.stop(server)
-
-
-def _interrupt(_signal_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 class Steps:

@@ -62,7 +62,7 @@ def acceptance(
     state = State.open(folder.with_suffix(".json"), new)
     record, console = state.record, tables.stderr()
     for interrupt in INTERRUPTS:
-        signal.signal(interrupt, _interrupt)
+        signal.signal(interrupt, signal.default_int_handler)
     due = any(step.needs_undo for step in record.steps)
     if record.complete and not due:
         console.print(f"this run is already complete; to run it again, remove {state.path}")
@@ -246,7 +246,3 @@ def _raise(ending: "Ending", record: "AcceptanceRecord") -> None:
     failed = "; ".join(f"{step.name}: {step.error.partition(chr(10))[0]}" for step in record.steps if step.error)
     if ending != "done":
         raise TrainyardError(f"{failed or 'not everything was removed'}{remains}", next_step=again)
-
-
-def _interrupt(_signal_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
