@@ -63,10 +63,7 @@ def show_costs(
         on = tables.stdout()
         tables.show(costs_table(found, by=by, width=on.width), on=on)
     console = tables.stderr()
-    note = (
-        "estimates from the runs' receipts at the prices named there, without storage and the time that instances take "
-        "to boot"
-    )
+    note = "estimates from the runs' receipts at the prices named there, without storage and the boot time of instances"
     if stage.emulated:
         note += f"; {FREE_HERE}"
     if left_out := unknown_loss(receipt for receipt in receipts if costs([receipt], by="run", month=wanted)):

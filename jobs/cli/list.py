@@ -199,6 +199,6 @@ def show_runs(runs: Sequence[ListedRun], *, on: "Console") -> None:
     }
     if not any(cells["POINTS"]):
         del cells["POINTS"]
-    # In the order in which they are left out. SUBMITTED is one of them because a run's id contains the time.
+    # Left out in this order. SUBMITTED is optional because a run's id contains the time.
     optional = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC")
     tables.show(tables.fitted(cells, width=on.width, leave_out=optional, right=("USD",), wrapped=2), on=on)

@@ -105,7 +105,7 @@ def read_state(aws: Aws, run: StoredRun, job: Job | None) -> SweepState | None:
     spec = read_spec(aws, run.location)
     if spec is None or spec.sweep is None:
         raise TrainyardError(
-            f"{run.run_id} is a sweep of another release of trainyard, which cannot read its spec",
+            f"{run.run_id} is a sweep whose spec this release of trainyard cannot read",
             next_step="use the release that submitted it",
         )
     points = standings(aws, run.location, record, job)

@@ -40,7 +40,7 @@ DONE = ("succeeded", STOPPED_EARLY)
 """States of points that need no more work."""
 
 _ORDER = ("succeeded", "running", STOPPED_EARLY, "waiting", "interrupted", "not run", "stopped", "failed")
-"""States of points, in the order in which tables list them."""
+"""States of points, in display order."""
 
 _NAMED = 3
 """Number of failed points whose reasons appear in the sweep's reason."""
