@@ -105,7 +105,6 @@ def _work(
     if isinstance(arguments, PretrainMlm):
         samples = arguments.max_steps * arguments.global_batch_size
         samples_text = f"{arguments.max_steps:,} steps x {arguments.global_batch_size} sequences"
-        hours = arguments.mean_hours_between_reclaims
     else:
         assert isinstance(arguments, FinetuneClassification)  # noqa: S101 - `estimate` skips all other kinds
         count, source = examples or 0, "from --examples"
@@ -116,14 +115,13 @@ def _work(
             count, source = counts[key]
         samples = max(1, round(count * arguments.epochs))
         samples_text = f"{counted(count, 'example')} ({source}) x {arguments.epochs:g} epochs"
-        hours = arguments.mean_hours_between_reclaims
     resources = spec.resources
     return Work(
         samples=samples,
         samples_text=samples_text,
         nnodes=resources.nnodes,
         capacity=resources.capacity or ("spot" if resources.nnodes == 1 else "on-demand"),
-        mean_hours_between_reclaims=hours,
+        mean_hours_between_reclaims=arguments.mean_hours_between_reclaims,
     )
 
 

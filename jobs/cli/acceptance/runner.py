@@ -244,7 +244,7 @@ class Meter:
     idle_usd_per_hour: Callable[[], float]
     keep: Callable[[datetime, float], None]
     """Records the cost up to a time."""
-    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+    now: Callable[[], datetime] = _now
     _alive: Mapping[str, Running] = field(default_factory=dict)
     _answered_at: datetime | None = None
     _looked_at: datetime | None = None
