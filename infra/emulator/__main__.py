@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         metavar="FILE",
         required=True,
-        help="where to write address and credentials when the server is ready; deleted on exit",
+        help="file for the address and credentials; written when the server is ready, deleted on exit",
     )
     serve_parser.add_argument(
         "--executor",
@@ -42,11 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     deploy_parser.add_argument(
         "--endpoint", required=True, metavar="URL", help="address of the emulator, from its state file"
     )
-    deploy_parser.add_argument("--stage", help="a stage of infra/settings.py (default: dev)")
+    deploy_parser.add_argument("--stage", help="stage to deploy, from infra/settings.py (default: dev)")
 
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # one line per request would hide the rest
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request would bury the rest
     try:
         if options.command == "serve":
             from infra.emulator.server import serve

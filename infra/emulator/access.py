@@ -1,4 +1,4 @@
-"""Who may use the emulator: programs with its credentials, and never a web page, even with the credentials.
+"""Let programs with the emulator's credentials use it, and refuse web pages even with the credentials.
 
 Anyone who may use the emulator can run commands as the user who started it. Loopback keeps other machines out, but not
 other users of this machine, nor a page in one of its browsers. So a request must
@@ -6,7 +6,7 @@ other users of this machine, nor a page in one of its browsers. So a request mus
 - name this machine in its Host header. Under DNS rebinding, Host is the name of the page's server;
 - not come from a page of another origin. Browsers report the origin in Origin and Sec-Fetch-Site, and pages cannot
   change these headers;
-- show the credentials, which are random for each server. Requests to AWS's API are signed with the access key id; the
+- carry the credentials, which are random for each server. Requests to AWS's API are signed with the access key id; the
   server's other paths take the secret access key as a bearer token.
 
 Signatures are not verified. The access key id is a secret here: it has 160 random bits and travels on loopback only.
@@ -28,12 +28,12 @@ from moto.sts.models import STSBackend
 from infra.emulator.credentials import NEXT_STEP, Credentials, random_letters
 
 HEALTH_PATH = "/trainyard/health"
-"""Open to every program on this machine: the answer has no secret, and the request changes nothing."""
+"""Needs no credentials, because the response contains no secret and the request changes nothing."""
 
 _HOST = re.compile(r"(?:(?:[a-z0-9_.-]+\.)?localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
 """S3 clients may put the bucket first: `bucket.localhost`."""
 _SIGNED_WITH = re.compile(r"AWS4-\S+ .*?\bCredential=([^/,\s=]+)/|AWS ([^:\s]+):")
-"""Keys have no equals sign. If one were allowed, matching a header of repeated `Credential=` would take seconds."""
+"""A key must not contain `=`. Otherwise, matching a header of repeated `Credential=` would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Gate:
         host = environ.get("HTTP_HOST", "")
         if not _HOST.fullmatch(host):
             return Refusal("AccessDenied", f"the emulator answers requests for localhost, not for {host!r}")
-        if _is_of_another_page(environ, host):
+        if _is_cross_origin(environ, host):
             return Refusal("AccessDenied", "the emulator does not answer web pages")
         path = environ.get("PATH_INFO", "")
         if path == HEALTH_PATH:
@@ -77,8 +77,8 @@ class Gate:
         return hmac.compare_digest(given, f"Bearer {self._credentials.secret_access_key}".encode())
 
     def _is_known(self, access_key_id: str) -> bool:
-        own = hmac.compare_digest(access_key_id.encode(), self._credentials.access_key_id.encode())
-        return own or access_key_id in _temporary_key_ids
+        is_servers = hmac.compare_digest(access_key_id.encode(), self._credentials.access_key_id.encode())
+        return is_servers or access_key_id in _temporary_key_ids
 
 
 _temporary_key_ids: set[str] = set()
@@ -126,14 +126,14 @@ def _user_name() -> str:
         return "local"
 
 
-def _is_of_another_page(environ: Mapping[str, Any], host: str) -> bool:
+def _is_cross_origin(environ: Mapping[str, Any], host: str) -> bool:
     origin = environ.get("HTTP_ORIGIN")
     site = environ.get("HTTP_SEC_FETCH_SITE", "none")
     return (origin is not None and origin.lower() != f"http://{host.lower()}") or site not in ("same-origin", "none")
 
 
 def _access_key_id(environ: Mapping[str, Any]) -> str:
-    """Return the access key id from the Authorization header, or from the query of a presigned address."""
+    """Return the access key id from the Authorization header, or from the query of a presigned URL."""
     signed = _SIGNED_WITH.match(environ.get("HTTP_AUTHORIZATION", ""))
     if signed:
         return str(signed[1] or signed[2])

@@ -92,7 +92,7 @@ class Application:
         def watch(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
             if status.startswith("500"):
                 record_error(path, operation, status)
-            # moto would let pages of every origin read the answer.
+            # moto lets pages of every origin read the response.
             kept = [(name, value) for name, value in headers if not name.lower().startswith("access-control-")]
             return start_response(status, kept, *rest)
 
@@ -103,16 +103,16 @@ class Application:
             record_exception(path, operation, error)
             message = f"the emulator failed in {operation}: {type(error).__name__}: {error}"
             failure = _failure("InternalFailure", message, environ, status=500)
-            # moto may have started an answer; nothing of it has been sent yet.
+            # moto may have started a response, but nothing has been sent yet.
             return failure(environ, functools.partial(start_response, exc_info=sys.exc_info()))
         return answer
 
 
 def _sandboxed(start_response: StartResponse) -> StartResponse:
-    """Add a policy by which browsers run no script of the answer and give it a separate origin.
+    """Add a policy that makes browsers run no scripts in a response and give it a separate origin.
 
-    Otherwise HTML in S3, opened by a presigned address, would run its scripts in the server's origin, and could send
-    any request with the key id in that address (Content Security Policy Level 3, 6.3.2 sandbox).
+    Otherwise scripts in HTML from S3, opened through a presigned URL, would run in the server's origin and could send
+    any request with the key id in that URL (Content Security Policy Level 3, 6.3.2 sandbox).
     """
 
     def start(status: str, headers: list[tuple[str, str]], *rest: Any, **options: Any) -> Any:
@@ -135,7 +135,7 @@ def _enter(job_id: str, request: Any) -> Response:
 
 
 def _inject_event(event: Any) -> Response:
-    """Put an event on the default bus as an AWS service does. Clients cannot: PutEvents refuses the sources of AWS."""
+    """Put an event on the default bus like an AWS service; PutEvents refuses clients that use an AWS source."""
     if not isinstance(event, Mapping) or not {"source", "detail-type", "detail"} <= event.keys():
         return _json({"message": "an event needs the keys source, detail-type and detail"}, status=400)
     event_id = events.emit(
@@ -150,7 +150,7 @@ def _inject_event(event: Any) -> Response:
 
 
 def _body(environ: Mapping[str, Any]) -> Any:
-    """Parse the JSON of a request; None if it has none."""
+    """Return the JSON body of a request, or None if it has none."""
     try:
         return json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
     except ValueError:

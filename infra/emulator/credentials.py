@@ -1,6 +1,6 @@
 """Credentials of one emulator, and boto3 clients that use them and ignore the user's AWS environment.
 
-The server makes the credentials up. Clients get them from its state file and from environment variables.
+The server generates the credentials. Clients read them from its state file or from environment variables.
 """
 
 import base64
@@ -30,7 +30,7 @@ class Credentials:
 
     @classmethod
     def random(cls) -> "Credentials":
-        """Make up credentials that cannot be guessed."""
+        """Generate credentials that cannot be guessed."""
         return cls(f"TRAINYARD{random_letters()}", secrets.token_hex(_RANDOM_BYTES))
 
     @classmethod
@@ -55,22 +55,21 @@ class Credentials:
 
 
 def random_letters() -> str:
-    """Make up 32 letters and digits that cannot be guessed."""
+    """Return 32 random letters and digits."""
     return base64.b32encode(secrets.token_bytes(_RANDOM_BYTES)).decode()
 
 
 def session(credentials: Credentials) -> boto3.Session:
-    """Make a session that reads no profile, because AWS_PROFILE may name a missing one."""
-    own = botocore.session.Session(session_vars={"profile": (None, None, None, None)})
+    """Return a session that ignores AWS_PROFILE, which may name a missing profile."""
     return boto3.Session(
         aws_access_key_id=credentials.access_key_id,
         aws_secret_access_key=credentials.secret_access_key,
         region_name=REGION,
-        botocore_session=own,
+        botocore_session=botocore.session.Session(session_vars={"profile": (None, None, None, None)}),
     )
 
 
 def client(service: str, endpoint: str, credentials: Credentials, config: Config | None = None) -> Any:
-    """Make a boto3 client for one service."""
+    """Return a boto3 client for one service."""
     make: Any = session(credentials).client  # the stubs type it by the name of the service
     return make(service, endpoint_url=endpoint, config=config)

@@ -2,8 +2,7 @@
 
     python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
 
-The CLI runs as a child process. It reads and writes nothing of the user's: no profile, no credentials, no cache in the
-home directory.
+The CLI runs as a child process. It does not touch the user's AWS profile, credentials or caches in the home directory.
 """
 
 import importlib.util
@@ -63,7 +62,7 @@ def find_node() -> str:
 
 
 def find_cli() -> str:
-    """Return the CLI's JavaScript in this Python's environment. Raises ConfigurationError if it is not installed."""
+    """Return the path of the CLI's script in this Python environment. Raises ConfigurationError if it is missing."""
     script = Path(sys.prefix) / "node_modules" / "aws-cdk" / "bin" / "cdk"
     if script.exists():
         return str(script)
@@ -71,7 +70,7 @@ def find_cli() -> str:
 
 
 def cdk_environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> dict[str, str]:
-    """Return the environment of the CLI, the app and jsii. `scratch` is a folder that is deleted when they are done."""
+    """Return the variables of the CLI, the app and jsii. The caller deletes the folder `scratch` when they are done."""
     node = find_node()
     temporary = scratch / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -152,18 +151,18 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 FAILURE_LINES = 30
-"""Number of lines of the CLI's output that are printed if it fails; the last lines name what failed and why."""
+"""Number of lines to print if the CLI fails. The last lines of its output name what failed and why."""
 
 
 def deploy(*, endpoint: str, stage: str | None) -> int:
     """Bootstrap the account if necessary, deploy the stage, and return the CLI's exit code. Prints progress to stderr.
 
-    Raises EmulatorError if settings.py has no such stage or mistakes in its row, if no emulator answers, or if the CLI
+    Raises EmulatorError if settings.py has no such stage or its row is wrong, if no emulator answers, or if the CLI
     cannot run.
     """
     stage = stage or DEFAULT_STAGE
     try:
-        bootstrap_parameter, bootstrap_options = _bootstrap_of_checked(stage)
+        bootstrap_parameter, bootstrap_options = _check_stage(stage)
     except TrainyardError as error:
         raise EmulatorError(str(error), exit_code=error.exit_code) from None
     errors_before = len(_health(endpoint)["server_errors"])
@@ -174,13 +173,13 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     with tempfile.TemporaryDirectory(prefix="trainyard-cdk-") as folder:
         scratch = Path(folder)
         if not is_bootstrapped:
-            _say("bootstrapping the account")
+            _report("bootstrapping the account")
             # Not in the folder of cdk.json: the CLI would synthesise the app there, only to bootstrap.
             where = f"aws://{ACCOUNT_ID}/{REGION}"
             code = cdk(["bootstrap", *bootstrap_options, where, "--no-notices"], scratch=scratch, cwd=scratch)
             if code:
                 return code
-        _say(f"synthesising stage '{stage}'")
+        _report(f"synthesising stage '{stage}'")
         code = cdk(
             [
                 "deploy",
@@ -205,21 +204,21 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     health = _health(endpoint)
     if len(health["server_errors"]) > errors_before:
         # The CLI retries after a 500, and may then find nothing left to do.
-        _say(f"this deployment proves nothing, because the emulator itself failed: {health['server_errors'][-1]}")
+        _report(f"this deployment is not valid, because the emulator itself failed: {health['server_errors'][-1]}")
         return 1
     if unproven := health["unproven"]:
         types = counted(len(unproven), "resource type")
-        _say(f"{types} recorded only, without a service (list: trainyard local status)")
-    _say(f"deployed stage '{stage}' in {time.monotonic() - started:.0f} s")
+        _report(f"{types} only recorded, because the emulator has no service for them (list: trainyard local status)")
+    _report(f"deployed stage '{stage}' in {time.monotonic() - started:.0f} s")
     return 0
 
 
-def _bootstrap_of_checked(name: str) -> tuple[str, list[str]]:
-    """Check a stage; return the SSM parameter with its bootstrap version, and its options for `cdk bootstrap`.
+def _check_stage(name: str) -> tuple[str, list[str]]:
+    """Check a stage, and return its bootstrap parameter in SSM and its options for `cdk bootstrap`.
 
     The app checks the stage too, but only after a bootstrap, and in the middle of the CLI's output.
 
-    Raises TrainyardError if the settings have no such stage, or mistakes in its row.
+    Raises TrainyardError if the settings have no such stage, or its row is wrong.
     """
     stages = load()
     if name not in stages:
@@ -237,7 +236,7 @@ def _cdk(arguments: list[str], *, endpoint: str, credentials: Credentials, scrat
         lines.append(line)
         progress = _progress(line)
         if progress:
-            _say(progress)
+            _report(progress)
 
     code = run_cdk(arguments, endpoint=endpoint, credentials=credentials, scratch=scratch, cwd=cwd, on_line=on_line)
     if code:
@@ -260,7 +259,7 @@ def _progress(line: str) -> str | None:
     return None
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     sys.stderr.write(f"  {text}\n")
     sys.stderr.flush()
 

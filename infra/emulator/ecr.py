@@ -1,8 +1,8 @@
 """The container registry that replaces ECR if the emulator was started with `--registry HOST:PORT`.
 
-Any server of Docker's registry protocol will do (Debian's docker-registry, the image registry:2). ECR's sign-in names
-this registry instead of AWS's, and images in ECR are pulled from it. Without a registry, `trainyard images push` leaves
-images in the Docker engine, under their names in ECR.
+Any Docker registry works (Debian's docker-registry, the image registry:2). ECR's sign-in returns this registry instead
+of AWS's, and jobs pull ECR images from it. Without a registry, `trainyard images push` leaves images in the Docker
+engine, under their names in ECR.
 """
 
 import re
@@ -11,11 +11,11 @@ from typing import Any
 from moto.ecr.responses import ECRResponse
 
 _ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/")
-"""How image names in ECR begin."""
+"""The prefix of image names in ECR."""
 
 
 def install(registry: str) -> None:
-    """Make ECR's sign-in name `registry`. Call it before the server starts."""
+    """Make ECR's sign-in return `registry`. Call it before the server starts."""
     sign_in = ECRResponse.get_authorization_token
 
     def get_authorization_token(response: ECRResponse) -> Any:
@@ -28,7 +28,7 @@ def install(registry: str) -> None:
 
 
 def is_in_ecr(image: str) -> bool:
-    """Return whether the name of an image is one in ECR."""
+    """Return whether an image name belongs to ECR."""
     return bool(_ECR.match(image))
 
 

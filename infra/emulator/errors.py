@@ -1,7 +1,7 @@
-"""Errors: those that the program prints and exits with, and those that the server records while it runs.
+"""Define errors that the program prints before it exits, and record errors of the running server.
 
-The server records every answer of 500, and every crash of a model behind CloudFormation. /trainyard/health returns the
-record as `server_errors`; tests fail if there is one.
+The server records every 500 response, and every unexpected exception behind CloudFormation. /trainyard/health returns
+them as `server_errors`; tests fail if there are any.
 """
 
 import logging
@@ -44,7 +44,7 @@ _lock = Lock()
 
 
 def record_error(path: str, operation: str, error: str) -> None:
-    """Record an answer of 500. Log its cause first."""
+    """Record and log a 500 response. Callers log its cause first."""
     with _lock:
         _errors.append(ServerError(path=path, operation=operation, error=error))
     logger.error("500 %s %s: %s", path, operation, error)

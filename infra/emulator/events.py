@@ -1,7 +1,7 @@
 """EventBridge and SNS: match events with rules, and deliver them to functions, topics and queues.
 
 The emulator's services call `emit`; clients call PutEvents, or POST /trainyard/events. One thread delivers events in
-order, so `emit` never waits. Rules with a schedule are kept and never run.
+order, so `emit` never waits. Rules with a schedule are stored but never run.
 """
 
 import json
@@ -76,7 +76,7 @@ def emit(
     detail: Mapping[str, Any],
     resources: tuple[str, ...] = (),
 ) -> str:
-    """Put an event of an AWS service on the default bus and return its id, before it is delivered."""
+    """Queue an event of an AWS service on the default bus, and return its id."""
     event = {
         "version": "0",
         "id": str(uuid.uuid4()),
@@ -113,7 +113,7 @@ def _deliver_all() -> None:
         rule, target, event = item
         try:
             _deliver(rule, target, event)
-        except Exception as error:  # noqa: BLE001 - no error of one event may stop the delivery of the next
+        except Exception as error:  # noqa: BLE001 - an undeliverable event must not stop the next one
             reason = f"{type(error).__name__}: {getattr(error, 'message', None) or error}"
             what = f"{event['source']} '{event['detail-type']}' by rule {rule.name} to {target['Arn']}: {reason}"
             logger.warning("event not delivered: %s", what)
@@ -249,12 +249,12 @@ def message_for(target: Mapping[str, Any], event: Mapping[str, Any]) -> str:
         return json.dumps(event, ensure_ascii=False)
     paths = transformer.get("InputPathsMap") or {}
 
-    def put_in(match: re.Match[str]) -> str:
+    def substitute(match: re.Match[str]) -> str:
         value = _at(paths[match[1]], event) if match[1] in paths else match[0]
         text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
         return json.dumps(text, ensure_ascii=False)[1:-1]
 
-    return _PLACEHOLDER.sub(put_in, transformer["InputTemplate"])
+    return _PLACEHOLDER.sub(substitute, transformer["InputTemplate"])
 
 
 def target_refusal(target: Mapping[str, Any]) -> str | None:
@@ -276,8 +276,7 @@ def _at(path: str, event: Any) -> Any:
     return event
 
 
-# Resource policies: the only permissions that the emulator checks, because a target without one fails silently. Roles
-# and users are not checked.
+# Resource policies are the only permissions that the emulator checks, because a target without one fails silently.
 
 
 def service_may(
@@ -333,7 +332,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 # SNS topics with functions as subscribers. moto's delivery would send the functions an event with made-up values.
-# Delivery to queues is moto's. E-mail and text messages go nowhere; subscribe a queue to read them.
+# moto delivers to queues. E-mail and text messages are dropped; subscribe a queue to read them.
 
 
 def _publish_to_subscriber(subscription: Any, message: str, message_id: str, **more: Any) -> None:

@@ -1,10 +1,10 @@
-"""Run Lambda functions: a process that has imported the AWS SDK and forks itself for each invocation.
+"""Run Lambda functions in a process that imports the AWS SDK once and forks for each invocation.
 
     python -I -u function_host.py FIFO
 
-It reads invocations from FIFO, one line of JSON each, and prints how each ended, one line of JSON each. A function can
-import what Lambda has: the modules in its zip file, Python's standard library and the AWS SDK. Other packages of this
-machine are hidden, so that a function with a missing dependency fails here too.
+It reads invocations from FIFO and prints how each ended, as one line of JSON per invocation. A function can import only
+what Lambda provides: the modules in its zip file, Python's standard library and the AWS SDK. Other installed packages
+are hidden, so that a function with a missing dependency fails here too.
 """
 
 import base64
@@ -43,8 +43,8 @@ PR_SET_CHILD_SUBREAPER = 36
 OUTPUT, RESULT = "output", "result"
 
 
-class OnlyWhatLambdaHas:
-    """A finder that hides the packages that this machine has and Lambda does not."""
+class LambdaFinder:
+    """Hides installed packages that Lambda does not have."""
 
     def __init__(self, task_root: str) -> None:
         self._task_root = task_root
@@ -79,7 +79,7 @@ def main(fifo: str) -> None:
     for service in PRELOADED:  # explicit keys: the session must read each function's environment later
         make(service, region_name="us-east-1", aws_access_key_id="-", aws_secret_access_key="-")  # noqa: S106 - none
     gc.freeze()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of functions become its children
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt the orphans of functions
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -107,7 +107,7 @@ def main(fifo: str) -> None:
 
 
 def _report_ended(running: dict[int, tuple[str, Path]]) -> None:
-    """Print how invocations ended, after killing the processes that they left, now children of this process."""
+    """Kill the processes that ended invocations left, which this process has adopted, and print the results."""
     ended = [(pid, status) for pid, status in (os.waitpid(child, os.WNOHANG) for child in running) if pid]
     known = running.keys() - {pid for pid, _ in ended}
     children = Path(f"/proc/self/task/{os.getpid()}/children")
@@ -139,7 +139,7 @@ def _run(work: dict[str, Any], folder: Path) -> NoReturn:
         archive.extractall(task_root)
     os.chdir(task_root)
     sys.path.insert(0, task_root)
-    sys.meta_path.insert(0, OnlyWhatLambdaHas(task_root))
+    sys.meta_path.insert(0, LambdaFinder(task_root))
     whole = folder / f"{RESULT}.part"
     whole.write_text(json.dumps(_result(work)))
     whole.rename(folder / RESULT)
@@ -149,12 +149,12 @@ def _run(work: dict[str, Any], folder: Path) -> NoReturn:
 def _result(work: dict[str, Any]) -> dict[str, Any]:
     try:
         handler = _load(work["handler"])
-    except Exception as error:  # noqa: BLE001 - the caller gets any error of the module
+    except Exception as error:  # noqa: BLE001 - any error of the module is the result
         return _failure(error, kind=_kind_of_load_failure(error))
     signal.setitimer(signal.ITIMER_REAL, work["timeout_seconds"])
     try:
         return {"payload": json.dumps(handler(json.loads(work["event"]), Context(work)))}
-    except Exception as error:  # noqa: BLE001 - the caller gets it
+    except Exception as error:  # noqa: BLE001 - the error is the result
         return _failure(error, kind=type(error).__name__)
 
 

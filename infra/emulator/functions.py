@@ -1,4 +1,4 @@
-"""Lambda: moto's API over Python functions that really run, in the process of function_host.py, with a log.
+"""Lambda: moto's API with Python functions that really run, in function_host.py, and write logs.
 
 Source: AWS Lambda developer guide, "How Lambda handles errors and retries with asynchronous invocation": two retries,
 after one minute and then two; then the dead-letter queue.
@@ -38,9 +38,9 @@ from infra.emulator.settings import function_retry_seconds
 logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT = 4
-"""Invocations that run at the same time; the others wait. The default of an AWS account is 1000."""
+"""Maximum number of concurrent invocations; others wait. The default of an AWS account is 1000."""
 _TAIL_BYTES = 4096
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _TIMED_OUT = -14
 """Exit code of a process that SIGALRM killed."""
 _slots = threading.BoundedSemaphore(MAX_CONCURRENT)
@@ -49,7 +49,7 @@ _stopping = threading.Event()
 
 
 def install(endpoint: str, credentials: Credentials) -> None:
-    """Make moto create functions that run. Call it before the server starts; `endpoint` is where it will answer."""
+    """Make moto create functions that run. Call it before the server starts; `endpoint` is its address."""
     Function.endpoint = endpoint
     Function.credentials = credentials
     moto.awslambda.models.LambdaFunction = Function
@@ -64,7 +64,7 @@ def shutdown() -> None:
 
 
 class Function(LambdaFunction):
-    """A Lambda function: moto's, with the settings that moto drops, and an Invoke that runs it."""
+    """Adds to moto's function the settings that moto drops, and an Invoke that runs the code."""
 
     endpoint: str
     """Address of the server; set by `install`."""
@@ -82,7 +82,7 @@ class Function(LambdaFunction):
 
     @property
     def retries(self) -> int:
-        """Return how often a failed asynchronous invocation is retried."""
+        """Return the maximum number of retries of a failed asynchronous invocation."""
         config = self.event_invoke_config[0].config if self.event_invoke_config else {}
         return int(config.get("MaximumRetryAttempts", 2))
 
@@ -181,10 +181,10 @@ class Outcome:
 def invoke_later(function: Function, event: str, *, number: int = 1) -> None:
     """Run a function in the background. `event` is JSON; `number` counts the tries from 1."""
     with suppress(RuntimeError):  # the server is shutting down
-        _workers.submit(_run_unwatched, function, event, number)
+        _workers.submit(_run_with_retries, function, event, number)
 
 
-def _run_unwatched(function: Function, event: str, number: int) -> None:
+def _run_with_retries(function: Function, event: str, number: int) -> None:
     try:
         outcome = run(function, event)
         if not outcome.failed or _stopping.is_set():
@@ -267,7 +267,7 @@ class _Host:
         self._requests: int | None = None
         self._handle: Any = None
         self._ended = threading.Event()
-        """Set when the process has ended and nothing reads requests any more."""
+        """Set when the process has ended, so nothing reads requests."""
         self._rest = b""
 
     def call(self, work: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class _Host:
         threading.Thread(
             target=self._watch, args=(self._handle, folder, self._ended), name="functions-host", daemon=True
         ).start()
-        # Opening it only for writing would wait for the process, which may have failed.
+        # Opening the FIFO only for writing would wait for the process to open it, but the process may have failed.
         return os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
 
     def _watch(self, handle: Any, folder: "tempfile.TemporaryDirectory[str]", ended: threading.Event) -> None:
@@ -337,9 +337,9 @@ class _Host:
 
 
 def _write_all(descriptor: int, text: bytes, ended: threading.Event) -> None:
-    """Write to a process that may end before it has read everything: a request is longer than the pipe's buffer."""
+    """Write a request, which is longer than the pipe's buffer, to a process that may end before reading all of it."""
     while text and not ended.is_set():
-        if select.select([], [descriptor], [], _LOOK_SECONDS)[1]:
+        if select.select([], [descriptor], [], _POLL_SECONDS)[1]:
             with suppress(BlockingIOError):
                 text = text[os.write(descriptor, text) :]
 

@@ -1,16 +1,15 @@
 """S3: objects that outlive the server, and faster reads than moto's.
 
-With `--keep DIR`, objects are also on disk, and a bucket that is created again gets its objects back. Each object has
-two files in the folder of its bucket: one with its bytes, and a JSON file, named by a hash of its key, with everything
-else. The server writes the bytes, then renames the JSON file into place, and only then answers the request. So every
-object whose upload was confirmed survives a kill of the server. Earlier versions of an object are not kept, and
-neither is anything outside S3. A bucket whose name the template does not give gets the same name again, because runs
-and receipts refer to it.
+With `--keep DIR`, objects are also on disk, and creating a bucket again restores its objects. Each object has two files
+in the folder of its bucket: one with its bytes, and a JSON file, named after a hash of its key, with everything else.
+The server writes the bytes, then renames the JSON file into place, and only then answers the request. So every object
+whose upload was confirmed survives a kill of the server. Earlier versions of objects, and anything outside S3, are not
+kept. A bucket without a name in its template gets the same generated name again, because runs and receipts refer to it.
 
 Two shortcuts make requests faster:
 
-- moto reads the whole object for each range. A client downloads a large object in ranges of 8 MiB, so moto would read
-  weights of 400 MB fifty times, 20 GB in all.
+- moto reads the whole object for each range request. A client downloads a large object in ranges of 8 MiB, so moto
+  would read weights of 400 MB fifty times, 20 GB in all.
 - moto lists its folders and tries hundreds of patterns to find the service of a host name. That takes a fifth of each
   request.
 """
@@ -66,7 +65,7 @@ def write_changes() -> None:
 
 
 def kept_name(name: str, owner: str) -> str:
-    """Return the name that the bucket of `owner` (a resource) had in earlier servers. If it is new, keep `name`."""
+    """Return the name of the bucket of `owner` (a resource) on earlier servers. If there is none, keep `name`."""
     return name if _kept is None else _kept.kept_name(name, owner)
 
 
@@ -112,7 +111,7 @@ class KeptObjects:
             folder.mkdir(exist_ok=True)
             body.write_bytes(found.value)
         with self._commits:
-            # If two requests write the same object, the second one here finds its final state.
+            # If two requests write the same object, the last one here writes its final state.
             if _newest(backend, bucket_name, key_name) is not found:
                 body.unlink(missing_ok=True)
                 return
@@ -141,7 +140,7 @@ class KeptObjects:
             known |= {record.name, described["body"]}
         for path in folder.glob("*"):
             if path.suffix != ".json" and path.name not in known:
-                path.unlink()  # left by a write that was never answered
+                path.unlink()  # left by an upload that was never confirmed
 
     def kept_name(self, name: str, owner: str) -> str:
         path = self._folder / _NAMES
@@ -238,7 +237,7 @@ _get_object, _key_response = S3Response.get_object, S3Response.key_response
 
 
 def install() -> None:
-    """Use the shortcuts from now on. Call it before the server starts."""
+    """Install the shortcuts. Call it before the server starts."""
     DomainDispatcherApplication.get_backend_for_host = functools.cache(DomainDispatcherApplication.get_backend_for_host)
     FakeKey.value = property(_value, _set_value)
     S3Response.get_object = _get_range_or_object
@@ -246,7 +245,7 @@ def install() -> None:
 
 
 class _Content:
-    """The bytes of an object, of which only the requested slice is read."""
+    """Reads only the requested slice of an object's bytes."""
 
     def __init__(self, key: Any) -> None:
         self._key = key

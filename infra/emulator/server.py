@@ -56,9 +56,9 @@ def serve(
         signal.signal(number, on_signal)
     parent = _process(exit_with_pid)
 
-    # Import moto only now: it takes a second, and the port is checked and the signals are handled before that.
+    # Import moto only now, because it takes a second. Check the port and handle signals first.
     with _listening(port) as listener:
-        # moto loads jsonschema, which loads a grammar of IRIs if it is installed: that would double the start time.
+        # moto imports jsonschema, which would double the start time by loading an optional grammar of IRIs.
         sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # imports of it fail
         # Loaded modules are never freed. Collecting garbage while they load would take almost half the start time.
         gc.disable()

@@ -1,4 +1,4 @@
-"""Settings of the server: waiting times, in seconds, that its environment can change. Tests shorten them."""
+"""Read waiting times, in seconds, from the server's environment. Tests shorten them."""
 
 import os
 
@@ -9,7 +9,7 @@ STOP_TIMEOUT_VARIABLE = "TRAINYARD_STOP_TIMEOUT_SECONDS"
 MINIMUM_TIMEOUT_VARIABLE = "TRAINYARD_MINIMUM_TIMEOUT_SECONDS"
 """The shortest attemptDurationSeconds that Batch accepts."""
 FUNCTION_RETRY_VARIABLE = "TRAINYARD_FUNCTION_RETRY_SECONDS"
-"""Seconds before the second try of an asynchronous invocation; the third comes after twice as many."""
+"""Seconds before the first retry of an asynchronous invocation. The second retry waits twice as long."""
 
 
 def check_all() -> None:
@@ -30,7 +30,7 @@ def minimum_timeout_seconds() -> float:
 
 
 def function_retry_seconds() -> float:
-    """Return how long a failed asynchronous invocation waits before its second try. Default: 60."""
+    """Return the delay before the first retry of a failed asynchronous invocation. Default: 60."""
     return _number(FUNCTION_RETRY_VARIABLE, 60)
 
 

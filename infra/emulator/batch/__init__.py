@@ -59,13 +59,12 @@ def reclaim(job_id: str) -> bool:
 
 
 def exec_target(job_id: str) -> Mapping[str, Any] | None:
-    """Return how to run a command in the container of a job, child or node; None if it does not run or forbids it."""
+    """Return how to run a command in the container of a job, child or node. None if not running or not allowed."""
     found = _find(job_id)
     return found[0].scheduler.exec_target(found[1]) if found else None
 
 
 def _find(job_id: str) -> tuple[BatchBackend, Job] | None:
-    """Find a job and its backend."""
     for backend in _backends():
         job = backend.scheduler.jobs.get(job_id)
         if job is not None:

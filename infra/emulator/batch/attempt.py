@@ -4,10 +4,10 @@ Sources:
 - AWS Batch user guide, "Job lifecycle for MNP jobs": the main node starts first, and the others when it is running. The
   exit of the main node ends the job; the exit of another node does nothing. The timeout applies to the job.
 - AWS Batch user guide, "Job environment variables", "Array jobs" and "Environment variables" of multi-node parallel
-  jobs. That AWS_BATCH_JOB_ID has the suffix of the child or node (`:1`, `#1`) is seen in many public job scripts.
+  jobs. Many public job scripts show that AWS_BATCH_JOB_ID ends with the child or node (`:1`, `#1`).
 - Amazon ECS developer guide, "Pass Secrets Manager secrets through environment variables": the ARN of a secret, with an
-  optional `:json-key:version-stage:version-id`. A secret is read when its container starts, and put only into the
-  environment of the container. Parameters of Systems Manager are refused: no stack uses them as secrets.
+  optional `:json-key:version-stage:version-id`. A secret is read when its container starts, and only the
+  container's environment has its value. Systems Manager parameters are refused, because no stack uses them as secrets.
 """
 
 import json
@@ -41,7 +41,7 @@ _MAX_REASON_CHARACTERS = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What the attempts of an account and region use: executor, credentials and logs."""
+    """Services that all attempts of an account and region share."""
 
     executor: Executor
     credentials: Credentials
@@ -160,7 +160,7 @@ class Task(threading.Thread):
         self._unit = unit
         self._lock = threading.Lock()
         self._handle: Handle | None = None
-        self._stop_asked = False
+        self._stop_requested = False
         self._timers: list[threading.Timer] = []
 
     def stop(self, *, grace_seconds: float | None = None) -> None:
@@ -169,7 +169,7 @@ class Task(threading.Thread):
         A task that has not started yet will not start its container.
         """
         with self._lock:
-            again, self._stop_asked = self._stop_asked, True
+            again, self._stop_requested = self._stop_requested, True
             if self._handle is not None and (not again or grace_seconds is not None):
                 self._end(self._handle, grace_seconds)
 
@@ -204,7 +204,7 @@ class Task(threading.Thread):
                 self.settled.set()
 
     def _run(self) -> None:
-        if self._stop_asked:
+        if self._stop_requested:
             return
         try:
             handle, log = self._start_container()
@@ -222,7 +222,7 @@ class Task(threading.Thread):
             log.close()
         self.record.exit_code = result.code
         self.record.reason = result.reason[:_MAX_REASON_CHARACTERS] if result.reason else None
-        self.succeeded = result.code == 0 and not self._stop_asked
+        self.succeeded = result.code == 0 and not self._stop_requested
 
     def _note_end(self) -> None:
         self.record.stopped_at = now_milliseconds()
@@ -235,7 +235,7 @@ class Task(threading.Thread):
     def _take(self, handle: Handle) -> None:
         with self._lock:
             self._handle = handle
-            if self._stop_asked:  # stopped while the container was starting
+            if self._stop_requested:  # stopped while the container was starting
                 self._end(handle, None)
 
     def _end(self, handle: Handle, grace_seconds: float | None) -> None:
@@ -269,12 +269,12 @@ class Task(threading.Thread):
             )
         except LogDestinationError as error:
             raise CannotStartError(f"CannotStartContainerError: Error response from daemon: {error}") from error
-        own = {item["name"]: item.get("value", "") for item in container.get("environment") or ()}
+        declared = {item["name"]: item.get("value", "") for item in container.get("environment") or ()}
         memory = resource(container, "MEMORY")
         run = ContainerRun(
             name=f"trainyard-{task_id}-{container['name']}",
             command=tuple(container.get("command") or ()),
-            environment=self._environment({**own, **secrets}),
+            environment=self._environment({**declared, **secrets}),
             properties=container,
             task=submission.task,
             memory_mib=None if memory is None else int(memory),
@@ -285,8 +285,8 @@ class Task(threading.Thread):
         self.record.log_stream_name = log.name
         return handle, log
 
-    def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return the container's variables: the SDK's, `own` (of definition, submission and secrets), then Batch's."""
+    def _environment(self, declared: Mapping[str, str]) -> dict[str, str]:
+        """Return the container's variables. `declared` are those of the definition, submission and secrets."""
         unit, services, attempt = self._unit, self._attempt.services, self._attempt
         variables = {
             **services.credentials.environment,
@@ -295,7 +295,7 @@ class Task(threading.Thread):
             "AWS_ENDPOINT_URL": unit.submission.endpoint,
             # There is no instance metadata service, and a request to it takes seconds to fail.
             "AWS_EC2_METADATA_DISABLED": "true",
-            **own,
+            **declared,
             "AWS_BATCH_JOB_ID": unit.id,
             "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),
             "AWS_BATCH_JQ_NAME": unit.submission.queue.name,

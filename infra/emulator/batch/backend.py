@@ -67,7 +67,7 @@ class BatchBackend(MotoBatchBackend):
                 raise ClientException("Object already exists")
             self._check_network(environment.resources)
             environment.ecs_arn = self.ecs_backend.create_cluster(environment.ecs_name).arn
-            # Without this entry, moto fails if asked for instances; with it, moto returns none.
+            # Without this entry, moto fails to list the cluster's instances.
             self.ecs_backend.container_instances.setdefault(environment.ecs_name, {})
             self.environments = {**self.environments, environment.arn: environment}
         self._tag(environment.arn, request)
@@ -229,7 +229,7 @@ class BatchBackend(MotoBatchBackend):
         return [job for job in found if job is not None]
 
     def list_selected(self, request: Mapping[str, Any]) -> list[Job]:
-        """Return all pages of ListJobs: a queue's jobs newest first, others by index. Raises ClientException."""
+        """Return the jobs that ListJobs selects: a queue's newest first, others by index. Raises ClientException."""
         given = [name for name in ("jobQueue", "arrayJobId", "multiNodeJobId") if request.get(name)]
         if len(given) != 1:
             raise ClientException("Exactly one of jobQueue, arrayJobId and multiNodeJobId must be specified")

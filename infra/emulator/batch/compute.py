@@ -15,7 +15,7 @@ MAX_QUEUE_ENVIRONMENTS = 3
 
 
 class _BatchResource:
-    """Common to environments and queues: the properties of the request that created one, as updated since."""
+    """Common to environments and queues: their properties are those of the request, with later updates."""
 
     kind: str
     """Prefix of its property names."""
@@ -29,7 +29,7 @@ class _BatchResource:
 
     @property
     def named(self) -> dict[str, str]:
-        """Return the answer to a request that creates or updates it."""
+        """Return the response to a request that creates or updates it."""
         return {f"{self.kind}Name": self.name, f"{self.kind}Arn": self.arn}
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class ComputeEnvironment(_BatchResource):
         return float(self.resources["maxvCpus"])
 
     @property
-    def takes_multinode(self) -> bool:
-        """Return whether multi-node jobs can run here: only On-Demand environments take them."""
+    def accepts_multinode(self) -> bool:
+        """Return whether multi-node jobs can run here. Only On-Demand environments accept them."""
         return self.resources.get("type") == "EC2"
 
     def update(self, changes: Mapping[str, Any]) -> None:

@@ -139,9 +139,9 @@ def select_jobs(jobs: Iterable[Job], request: Mapping[str, Any]) -> list[Job]:
 
 
 def page(items: Sequence[ItemT], request: Mapping[str, Any], *, most: int) -> tuple[list[ItemT], str | None]:
-    """Return the page that `maxResults` and `nextToken` ask for, and the token of the next page.
+    """Return the page that `maxResults` and `nextToken` select, and the token of the next page.
 
-    A token counts the remaining items, from the end. So items added at the front meanwhile repeat nothing on the next
+    A token is the number of remaining items, so items added at the front in the meantime do not shift the next
     page. Raises ClientException if the token is invalid.
     """
     size = min(request.get("maxResults") or most, most)
@@ -160,8 +160,8 @@ def page(items: Sequence[ItemT], request: Mapping[str, Any], *, most: int) -> tu
 
 def _matches(job: Job, name: str, value: str) -> bool:
     if name == "JOB_NAME":
-        own, wanted = job.submission.name.lower(), value.lower()
-        return own.startswith(wanted[:-1]) if wanted.endswith("*") else own == wanted
+        job_name, wanted = job.submission.name.lower(), value.lower()
+        return job_name.startswith(wanted[:-1]) if wanted.endswith("*") else job_name == wanted
     try:
         return job.created_at > int(value)
     except ValueError:

@@ -65,7 +65,7 @@ class TaskRecord:
 
     @classmethod
     def on_new_instance(cls, prefix: str, cluster: str) -> "TaskRecord":
-        """Make up a task on a new instance of an ECS cluster. `prefix` is the start of an ECS ARN."""
+        """Return a task with random ids, on a new instance of an ECS cluster. `prefix` is the start of an ECS ARN."""
         return cls(
             task_arn=f"{prefix}:task/{cluster}/{uuid.uuid4().hex}",
             container_instance_arn=f"{prefix}:container-instance/{cluster}/{uuid.uuid4().hex}",
@@ -76,7 +76,7 @@ class TaskRecord:
 class Job:
     """A single job, the parent or a child of an array, a multi-node job, or a node.
 
-    Changed only under the scheduler's lock.
+    Only change it under the scheduler's lock.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Job:
         array: ArrayPosition | None = None,
         node: int | None = None,
     ) -> None:
-        """`sequence` orders jobs by submission. A child has `array`, a node has `node`, its index.
+        """`sequence` orders jobs by submission. `array` is set for a child, and `node`, an index, for a node.
 
         `on_change` is called on every change of state, under the scheduler's lock.
         """
@@ -122,8 +122,8 @@ class Job:
         self.outstanding: set[str] = set()
         """Ids of jobs that must succeed before this one starts."""
         self.cancel_reason: str | None = None
-        """Reason of a cancellation. A PENDING job ends with it when its dependencies have ended, and the parent of an
-        array when all its children have ended."""
+        """Why the job was cancelled. A PENDING job fails with this reason when its dependencies have ended, and the
+        parent of an array when all its children have ended."""
 
     @property
     def ended(self) -> bool:

@@ -1,7 +1,7 @@
 """Job definitions: what RegisterJobDefinition accepts and refuses, and when a job is retried.
 
-The emulator supports what the stacks use: `ecsProperties` with one task of one container, for one node or the same for
-all nodes. The request is kept as it is. Source of limits: AWS Batch user guide, "Service quotas" and "Job timeouts".
+The emulator supports what the stacks use: `ecsProperties` with one task of one container, the same on all nodes of a
+multi-node job. Source of limits: AWS Batch user guide, "Service quotas" and "Job timeouts".
 """
 
 import copy
@@ -112,7 +112,7 @@ def check_timeout(timeout: Mapping[str, Any] | None) -> None:
 
 
 def resource(container: Mapping[str, Any], kind: str) -> float | None:
-    """Return a resource requirement of a container: VCPU, MEMORY (MiB) or GPU. None if it has none."""
+    """Return a resource requirement of a container: VCPU, MEMORY (MiB) or GPU. None if not set."""
     for requirement in container.get("resourceRequirements") or ():
         if requirement["type"] == kind:
             return float(requirement["value"])

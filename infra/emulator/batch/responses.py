@@ -15,7 +15,7 @@ from infra.emulator.batch.job import Job
 
 MAX_SUBMIT_BYTES = 30 * 1024
 MAX_DESCRIBED = 100
-"""Maximum of jobs in DescribeJobs, and of results on a filtered page of ListJobs or a page of other lists."""
+"""Maximum number of jobs in DescribeJobs, and of results on a page, except for ListJobs without filters."""
 MAX_LISTED = 1000
 
 

@@ -1,7 +1,7 @@
 """Schedule jobs: dependencies, queues, capacity, fair share and retries.
 
-Nothing waits here. The thread that causes a change (a submission, the end of an attempt, an enabled queue) also handles
-its consequences, under one lock.
+The scheduler has no thread. The thread that causes a change (a submission, the end of an attempt, an enabled queue)
+also handles its consequences, under one lock.
 
 Source: AWS Batch user guide, "Job scheduling", "Job dependencies", "Array jobs". A queue without a scheduling policy is
 first in, first out: a job that cannot be placed holds back the jobs behind it.
@@ -29,8 +29,8 @@ NO_CAPACITY = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity requested for instance type"
 )
 MAX_TASKS = 32
-"""Tasks that run at the same time on this machine, each with a process and three threads. Others wait, as they would
-for an instance."""
+"""Maximum number of concurrent tasks on this machine; each has a process and three threads. Others wait, as they
+would for an instance."""
 _SHUTDOWN_SECONDS = 20
 MINIMUM_USE_SECONDS = 60.0
 """Minimum usage of a running job, so that one share does not get all capacity in a single dispatch."""
@@ -60,7 +60,7 @@ class Scheduler:
         self._used: defaultdict[tuple[str, str], float] = defaultdict(float)
         """vCPU seconds of ended attempts, by ARN of the queue and share."""
         self._ended: deque[Job] = deque()
-        """Jobs whose end has not been followed up yet."""
+        """Ended jobs whose parents and dependents are not updated yet."""
         self._on_blocked = on_blocked
         self._closed = False
 
@@ -110,13 +110,13 @@ class Scheduler:
             return attempt is not None and attempt.reclaim(job)
 
     def exec_target(self, job: Job) -> Mapping[str, Any] | None:
-        """Return how to run a command in a job's container; None if it does not run or forbids it."""
+        """Return how to run a command in a job's container, or None if it is not running or does not allow that."""
         with self.lock:
             attempt = self._attempt_of(job)
             return attempt.exec_target(job) if attempt is not None else None
 
     def _attempt_of(self, job: Job) -> Attempt | None:
-        """Return the running attempt of a job, or of the multi-node job that it is a node of."""
+        """Return the running attempt of a job. A node belongs to the attempt of its multi-node job."""
         owner = job.parent if job.node is not None and job.parent is not None else job
         return self._attempts.get(owner.id)
 
@@ -131,7 +131,7 @@ class Scheduler:
         for attempt in attempts:
             attempt.join(max(0, deadline - time.monotonic()))
 
-    # Consequences; all under the lock
+    # Consequences of changes, under the lock
 
     def _cancel(self, job: Job, reason: str) -> None:
         if job.children and not job.ended:
@@ -166,7 +166,7 @@ class Scheduler:
                 self._on_blocked(job)
 
     def _evaluate(self, job: Job) -> None:
-        """Put a new job in its first state: wait for dependencies, or for capacity."""
+        """Make a new job wait for its dependencies or for capacity, or fail it if a dependency failed."""
         for job_id in sorted(job.outstanding):
             other = self.jobs[job_id]
             if other.status is Status.SUCCEEDED:
@@ -217,7 +217,7 @@ class Scheduler:
         for environment in job.submission.queue.environments:
             fits = environment.used_vcpus + job.submission.vcpus <= environment.max_vcpus
             # On Spot, a multi-node job waits forever, as on AWS.
-            if environment.enabled and fits and (environment.takes_multinode or job.submission.nodes is None):
+            if environment.enabled and fits and (environment.accepts_multinode or job.submission.nodes is None):
                 return environment
         return None
 
@@ -307,7 +307,7 @@ class Scheduler:
         self._ended.append(job)
 
     def _follow_up(self) -> None:
-        """Update parents and dependents of ended jobs. It is a loop, because chains of dependencies may be long."""
+        """Update parents and dependents of ended jobs. Not recursive, because chains of dependencies may be long."""
         while self._ended:
             job = self._ended.popleft()
             if job.array is not None and job.parent is not None:
@@ -345,7 +345,7 @@ def _blocking_reason(job: Job) -> str | None:
     """
     environments = list(job.submission.queue.environments)
     if job.submission.nodes is not None:
-        environments = [environment for environment in environments if environment.takes_multinode]
+        environments = [environment for environment in environments if environment.accepts_multinode]
     large_enough = [one for one in environments if job.submission.vcpus <= one.max_vcpus]
     if any(environment.enabled for environment in large_enough) or not environments:
         return None

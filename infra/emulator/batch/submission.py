@@ -23,7 +23,7 @@ from infra.emulator.batch.job_definition import (
 )
 
 MAX_OVERRIDES_CHARACTERS = 8192
-"""Limit of Amazon ECS for container overrides. Batch accepts longer ones, and the job fails when it is placed."""
+"""Limit of Amazon ECS for container overrides. Batch accepts longer overrides, but the job fails when it is placed."""
 MAX_DEPENDENCIES = 20
 ARRAY_SIZES = range(2, 10_000 + 1)
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
@@ -41,7 +41,7 @@ class Submission:
     definition: JobDefinition
     queue: JobQueue
     endpoint: str
-    """Address to which the request was sent, and at which the job reaches the emulator."""
+    """Address of the emulator in the request, which the job uses too."""
     task: Mapping[str, Any]
     """The task of each node, in the shape of the API, with overrides applied."""
     nodes: int | None

@@ -1,7 +1,7 @@
 """CloudFormation in the emulator: a stack engine that behaves like the one on AWS.
 
 `template` resolves references, `stack` creates, updates, deletes and rolls back, `changes` previews an update, and
-`responses` is the API. `resources` handles one resource as the row of its type in `*_types` declares.
+`responses` is the API. `resources` handles one resource, as its type in `*_types` declares.
 """
 
 from infra.emulator.cloudformation import (
@@ -18,7 +18,7 @@ __all__ = ["install", "recorded_types"]
 
 
 def install(endpoint: str, credentials: Credentials) -> None:
-    """Replace moto's CloudFormation. Call it before the server starts; `endpoint` is where the server will answer."""
+    """Replace moto's CloudFormation. Call it before the server starts; `endpoint` is its address."""
     Api.endpoint, Api.credentials = endpoint, credentials
     service_types.install()
     storage_types.install()

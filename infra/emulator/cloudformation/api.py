@@ -4,7 +4,7 @@ Like CloudFormation, this package creates resources through the API of their ser
 emulator over HTTP, and a stack fails with the service's message.
 
 Templates capitalise names, and may give numbers and booleans as text. botocore's model of the API defines what a
-request needs. Maps of the user's (tags, log options) are not converted.
+request needs. User-defined maps (tags, log options) are not converted.
 """
 
 import functools
@@ -110,7 +110,7 @@ def _converted(shape: Shape, value: Any, path: str) -> Any:
 
 
 def _tags(shape: Shape, value: Any) -> Any:
-    """Return tags as a map, or as a list with the service's key names. None if the shape is neither."""
+    """Return tags as a map or as a list with the service's key names, or None if the shape is neither."""
     if isinstance(shape, MapShape) and isinstance(value, list):
         return {tag["Key"]: tag["Value"] for tag in value}
     if not isinstance(shape, ListShape) or not isinstance(shape.member, StructureShape):

@@ -1,7 +1,7 @@
 """Preview an update for a change set: which resources are added, removed or modified, and by which properties.
 
-Properties are compared after references are resolved, as in an update. A value that includes something which only the
-update creates, such as the id of a new resource, counts as changed.
+Properties are compared after references are resolved, as in an update. A value that depends on something
+the update creates, such as the id of a new resource, counts as changed.
 
 Source: CloudFormation API reference, "ResourceChange", "ResourceChangeDetail" and "ResourceTargetDefinition".
 """
@@ -111,7 +111,7 @@ class _Preview:
         return properties
 
     def _resolved_property(self, name: str, value: Any) -> Any:
-        """Return the property by name; nothing if it resolves to AWS::NoValue."""
+        """Return a property by its name, or an empty map if it resolves to AWS::NoValue."""
         try:
             return self._scope.resolve({name: value})
         except TemplateError:  # refers to something new: the update creates it, or reports the error
@@ -127,7 +127,7 @@ class _Preview:
             return KNOWN_AFTER_APPLY
         resource = self._stack.resources[logical_id]
         value = resource.attribute(name)
-        # A change in place keeps values with the resource's id. Others may change, such as a template's latest version.
+        # A change in place keeps values that contain the resource's id. Others may change, such as a latest version.
         return KNOWN_AFTER_APPLY if logical_id in self._changed and resource.physical_id not in str(value) else value
 
 

@@ -1,7 +1,7 @@
-"""Batch, EC2 and Image Builder. No packet passes a network, no instance starts, and no image is built.
+"""Declare the types of Batch, EC2 and Image Builder. Networks carry no traffic, and no instance or image build starts.
 
-moto has no Image Builder. The emulator does what other parts of a stack see on AWS: an image has an AMI that EC2 lists,
-and a new AMI if anything in it changes; a component or recipe with a used name and version is refused.
+moto has no Image Builder. The emulator implements what other parts of a stack depend on. An image has an AMI that EC2
+lists, and any change gives it a new AMI. A component or recipe is refused if its name and version are already used.
 """
 
 from dataclasses import dataclass, replace
@@ -131,7 +131,7 @@ def _rule(api: Api, operation: str, group_id: str, rule: Properties) -> dict[str
 
 
 def _switch(operation: str, name: str, *, default: bool) -> Any:
-    """Return how a boolean attribute of a network is set. `default` applies if the template does not set it."""
+    """Return the setter of a boolean attribute of a network. `default` applies if the template does not set it."""
 
     def change(value: Any) -> Operation:
         return operation, {name: {"Value": default if value is None else is_true(value)}}

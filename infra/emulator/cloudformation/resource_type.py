@@ -46,7 +46,7 @@ class Tagging:
     resource: str = "ResourceArn"
     """The parameter that names the resource."""
     attribute: str = ""
-    """The attribute with the value of `resource`; if empty, Ref has it."""
+    """The attribute with the value of `resource`. Default: Ref."""
 
 
 class ResourceType(ABC):
@@ -112,7 +112,7 @@ class Items:
     add: str
     remove: str
     parameter: str
-    """The parameter for an item. If items are objects: the key that names an item."""
+    """The parameter for an item, or the key that names it if items are objects."""
 
     def operations(self, before: list[Any], after: list[Any]) -> list[Operation]:
         """Return the operations that turn one list into the other."""
@@ -143,9 +143,9 @@ class Row(ResourceType):
     """The operation that changes a resource; `create_by` if that operation overwrites."""
     name_property: str = ""
     ref: str = ""
-    """Path of the id in the answer. If empty, the name or the properties in `ids` are the id."""
+    """Path of the id in the response. If empty, the name or the properties in `ids` are the id."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """Names for Fn::GetAtt, and their paths in the answer. `:…` is the end of an ARN, with {name}."""
+    """Names for Fn::GetAtt, and their paths in the response. `:…` is the end of an ARN, with {name}."""
     ignored: frozenset[str] = frozenset()
     """Properties that are not sent to any operation."""
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Row(ResourceType):
     recreate: bool = False
     """Whether a change deletes the resource and creates it again under its name. It has no state to lose."""
     disable: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters for `update_by` before a resource can be deleted."""
+    """Parameters with which `update_by` disables a resource before its deletion."""
     tagging: Tagging | None = None
 
     def create(self, api: Api, name: str, properties: Properties) -> PhysicalResource:

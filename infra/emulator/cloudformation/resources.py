@@ -42,7 +42,7 @@ LOWER_CASE_NAMES = frozenset({_BUCKET, "AWS::ECR::Repository"})
 
 
 class _Recorded(ResourceType):
-    """A type without a service. Its resources have a name and an ARN, the same every time."""
+    """A type without a service. Its resources have a name and an ARN, which never change."""
 
     def __init__(self, name: str) -> None:
         _, self.service, self._kind = (*name.lower().split("::"), "")[:3]

@@ -1,4 +1,4 @@
-"""CloudFormation's API, instead of moto's: the operations that the CDK CLI and the command line use."""
+"""Replace moto's CloudFormation API by the operations that the CDK CLI and the trainyard command use."""
 
 import json
 import uuid
@@ -296,7 +296,7 @@ class StackResponse(CloudFormationResponse):
                     message=f"Invalid input for parameter key {key}. Cannot specify usePreviousValue "
                     "as true for a parameter key not in the previous template"
                 )
-            # else: it was the default before, and is the new template's default now
+            # Otherwise the parameter had its default, and now gets the new template's default.
         return values
 
     def _begin(self, stack: Stack, tags: Mapping[str, str], role_arn: str | None) -> None:

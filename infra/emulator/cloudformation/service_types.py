@@ -1,4 +1,7 @@
-"""IAM, logs, alarms, topics, queues, rules, budgets, functions and builds. IAM policies are not enforced."""
+"""Declare the types of IAM, logs, alarms, topics, queues, rules, budgets, functions and builds.
+
+IAM policies are not enforced.
+"""
 
 import io
 import zipfile

@@ -1,6 +1,6 @@
-"""Create, update, delete and roll back a stack as CloudFormation does, its resources in order of references.
+"""Create, update, delete and roll back a stack like CloudFormation, with its resources in order of references.
 
-An operation is complete when its request is answered, so a stack is never seen in progress.
+An operation completes before its request is answered, so clients never see a stack in progress.
 """
 
 import copy
@@ -87,7 +87,7 @@ class Stack:
     # Operations
 
     def create(self, template_body: str, parameters: Mapping[str, str], *, rolls_back: bool) -> None:
-        """Create the resources of the stack. `rolls_back`: delete them again if one fails.
+        """Create the resources of the stack. If one fails, delete them again if `rolls_back` is set.
 
         Raises TemplateError and does nothing if the template or a parameter is wrong. If a service refuses a resource,
         `status` and `reason` show it.
@@ -158,7 +158,7 @@ class Stack:
         self._enter("DELETE_COMPLETE")
 
     def is_same(self, template_body: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> bool:
-        """Return whether an update to these would change nothing."""
+        """Return whether an update to these values would change nothing."""
         template = parse_template(template_body)
         resolved = self.scope(template, parameters).parameters
         return template == self.template and resolved == self.parameters and dict(tags) == dict(self.tags)
@@ -326,7 +326,7 @@ class Stack:
     # Shared by the operations
 
     def scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
-        """Return the scope of a template in this stack. Raises TemplateError if it or a parameter is wrong."""
+        """Return a template's scope in this stack. Raises TemplateError if the template or a parameter is wrong."""
         self._importing = set()
         return Scope(
             template=template,
@@ -389,7 +389,7 @@ class Stack:
     ) -> None:
         now = datetime.now(timezone.utc)
         if self.events:
-            # Clients sort by time in milliseconds, and many events happen within one.
+            # Clients sort by time in milliseconds, and many events happen within a millisecond.
             now = max(now, self.events[-1]["Timestamp"] + timedelta(milliseconds=1))
         self.events.append(
             {

@@ -1,4 +1,4 @@
-"""Buckets, secrets, keys, parameters, repositories and file systems."""
+"""Declare the types of buckets, secrets, keys, parameters, repositories and file systems."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def install() -> None:
 def _get_permission(bucket: Any, action: str, resource: str) -> Any:
     """Check a bucket's policy like moto, but without statements that have a condition.
 
-    moto ignores conditions, so the statement "deny requests without TLS" would deny every request here: all use HTTP.
+    moto ignores conditions, so "deny requests without TLS" would deny every request, because all requests use HTTP.
     """
     if bucket.policy is None:
         return PermissionResult.NEUTRAL
@@ -86,7 +86,7 @@ def _s3(api: Api) -> Any:
 
 _CONFIGURED = frozenset(
     {
-        "AccessControl",  # set by the CDK bootstrap to Private, like all buckets
+        "AccessControl",  # always Private; the CDK bootstrap sets it
         "BucketEncryption",
         "BucketName",
         "LifecycleConfiguration",
@@ -111,7 +111,7 @@ def _configure(s3: Any, bucket: Any, properties: Properties) -> None:
     elif bucket.versioning_status is not None:
         s3.put_bucket_versioning(name, "Suspended")  # versioning can be suspended, not removed
     if access_block := properties.get("PublicAccessBlockConfiguration"):
-        # As strings: clients send them as XML.
+        # As strings, because clients send XML.
         s3.put_public_access_block(name, {key: str(value).lower() for key, value in access_block.items()})
     else:
         s3.delete_public_access_block(name)
@@ -167,7 +167,7 @@ class Key(Row):
 
 
 class Parameter(Row):
-    """AWS::SSM::Parameter; any change, even of tags, restores the template's value over one written meanwhile."""
+    """AWS::SSM::Parameter; any change, even to tags, overwrites a value written in the meantime with the template's."""
 
     def change(self, api: Api, physical: PhysicalResource, old: Properties, new: Properties) -> PhysicalResource:
         api("PutParameter", **{**without(new, "Tags"), "Name": physical.name}, Overwrite=True)

@@ -1,6 +1,7 @@
 """Parse a CloudFormation template, resolve its intrinsic functions, and order its resources by their references.
 
-moto's resolver is not used, because it drops what it cannot resolve. Here that is a `TemplateError` with AWS's message.
+moto's resolver is not used, because it drops values it cannot resolve. This one raises `TemplateError` with AWS's
+message instead.
 """
 
 import base64

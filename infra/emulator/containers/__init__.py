@@ -1,4 +1,4 @@
-"""Containers of jobs and functions: the interface that local processes and a Docker engine share."""
+"""Define how the emulator runs containers, either as local processes or in a Docker engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ KILLED_EXIT_CODE = 128 + 9
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerRun:
-    """What to run: one start of one container."""
+    """One run of one container."""
 
     name: str
     """Unique over all runs: job, attempt and container, in characters that Docker allows."""
@@ -25,7 +25,7 @@ class ContainerRun:
     """Memory limit, if there is one."""
     job_id: str
     on_output: Callable[[bytes], None]
-    """Called with what the container writes to stdout and stderr, in order, while it runs."""
+    """Called with the container's output (stdout and stderr, in order) while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Handle(Protocol):
     """A started container."""
 
     def wait(self) -> Exit:
-        """Deliver the output; return when the container and every process that it started are gone.
+        """Deliver the output, and return when the container and every process that it started are gone.
 
         Call it once, right after the start, in a thread that does nothing else.
         """
@@ -65,7 +65,7 @@ class Handle(Protocol):
     def exec_target(self) -> Mapping[str, Any]:
         """Return how a program on this machine can run a command in the container.
 
-        `pid` is a process of the container; or `container` is its id in the Docker engine at `docker_host`.
+        The keys are `pid`, a process of the container, or `container`, its id in the Docker engine at `docker_host`.
         """
 
 

@@ -1,10 +1,10 @@
-"""Run a container's command as its init process, if containers are local processes; like `docker run --init`.
+"""Act as the init process of a container that is a local process, like `docker run --init`.
 
     python -I -S container_init.py STATUS_FD WORKING_DIRECTORY COMMAND [ARGUMENT ...]
 
 It starts the command in a new session, forwards SIGTERM to it, and exits with its exit code. Before that, it kills all
-processes that the command left, however nested or detached, and deletes the working directory. It does the same as soon
-as its standard input ends. The server has the other end, so a server that is gone leaves nothing, even after kill -9.
+processes that the command left, however nested or detached, and deletes the working directory. It does the same when
+its standard input closes. The server has the other end, so no container outlives the server, even after kill -9.
 
 It writes one line to STATUS_FD: `started PID`, or `failed ERRNO` if the command cannot be executed. It runs without
 site-packages and imports little, because every container waits for it.
@@ -36,7 +36,7 @@ def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], 
     libc = ctypes.CDLL(None, use_errno=True)
     # Orphaned descendants become children of this process, not of the machine's init, so none can escape.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # If the job has stopped this process when the server dies, it resumes and sees its standard input end.
+    # If the job has stopped this process when the server dies, it resumes and finds its standard input closed.
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
     error_read, error_write = os.pipe()
@@ -60,7 +60,7 @@ def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], 
 
 
 def _execute(command: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
-    """Become the command, in the child."""
+    """Replace the child with the command."""
     try:
         leave_init(libc)
         os.execvp(command[0], command)  # noqa: S606 - the command of the job definition, without a shell
@@ -71,7 +71,7 @@ def _execute(command: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
 
 
 def leave_init(libc: ctypes.CDLL) -> None:
-    """Remove from this child what it inherited from the init process, except for files that an exec closes."""
+    """Reset what this child inherited from the init process, except for files that exec closes."""
     os.setsid()
     # If the parent of this process is killed, at least the command dies with it.
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -128,9 +128,9 @@ def _descendants() -> list[int]:
     found: list[int] = []
     pending = [os.getpid()]
     while pending:
-        own = children.get(pending.pop(), [])
-        found.extend(own)
-        pending.extend(own)
+        direct = children.get(pending.pop(), [])
+        found.extend(direct)
+        pending.extend(direct)
     return found
 
 
@@ -149,7 +149,7 @@ def _send(pid: int, number: int) -> None:
     try:  # noqa: SIM105 - contextlib would add milliseconds to every start
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # already gone, or now another user's through a set-user-id program
+        pass  # already gone, or run as another user by a set-user-id program
 
 
 def _note(_number: int, _frame: object) -> None:

@@ -1,7 +1,7 @@
 """Run containers in a Docker engine: the job's image, on the host's network, so that it reaches the emulator.
 
-Every container has the labels `trainyard.job-id` and `trainyard.server-pid`. By the latter, the next server removes the
-containers that a killed server left.
+Every container has the labels `trainyard.job-id` and `trainyard.server-pid`. The next server uses
+the pid to find and remove containers that a killed server left.
 """
 
 import logging
@@ -50,9 +50,9 @@ class DockerExecutor:
         except CannotStartError as error:
             if "ulimits" not in options or "setting rlimit" not in str(error):
                 raise
-            # For example locked memory for accelerator drivers. A machine that cannot grant it has no accelerator
-            # either, and the rest of the job can still be tried.
-            logger.warning("this machine does not grant the ulimits of %s, which runs without them", run.name)
+            # For example, locked memory for accelerator drivers. A machine that cannot grant it has no accelerator
+            # either, but the rest of the job can run.
+            logger.warning("running %s without its ulimits, because this machine does not grant them", run.name)
             del options["ulimits"]
             return DockerHandle(self._start(run, image, options), run)
 
@@ -198,7 +198,7 @@ def _engine_host() -> str:
 def check_host_network(info: Mapping[str, Any]) -> None:
     """Check that containers on the host's network can reach the emulator. `info`: the output of `docker info`.
 
-    Raises ConfigurationError if they cannot: jobs would wait for an AWS that never answers.
+    Raises ConfigurationError if they cannot, because jobs would wait for AWS forever.
     """
     if any("rootless" in option for option in info.get("SecurityOptions") or ()):
         raise ConfigurationError(
@@ -245,7 +245,7 @@ def _mounts(properties: Mapping[str, Any], task: Mapping[str, Any]) -> list[Moun
     mounts = []
     for point in properties.get("mountPoints") or ():
         path = (volumes.get(point["sourceVolume"], {}).get("host") or {}).get("sourcePath")
-        if path is None:  # an empty volume: the engine creates an anonymous one
+        if path is None:  # an empty volume: the engine creates an anonymous volume
             mounts.append(Mount(point["containerPath"], None, read_only=point.get("readOnly", False)))
             continue
         # The ECS agent's `docker run -v` creates the folder, `--mount` does not.
@@ -259,8 +259,8 @@ def _devices(linux: Mapping[str, Any]) -> list[str]:
     letters = {"READ": "r", "WRITE": "w", "MKNOD": "m"}
     for device in linux.get("devices") or ():
         if not Path(device["hostPath"]).exists():
-            # For example EFA's: a laptop has none, and the rest of the job can still be tried.
-            logger.warning("this machine has no device %s: the container runs without it", device["hostPath"])
+            # For example, EFA devices: a laptop has none, but the rest of the job can run.
+            logger.warning("this machine has no device %s, so the container runs without it", device["hostPath"])
             continue
         permissions = "".join(letters[one] for one in device.get("permissions") or letters)
         devices.append(f"{device['hostPath']}:{device.get('containerPath', device['hostPath'])}:{permissions}")

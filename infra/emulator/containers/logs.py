@@ -62,19 +62,15 @@ class LineSplitter:
 
     def feed(self, output: bytes) -> list[str]:
         """Add output; return the lines that are now complete."""
-        lines = re.split(rb"[\r\n]", self._rest + output)
-        self._rest = lines.pop()
-        messages = [message for line in lines if line for message in _events(line)]
-        while len(self._rest) > MAX_EVENT_BYTES:
-            cut = _cut(self._rest)
-            messages.append(self._rest[:cut].decode(errors="replace"))
-            self._rest = self._rest[cut:]
-        return messages
+        *lines, rest = re.split(rb"[\r\n]", self._rest + output)
+        *full, self._rest = _pieces(rest)
+        pieces = [piece for line in lines if line for piece in _pieces(line)]
+        return [piece.decode(errors="replace") for piece in (*pieces, *full)]
 
     def flush(self) -> list[str]:
         """Return the incomplete last line."""
         rest, self._rest = self._rest, b""
-        return _events(rest) if rest else []
+        return [rest.decode(errors="replace")] if rest else []
 
 
 def open_log_stream(
@@ -112,14 +108,14 @@ def add_stream(backend: LogsBackend, group_name: str, stream_name: str) -> LogSt
     return stream
 
 
-def _events(line: bytes) -> list[str]:
-    messages = []
+def _pieces(line: bytes) -> list[bytes]:
+    """Split a line into pieces that fit into an event."""
+    pieces = []
     while len(line) > MAX_EVENT_BYTES:
         cut = _cut(line)
-        messages.append(line[:cut].decode(errors="replace"))
+        pieces.append(line[:cut])
         line = line[cut:]
-    messages.append(line.decode(errors="replace"))
-    return messages
+    return [*pieces, line]
 
 
 def _cut(line: bytes) -> int:

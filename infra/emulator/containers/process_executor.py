@@ -1,4 +1,4 @@
-"""Run containers as local processes: without image and limits, but with Batch's environment, and nothing left behind.
+"""Run containers as local processes, without images or limits, but with Batch's environment and full cleanup.
 
 `container_init.py` is the init process of each. The server's Python is first in PATH, so `python -m
 jobs.container.launch` runs the code installed here. Needs Linux.
@@ -45,14 +45,14 @@ PASSED_VARIABLES = (
     # Without access to the Hub, its client would retry for half a minute; a mirror may replace it.
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
-    # For networks with a package index of their own.
+    # For networks with a private package index.
     "UV_DEFAULT_INDEX",
     "UV_INDEX",
     "UV_FIND_LINKS",
-    # For jobs that share the cores: each would take all cores, and its threads would busy-wait for each other.
+    # Jobs share the cores. Otherwise each would use all cores, and its threads would busy-wait for each other.
     "OMP_NUM_THREADS",
 )
-"""Variables that a job gets from the server's environment, besides PATH (after the folder of the server's Python)."""
+"""Variables that a job inherits from the server. It also inherits PATH, after the folder of the server's Python."""
 
 _POSITIONS = ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_NODE_INDEX")
 """Variables that differ between the containers of one job, and are the same in each attempt."""
@@ -74,7 +74,7 @@ _INIT_ENDS_WITHIN_SECONDS = 5.0
 def adopt_orphans() -> None:
     """Become the parent of processes that a killed init process leaves, so that they can be found and killed.
 
-    Only for a program that starts no processes but those of this module.
+    Use it only in a program that starts no processes outside this module.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _adopts.set()
@@ -99,7 +99,7 @@ class ProcessExecutor:
     def __init__(self) -> None:
         if sys.platform != "linux":
             raise ConfigurationError(
-                "jobs run as local processes only on Linux: other systems cannot clean up the processes they leave",
+                "jobs run as local processes only on Linux, because other systems cannot clean up leftover processes",
                 next_step="use a Docker engine: --executor docker",
             )
 
@@ -118,7 +118,7 @@ class ProcessExecutor:
         status_read, status_write = os.pipe()
         try:
             with _starting:
-                process = self._started([str(status_write), str(directory), *run.command], environment)
+                process = self._start_init([str(status_write), str(directory), *run.command], environment)
                 _init_pids.add(process.pid)
         except (OSError, ValueError) as error:  # too many processes, too long an argument list, a NUL in an argument
             os.close(status_read)
@@ -130,7 +130,7 @@ class ProcessExecutor:
         handle.await_start()
         return handle
 
-    def _started(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    def _start_init(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """Start the init process of a container. `arguments` are those of container_init.py."""
         status_fd, directory, *_ = arguments
         return subprocess.Popen(
@@ -149,11 +149,11 @@ class ProcessExecutor:
 def _directory(environment: Mapping[str, str]) -> Path:
     """Create the folder that replaces a container's file system.
 
-    In a container, every attempt of a job sees the same paths. So the folder is named by a hash of the job's variables,
-    unless another container with the same variables is running.
+    In a container, every attempt of a job sees the same paths. So the folder is named after a hash of the job's
+    variables, unless another container with the same variables is running.
     """
-    own = sorted(item for item in environment.items() if not item[0].startswith("AWS_") or item[0] in _POSITIONS)
-    name = f"trainyard-job-{hashlib.sha256(json.dumps(own).encode()).hexdigest()[:8]}"
+    variables = sorted(item for item in environment.items() if not item[0].startswith("AWS_") or item[0] in _POSITIONS)
+    name = f"trainyard-job-{hashlib.sha256(json.dumps(variables).encode()).hexdigest()[:8]}"
     directory = Path(tempfile.gettempdir(), name)
     try:
         directory.mkdir(mode=0o700)
@@ -167,7 +167,7 @@ def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:
     passed = {name: server_environment[name] for name in PASSED_VARIABLES if name in server_environment}
     search_path = server_environment.get("PATH", os.defpath)
     passed["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{search_path}"
-    # uv's cache of this machine, in place of an instance's.
+    # Jobs share this machine's uv cache; on AWS, they share the instance's.
     cache = Path(server_environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     passed["UV_CACHE_DIR"] = server_environment.get("UV_CACHE_DIR") or str(cache / "uv")
     # Common in Python images: log lines appear when they are written.
@@ -224,13 +224,13 @@ class ProcessHandle:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._status_fd in ready:
                 poll.unregister(self._status_fd)
-                self._kill_what_is_left()
+                self._wait_for_init()
             elif output in ready:
                 chunk = os.read(output, _CHUNK_BYTES)
                 if not chunk:
                     break
                 self._run.on_output(chunk)
-        self._kill_what_is_left()
+        self._wait_for_init()
         code = self._process.returncode
         self._close()
         return Exit(code=code if code >= 0 else KILLED_EXIT_CODE)
@@ -241,7 +241,7 @@ class ProcessHandle:
         self._resume()
 
     def kill(self) -> None:
-        """Close the init process's standard input, so that it kills the tree; if it does not, it is killed too."""
+        """Close the init process's standard input, which makes it kill the tree. If it does not, kill it too."""
         self._lifeline.close()
         self._resume()
         with suppress(RuntimeError):  # already started by an earlier call
@@ -259,7 +259,7 @@ class ProcessHandle:
         """Return the pid of the command, which has the container's environment and working directory."""
         return {"pid": self._session}
 
-    def _kill_what_is_left(self) -> None:
+    def _wait_for_init(self) -> None:
         """Wait for the init process to end, and clean up after it if it was killed."""
         if self._process.wait() >= 0:
             return
@@ -275,6 +275,6 @@ class ProcessHandle:
         os.close(self._status_fd)
         self._lifeline.close()
         self._output.close()
-        # A killed init process did not delete the folder. Otherwise it may already be the next attempt's.
+        # If the init process was killed, the folder still exists. Otherwise the next attempt may already use its name.
         if self._process.returncode < 0:
             shutil.rmtree(self._directory, ignore_errors=True)

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 class WarmExecutor(ProcessExecutor):
     """Starts jobs as local processes, and those of the launcher by a fork."""
 
-    def _started(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    def _start_init(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         status_fd, directory, *command = arguments
         if command[:3] != ["python", "-m", "jobs.container.launch"]:
-            return super()._started(arguments, environment)
+            return super()._start_init(arguments, environment)
         from tests.support.container import warm_launcher
 
         # The output of a forked process is unbuffered as well.
         read = {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
         if not warm_launcher.forks_jobs() or not warm_launcher.can_fork([sys.executable, *command[1:]], read):
-            return super()._started(arguments, environment)
+            return super()._start_init(arguments, environment)
         stdin, lifeline = os.pipe()
         output, written = os.pipe()
         process = warm_launcher.start_container(
