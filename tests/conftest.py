@@ -18,7 +18,7 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None
 
 import botocore.session  # noqa: E402 - needs the line above
 
-from tests.support.collector import seldom_collect  # noqa: E402
+from tests.support.collector import collect_rarely  # noqa: E402
 from tests.support.running_emulator import Emulator, deploy_stage, run_emulator  # noqa: E402
 
 pytest_plugins = ["tests.support.images.docker_engine"]
@@ -73,7 +73,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
-        seldom_collect()
+        collect_rarely()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,8 +11,8 @@ at the same learning rate:
     entrypoint      jobs.container.launch finetune-classification, with metrics and the model on S3 as in any run
 
 All sides use bf16 autocast on a card and fp32 on a CPU, like the entrypoint. Steps between the first and the last log
-line count. Mean and spread of the lengths are those of MRPC under BERT's tokenizer. New weights learn little in so
-short a time; the accuracy on held-out pairs shows whether all sides learned the same.
+line count. Mean and spread of the lengths are those of MRPC under BERT's tokenizer. New weights learn little in
+such a short time, but the accuracy on held-out pairs shows whether all sides learned the same.
 """
 
 import argparse

@@ -6,12 +6,12 @@ python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind, with ot
     specs       drawn from the JSON Schema of a spec, valid or malformed, through `submit --dry-run`; an accepted spec
                 must give a request that AWS Batch accepts, and arguments that the container can read
     commands    command lines for all commands, run in this process, and one in twenty also as a separate process
-    inputs      data files and model folders that `submit` checks: the worst that we know, and damaged ones
-    settings    rows through the checks until enough have passed, and those through a synthesis
+    inputs      data files and model folders that `submit` checks: known bad cases, and damaged files
+    settings    rows through the checks until enough have passed; rows that pass also through a synthesis
     requests    every operation of every service that stacks and commands use, from intruders and from a page in
-                Chromium: an intruder must get 403, and the owner another answer
+                Chromium: an intruder must get 403, and the owner another status
 
-Findings are tracebacks, hangs, accepted nonsense, and commands of the input that run. Exit code 1: there are findings.
+Findings are tracebacks, hangs, accepted nonsense, and input that runs as a command. With findings, the exit code is 1.
 The same seed gives the same input on the same machine.
 """
 
@@ -31,7 +31,7 @@ from tests.support.fuzz.findings import Round
 from tests.support.running_emulator import Emulator, deploy_stage, environment_of, run_emulator
 
 COUNTS = {"specs": 5_000, "commands": 1_000, "inputs": 500, "settings": 500, "requests": 0}
-"""Number of inputs; for settings, of rows that pass. Requests: one per operation and sender."""
+"""Number of inputs; for settings, of rows that pass. Requests are sent once per operation and sender."""
 
 
 def main() -> int:

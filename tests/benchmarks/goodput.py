@@ -10,7 +10,7 @@ a day of that time, with random reclaims (a Poisson process) and EC2's notice tw
                            at the notice, continues, saves again shortly before the end, and exits
     save and exit          the same, but exits after the save at the notice; the instance is still held
     save once              the same, but continues after the save at the notice until the instance is gone
-    notice ignored         saves by Young's formula, knowing the true rate, and trains until the instance is gone
+    notice ignored         saves by Young's formula with the true rate, and trains until the instance is gone
     every 500 steps        saves like transformers by default, and trains until the instance is gone
     published tutorial     saves every 5,000 steps and never resumes: only the work since the last reclaim counts
 
@@ -41,11 +41,11 @@ class Costs:
     stall: float = 0.10
     """How long a save stops the training."""
     upload: float = 13.9
-    """From then until the checkpoint is complete."""
+    """Time from the end of the stall until the checkpoint is complete."""
     restart: float = 10.3
-    """From the time when a job can start on an instance to its first step."""
+    """Time from when a job can start on an instance to its first step."""
     instance: float = 0.0
-    """Before that, from the time when the instance is held. Nobody has measured it."""
+    """Time from when the instance is held until a job can start on it; not measured yet."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,17 @@ python -m tests.benchmarks.kill_and_resume --faults 0.1                with an S
 
 Each kind trains on one rank and on two. An interruption is SIGTERM, a Spot notice, a rebalance recommendation, or
 SIGKILL of a rank, of the launcher, or of all at once, all equally often. It happens soon after an event: an output
-line, a request to S3, or a new checkpoint folder, all equally often, and so are the kinds of lines and requests,
-because a training has many steps and few evaluations. The run is restarted with the next attempt number, as by Batch
-and `trainyard resume`, and may be interrupted again, until it ends. An interruption after the end of its attempt has no
-effect and is drawn again.
+line, a request to S3, or a new checkpoint folder, all equally often. The kinds of lines and requests are equally
+frequent too, because a training has many steps and few evaluations. The run is restarted with the next attempt number,
+as by Batch and `trainyard resume`, and may be interrupted again, until it ends. An interruption after the end of its
+attempt has no effect and is drawn again.
 
-The tests' S3 answers after 30 ms, so that uploads take a while. A launcher polls for notices twenty times a second,
+The tests' S3 responds after 30 ms, so that uploads take a while. A launcher polls for notices twenty times a second,
 because these trainings take seconds.
 
 Two trainings are equal if their weights are bit-identical and metrics.jsonl has the same lines, each once, except for
-times. Exit code 1: a training is not equal, or an announced end did not give 0 or 75, within 30 s of SIGTERM or two
-minutes of a notice.
+times. The exit code is 1 if a training is not equal, or if an attempt did not exit with 0 or 75 within 30 s of SIGTERM
+or two minutes of a notice.
 """
 
 import argparse
@@ -99,7 +99,7 @@ class Watched:
 def _kind_of_line(line: str) -> str:
     """Return 'line' and the line's first word if that names its topic, such as 'line evaluation:'."""
     first = line.split(maxsplit=1)[:1]
-    return f"line {first[0]}" if first and re.fullmatch(r"\[?[a-z]+[]:]", first[0]) else "line of another sort"
+    return f"line {first[0]}" if first and re.fullmatch(r"\[?[a-z]+[]:]", first[0]) else "line without a topic"
 
 
 def _kind_of_request(request: str) -> str:
@@ -166,7 +166,7 @@ class Interruption:
 
     @property
     def is_answered(self) -> bool:
-        """Return whether the attempt ended; an announced end also needs to be in time, with 0 or a retried code."""
+        """Return whether the attempt ended. An announced end must also be in time, with 0 or a retried code."""
         if self.way not in LIMIT_SECONDS:
             return self.exit_code is not None
         in_time = self.ended_after_seconds <= LIMIT_SECONDS[self.way]
@@ -271,8 +271,8 @@ _RHYTHM = (
 )
 """For trainings of 84 steps."""
 POSITIONS = 32768
-"""Positions of the models, which use only 16: their checkpoints then have 13 MB, and a save takes some hundredths of a
-second."""
+"""Positions of the models, which use only 16. They enlarge checkpoints to 13 MB, so that a save takes some hundredths
+of a second."""
 MODEL_FILE = f"{MODEL}model.safetensors"
 
 
@@ -291,9 +291,8 @@ def _uninterrupted(name: str, ranks: int, whole: Run, s3: FaultyS3, folder: Path
     seconds: dict[str, list[float]] = defaultdict(list)
     for (at, shown), (until, _) in itertools.pairwise(watched.shown):
         seconds[shown].append(until - at)
-    seconds["request GET checkpoints"] = seconds[
-        "request PUT checkpoints"
-    ]  # nothing is downloaded here, but a resumed attempt downloads as much as it uploads
+    # Nothing is downloaded here, but a resumed attempt downloads as much as it uploads.
+    seconds["request GET checkpoints"] = seconds["request PUT checkpoints"]
     return Training(name=name, ranks=ranks, start=start, model=model, whole=whole, s3=s3, shown=dict(seconds))
 
 
@@ -303,7 +302,7 @@ def _interrupted(training: Training, run: Run, left: list[str], chance: random.R
     for attempt in itertools.count(1):
         interruption = None
         if left and (not ended.interruptions or chance.random() < ANOTHER):
-            interruption = _drawn(left[0], training, attempt, chance)
+            interruption = _draw(left[0], training, attempt, chance)
         with MetadataService() as metadata:
             launched, started = training.start(run, attempt, **metadata.environment), time.monotonic()
             watched = Watched(launched, run.scratch, training.s3)
@@ -334,7 +333,7 @@ def _interrupted(training: Training, run: Run, left: list[str], chance: random.R
     raise AssertionError
 
 
-def _drawn(way: str, training: Training, attempt: int, chance: random.Random) -> Interruption:
+def _draw(way: str, training: Training, attempt: int, chance: random.Random) -> Interruption:
     sort = chance.choice(sorted({kind.split()[0] for kind in training.shown}))
     after = chance.choice(sorted(kind for kind in training.shown if kind.startswith(sort)))
     seconds = training.shown[after]
@@ -362,7 +361,7 @@ def _interrupt(way: str, launched: Launched, run: Run, metadata: MetadataService
     elif way == REBALANCED:
         metadata.news[REBALANCE] = {"noticeTime": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}
     else:
-        processes = _killed(way, launched, run, chance)
+        processes = _targets(way, launched, run, chance)
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -370,7 +369,7 @@ def _interrupt(way: str, launched: Launched, run: Run, metadata: MetadataService
     return True
 
 
-def _killed(way: str, launched: Launched, run: Run, chance: random.Random) -> list[psutil.Process]:
+def _targets(way: str, launched: Launched, run: Run, chance: random.Random) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         if way == KILL_LAUNCHER:
             return [psutil.Process(launched.process.pid)]

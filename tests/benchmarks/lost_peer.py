@@ -7,7 +7,7 @@ NCCL refuses two ranks on one card of one host. So each node gets its own host i
 over loopback like two hosts. First, a fine-tuning of a two-layer BERT runs without interruption. In a second run, the
 launcher of the second node gets kill -9, which also ends its rank. The first node's launcher must exit with 75 and name
 the lost node, however its own rank ended: PyTorch's watchdog ends a rank that waits in NCCL with SIGABRT. A second
-attempt of both nodes must end with the weights and metrics of the uninterrupted run. Exit code 1: one of these failed.
+attempt of both nodes must end with the weights and metrics of the uninterrupted run. Otherwise, the exit code is 1.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def main() -> int:
         folder = Path(name)
         flags = (*finetuning(new_run().s3, save_tiny_bert(folder / "tiny-bert"), folder), *LONGER)
         whole, run = new_run(), new_run()
-        for node in _started(whole, flags, device, attempt=1):
+        for node in _start_nodes(whole, flags, device, attempt=1):
             finished(node)
-        main_node, other = _started(run, flags, device, attempt=1)
+        main_node, other = _start_nodes(run, flags, device, attempt=1)
         main_node.wait_for_line(SAVED)
         main_node.wait_for_line(KILLED_AT)
         other.process.send_signal(signal.SIGKILL)
@@ -54,7 +54,7 @@ def main() -> int:
         ranks_end = [line.strip() for line in main_node.lines if re.search(r"SIG[A-Z]+|terminate called", line)]
         reason = main_node.lines[-1].strip()
         run.wait_until_gone()
-        second = _started(run, flags, device, attempt=2)
+        second = _start_nodes(run, flags, device, attempt=2)
         for node in second:
             finished(node)
         resumed = re.search(r"start: resumed from checkpoint step-(\d+)", second[0].output)
@@ -75,7 +75,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _started(run: Run, flags: tuple[str, ...], device: str, *, attempt: int) -> list[Launched]:
+def _start_nodes(run: Run, flags: tuple[str, ...], device: str, *, attempt: int) -> list[Launched]:
     """Start the launchers of both nodes, with the variables of a multi-node job of AWS Batch."""
     variables: dict[str, Any] = {
         "AWS_BATCH_JOB_NUM_NODES": "2",

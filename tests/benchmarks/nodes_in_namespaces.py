@@ -8,13 +8,13 @@ python -m tests.benchmarks.nodes_in_namespaces --logs logs   keep the output of 
 Needs Linux, root and iproute2; exits with 3 without them. The namespaces are connected to a bridge, as is the tests' S3
 server. Each runs a launcher with Batch's variables and one rank. A fine-tuning of a two-layer BERT runs first without
 interruption. Further runs are interrupted: all processes of a node are killed, a node is disconnected, or a launcher
-gets SIGTERM. All launchers must exit: the main node's with 75 and the lost node's name; after SIGTERM, all with the
-same saved step; in a node group, all survivors with 75. A second attempt of all nodes must end with the weights and
-metrics of the uninterrupted run.
+gets SIGTERM. All launchers must exit. The main node's must exit with 75 and name the lost node. After SIGTERM, all
+must report the same saved step. In a node group, all survivors must exit with 75. A second attempt of all nodes
+must end with the weights and metrics of the uninterrupted run.
 
 In one more test, half of a node group starts because one node is late. When that node arrives, the others must save and
 exit with 75, and all nodes must continue from there. The result must have the steps of the uninterrupted run, but not
-its values: on fewer nodes a step draws other random numbers. Exit code 1: one of these failed.
+its values: on fewer nodes a step draws other random numbers. If any of this fails, the exit code is 1.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from tests.support.benchmarks.network import (
     Kind,
     Network,
     in_own_namespaces,
-    lacking,
+    missing_requirements,
 )
 from tests.support.container.launching import Launched, Run
 from tests.support.container.recipes import finetuning
@@ -84,7 +84,7 @@ class Row:
 
 def main() -> int:
     _options()
-    if missing := lacking():
+    if missing := missing_requirements():
         print(f"{missing}. Next: run it as root on Linux, with iproute2 installed", file=sys.stderr)
         return LACKING_EXIT_CODE
     return in_own_namespaces([sys.executable, "-c", INSIDE, *sys.argv[1:]])
@@ -144,12 +144,12 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
     if way in (KILLED, KILLED_MAIN):
         network.kill(hit)
     elif way == CUT_OFF:
-        network.cut_off(hit)
+        network.disconnect(hit)
     else:
         job.nodes[hit].process.send_signal(signal.SIGTERM)
     times = job.ended()
     job.keep_output(f"{way} 1")
-    network.mend(hit)
+    network.reconnect(hit)
     job.run.wait_until_gone()
     wrong = [f"node {index} did not end" for index in range(job.nnodes) if index not in times]
     saved = max(job.run.complete_checkpoints(), default=0)

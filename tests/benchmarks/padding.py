@@ -6,9 +6,9 @@ python -m tests.benchmarks.padding --examples 640  fewer training examples: fast
 
 It trains MiniLM on this machine's CPU, on the demo's film reviews: single (is it favourable?) and in pairs with equal
 labels (are they favourable?). All ways run the same examples through the same loop, in one process. Speed at 512 is
-measured over a few steps, because all steps are alike. Accuracy at 512 is that of the same batches padded only to the
-longest example: attention ignores padding, so the model is the same in a fraction of the time. The benchmark prints by
-how much the logits of the two differ.
+measured over a few steps, because all steps are alike. Accuracy at 512 is measured with the same batches padded only to
+the longest example. Attention ignores padding, so this gives the same model in a fraction of the time. The benchmark
+prints by how much the logits of the two differ.
 """
 
 import argparse

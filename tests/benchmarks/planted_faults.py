@@ -3,10 +3,10 @@
 python -m tests.benchmarks.planted_faults                      all of planted_faults.json
 python -m tests.benchmarks.planted_faults jobs/cli jobs/aws    only the faults in these folders
 
-It changes lines of the checkout that it runs in, and restores each: run it in a separate clone. For each fault it runs
+It changes and restores lines of the checkout that it runs in, so run it in a separate clone. For each fault it runs
 the test file that mirrors the changed file, then test files that import it, then the rest of their folder, until a test
 fails. A fault that needs longer than `--seconds` counts as not found. A line that no longer exists is skipped and
-counted. Exit code 1: more than a tenth was not found.
+counted. The exit code is 1 if more than a tenth was not found.
 """
 
 import argparse

@@ -99,7 +99,7 @@ def main() -> None:
 def _save_data(folder: Path, options: argparse.Namespace) -> PretrainMlm:
     """Save the same sequences as packed tokens and as a table, and return the job that trains on them once."""
     count = options.steps * options.batch
-    ids = _made_up_tokens(count + options.held_out, options.length)
+    ids = _synthetic_tokens(count + options.held_out, options.length)
     _memory_map(folder / "packed", ids[:count], ids[count:])
     columns: dict[str, np.ndarray[Any, Any]] = {
         "input_ids": ids[:count].astype(np.int32),
@@ -125,7 +125,7 @@ def _save_data(folder: Path, options: argparse.Namespace) -> PretrainMlm:
     return job
 
 
-def _made_up_tokens(sequences: int, length: int) -> "np.typing.NDArray[np.int64]":
+def _synthetic_tokens(sequences: int, length: int) -> "np.typing.NDArray[np.int64]":
     """Draw a language in which few words are frequent, and half of the words follow from the word before."""
     chance = np.random.default_rng(0)
     words = VOCABULARY - len(SPECIAL)

@@ -11,8 +11,8 @@ One process trains on tiny batches and saves every few steps, in four ways:
     meanwhile   like the entrypoints (container/saving/snapshot.py): a thread writes a copy, then uploads it
 
 A stall is the time from the end of a step to the start of the next. "Steps lose" is the extra time of the steps until
-the checkpoint is complete, because writing and checksums use the same cores. So does the S3 server, which would be
-other machines in reality; it runs at the lowest priority. The training uses OMP_NUM_THREADS cores. Default: 1.
+the checkpoint is complete, because writing and checksums use the same cores. The S3 server uses them too, at the
+lowest priority; in reality it is on other machines. The training uses OMP_NUM_THREADS cores. Default: 1.
 """
 
 import argparse
@@ -232,7 +232,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
 
 def _uploads(run: Run, folder: Path) -> CheckpointUploads:
-    """Make the uploads like jobs.container.trainer.training, in a job of one rank."""
+    """Create the uploads like jobs.container.trainer.training, in a job of one rank."""
     store = serve_store(LOOPBACK)
     os.environ |= {**run.environment, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
     rank = Rank(
@@ -248,7 +248,7 @@ def _uploads(run: Run, folder: Path) -> CheckpointUploads:
     s3 = object_store.connect()
     metrics = RunMetrics(rank, s3, resumed_from_step=0, throughput=Throughput(), samples_per_step=1, warmup_steps=0)
     uploads = CheckpointUploads(rank, s3, PretrainMlm(data="s3://data/none/"), metrics, Retention(newest=1))
-    uploads.store_server = store  # type: ignore[attr-defined]  # it lives as long as they do
+    uploads.store_server = store  # type: ignore[attr-defined]  # keeps it alive
     return uploads
 
 

@@ -1,7 +1,7 @@
 """Measure the platform's overhead for a custom script: the time to its first line, and the callback's share of a step.
 
 python -m tests.benchmarks.script_times                    both, with five submissions and 2,000 steps
-python -m tests.benchmarks.script_times --only callback    one of them (or: first-line)
+python -m tests.benchmarks.script_times --only callback    one of both (or: first-line)
 python -m tests.benchmarks.script_times --submissions 3 --steps 500     fewer
 
 First line: `trainyard submit` of a folder with a script that prints one line, on a separate emulator whose jobs are

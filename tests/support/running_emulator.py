@@ -27,14 +27,14 @@ from tests.support.container.warm_launcher import WarmLauncher
 
 START_SECONDS = 120
 STOP_TIMEOUT_SECONDS = 100
-"""Time for a container after SIGTERM, as on instances (infra/compute/user_data.py): a busy machine is slow."""
+"""Stop timeout of containers, as on instances (infra/compute/user_data.py), because a busy machine is slow."""
 DEPLOY_SECONDS = 240
 
 _credentials: dict[str, Credentials] = {}
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
-    """Return the environment of a client, for a server that this process started, or a stand-in without credentials."""
+    """Return a client's environment, for a server that this process started or a stand-in that needs no credentials."""
     credentials = _credentials.get(endpoint) or Credentials.random()
     return {
         "AWS_ENDPOINT_URL": endpoint,
@@ -44,7 +44,7 @@ def environment_of(endpoint: str) -> dict[str, str]:
     }
 
 
-def passes_on(proxy: str, upstream: str) -> None:
+def register_proxy(proxy: str, upstream: str) -> None:
     """Register `proxy` as an address that forwards to the server at `upstream` and needs its credentials."""
     if upstream in _credentials:
         _credentials[proxy] = _credentials[upstream]
@@ -93,7 +93,7 @@ class Emulator:
         return answer
 
     def cdk(self, *arguments: str, scratch: Path, cwd: Path | None = None) -> tuple[int, str]:
-        """Run the CDK CLI on this emulator, in `cwd` (default: `scratch`); return exit code and output."""
+        """Run the CDK CLI on this emulator, in `cwd` (default: `scratch`), and return exit code and output."""
         lines: list[str] = []
         code = run_cdk(
             [*arguments, "--no-notices"],
@@ -118,14 +118,14 @@ def run_emulator(
 ) -> Iterator[Emulator]:
     """Run a new emulator until the end of the block, or of this process.
 
-    `environment` has its settings. They are not set in this process, because later servers would inherit them.
+    `environment` has its settings. They are not set in this process, where later servers would inherit them.
     """
     state_file, log = folder / "emulator.json", folder / "emulator.log"
     command = [
         *(sys.executable, "-m", "tests.support.container.warm_jobs", "serve", "--state-file", str(state_file)),
         *("--exit-with-pid", str(os.getpid()), *arguments),
     ]
-    own_environment = {
+    server_environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         "TRAINYARD_STOP_TIMEOUT_SECONDS": str(STOP_TIMEOUT_SECONDS),
         "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": "1",
@@ -133,11 +133,11 @@ def run_emulator(
     }
     process: subprocess.Popen[bytes] | WarmLauncher
     with log.open("wb") as output:
-        if warm_launcher.can_fork(command, own_environment):
-            process = warm_launcher.start(command, own_environment, output.fileno())
+        if warm_launcher.can_fork(command, server_environment):
+            process = warm_launcher.start(command, server_environment, output.fileno())
         else:
             process = subprocess.Popen(
-                command, cwd=Path(__file__).parents[2], stdout=output, stderr=subprocess.STDOUT, env=own_environment
+                command, cwd=Path(__file__).parents[2], stdout=output, stderr=subprocess.STDOUT, env=server_environment
             )
     try:
         until = time.monotonic() + START_SECONDS

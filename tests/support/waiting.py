@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_SECONDS = 120
-"""Longest wait, for a busy machine. A test that passes never waits this long."""
+"""Timeout of a wait, for a busy machine. Tests that pass never wait this long."""
 
 Seen = TypeVar("Seen")
 
@@ -20,8 +20,8 @@ def wait_until(look: Callable[[], Seen], wanted: Callable[[Seen], object]) -> Se
 
 
 def pause(since: float) -> None:
-    """Sleep before the next look of a wait that began at `since` (monotonic clock): a tenth of the time waited so far.
+    """Sleep before the next check of a wait that began at `since` (monotonic clock), for a tenth of the time so far.
 
-    Each look costs milliseconds of CPU on both sides, so a long wait looks seldom.
+    Each check costs milliseconds of CPU on both sides, so a long wait checks rarely.
     """
     time.sleep(min(0.5, max(0.03, (time.monotonic() - since) / 10)))

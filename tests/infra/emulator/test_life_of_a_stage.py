@@ -20,7 +20,7 @@ from jobs.spec.catalog import CATALOG
 from jobs.spec.plan import plan
 from jobs.spec.spec import parse_spec
 from tests.support.emulator.batch_calls import ENDED, until
-from tests.support.emulator.staged_account import KIND, Account, Seen
+from tests.support.emulator.staged_account import KIND, Account, Snapshot
 from tests.support.running_emulator import run_emulator
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all steps before it
@@ -54,25 +54,25 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
 
 
 @pytest.fixture(scope="module")
-def deployed(account: Account) -> Seen:
+def deployed(account: Account) -> Snapshot:
     """All stages of settings.py, in a bootstrapped account."""
     code, output = account.bootstrap()
     assert code == 0, output
     code, output = account.deploy(*(f"{name}/*" for name in STAGES))
     assert code == 0, output
-    return account.see()
+    return account.snapshot()
 
 
 @dataclass(frozen=True)
 class Step:
     """One change of the stage."""
 
-    before: Seen
-    after: Seen
+    before: Snapshot
+    after: Snapshot
 
 
 @pytest.fixture(scope="module")
-def grown(account: Account, deployed: Seen, _a_new_kind: None) -> Step:
+def grown(account: Account, deployed: Snapshot, _a_new_kind: None) -> Step:
     """More nodes, On-Demand nodes, another team with secret and budget, another job kind: all in place.
 
     Two jobs use all nodes of their team, so a third one has to wait.
@@ -85,7 +85,7 @@ def grown(account: Account, deployed: Seen, _a_new_kind: None) -> Step:
 
     code, output = account.deploy(app=account.changed_app(**GROWN))
     assert code == 0, output
-    after = account.see()
+    after = account.snapshot()
     account.wait_for("waiting", "SUCCEEDED")  # it runs on the third node while the other two are busy
     assert [account.job(f"running {number}")["status"] for number in (1, 2)] == ["RUNNING", "RUNNING"]
     for open_gate in open_gates:
@@ -101,11 +101,11 @@ def upgraded(account: Account, grown: Step) -> Step:
     """A new release next to the one on which a job still runs."""
     open_gate = account.gated("on the old release", team="research")
     account.wait_for("on the old release", "RUNNING")
-    before = account.see()
+    before = account.snapshot()
     app = account.changed_app(**UPGRADED, retiring=(STAGES["dev"].pool,))
     code, output = account.deploy(app=app)
     assert code == 0, output
-    after = account.see()
+    after = account.snapshot()
     assert account.job("on the old release")["status"] == "RUNNING"
     open_gate()
     account.wait_for("on the old release", "SUCCEEDED")
@@ -129,7 +129,7 @@ def settled(account: Account, stopped: Step) -> Step:
     """The old release is removed, and the budget is raised."""
     code, output = account.deploy(app=account.changed_app(**SETTLED))
     assert code == 0, output
-    return Step(stopped.after, account.see())
+    return Step(stopped.after, account.snapshot())
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +138,10 @@ def destroyed(account: Account, settled: Step) -> Step:
     app = account.changed_app(**SETTLED, retiring=(STAGES["dev"].pool,))
     code, output = account.cdk("destroy", "dev/*", "--force", app=app)
     assert code == 0, output
-    return Step(settled.after, account.see())
+    return Step(settled.after, account.snapshot())
 
 
-def test_all_stages_deploy(account: Account, deployed: Seen) -> None:
+def test_all_stages_deploy(account: Account, deployed: Snapshot) -> None:
     assert {name.split("-")[1] for name in deployed.stacks if name.startswith("trainyard-")} == STAGES.keys()
     assert {state for name, state in deployed.stacks.items() if name.startswith("trainyard-")} == {"CREATE_COMPLETE"}
     health = account.aws.health()
@@ -234,7 +234,7 @@ def test_each_team_has_its_instances_and_security_group(account: Account) -> Non
         environments.setdefault(str(owner_of_queue(name)), set()).update(its)
     assert environments.keys() == {"research", "product", "evaluation"}
     assert sum(map(len, environments.values())) == len(set().union(*environments.values()))
-    seen = account.see().environments
+    seen = account.snapshot().environments
     groups = {
         team: {group for arn in its for group in seen[arn]["securityGroupIds"]} for team, its in environments.items()
     }

@@ -35,8 +35,8 @@ def differences(run: Run, whole: Run, *, model: str = f"{MODEL}model.safetensors
 def launcher(folder: Path, address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[NewRun]:
     """Yield a function that makes runs in one bucket, which is deleted afterwards.
 
-    Each rank uses OMP_NUM_THREADS cores. Default: 1. `address`: address of the S3 server. `is_fresh`: start S3 and
-    launchers as new processes, which have fewer requirements than forked ones: a GPU machine may lack the rest.
+    Each rank uses OMP_NUM_THREADS cores. Default: 1. `address` is the S3 server's. `is_fresh` starts S3 and launchers
+    as new processes, because a GPU machine may lack packages that forked processes need.
     """
     with s3_server(address, is_fresh=is_fresh) as endpoint, s3_client(endpoint) as s3:
         environment = {**environment_of(endpoint), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -33,7 +33,7 @@ _PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "mount": "util-linux"}
 _TAKE_NAME = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 
 
-def lacking() -> str:
+def missing_requirements() -> str:
     """Return what this machine lacks for network namespaces, or an empty string."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root"
@@ -86,7 +86,7 @@ class Network:
         return f"{_SUBNET}.{index + 1}"
 
     def on_node(self, index: int) -> Sequence[str]:
-        """Return a prefix that runs a command on that node: the same process, but another host."""
+        """Return a prefix that runs a command on that node, in the same process but on another host."""
         name = self._name(index)
         return ("ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", _TAKE_NAME, name)
 
@@ -99,11 +99,11 @@ class Network:
     def processes(self, index: int) -> list[int]:
         return [int(pid) for pid in _ip(f"netns pids {self._name(index)}").split()]
 
-    def cut_off(self, index: int) -> None:
+    def disconnect(self, index: int) -> None:
         """Disconnect the node like a pulled cable: packets are lost, and neither side gets an error."""
         _ip(f"link set {self._port(index)} down")
 
-    def mend(self, index: int) -> None:
+    def reconnect(self, index: int) -> None:
         _ip(f"link set {self._port(index)} up")
 
     def _name_all(self, nnodes: int) -> None:
@@ -148,7 +148,7 @@ class Job:
         self.run = run
         self.nodes: list[Launched] = []
         self.least = nnodes
-        """Fewest nodes on which a node group may train."""
+        """Minimum number of nodes on which a node group trains."""
         self._network = network
         self._flags = flags
         self._logs = logs

@@ -1,4 +1,4 @@
-"""Compare the sides of a benchmark in turns, and measure the speed of a training by entrypoint or plain Trainer."""
+"""Compare the sides of a benchmark in turns, and measure the speed of the entrypoint or the plain Trainer."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ Result = dict[str, Any]
 
 
 def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Measure each side once per round, so that other load hits all sides, and print each result at once."""
+    """Measure each side once per round, so that other load affects all sides, and print each result immediately."""
     found: dict[str, list[T]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, measure in sides.items():
@@ -30,13 +30,13 @@ def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, lis
     return found
 
 
-def apart(module: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+def start_side(module: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
     """Start one side in a separate process. Its last output line is JSON."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
 
-def answer(process: "subprocess.Popen[str]") -> Result:
+def side_result(process: "subprocess.Popen[str]") -> Result:
     """Wait for a side and return its result. If it failed, end the benchmark."""
     output, _ = process.communicate()
     if process.returncode:
@@ -59,7 +59,7 @@ def plainly(module: str, side: str, folder: Path, options: argparse.Namespace) -
     given = {name: value for name, value in vars(options).items() if name != "plain"}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if not isinstance(value, bool)]
     threads = os.environ.get("OMP_NUM_THREADS", "1")
-    return answer(apart(module, "--plain", side, str(folder), *words, OMP_NUM_THREADS=threads))
+    return side_result(start_side(module, "--plain", side, str(folder), *words, OMP_NUM_THREADS=threads))
 
 
 def by_entrypoint(run: Run, *flags: str, kind: str, device: str) -> Result:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LOSSES = {3: 0.9, 6: 0.5, 9: 0.7, 12: 0.5, 15: 0.4, 18: 0.3}
-"""The loss of the evaluation at each step. After two evaluations without a better one, the training stops."""
+"""The loss of the evaluation at each step. After two evaluations without an improvement, the training stops."""
 
 
 class Examples:
@@ -120,12 +120,12 @@ class Attempts:
     def curve(self) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in self.read("metrics.jsonl").splitlines()]
         kept = [{name: row[name] for name in row if not name.endswith(("time", "second", "seconds"))} for row in rows]
-        # A made-up evaluation comes after the other line of its step, not before.
+        # An evaluation that a resumed run catches up on comes after the other line of its step, not before.
         return sorted(kept, key=lambda row: (row["step"], sorted(row)))
 
 
 def uploads_of(rank: Rank, s3: "S3Client | None" = None, **retention: int) -> CheckpointUploads:
-    """Return the uploads of a rank whose training is played by a test."""
+    """Return the uploads of a rank whose training a test simulates."""
     arguments = PretrainMlm(data="run://tokens")
     return CheckpointUploads(rank, s3, arguments, metrics_of(rank), Retention(**retention))
 

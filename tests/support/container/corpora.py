@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @cache
 def paragraphs(count: int) -> Sequence[str]:
-    """A corpus of the descriptions of installed packages: English prose, code, lists, and special characters."""
+    """Return descriptions of installed packages: English prose, code, lists and special characters."""
     found: dict[str, None] = {}
     for path in sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/METADATA")):
         text = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[2]
@@ -73,7 +73,7 @@ class Workshop:
         self.attempt(job, arguments, S3Location(self.bucket, f"{self.folder.name}/run{number}-20260102-030405-0a1b/"))
 
     def again(self, job: Callable[[Rank, Any], None], arguments: Any) -> None:
-        """Another attempt of the newest run."""
+        """Run another attempt of the newest run."""
         self.attempt(job, arguments, self.runs[-1])
 
     def attempt(self, job: Callable[[Rank, Any], None], arguments: Any, run: S3Location) -> None:
@@ -91,7 +91,7 @@ class Workshop:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("AWS_PROFILE", raising=False)
-            # The jobs turn it on.
+            # The jobs enable it.
             patch.setenv("TOKENIZERS_PARALLELISM", "false")
             for name, value in environment_of(self.endpoint).items():
                 patch.setenv(name, value)
@@ -99,17 +99,17 @@ class Workshop:
 
     @property
     def scratch(self) -> Path:
-        """The scratch folder of the newest run."""
+        """Return the scratch folder of the newest run."""
         return self.folder / f"scratch-{len(self.runs)}"
 
     def made(self, kind: str) -> OpenArtifact:
-        """The metrics of the newest run."""
+        """Return the artifact of the newest run."""
         return open_artifact(
             str(self.runs[-1]), kind=kind, s3=lambda: self.s3, scratch=self.folder / f"read-{len(self.runs)}"
         )
 
     def result(self) -> Mapping[str, Any]:
-        """The result of the newest run, as in its receipt."""
+        """Return the result of the newest run, as in its receipt."""
         return RankStatus.read(self.scratch).result
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -124,14 +124,14 @@ class Workshop:
             self.s3.delete_object(Bucket=place.bucket, Key=(place / name).key)
 
     def modified(self, artifact: OpenArtifact) -> dict[str, Any]:
-        """The modification time of each file of an artifact."""
+        """Return the modification time of each file of an artifact."""
         place = S3Location.parse(artifact.location)
         listed = self.s3.list_objects_v2(Bucket=place.bucket, Prefix=f"{place.key.rstrip('/')}/")["Contents"]
         return {item["Key"].removeprefix(place.key).lstrip("/"): item["LastModified"] for item in listed}
 
 
 def texts_of(artifact: OpenArtifact, split: Split = "train") -> list[str]:
-    """The documents of a corpus, in order."""
+    """Return the documents of a corpus, in order."""
     names = sorted(name for name in artifact.manifest.files if name.startswith(split))
     folder = artifact.download(names)
     return [document.decode() for name in names for document in documents(folder / name)]

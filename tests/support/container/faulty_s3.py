@@ -1,4 +1,4 @@
-"""A proxy between jobs and their S3: slow as a network, with S3's errors, or with a permission removed."""
+"""A proxy between jobs and their S3, which adds latency, injects S3's errors, or removes a permission."""
 
 import random
 import re
@@ -17,8 +17,8 @@ from tests.support.jobs.proxies import Answer, Proxy
 Fault = Literal[
     "InternalError", "SlowDown", "AccessDenied", "slow", "cut on the way", "cut before the answer", "cut in the answer"
 ]
-"""An error of S3, a request to slow down, or a permission that is missing once; an answer after a second or two; a
-connection that ends during the request, after S3 has processed it, or during the answer."""
+"""The first three are S3's errors. `slow` delays the response by a second or two. The others close the connection
+during the request, after S3 has processed it, or during the response."""
 
 _STATUS = {"InternalError": 500, "SlowDown": 503, "AccessDenied": 403}
 

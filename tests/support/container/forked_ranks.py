@@ -3,7 +3,7 @@
     python -m tests.support.container.forked_ranks NPROC MODULE [ARGUMENT …]
 
 Torchrun would import PyTorch, and each rank PyTorch, transformers and possibly optimum-habana: up to seven seconds of
-CPU each. A function `preload` of MODULE imports what else is needed before the fork.
+CPU each. A function `preload` of MODULE imports its other modules before the fork.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ def main(nproc: int, module: str, argv: Sequence[str]) -> int:
         sys.stdout.flush()
         rank = os.fork()
         if rank == 0:
-            own = {**place, "RANK": number, "LOCAL_RANK": number}
-            os.environ.update({name: str(value) for name, value in own.items()})
+            variables = {**place, "RANK": number, "LOCAL_RANK": number}
+            os.environ.update({name: str(value) for name, value in variables.items()})
             with contextlib.suppress(AttributeError):
                 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
             run_module(module, argv)

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def described(python: Path, module: str, home: Path, **variables: str) -> str:
-    """The description that `module` prints of its branch, in a minimal environment."""
+    """Return the description that `module` prints of its branch, in a minimal environment."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     done = run_python(python, {**kept, "HOME": str(home), **variables}, "-m", module, "describe")
     assert done.returncode == 0, done.stdout + done.stderr

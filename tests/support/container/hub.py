@@ -15,7 +15,7 @@ Splits = Mapping[str, Sequence[dict[str, Any]]]
 
 
 def save_data_set(folder: Path, configurations: Mapping[str, Splits], *, class_names: Sequence[str] | None) -> None:
-    """Each configuration with its splits. `label` is a class label if it has names, `idx` a number, the rest text."""
+    """Save configurations with their splits. `idx` is a number, and `label` a class label if it has names."""
     types: dict[str, Any] = {"idx": "int32"}
     if class_names is not None:
         types["label"] = {"class_label": {"names": {str(number): name for number, name in enumerate(class_names)}}}

@@ -34,7 +34,7 @@ COMMIT = "5c0ff" * 8
 
 @dataclass
 class Hub:
-    """The pushed files, and the settings of the answers. Data sets are named `datasets/org/name`, as in their URLs."""
+    """The pushed files, and settings of the server. Data sets are named `datasets/org/name`, as in their URLs."""
 
     url: str = ""
     private: dict[str, bool] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Hub:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The variables of a job that pushes here, by LFS: this server has no Xet, which huggingface_hub 1 added."""
+        """Return the variables of a job that pushes here. They disable Xet, which this server does not have."""
         return {"HF_TOKEN": TOKEN, "HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1"}
 
 
@@ -119,7 +119,7 @@ def running_hub() -> Iterator[Hub]:
             hub.files[name] = files
 
         def do_PUT(self) -> None:
-            """The signed URLs of the LFS batch API, which need no token."""
+            """Store an upload to a signed URL of the LFS batch API, which needs no token."""
             content = self.rfile.read(int(self.headers["Content-Length"]))
             oid = self.path.removeprefix("/lfs/")
             assert self.headers.get("Authorization") is None, "the token went to the storage"

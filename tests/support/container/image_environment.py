@@ -1,4 +1,4 @@
-"""Environments with the Python packages of an image's lock file, for tests that run jobs as that image would.
+"""Create environments with the Python packages of an image's lock file, for tests that run jobs like that image.
 
 Each is created once, by uv from the package index, in build/environments/. PyTorch and Python are those of the tests'
 environment: the Gaudi image's PyTorch is in no package index, and older versions are gigabytes each. The lock's hashes
@@ -41,7 +41,7 @@ def chosen_release() -> str | None:
 
 
 def python_of(release_name: str | None) -> Path:
-    """Return an interpreter with the packages of a release's image. Without a name, it is Gaudi's default release."""
+    """Return an interpreter with the packages of a release's image. Default: Gaudi's default release."""
     row = release(release_name)
     versions = locked(image(row.image), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
@@ -94,5 +94,5 @@ def _uv(*arguments: str) -> None:
     if done.returncode:
         raise TrainyardError(
             f"uv {arguments[0]} failed (exit code {done.returncode}): {done.stderr.strip()}",
-            next_step="see that the package index answers",
+            next_step="check that the package index is reachable",
         )

@@ -41,7 +41,7 @@ def save_tiny_llama(folder: Path, *, chat_template: str | None = CHAT) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     fast.chat_template = chat_template
     fast.save_pretrained(folder)
-    # transformers 4 does not know the class that transformers 5 writes; both know this one.
+    # transformers 4 lacks the class that transformers 5 writes; both have this class.
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(
         json.dumps({**settings, "tokenizer_class": "PreTrainedTokenizerFast"})

@@ -93,7 +93,7 @@ class Launched:
         return self.wait()
 
     def ranks(self) -> list[psutil.Process]:
-        """The running rank processes, rank 0 first."""
+        """Return the running rank processes, rank 0 first."""
         ranks = {_rank(child): child for child in psutil.Process(self.process.pid).children()}
         return [ranks[number] for number in sorted(number for number in ranks if number is not None)]
 
@@ -123,7 +123,7 @@ class Launched:
 
 
 def _rank(process: psutil.Process) -> int | None:
-    """The number of a rank, or None for other processes."""
+    """Return the number of a rank, or None for other processes."""
     with contextlib.suppress(psutil.NoSuchProcess):
         number = process.environ().get("RANK")
         return None if number is None else int(number)
@@ -139,7 +139,7 @@ class Run:
     environment: Mapping[str, str]
     scratch: Path
     python: Path
-    """The interpreter that plays the image: it determines the packages."""
+    """The interpreter that stands in for the image and determines the packages."""
     is_fresh: bool = False
     """Whether each launcher is a new process, because its start is measured."""
 
@@ -157,8 +157,8 @@ class Run:
     ) -> Launched:
         """Start an attempt.
 
-        `within` is a command that runs the launcher elsewhere. With `script_ranks="forked"`, the ranks of a script find
-        PyTorch and transformers imported, as those of our kinds do (warm_launcher.py).
+        `within` is a command that runs the launcher elsewhere. With `script_ranks="forked"`, PyTorch and
+        transformers are already imported in a script's ranks, as in ranks of our kinds (warm_launcher.py).
         """
         command = [
             *within,
@@ -220,15 +220,15 @@ class Run:
         return [json.loads(line) for line in self.read(METRICS).splitlines()]
 
     def curve(self) -> list[dict[str, Any]]:
-        """The metrics that are equal in runs with the same weights, by step.
+        """Return the metrics that are equal in runs with the same weights, by step.
 
-        A resumed run writes a made-up evaluation after the other line of the step, not before.
+        A resumed run writes an evaluation that it catches up on after the other line of the step, not before.
         """
         lines = ({name: value for name, value in line.items() if name not in MEASURED} for line in self.metrics())
         return sorted(lines, key=lambda line: (line["step"], sorted(line)))
 
     def tensorboard_losses(self, folder: Path) -> list[tuple[int, float]]:
-        """Step and loss of each point of TensorBoard's curve. The event files are downloaded to `folder`."""
+        """Download the event files to `folder`, and return step and loss of each point of TensorBoard's curve."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(self.download("tensorboard/", folder)))
@@ -246,7 +246,7 @@ class Run:
         return sorted(int(name.split("/")[1].removeprefix("step-")) for name in manifests)
 
     def processes(self) -> Iterator[psutil.Process]:
-        """The running processes of this run, including ranks whose launcher is gone."""
+        """Yield the running processes of this run, including ranks whose launcher is gone."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if process.environ().get("TRAINYARD_RUN_URI") == str(self.location):
@@ -261,7 +261,7 @@ NewRun = Callable[[], Run]
 
 
 def two_nodes(job: str = "8d2f") -> list[dict[str, Any]]:
-    """AWS Batch's variables for the two nodes of a job, the main node first."""
+    """Return AWS Batch's variables for the two nodes of a job, the main node first."""
     job_of_two = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
     main = {**job_of_two, "AWS_BATCH_JOB_ID": f"{job}#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
     child = {**job_of_two, "AWS_BATCH_JOB_ID": f"{job}#1", "AWS_BATCH_JOB_NODE_INDEX": "1"}
@@ -269,7 +269,7 @@ def two_nodes(job: str = "8d2f") -> list[dict[str, Any]]:
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
-    """The environment of a container: some variables of this machine, and those for AWS."""
+    """Return a container's environment: some variables of this machine, and the variables for AWS."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     return {
         **kept,

@@ -27,7 +27,7 @@ class Listener(NamedTuple):
 
 
 def listeners(pid: int) -> list[Listener]:
-    """The listening TCP sockets of a process and its descendants."""
+    """Return the listening TCP sockets of a process and its descendants."""
     root = psutil.Process(pid)
     places = _listening(pid)
     found = []
@@ -38,7 +38,7 @@ def listeners(pid: int) -> list[Listener]:
 
 
 def _listening(pid: int) -> Mapping[str, tuple[str, int]]:
-    """Address and port of each listening socket in the process's network, by inode.
+    """Return address and port of each listening socket in the process's network, by inode.
 
     psutil would read the machine's tables once for each process, which takes ten milliseconds each time after a test
     with hundreds of recently closed connections.
@@ -62,7 +62,7 @@ def _address(text: str) -> str:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """The inodes of a process's sockets."""
+    """Yield the inodes of a process's sockets."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # it has been closed
@@ -71,7 +71,7 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def open_to_the_network(pid: int) -> list[str]:
-    """The listening sockets that are not on loopback only."""
+    """Return the listening sockets that other machines could reach."""
     return [str(one) for one in listeners(pid) if not is_loopback(one.address)]
 
 

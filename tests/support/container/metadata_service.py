@@ -14,12 +14,12 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
 class MetadataService:
-    """Answers with the content of `news`, inside its `with` block."""
+    """Serves the content of `news` inside its `with` block."""
 
     def __init__(self) -> None:
         self.news: dict[str, dict[str, str] | str] = {}
         self.answered = threading.Event()
-        """Set after the first answer with some of it."""
+        """Set after the first response with any of `news`."""
         service = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sentences(count: int, *, seed: int) -> list[str]:
-    """Sentences that each follow a part of one cycle of words."""
+    """Return sentences that each follow a part of one cycle of words."""
     chance = random.Random(seed)
     circle = (*FILLER, *FILLER)
     starts = [chance.randrange(len(FILLER)) for _ in range(count)]

@@ -16,11 +16,11 @@ BUCKET = "inputs"
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a test's inputs."""
+    """Return the location of a test's inputs."""
 
     folder: Path
     prefix: str | None
-    """The S3 client, or None for local inputs."""
+    """Return the S3 client, or None for local inputs."""
     s3: "S3Client | None"
 
     def at(self, name: str) -> str:
@@ -47,7 +47,7 @@ class Place:
 
 
 def refused(run: Run, model: Path, table: Path) -> str:
-    """The one-line error of a job that cannot use its inputs."""
+    """Return the one-line error of a job that cannot use its inputs."""
     launched = run.attempt(f"--model={model}", f"--train-data={table}", "--max-length=32", expect=1)
     assert "Traceback" not in launched.output
     errors = [line for line in launched.lines if "rror" in line]

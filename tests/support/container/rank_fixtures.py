@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def first_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], Rank]]:
-    """Returns the first of the given number of ranks of one run, in this process."""
+    """Yield a function that returns rank 0 of a run with the given number of ranks, in this process."""
     store = serve_store(LOOPBACK)
     monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
     monkeypatch.setenv("MASTER_PORT", str(store.port))

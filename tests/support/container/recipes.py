@@ -15,7 +15,7 @@ Flags = tuple[str, ...]
 
 
 def finetuning(s3: "S3Client", model: Path, folder: Path) -> Flags:
-    """A recipe of 48 steps with a checkpoint every 8.
+    """Return a recipe of 48 steps with a checkpoint every 8.
 
     The number of held-out examples is a multiple of neither the batch nor the ranks, epochs (of 12 steps) end in the
     middle of a batch, and most checkpoints are in the middle of an epoch.
@@ -37,7 +37,7 @@ def finetuning(s3: "S3Client", model: Path, folder: Path) -> Flags:
 
 
 def longer_finetuning(s3: "S3Client", flags: Flags, folder: Path, key: str) -> Flags:
-    """A recipe of 120 steps of several accumulated batches, with checkpoints only at a shutdown and at the end.
+    """Return a recipe of 120 steps of several accumulated batches, with checkpoints only at a shutdown and at the end.
 
     Its held-out examples are written to `key`.
     """
@@ -55,13 +55,13 @@ def longer_finetuning(s3: "S3Client", flags: Flags, folder: Path, key: str) -> F
 
 
 def packed_sentences(model: Path, folder: Path) -> Path:
-    """Two files. Their sizes and the held-out sequences are multiples of neither the batch nor the ranks."""
+    """Save two files. Their sizes and the number of held-out sequences are not multiples of the batch or the ranks."""
     train = [sentences(130, seed=1), sentences(37, seed=2)]
     return save_packed(folder, model, train, sentences(29, seed=3))
 
 
 def pretraining(s3: "S3Client", packed: Path) -> Flags:
-    """A recipe of 48 steps, with a checkpoint and an evaluation every 16."""
+    """Return a recipe of 48 steps, with a checkpoint and an evaluation every 16."""
     run = S3Location("runs", "research/tokenize-20260102-030405-0a1b/")
     publish(packed, s3, run)
     return (

@@ -12,7 +12,7 @@ FILLER = ("the", "film", "is", "a", "story", "with", "and", "its", "cast", "of",
 
 
 def reviews(count: int, *, seed: int, labels: Sequence[Any] = ("bad", "good")) -> list[dict[str, Any]]:
-    """Sentences with one decisive word each. Every tenth has the wrong label, so that no model is perfect."""
+    """Return sentences with one decisive word each. A tenth has the wrong label, so that no model is perfect."""
     chance = random.Random(seed)
     rows = []
     for number in range(count):
@@ -32,7 +32,7 @@ def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
     """Save a model for `from_pretrained`: random weights, and a WordPiece vocabulary of the words above.
 
-    More `positions` than are used make its checkpoints larger, but its steps hardly slower.
+    Unused `positions` make its checkpoints larger, but hardly slow down its steps.
     """
     sizes = {
         "hidden_size": 32,

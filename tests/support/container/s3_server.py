@@ -24,7 +24,7 @@ import gc
 import os
 import signal
 import sys
-gc.disable()  # what is loaded stays: to search it for what can be freed takes almost half of the start
+gc.disable()  # loaded modules are never freed; collecting garbage meanwhile takes almost half of the start
 from infra.emulator import s3
 from moto.server import ThreadedMotoServer
 s3.install()
@@ -45,7 +45,7 @@ signal.sigwait({signal.SIGTERM})
 def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[str]:
     """Run a server on `address` for the block, and yield its URL.
 
-    With `is_fresh` it is a new process with moto's server and S3 only, without the emulator's other services.
+    With `is_fresh`, it is a new process with only moto's server and S3, without the emulator's other services.
     """
     command, environment = [sys.executable, "-c", _SERVER, address], {"PATH": os.environ["PATH"]}
     server: subprocess.Popen[str] | warm_launcher.WarmLauncher
@@ -65,7 +65,7 @@ def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def s3_client(endpoint: str) -> Iterator["S3Client"]:
-    """A client of a new server, with the buckets created."""
+    """Create the buckets of a new server, and yield a client."""
     client = boto3.client(
         "s3",
         endpoint_url=endpoint,
@@ -80,7 +80,7 @@ def s3_client(endpoint: str) -> Iterator["S3Client"]:
 
 
 def put(s3: "S3Client", path: Path, key: str) -> str:
-    """Uploads a file or the files of a folder to the bucket for inputs. Returns the s3:// location."""
+    """Upload a file or the files of a folder to the bucket for inputs, and return the s3:// location."""
     for file in path.iterdir() if path.is_dir() else [path]:
         s3.upload_file(str(file), DATA, f"{key}/{file.name}" if path.is_dir() else key)
     return f"s3://{DATA}/{key}"

@@ -28,7 +28,7 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 run = trainyard.Run(total_steps=60, save_every_steps=10)
 
 def show(step):
-    """Print a hash of the whole state, without what BatchNorm has counted on each rank."""
+    """Print a hash of the whole state, without BatchNorm's counts, which differ by rank."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     states = get_state_dict(model, optimizer, options=options)
     tensors = [leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
@@ -49,7 +49,7 @@ while step < 60 and not run.should_stop():
     optimizer.step()
     scheduler.step()
     step += 1
-    time.sleep(0.05)  # or it ends before it is interrupted
+    time.sleep(0.05)  # otherwise it ends before the interruption
     run.step(step)
     if step % 10 == 0:
         run.log(step, loss=loss)
@@ -67,16 +67,16 @@ dist.destroy_process_group()
 FSDP_ON_CPU = """
 from accelerate.state import AcceleratorState, DistributedType
 
-own = AcceleratorState.__init__
+original = AcceleratorState.__init__
 
 def with_fsdp(self, *args, fsdp_plugin=None, **options):
-    own(self, *args, fsdp_plugin=fsdp_plugin, **options)
+    original(self, *args, fsdp_plugin=fsdp_plugin, **options)
     if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
         self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
 
 AcceleratorState.__init__ = with_fsdp
 """
-"""Lets accelerate shard a model on CPUs, for which it has all it needs except the permission."""
+"""Makes accelerate shard a model on CPUs, which it supports but does not allow."""
 
 FSDP_TRAINER = """
 import os
@@ -105,7 +105,7 @@ trainer = Trainer(
         fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "sync_module_states": False},
     ),
     train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-    data_collator=lambda some: time.sleep(0.05) or default_data_collator(some),  # or it ends before it is killed
+    data_collator=lambda some: time.sleep(0.05) or default_data_collator(some),  # otherwise it ends before the kill
     callbacks=[trainyard.Callback(checkpoint_every_steps=8)],
 )
 trainer.train(resume_from_checkpoint=trainyard.checkpoint())

@@ -22,14 +22,14 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # impo
 from infra.emulator import __main__, batch  # noqa: E402 - after that
 from infra.emulator.containers import process_executor  # noqa: E402
 from infra.emulator.containers.process_executor import ProcessExecutor  # noqa: E402
-from tests.support.collector import seldom_collect  # noqa: E402
+from tests.support.collector import collect_rarely  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.support.container.warm_launcher import WarmLauncher
 
 
 class WarmExecutor(ProcessExecutor):
-    """Starts jobs as local processes, and those of the launcher by a fork."""
+    """Starts jobs as local processes, and forks the launcher's jobs."""
 
     def _start_init(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         status_fd, directory, *command = arguments
@@ -72,7 +72,7 @@ class _Started:
 if __name__ == "__main__":
     from tests.support.container import warm_launcher
 
-    seldom_collect()
+    collect_rarely()
     vars(batch)["ProcessExecutor"] = WarmExecutor  # for jobs only; functions have a separate one
     if (forked := warm_launcher.fork_for_jobs()) is not None:
         process_executor._init_pids.add(forked)

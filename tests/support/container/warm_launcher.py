@@ -31,7 +31,7 @@ from typing import IO, Any, NoReturn
 from infra.emulator import REGION
 from infra.emulator.containers import container_init
 from jobs.container.accelerator import CPU, imports_without_gc
-from tests.support.collector import seldom_collect
+from tests.support.collector import collect_rarely
 from tests.support.container import warm_ranks
 from tests.support.container.warm_ranks import run_module, run_to_its_end, show_environment
 
@@ -73,7 +73,7 @@ _IMPORTED = (
     *(f"moto.{name}.urls" for name in _SERVICES),
 )
 _READ_DURING_IMPORTS = ("HF_", "LD_", "MOTO_", "OMP_", "PYTHON", "S3_", "TORCH_", "TRANSFORMERS_")
-"""Prefixes of variables."""
+"""Prefixes of the variables."""
 _KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 """The variables of this machine that a container of the tests gets (launching.py)."""
 _IMPORT_ENVIRONMENT = {
@@ -99,7 +99,7 @@ class WarmLauncher:
         self.returncode: int | None = None
         self._ended = ended
         self._reading = threading.Lock()
-        weakref.finalize(self, ended.close)  # of a process without a wait
+        weakref.finalize(self, ended.close)  # for a process that nobody waits for
 
     def poll(self) -> int | None:
         """Return the exit code, below 0 for a signal, or None while it runs."""
@@ -135,7 +135,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a command can be forked from a warm process.
 
     It must be a launcher, a program (`python -c`) that changes something in the launcher first, or an emulator. Without
-    PyTorch, nothing is worth a warm process.
+    PyTorch, a warm process saves no time.
     """
     imported_with = _environment()
     is_known = list(command[1:3]) in (["-m", _LAUNCHER], ["-m", _SERVER]) or (
@@ -197,14 +197,14 @@ def _environment() -> dict[str, str]:
 
 
 _of_forked_server: list[socket.socket] = []
-"""In a forked emulator: the process from which it forks its jobs."""
+"""The socket of the process from which a forked emulator forks its jobs."""
 
 _is_warm = False
 """Whether this process, or the one it was forked from, has imported everything."""
 
 
 def fork_for_jobs() -> int | None:
-    """In a forked emulator, before it has threads: fork the process from which its jobs are forked.
+    """Fork the process from which a forked emulator forks its jobs. Call it before the emulator has threads.
 
     Jobs are descendants of their server, which adopts the children of a killed job. Returns the process id, or None if
     this server is a fresh process, as its jobs are then.
@@ -273,7 +273,7 @@ def serve(requests: socket.socket) -> NoReturn:
         for name in _IMPORTED:
             importlib.import_module(name)
         _prepare_moto()
-    seldom_collect()
+    collect_rarely()
     assert threading.active_count() == 1  # a fork has no other threads
     _fork_for_requests(requests)
 

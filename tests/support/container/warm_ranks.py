@@ -198,7 +198,7 @@ def _fork_rank(
                     os.close(file)
             _be_as_new(environment)
             os.close(leads)
-            while os.getppid() == server:  # it must not become the launcher's child before all are forked
+            while os.getppid() == server:  # it must not become the launcher's child before all ranks are forked
                 time.sleep(0.001)
             run_module(module, argv)
         finally:

@@ -12,7 +12,7 @@ from tests.support.running_emulator import Emulator
 from tests.support.waiting import pause
 
 STOP_TIMEOUT_SECONDS = 1
-"""Stop timeout of the server of the fixture `batch`."""
+"""Stop timeout of the server in the fixture `batch`."""
 ENDED = ("SUCCEEDED", "FAILED")
 
 FoundT = TypeVar("FoundT")
@@ -48,7 +48,7 @@ class Batch:
         return name
 
     def queue(self, *environments: str, priority: int = 1, **more: Any) -> str:
-        """Create a queue, with a new environment if none is given; return its name."""
+        """Create a queue, with a new environment if none is given, and return its name."""
         name = f"queue-{uuid.uuid4().hex[:8]}"
         order = [
             {"order": place, "computeEnvironment": environment}
@@ -97,7 +97,7 @@ class Batch:
         return self.wait_for(job_id, *ENDED)
 
     def wait_for(self, job_id: str, *states: str) -> dict[str, Any]:
-        """Wait until a job is in one of the states; fail if it ends in another."""
+        """Wait until a job is in one of the states, and fail if it ends in another."""
 
         def look() -> dict[str, Any] | None:
             job = self.job(job_id)
@@ -154,7 +154,7 @@ def overrides(**container: Any) -> dict[str, Any]:
 
 
 def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) -> FoundT:
-    """Call `look` until it returns something other than None; return that."""
+    """Call `look` until it returns a value other than None, and return the value."""
     since = time.monotonic()
     while (found := look()) is None:
         if time.monotonic() > since + seconds:

@@ -25,7 +25,7 @@ KIND = next(iter(CATALOG))
 
 
 @dataclass(frozen=True)
-class Seen:
+class Snapshot:
     """A snapshot of the account."""
 
     environments: Mapping[str, Mapping[str, Any]]
@@ -56,7 +56,7 @@ class Account:
         return self.aws.cdk(*arguments, "--app", app, *output, scratch=self.folder, cwd=ROOT)
 
     def bootstrap(self) -> tuple[int, str]:
-        # Not in the folder of cdk.json: the CLI would synthesise the app there, only to bootstrap.
+        # Outside the folder of cdk.json, where the CLI would synthesise the app only to bootstrap.
         return self.aws.cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", scratch=self.folder)
 
     def changed_app(self, **changes: Any) -> str:
@@ -76,7 +76,7 @@ class Account:
         found = self.aws.client("batch").describe_compute_environments()["computeEnvironments"]
         return {one["state"] for one in found if "prod" not in one["computeEnvironmentArn"]}
 
-    def see(self) -> Seen:
+    def snapshot(self) -> Snapshot:
         def named(service: str, operation: str, key: str, name: str, **request: Any) -> frozenset[str]:
             answer = getattr(self.aws.client(service), operation)(**request)
             return frozenset(item[name] for item in answer.get(key, []) if "prod" not in item[name])
@@ -87,7 +87,7 @@ class Account:
         definitions = batch.get_paginator("describe_job_definitions").paginate(status="ACTIVE")
         vpcs = self.aws.client("ec2").describe_vpcs()["Vpcs"]
         roles = self.aws.client("iam").get_paginator("list_roles").paginate()
-        return Seen(
+        return Snapshot(
             environments={one["computeEnvironmentArn"]: one["computeResources"] for one in environments},
             queues=frozenset(one["jobQueueArn"] for one in batch.describe_job_queues()["jobQueues"]),
             definitions=frozenset(one["jobDefinitionArn"] for page in definitions for one in page["jobDefinitions"]),
@@ -117,33 +117,33 @@ class Account:
         """Return a stage as the command line reads it."""
         return DeployedStage.from_parameters(name, self.parameters(name), emulated_processes=1, runs_containers=False)
 
-    def submit(self, what_for: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
-        """Submit a job that runs a shell command; return its id, and keep it under `what_for`."""
+    def submit(self, purpose: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
+        """Submit a job that runs a shell command; return its id, and keep it under `purpose`."""
         values, stage = self.parameters(), self.stage()
         container = {"name": "main", "command": ["sh", "-c", command]}
         job_id: str = self.aws.client("batch").submit_job(
-            jobName=what_for.replace(" ", "-"),
+            jobName=purpose.replace(" ", "-"),
             jobQueue=stage.queue(stage.queue_of(team, queue)),
             jobDefinition=values[job_definition_parameter(team, kind)],
             shareIdentifier=share_identifier(team),
             ecsPropertiesOverride={"taskProperties": [{"containers": [container]}]},
         )["jobId"]
-        self.jobs[what_for] = job_id
+        self.jobs[purpose] = job_id
         return job_id
 
-    def job(self, what_for: str) -> dict[str, Any]:
-        (job,) = self.aws.client("batch").describe_jobs(jobs=[self.jobs[what_for]])["jobs"]
+    def job(self, purpose: str) -> dict[str, Any]:
+        (job,) = self.aws.client("batch").describe_jobs(jobs=[self.jobs[purpose]])["jobs"]
         return dict(job)
 
-    def wait_for(self, what_for: str, *states: str) -> dict[str, Any]:
+    def wait_for(self, purpose: str, *states: str) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
-            job = self.job(what_for)
+            job = self.job(purpose)
             return job if job["status"] in states else None
 
-        return until(look, f"{what_for} is {' or '.join(states)}: {self.job(what_for)}")
+        return until(look, f"{purpose} is {' or '.join(states)}: {self.job(purpose)}")
 
-    def gated(self, what_for: str, **more: Any) -> Callable[[], None]:
+    def gated(self, purpose: str, **more: Any) -> Callable[[], None]:
         """Submit a job that runs until the returned function is called."""
-        gate = self.folder / f"{what_for.replace(' ', '-')}.open"
-        self.submit(what_for, command=f"while [ ! -e {gate} ]; do sleep 0.05; done", **more)
+        gate = self.folder / f"{purpose.replace(' ', '-')}.open"
+        self.submit(purpose, command=f"while [ ! -e {gate} ]; do sleep 0.05; done", **more)
         return gate.touch

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Nonsense(Exception):  # noqa: N818 - the name of a finding
-    """Raised if a program accepted something that no job, no AWS and no user can work with."""
+    """Raised if a program accepted input that neither a job, AWS nor a user can use."""
 
 
 class _TookTooLong(BaseException):
@@ -41,7 +41,7 @@ class Round:
     def look(self, what: object, attempt: Callable[[], bool]) -> None:
         """Run an attempt, which returns whether its input was accepted.
 
-        An exception or a created canary is a finding. A hang has to happen twice, since other work takes time too.
+        An exception or a created canary is a finding. A hang must happen twice, because other work takes time too.
         """
         self.tried += 1
         try:

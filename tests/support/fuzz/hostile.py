@@ -1,4 +1,4 @@
-"""Texts and values that are made to break their readers."""
+"""Draw texts and values that may break their readers."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ _YAML = r"""
 
 
 def texts(canary: Path) -> list[str]:
-    """Return hostile texts. Those that could run as a command would create the file `canary`."""
+    """Return hostile texts. Texts that run as a command create the file `canary`."""
     touch = f"touch {canary}"
     return [
         *_WORDS.split(),
@@ -44,7 +44,7 @@ def values(canary: Path) -> SearchStrategy[object]:
 
 
 def snippets(canary: Path) -> list[str]:
-    """Return pieces of YAML that matter to a reader that accepts more than plain values."""
+    """Return pieces of YAML that go beyond plain values."""
     system = f'!!python/object/apply:os.system ["touch {canary}"]'
     return [
         *_YAML.split(),

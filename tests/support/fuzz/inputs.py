@@ -40,8 +40,8 @@ _SOUND = {
     "t.parquet": _parquet(),
 }
 
-_OF_NO_TABLE = (b"", b"\0" * 100, b"\x1f\x8b\x08\0" + b"\xff" * 60, b"PK\3\4" + b"\xfe" * 60)
-_NEVER: Mapping[str, tuple[bytes, ...]] = {
+_NOT_TABLES = (b"", b"\0" * 100, b"\x1f\x8b\x08\0" + b"\xff" * 60, b"PK\3\4" + b"\xfe" * 60)
+_BAD_TABLES: Mapping[str, tuple[bytes, ...]] = {
     "t.csv": (
         *(b"text,label\n", b"text\ngood\n", b"text,label\ngood,0.5\n", b'text,label\n"never closed,1\n'),
         *(b"text,label\ngood,1\nbad,no\n", b"text,label\n" + b"a" * 200_000 + b"\n", b"<!DOCTYPE html><html>\n"),
@@ -54,16 +54,16 @@ _NEVER: Mapping[str, tuple[bytes, ...]] = {
 }
 """Contents of tables that no job can learn from."""
 
-_NO_FILES: Mapping[str, Make] = {
+_SPECIAL_FILES: Mapping[str, Make] = {
     "a folder": Path.mkdir,
     "a pipe": os.mkfifo,
     "an endless device": lambda path: path.symlink_to("/dev/zero"),
     "a link to itself": lambda path: path.symlink_to(path),
     "a terminal": lambda path: path.symlink_to("/dev/tty"),
 }
-"""Things in place of a file."""
+"""Special files that replace an input file."""
 
-_NO_MODELS: tuple[bytes, ...] = (
+_BAD_MODELS: tuple[bytes, ...] = (
     *(b"", b"[]", b"{}", b"{", b"\0", b'{"model_type": 1}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 100_000),
     *(
         b'{"model_type": "bert", "trust_remote_code": true}',
@@ -76,7 +76,7 @@ _NO_MODELS: tuple[bytes, ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """A table and a model on disk. `right`: whether a job can train on them, None if unknown."""
+    """A table and a model on disk. `right` is whether a job can train on them, or None if unknown."""
 
     what: str
     table: str
@@ -125,13 +125,13 @@ def _certain() -> Iterator[Case]:
     """Yield cases that are certainly right, and cases that are certainly wrong."""
     for table, sound in _SOUND.items():
         yield Case("sound", table, _files(table, sound), right=True)
-        for content in (*_OF_NO_TABLE, *_NEVER.get(table, ())):
+        for content in (*_NOT_TABLES, *_BAD_TABLES.get(table, ())):
             yield Case("never", table, _files(table, content), right=False)
-    for what, make in _NO_FILES.items():
+    for what, make in _SPECIAL_FILES.items():
         for name in (*_SOUND, "model/config.json"):
             table = "t.csv" if "/" in name else name
             yield Case(what, table, _files(table, _SOUND[table]), {name: make}, right=False)
-    for content in _NO_MODELS:
+    for content in _BAD_MODELS:
         yield Case("no model", "t.csv", _files("t.csv", _CSV, config=content), right=False)
 
 

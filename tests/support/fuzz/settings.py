@@ -1,4 +1,4 @@
-"""Pass right and wrong rows of settings through the checks, and through a synthesis if they pass."""
+"""Pass valid and invalid rows of settings through the checks, and through a synthesis if they pass."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tests.support.infra.synthesis import synthesise
 from tests.support.infra.variants import ALL, EXISTING_VPC, NO_NAT
 
 _AT_ONCE = 8
-"""Rows per synthesis: together they take little more than half of the time that they take separately."""
+"""Rows per synthesis. Together they take little more than half of the time of separate syntheses."""
 _MOST_TURNS = 20
 
 _ROWS = (ALL, EXISTING_VPC, NO_NAT, Stage(name="dev", teams=(Team(name="research"), Team(name="product"))))

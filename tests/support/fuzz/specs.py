@@ -108,7 +108,7 @@ _SOURCES = {
     **dict.fromkeys((MODEL_FOLDER, CONFIGURATION_FOLDER), _MODELS),
     **dict.fromkeys((FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER), _ARTIFACTS),
 }
-"""Locations of each sort, so that many specs pass the check of their arguments."""
+"""Locations of each kind, so that many specs pass the check of their arguments."""
 
 
 def put_inputs(aws: Aws, stage: str) -> None:
@@ -167,7 +167,7 @@ def dry_run(aws: Aws, stage: str, path: Path, overrides: tuple[str, ...] = ()) -
 
 
 def reported(command: Callable[[Any], object], arguments: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Run a command as the console script does, and return its exit code and its stdout.
+    """Run a command like the console script, and return its exit code and stdout.
 
     Raises Nonsense for an undocumented exit code, an error without a message, or control characters in the output.
     """
@@ -187,7 +187,7 @@ def reported(command: Callable[[Any], object], arguments: tuple[str, ...] = ()) 
 
 
 def _check_request(request: dict[str, Any], aws: Aws) -> None:
-    """Raise Nonsense if AWS Batch would refuse the request, or the container its command line."""
+    """Raise Nonsense if AWS Batch would refuse the request, or the container would refuse its command line."""
     shape = aws.batch.meta.service_model.operation_model("SubmitJob").input_shape
     assert shape is not None
     report = ParamValidator().validate(request, shape)
@@ -249,7 +249,7 @@ def _documents(kind: str) -> SearchStrategy[dict[str, Any]]:
 
 
 def _sensible(document: dict[str, Any], name: str | None, random: Any) -> dict[str, Any]:
-    """Give most specs what random draws nearly never have: one of the stage's teams, and readable inputs."""
+    """Give most specs one of the stage's teams and readable inputs, which random draws rarely have."""
     document, arguments = copy.deepcopy(document), dict(document["arguments"])
     document["name"] = name or document["name"]
     if random.random() < 0.8:

@@ -25,7 +25,7 @@ _SIGNED = "AWS4-HMAC-SHA256 Credential={}/20261123/us-east-1/SERVICE/aws4_reques
 _READING = ("Describe", "Get", "List")
 _NOT_HTTP = (400, 403, 404, 405, 408, 411, 413, 414, 431, 501, 505)
 """Statuses with which the server refuses malformed HTTP, before its access check sees the request."""
-_OF_A_PAGE_AT_ONCE = 50
+_PAGE_BATCH = 50
 _SCRIPT = """
 async ([endpoint, requests]) => Promise.all(requests.map(async ([method, path, mode, headers, body]) => {
   try {
@@ -49,9 +49,9 @@ class Request:
 
 
 def fuzz(round_: Round, aws: Emulator) -> None:
-    """Send every operation as each intruder, and from a page in a browser; then as the owner."""
+    """Send every operation as each intruder, from a page in a browser, and then as the owner."""
     before = _state(aws)
-    requests = [*_operations(), *_own_paths()]
+    requests = [*_operations(), *_server_paths()]
     for intruder, headers in _intruders(aws).items():
         for request in requests:
             what = f"{intruder}: {request.method} {request.path} {dict(request.headers)} {request.body}"
@@ -89,7 +89,7 @@ def _operations() -> Iterator[Request]:
                 yield Request(spelled["method"], path, service, {}, "" if reads else "{}", only_reads=reads)
 
 
-def _own_paths() -> Iterator[Request]:
+def _server_paths() -> Iterator[Request]:
     for path in ("/moto-api/reset", "/moto-api/data.json", "/moto-api/", "/trainyard/events", "/trainyard/x"):
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
             yield Request(method, path)
@@ -160,7 +160,7 @@ def _raw(aws: Emulator, raw: bytes) -> bool:
             connection.shutdown(socket.SHUT_WR)
             while piece := connection.recv(65_536):
                 answer += piece
-    except (ConnectionError, OSError):  # it has already answered and closed the connection
+    except (ConnectionError, OSError):  # the server has already responded and closed the connection
         pass
     status = re.match(rb"HTTP/\d\.\d (\d{3})", answer)
     if status and int(status[1]) not in _NOT_HTTP:
@@ -179,8 +179,8 @@ def _from_a_page(round_: Round, aws: Emulator, requests: list[Request]) -> None:
             tries.append([request.method, request.path, "no-cors", simple, body])
         tries.append([request.method, request.path, "cors", {**request.headers, "Authorization": key}, body])
     with web_page() as page:
-        for start in range(0, len(tries), _OF_A_PAGE_AT_ONCE):
-            some = tries[start : start + _OF_A_PAGE_AT_ONCE]
+        for start in range(0, len(tries), _PAGE_BATCH):
+            some = tries[start : start + _PAGE_BATCH]
             for asked, answer in zip(some, page.evaluate(_SCRIPT, [aws.endpoint, some]), strict=True):
                 round_.look(json.dumps(asked), lambda answer=answer: _unreadable(answer))  # type: ignore[misc]
 

@@ -64,7 +64,7 @@ def templates_of(row: Stage) -> Templates:
 def _folder(_stage: str) -> Path:
     """Return a folder that every synthesis of a stage with this name overwrites.
 
-    So the sources, an asset of every stage, are hashed and copied only once, which takes half as long as the rest.
+    The sources, an asset of every stage, are then hashed and copied only once, which takes half as long as the rest.
     """
     folder = Path(mkdtemp())
     atexit.register(shutil.rmtree, folder)
@@ -73,7 +73,7 @@ def _folder(_stage: str) -> Path:
 
 @cache
 def up_to(stack: str, row: Stage) -> Templates:
-    """Return a stack and those it builds on, in a quarter of the time of all stacks. Rules are not checked."""
+    """Return a stack and the stacks it builds on, in a quarter of the time of all stacks. Rules are not checked."""
     directory = _folder(row.name)
     app = new_app(directory)
     scope = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))

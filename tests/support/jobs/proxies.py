@@ -1,4 +1,4 @@
-"""Proxies between a client and a server: one that injects errors of services, and one that limits access to S3."""
+"""Proxies between a client and a server. One injects service errors; the other limits access to S3."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from typing_extensions import Self
 
-from tests.support.running_emulator import passes_on
+from tests.support.running_emulator import register_proxy
 
 Message = tuple[str, str, dict[str, str], bytes]
 """Method, path, headers and body of a request."""
@@ -126,7 +126,7 @@ class FaultyProxy(Proxy):
         """Called when the last fault is used."""
         self._late: dict[str, Message] = {}
         super().__init__(upstream, host=host)
-        passes_on(self.url, upstream)
+        register_proxy(self.url, upstream)
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         message = self.message(request, request.rfile.read(int(request.headers.get("Content-Length", 0))))
@@ -158,7 +158,7 @@ DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Err
 
 
 class LimitedRole(FaultyProxy):
-    """An S3 as a role of team `research` sees it, which may list, read and write only below `research/`."""
+    """S3 for a role of team `research`, which may list, read and write only below `research/`."""
 
     def _pass_on(
         self, method: str, path: str, headers: dict[str, str], body: bytes

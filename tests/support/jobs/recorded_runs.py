@@ -51,7 +51,7 @@ def three_attempts(
     end: str = "succeeded",
     accuracy: float = 0.874,
 ) -> RecordedRun:
-    """Return a fine-tuning on DL1 that was reclaimed, then killed, and then ended, with this many lines of metrics.
+    """Return a fine-tuning on DL1 with `lines` lines of metrics. It was reclaimed, then killed, and then ended.
 
     `end` is `succeeded`, or `running` if the third attempt is still running.
     """
@@ -199,12 +199,12 @@ def _run(
 
 def with_samples(run: RecordedRun) -> RecordedRun:
     """Return the run with generations of a language model."""
-    said = {"prompt": "What is <b>tar</b>?", "base": "tar tar tar", "tuned": "It packs files into one."}
-    return replace(run, generations=[said, {"prompt": "And zip?", "tuned": "It too."}])
+    generation = {"prompt": "What is <b>tar</b>?", "base": "tar tar tar", "tuned": "It packs files into one."}
+    return replace(run, generations=[generation, {"prompt": "And zip?", "tuned": "It too."}])
 
 
 def class_report(names: Sequence[str] = CLASSES) -> ClassReport:
-    """Return a report in which each class is predicted correctly nine times of ten, and else as the next class."""
+    """Return a report in which each class is predicted correctly nine times out of ten, otherwise as the next class."""
     confusion = [
         [18 if column == row else 2 if column == (row + 1) % len(names) else 0 for column in range(len(names))]
         for row in range(len(names))
@@ -247,7 +247,7 @@ def _lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def sweep() -> list[RecordedRun]:
-    """Return seven runs of one recipe with learning rates over two decades, of which the middle ones are best."""
+    """Return seven runs of one recipe with learning rates from 3e-6 to 3e-4. The middle rate is best."""
     rates = [3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 3e-4]
     return [
         three_attempts(

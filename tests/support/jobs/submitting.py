@@ -1,4 +1,4 @@
-"""Plans whose job runs a command of the test instead of a training; everything else is unchanged."""
+"""Plans that run a test's command instead of a training, and are otherwise unchanged."""
 
 import copy
 import time
