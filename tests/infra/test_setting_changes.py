@@ -1,4 +1,4 @@
-"""Changes of settings: additions affect nothing else, and no change breaks an export that other stacks import."""
+"""Adding a setting affects nothing else, and no change of settings breaks an export that other stacks import."""
 
 import json
 from collections import Counter

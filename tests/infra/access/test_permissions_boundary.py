@@ -1,4 +1,4 @@
-"""The permissions boundary of every role: it admits what the roles need, and refuses everything beyond."""
+"""Every role's permissions boundary allows what the roles need and refuses everything else."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The deploy role: only for CI from the configured place, through the account's only provider, and only if set."""
+"""Only CI from the configured place gets the deploy role, through the account's only provider, and only if set."""
 
 from typing import Any
 

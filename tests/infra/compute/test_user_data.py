@@ -172,7 +172,7 @@ def add_disks(machine: Machine, number: int) -> None:
     (by_id / "nvme-Amazon_Elastic_Block_Store_vol0").touch()
 
 
-def test_the_disks_are_combined_and_hold_dockers_data(script: str, machine: Machine) -> None:
+def test_the_disks_are_combined_for_dockers_data(script: str, machine: Machine) -> None:
     add_disks(machine, 8)
     (machine.root / "var/lib/docker/agent").write_text("image")
     done = machine.run(script)

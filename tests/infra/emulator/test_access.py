@@ -1,4 +1,4 @@
-"""Who may use the emulator: programs with the credentials; no web page, and no other user of the machine."""
+"""Only programs with the credentials may use the emulator, not web pages or other users of the machine."""
 
 import getpass
 import http.client
@@ -33,7 +33,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 
 def ask(aws: Emulator, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, Any, bytes]:
-    """Send a hand-made request; return status, headers and content. `sec_fetch_site` is Sec-Fetch-Site."""
+    """Send a raw request, and return status, headers and content. `sec_fetch_site` is Sec-Fetch-Site."""
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(aws.endpoint).port or 0, timeout=30)
     try:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -81,7 +81,7 @@ def refused(
         ("", False),
     ],
 )
-def test_only_names_of_this_machine_are_answered(host: str, is_known: bool) -> None:
+def test_only_local_host_names_are_accepted(host: str, is_known: bool) -> None:
     assert (refused(host=host) is None) is is_known
     if not is_known:
         assert {refused(path, right, host=host) for path in EVERYTHING for right in (SIGNED, TOKEN)} == {"AccessDenied"}
@@ -97,7 +97,7 @@ def test_only_names_of_this_machine_are_answered(host: str, is_known: bool) -> N
         {"sec_fetch_site": "same-site"},
     ],
 )
-def test_no_request_of_another_page_is_answered(headers: dict[str, str]) -> None:
+def test_cross_origin_requests_are_refused(headers: dict[str, str]) -> None:
     assert {refused(path, right, **headers) for path in EVERYTHING for right in (SIGNED, TOKEN)} == {"AccessDenied"}
     assert refused(origin="http://localhost:4566", sec_fetch_site="same-origin") is None
 
@@ -119,7 +119,7 @@ def test_requests_without_the_key_are_refused(key: str) -> None:
         assert refused(f"/bucket/key?{parameter}={KEY.access_key_id}%2F20261123", "") is None
 
 
-def test_server_refuses_like_its_gate_and_sandboxes_answers(aws: Emulator) -> None:
+def test_server_refuses_like_its_gate_and_sandboxes_responses(aws: Emulator) -> None:
     stranger = client("batch", aws.endpoint, KEY)
     with pytest.raises(ClientError, match="trainyard local env") as answer:
         stranger.describe_job_queues()
@@ -144,7 +144,7 @@ def test_server_refuses_like_its_gate_and_sandboxes_answers(aws: Emulator) -> No
 
 
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
-def test_presigned_addresses_work_only_with_the_key(aws: Emulator, version: str) -> None:
+def test_presigned_urls_need_the_key(aws: Emulator, version: str) -> None:
     s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=Config(signature_version=version))
     get = s3.generate_presigned_url("get_object", Params={"Bucket": "there", "Key": "a/file"})
     with urllib.request.urlopen(get, timeout=30) as answer:

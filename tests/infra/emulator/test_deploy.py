@@ -222,7 +222,7 @@ def test_small_app_deploys_changes_fails_and_is_destroyed(
     assert fresh_aws.health()["server_errors"] == []
 
 
-def test_environment_of_the_cli_has_nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cli_environment_excludes_the_users_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "CDK_CONTEXT_JSON"):
         monkeypatch.setenv(name, "of-the-user")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")

@@ -163,7 +163,7 @@ def test_unsupported_patterns_are_refused(pattern: Any, words: str) -> None:
         check_pattern(pattern)
 
 
-def test_target_gets_a_text_with_values_of_the_event() -> None:
+def test_target_gets_a_text_with_event_values() -> None:
     paths = {"job": "$.detail.jobName", "why": "$.detail.statusReason", "n": "$.detail.attempts"}
     target = {"InputTransformer": {"InputPathsMap": paths, "InputTemplate": '"<job>: <why> after <n> <other>"'}}
     assert target_refusal(target) is None

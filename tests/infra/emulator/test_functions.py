@@ -43,7 +43,7 @@ def function(aws: Emulator, source: str, *, files: dict[str, str] | None = None,
 
 
 def invoke(aws: Emulator, name: str, event: Any = None, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """Invoke a function; return the result and the rest of the answer."""
+    """Invoke a function, and return the result and the rest of the response."""
     answer = aws.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event), **more)
     return json.loads(answer.pop("Payload").read() or "null"), answer
 
@@ -110,7 +110,7 @@ def test_function_gets_event_context_and_environment(aws: Emulator) -> None:
         ),
     ],
 )
-def test_errors_are_in_the_answer_and_in_the_log(aws: Emulator, source: str, kind: str, words: str) -> None:
+def test_errors_are_in_the_response_and_in_the_log(aws: Emulator, source: str, kind: str, words: str) -> None:
     name = function(aws, source, Timeout=1)
     result, answer = invoke(aws, name)
     assert answer["FunctionError"] == "Unhandled"
@@ -181,7 +181,7 @@ def test_no_function_outlives_the_server(fresh_aws: Emulator, tmp_path: Path) ->
     until(lambda: None if psutil.pid_exists(pid) else True, "the function is gone")
 
 
-def test_process_that_runs_functions_is_restarted(aws: Emulator) -> None:
+def test_function_host_is_restarted_if_it_dies(aws: Emulator) -> None:
     name = function(aws, "import os, signal\ndef handler(event, context): os.kill(os.getppid(), signal.SIGKILL)")
     assert "exit status 137" in invoke(aws, name)[0]["errorMessage"]
     assert invoke(aws, function(aws, "def handler(event, context): return 1"))[0] == 1

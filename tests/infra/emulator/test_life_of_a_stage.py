@@ -73,7 +73,7 @@ class Step:
 
 @pytest.fixture(scope="module")
 def grown(account: Account, deployed: Snapshot, _a_new_kind: None) -> Step:
-    """More nodes, On-Demand nodes, another team with secret and budget, another job kind: all in place.
+    """Add nodes, On-Demand nodes, a team with secret and budget, and a job kind, all in place.
 
     Two jobs use all nodes of their team, so a third one has to wait.
     """

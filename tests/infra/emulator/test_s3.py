@@ -1,4 +1,4 @@
-"""S3 with --keep: objects outlive the server, even a killed one. And ranges of objects, without reading the rest.
+"""S3 objects outlive a killed server with --keep, and ranges are read without the rest of an object.
 
 Source of ranges: API reference of GetObject, RFC 9110.
 """
@@ -42,7 +42,7 @@ def deploy(aws: Emulator) -> str:
 
 
 def held(s3: Any, bucket: str) -> dict[str, Any]:
-    """Return everything that a client can read of each object, by key."""
+    """Return all that a client can read of each object, by key."""
     found = {}
     for item in s3.list_objects_v2(Bucket=bucket).get("Contents", []):
         place = {"Bucket": bucket, "Key": item["Key"]}

@@ -28,7 +28,7 @@ def untouched_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator
 
 @pytest.fixture(scope="module")
 def failing_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A server in which the tests cause errors."""
+    """A server for tests that cause errors."""
     with run_emulator(tmp_path_factory.mktemp("failing")) as aws:
         yield aws
 
@@ -112,7 +112,7 @@ def test_failed_start_is_an_error_with_a_next_step(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
 
-def test_error_in_moto_is_answered_and_recorded(failing_aws: Emulator) -> None:
+def test_error_in_moto_is_returned_and_recorded(failing_aws: Emulator) -> None:
     before = len(failing_aws.health()["server_errors"])
     with pytest.raises(ClientError) as failure:
         failing_aws.client("cloudformation").detect_stack_drift(StackName="any")

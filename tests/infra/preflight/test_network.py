@@ -1,4 +1,4 @@
-"""Checks of an existing VPC: instances have a route to AWS, and the stage's endpoints do not conflict."""
+"""In an existing VPC, instances need a route to AWS, and the stage's endpoints must not conflict."""
 
 from typing import Any
 

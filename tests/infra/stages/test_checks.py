@@ -26,7 +26,7 @@ TEAMS_LINE = 1 + SETTINGS[: SETTINGS.index("TEAMS = ")].count("\n")
 
 
 def refusal(**row: Any) -> str:
-    """Return the mistakes of a stage, without the common prefix of their lines."""
+    """Return a stage's mistakes, without the common prefix of their lines."""
     stage = Stage(**{"name": "test", "teams": TEAMS, "region": "us-east-1", **row})
     with pytest.raises(ConfigurationError) as caught:
         check(stage)

@@ -83,7 +83,7 @@ def test_waiting_job_is_cancelled_at_once(batch: Batch, action: str) -> None:
     assert job["attempts"] == []
 
 
-def test_reclaimed_job_is_retried_if_the_rules_say_so(batch: Batch) -> None:
+def test_reclaimed_job_is_retried_if_the_rules_allow_it(batch: Batch) -> None:
     strategy = {
         "attempts": 3,
         "evaluateOnExit": [{"onStatusReason": "Host EC2*", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}],
@@ -208,7 +208,7 @@ def secret(batch: Batch, **more: Any) -> str:
     return arn
 
 
-def test_secret_is_in_the_environment_and_nowhere_else(batch: Batch) -> None:
+def test_secret_is_only_in_the_environment(batch: Batch) -> None:
     arn = secret(batch, SecretString=VALUE)
     # The length proves that it is set; the command line of the process does not contain it.
     job = run_with_secret(batch, arn, 'echo ${#HF_TOKEN}; tr "\\0" " " </proc/$$/cmdline | grep -c "$HF_TOKEN"; true')
@@ -220,7 +220,7 @@ def test_secret_is_in_the_environment_and_nowhere_else(batch: Batch) -> None:
     assert VALUE not in batch.aws.log.read_text()
 
 
-def test_reads_one_key_of_a_secret_and_an_old_version(batch: Batch) -> None:
+def test_one_key_and_an_old_version_of_a_secret_are_read(batch: Batch) -> None:
     arn = secret(batch, SecretString="{}")
     newer = batch.aws.client("secretsmanager").put_secret_value(SecretId=arn, SecretString='{"token": "newer"}')
     assert batch.output(run_with_secret(batch, f"{arn}:token::", "echo $HF_TOKEN")) == ["newer"]

@@ -1,4 +1,4 @@
-"""Requests that Batch refuses, or that the emulator refuses because no stack needs them: with a reason, and at once."""
+"""Requests that Batch refuses, or that the emulator refuses because no stack needs them, fail at once with a reason."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_wrong_environments_are_refused(batch: Batch, change: dict[str, Any], co
         batch.client.create_compute_environment(**request)
 
 
-def test_disabled_takes_no_jobs_and_used_cannot_be_deleted(batch: Batch) -> None:
+def test_states_and_uses_of_batch_resources_are_checked(batch: Batch) -> None:
     def refused(operation: str, complaint: str, **request: Any) -> None:
         with pytest.raises(batch.client.exceptions.ClientException, match=complaint):
             getattr(batch.client, operation)(**request)

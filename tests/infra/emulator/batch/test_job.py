@@ -1,4 +1,4 @@
-"""A single job: its environment, its details in DescribeJobs, its ways to end."""
+"""A single job: its environment, its details in DescribeJobs, and how it can end."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def test_job_fails_with_its_exit_code(batch: Batch, script: str, exit_code: int)
         (["/etc/passwd"], "permission denied", 126),
     ],
 )
-def test_command_cannot_start(batch: Batch, command: list[str], words: str, exit_code: int) -> None:
+def test_job_fails_if_its_command_cannot_start(batch: Batch, command: list[str], words: str, exit_code: int) -> None:
     job = batch.run(*command)
     assert (job["status"], job["statusReason"]) == ("FAILED", "Task failed to start")
     assert "startedAt" not in job

@@ -1,4 +1,4 @@
-"""What a change set shows; `cdk diff` uses it to report replacements."""
+"""Change sets, from which `cdk diff` reports replacements."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_change_names_its_properties_and_dependents_are_dynamic(stack: Stack) ->
     assert (changed["Action"], changed["ResourceType"]) == ("Modify", "AWS::SSM::Parameter")
 
 
-def test_additions_and_removals_are_shown_and_not_done(stack: Stack) -> None:
+def test_additions_and_removals_are_shown_but_not_applied(stack: Stack) -> None:
     resources = {"Goes": parameter("2"), "Stays": parameter("3")}
     stack.deploy(resources)
     never = {"Never": {"Fn::Equals": ["a", "b"]}}

@@ -1,4 +1,4 @@
-"""AMIs of Image Builder, as other parts of a stack see them."""
+"""Image Builder's AMIs, as other parts of a stack use them."""
 
 from typing import Any
 

@@ -51,7 +51,7 @@ def scope(parameters: dict[str, str] | None = None, **sections: Any) -> Scope:
         ),
     ],
 )
-def test_resolves(value: Any, expected: Any) -> None:
+def test_functions_are_resolved(value: Any, expected: Any) -> None:
     sections: dict[str, Any] = {
         "Conditions": {
             "Small": {"Fn::Not": [{"Condition": "Large"}]},
@@ -63,7 +63,7 @@ def test_resolves(value: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("function", "holds"), [("Fn::And", False), ("Fn::Or", True)])
-def test_combines_conditions(function: str, holds: bool) -> None:
+def test_conditions_are_combined(function: str, holds: bool) -> None:
     large = {"Fn::Equals": [{"Ref": "AWS::Region"}, "us-east-1"]}
     conditions = {"Large": large, "Both": {function: [{"Condition": "Large"}, {"Fn::Not": [large]}]}}
 
@@ -80,7 +80,7 @@ def test_combines_conditions(function: str, holds: bool) -> None:
         ("{{resolve:secretsmanager:name}}", "does not implement dynamic references"),
     ],
 )
-def test_reports_what_cannot_be_resolved(value: Any, message: str) -> None:
+def test_unresolvable_values_are_reported(value: Any, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         scope().resolve(value)
 
@@ -105,7 +105,7 @@ def test_parameters_take_the_given_value_or_the_default() -> None:
         ({"Size": "small", "Other": "1"}, r"Parameters: \[Other\] do not exist in the template"),
     ],
 )
-def test_refuses_wrong_parameters(given: dict[str, str], message: str) -> None:
+def test_wrong_parameters_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         scope(given, Parameters={"Size": {"Type": "String", "AllowedValues": ["small", "large"]}})
     with pytest.raises(TemplateError, match="NoEcho"):
@@ -138,7 +138,7 @@ def test_resources_come_after_their_dependencies() -> None:
         scope(Resources=circle).active_resources()
 
 
-def test_reads_json_and_yaml_with_short_forms() -> None:
+def test_json_and_yaml_with_short_forms_are_parsed() -> None:
     yaml = """
 AWSTemplateFormatVersion: 2010-09-09
 Resources:

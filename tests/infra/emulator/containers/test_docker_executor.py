@@ -1,4 +1,4 @@
-"""Which Docker engines the docker executor accepts, judged by the output of `docker info`.
+"""The docker executor accepts or refuses engines by the output of `docker info`.
 
 The excerpts are from engines that are not available here. tests/images/test_job_in_container.py uses a real one.
 """

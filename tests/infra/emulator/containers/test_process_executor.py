@@ -1,4 +1,4 @@
-"""No process of a job outlives it, however it detaches, and even if the server is killed."""
+"""No process outlives its job, even if it is detached or the server is killed."""
 
 import subprocess
 import sys

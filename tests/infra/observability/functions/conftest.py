@@ -1,4 +1,4 @@
-"""Handlers, called like Lambda does, in this process, on the emulator with the tests' own queues and jobs."""
+"""Handlers, called in this process as by Lambda, on the emulator with the tests' queues and jobs."""
 
 import json
 import uuid

@@ -256,7 +256,7 @@ def test_nodes_that_start_one_by_one_move_together_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("submitted", [False, True], ids=["before it submitted", "after it submitted"])
-def test_the_claim_of_a_call_that_died_is_taken_over(
+def test_the_claim_of_a_dead_call_is_taken_over(
     world: World, rules: Rules, monkeypatch: pytest.MonkeyPatch, *, submitted: bool
 ) -> None:
     # GIVEN a job that ended to continue elsewhere, and a call that claimed its move and died

@@ -1,4 +1,4 @@
-"""Instances that never join: recognised from EC2's descriptions, and ended on the emulator."""
+"""Instances that never join are recognised from EC2's descriptions, and ended on the emulator."""
 
 import json
 import uuid
