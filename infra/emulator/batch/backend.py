@@ -1,4 +1,4 @@
-"""The state and the operations of Batch, for one account and region. All state is in memory.
+"""Hold the state of Batch in one account and region, in memory, and perform its operations.
 
 moto provides routes, tags and scheduling policies. This package provides compute environments, queues, job definitions
 and jobs.
@@ -93,7 +93,7 @@ class BatchBackend(MotoBatchBackend):
             if any(environment in queue.environments for queue in self.queues.values()):
                 raise ClientException("Cannot delete, found existing JobQueue relationship")
             self.ecs_backend.delete_cluster(environment.ecs_name)
-            self.environments = {arn: one for arn, one in self.environments.items() if one is not environment}
+            self.environments = {arn: other for arn, other in self.environments.items() if other is not environment}
 
     def environment(self, identifier: str) -> ComputeEnvironment:
         """Find a compute environment by name or ARN. Raises ClientException if it does not exist."""
@@ -136,7 +136,7 @@ class BatchBackend(MotoBatchBackend):
                 raise ClientException("Cannot delete, job queue must be in DISABLED state")
             for job in self._jobs_of(queue):
                 self.scheduler.terminate(job, QUEUE_DELETED)
-            self.queues = {arn: one for arn, one in self.queues.items() if one is not queue}
+            self.queues = {arn: other for arn, other in self.queues.items() if other is not queue}
 
     def queue(self, identifier: str) -> JobQueue:
         """Find a job queue by name or ARN. Raises ClientException if it does not exist."""
@@ -181,7 +181,7 @@ class BatchBackend(MotoBatchBackend):
         definition = self._definition_of_revision(identifier)
         if definition is None:
             name = identifier.rsplit("/", 1)[-1]
-            definition = next((one for one in self.revisions(name) if one.status == "ACTIVE"), None)
+            definition = next((other for other in self.revisions(name) if other.status == "ACTIVE"), None)
         if definition is None or definition.status != "ACTIVE":
             what = identifier if identifier.startswith("arn:") else f"name {identifier}"
             raise ClientException(f"JobDefinition {what} does not exist or is not in ACTIVE status")
@@ -189,7 +189,8 @@ class BatchBackend(MotoBatchBackend):
 
     def _definition_of_revision(self, identifier: str) -> JobDefinition | None:
         short = identifier.rsplit("/", 1)[-1]
-        return next((one for one in self.definitions.values() if f"{one.name}:{one.revision}" == short), None)
+        found = (other for other in self.definitions.values() if f"{other.name}:{other.revision}" == short)
+        return next(found, None)
 
     # Jobs
 
@@ -342,7 +343,7 @@ ThingT = TypeVar("ThingT", ComputeEnvironment, JobQueue)
 
 
 def _find(things: Mapping[str, ThingT], identifier: str) -> ThingT | None:
-    return things.get(identifier) or next((one for one in things.values() if one.name == identifier), None)
+    return things.get(identifier) or next((thing for thing in things.values() if thing.name == identifier), None)
 
 
 def _find_or_refuse(things: Mapping[str, ThingT], identifier: str, refusal: str) -> ThingT:

@@ -82,7 +82,9 @@ class BatchResponse(MotoBatchResponse):
             found = backend.revisions(request["jobDefinitionName"])
         else:
             found = list(backend.definitions.values())
-        return self._described("jobDefinitions", [one for one in found if request.get("status") in (None, one.status)])
+        return self._described(
+            "jobDefinitions", [revision for revision in found if request.get("status") in (None, revision.status)]
+        )
 
     def submitjob(self) -> str:
         size = len(self.body.encode() if isinstance(self.body, str) else self.body)
@@ -131,13 +133,13 @@ class BatchResponse(MotoBatchResponse):
     def _describe(self, name: str, things: dict[str, Any]) -> str:
         identifiers = self._request.get(name)
         wanted = [
-            one for arn, one in things.items() if not identifiers or arn in identifiers or one.name in identifiers
+            thing for arn, thing in things.items() if not identifiers or arn in identifiers or thing.name in identifiers
         ]
         return self._described(name, wanted)
 
     def _described(self, name: str, things: list[Any]) -> str:
         shown, token = page(things, self._request, most=MAX_DESCRIBED)
-        described = [one.describe(self.batch_backend.list_tags_for_resource(one.arn)) for one in shown]
+        described = [thing.describe(self.batch_backend.list_tags_for_resource(thing.arn)) for thing in shown]
         return _answer({name: described}, token)
 
 

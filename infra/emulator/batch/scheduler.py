@@ -346,13 +346,13 @@ def _blocking_reason(job: Job) -> str | None:
     environments = list(job.submission.queue.environments)
     if job.submission.nodes is not None:
         environments = [environment for environment in environments if environment.accepts_multinode]
-    large_enough = [one for one in environments if job.submission.vcpus <= one.max_vcpus]
+    large_enough = [environment for environment in environments if job.submission.vcpus <= environment.max_vcpus]
     if any(environment.enabled for environment in large_enough) or not environments:
         return None
     if not large_enough:
         return TOO_LARGE
-    types = sorted({str(name) for one in large_enough for name in one.resources.get("instanceTypes", ())})
-    return f"{NO_CAPACITY} [{', '.join(types)}]"
+    types = {str(name) for environment in large_enough for name in environment.resources.get("instanceTypes", ())}
+    return f"{NO_CAPACITY} [{', '.join(sorted(types))}]"
 
 
 # Fair share. Source: AWS Batch user guide, "Use share identifiers to identify workloads": the scheduler weighs each

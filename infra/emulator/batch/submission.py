@@ -138,7 +138,7 @@ def _overridden(definition: JobDefinition, request: Mapping[str, Any]) -> tuple[
 
 def _override(task: Mapping[str, Any], ecs: Mapping[str, Any] | None) -> None:
     [container] = task["containers"]
-    for override in (item for one in (ecs or {}).get("taskProperties") or () for item in one.get("containers") or ()):
+    for override in (item for part in (ecs or {}).get("taskProperties") or () for item in part.get("containers") or ()):
         if override.get("name") != container.get("name"):
             raise ClientException(
                 f"ecsPropertiesOverride: container {override.get('name')} does not exist in the job definition. "

@@ -46,7 +46,7 @@ class Stacks:
         return self.by_name[name]
 
     def existing(self, name_or_id: str) -> Stack | None:
-        return next((one for one in self.by_name.values() if name_or_id in (one.name, one.stack_id)), None)
+        return next((stack for stack in self.by_name.values() if name_or_id in (stack.name, stack.stack_id)), None)
 
     def find(self, name_or_id: str) -> Stack:
         """Find a stack by name or id; a deleted stack by id only. Raises ValidationError if it does not exist."""
@@ -205,7 +205,7 @@ class StackResponse(CloudFormationResponse):
         return ActionResult({"Id": change_set.change_set_id, "StackId": stack.stack_id})
 
     def _prepare(self, stack: Stack, name: str) -> ChangeSet:
-        if any(one.name == name and one.stack is stack for one in self.stacks.change_sets.values()):
+        if any(other.name == name and other.stack is stack for other in self.stacks.change_sets.values()):
             raise AlreadyExistsException(f"ChangeSet {name} already exists")
         body, parameters, tags = self._template(), self._parameters(stack), self._tags(stack)
         same = stack.status != "REVIEW_IN_PROGRESS" and stack.is_same(body, parameters, tags)
@@ -237,7 +237,7 @@ class StackResponse(CloudFormationResponse):
         else:
             stack.update(change_set.template_body, change_set.parameters)
         # Change sets for an older state of the stack can no longer be executed.
-        kept = {key: one for key, one in self.stacks.change_sets.items() if one.stack is not stack}
+        kept = {key: other for key, other in self.stacks.change_sets.items() if other.stack is not stack}
         self.stacks.change_sets = kept
         return EmptyResult()
 

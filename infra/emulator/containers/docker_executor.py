@@ -23,7 +23,7 @@ JOB_LABEL = "trainyard.job-id"
 SERVER_LABEL = "trainyard.server-pid"
 
 ANSWER_SECONDS = 120
-"""Timeout for one answer of the engine."""
+"""Timeout for one response of the engine."""
 
 logger = logging.getLogger(__name__)
 
@@ -227,21 +227,21 @@ def _host_options(run: ContainerRun) -> dict[str, Any]:
         "shm_size": f"{linux['sharedMemorySize']}m" if linux.get("sharedMemorySize") else None,
         "mem_limit": f"{run.memory_mib}m" if run.memory_mib is not None else None,
         "ulimits": [
-            Ulimit(name=one["name"], soft=one["softLimit"], hard=one["hardLimit"])
-            for one in properties.get("ulimits") or ()
+            Ulimit(name=limit["name"], soft=limit["softLimit"], hard=limit["hardLimit"])
+            for limit in properties.get("ulimits") or ()
         ],
         "mounts": _mounts(properties, task),
         "devices": _devices(linux),
         "tmpfs": {
-            one["containerPath"]: ",".join([f"size={one['size']}m", *one.get("mountOptions", [])])
-            for one in linux.get("tmpfs") or ()
+            mount["containerPath"]: ",".join([f"size={mount['size']}m", *mount.get("mountOptions", [])])
+            for mount in linux.get("tmpfs") or ()
         },
     }
     return {name: value for name, value in options.items() if value}
 
 
 def _mounts(properties: Mapping[str, Any], task: Mapping[str, Any]) -> list[Mount]:
-    volumes = {one["name"]: one for one in (task or properties).get("volumes") or ()}
+    volumes = {volume["name"]: volume for volume in (task or properties).get("volumes") or ()}
     mounts = []
     for point in properties.get("mountPoints") or ():
         path = (volumes.get(point["sourceVolume"], {}).get("host") or {}).get("sourcePath")
@@ -262,7 +262,7 @@ def _devices(linux: Mapping[str, Any]) -> list[str]:
             # For example, EFA devices: a laptop has none, but the rest of the job can run.
             logger.warning("this machine has no device %s, so the container runs without it", device["hostPath"])
             continue
-        permissions = "".join(letters[one] for one in device.get("permissions") or letters)
+        permissions = "".join(letters[name] for name in device.get("permissions") or letters)
         devices.append(f"{device['hostPath']}:{device.get('containerPath', device['hostPath'])}:{permissions}")
     return devices
 
