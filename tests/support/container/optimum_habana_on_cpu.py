@@ -158,7 +158,7 @@ def describe() -> dict[str, Any]:
     trainer_arguments = hpu.trainer_arguments()
     config = vars(trainer_arguments["gaudi_config"])
     of_default = dict(passed_to_config)
-    own = hpu.trainer_arguments(gaudi_config={"use_fused_adam": True, "autocast_bf16_ops": ["mm"]}, fused_adam=False)
+    custom = hpu.trainer_arguments(gaudi_config={"use_fused_adam": True, "autocast_bf16_ops": ["mm"]}, fused_adam=False)
     return {
         "versions": {
             name: importlib.metadata.version(name) for name in ("optimum-habana", "transformers", "accelerate")
@@ -176,7 +176,7 @@ def describe() -> dict[str, Any]:
         "config_known": sorted(vars(real_config())),
         "config_kept": {name: config.get(name) for name in of_default},
         "config_of_a_file": {
-            name: vars(own["gaudi_config"])[name]
+            name: vars(custom["gaudi_config"])[name]
             for name in ("use_fused_adam", "autocast_bf16_ops", "use_torch_autocast")
         },
     }

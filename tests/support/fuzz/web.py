@@ -99,14 +99,14 @@ def _server_paths() -> Iterator[Request]:
 
 def _intruders(aws: Emulator) -> dict[str, dict[str, str]]:
     """Return the headers of each intruder. Some intruders have valid credentials."""
-    own = urlsplit(aws.endpoint).netloc
+    host = urlsplit(aws.endpoint).netloc
     known = _SIGNED.format(aws.credentials.access_key_id)
     return {
-        "a page": {"Host": own, "Authorization": known, "Origin": "http://evil.example"},
-        "a navigation": {"Host": own, "Authorization": known, "Sec-Fetch-Site": "cross-site"},
+        "a page": {"Host": host, "Authorization": known, "Origin": "http://evil.example"},
+        "a navigation": {"Host": host, "Authorization": known, "Sec-Fetch-Site": "cross-site"},
         "another name": {"Host": "evil.example", "Authorization": known},
-        "a stranger": {"Host": own, "Authorization": _SIGNED.format("test")},
-        "nobody": {"Host": own},
+        "a stranger": {"Host": host, "Authorization": _SIGNED.format("test")},
+        "nobody": {"Host": host},
     }
 
 
@@ -137,19 +137,19 @@ def _status(aws: Emulator, request: Request, headers: Mapping[str, str]) -> int:
 
 def _raw_requests(aws: Emulator) -> Iterator[bytes]:
     """Yield raw requests that no client library would send."""
-    own = b"Host: " + urlsplit(aws.endpoint).netloc.encode()
+    host = b"Host: " + urlsplit(aws.endpoint).netloc.encode()
     evil, end = b"Host: evil.example", b"\r\nConnection: close\r\n\r\n"
     bearer = b"Authorization: Bearer " + aws.credentials.secret_access_key.encode()
     for line in (b"GET / HTTP/1.1", b"POST /moto-api/reset HTTP/1.1", b"GET / HTTP/9.9", b"X", b"GET /\0 HTTP/1.1"):
-        for hosts in (evil, evil + b"\r\n" + own, own + b"\r\n" + evil, b"host:\tevil.example", b""):
+        for hosts in (evil, evil + b"\r\n" + host, host + b"\r\n" + evil, b"host:\tevil.example", b""):
             yield line + b"\r\n" + hosts + b"\r\n" + bearer + end
     for odd in (
         *(b"Authorization: AWS4-x " + b"Credential=" * 5000, b"Authorization: " + b"\xff" * 1000),
         *(b"Authorization: AWS4-x Credential=/", b"X: y\r\n" * 5000, b"Content-Length: -1"),
         b"Transfer-Encoding: chunked\r\n\r\nzz",
     ):
-        yield b"GET / HTTP/1.1\r\n" + own + b"\r\n" + odd + end
-    yield b"POST /?X-Amz-Credential=" + b"a" * 60_000 + b" HTTP/1.1\r\n" + own + end
+        yield b"GET / HTTP/1.1\r\n" + host + b"\r\n" + odd + end
+    yield b"POST /?X-Amz-Credential=" + b"a" * 60_000 + b" HTTP/1.1\r\n" + host + end
 
 
 def _raw(aws: Emulator, raw: bytes) -> bool:
