@@ -452,7 +452,7 @@ def images_lock(
 
     if not upgrade:
         for path in lock_all(image, release or [], torch_index=torch_index):
-            _say(str(path.relative_to(ROOT)))
+            print_text(str(path.relative_to(ROOT)), to=sys.stderr)
         return
     from jobs.cli import tables
     from jobs.images.upgrade import newest, run_steps, write
@@ -462,7 +462,7 @@ def images_lock(
     if any(each.changes for each in upgrades):
         write(upgrades, ROOT)
         run_steps(ROOT, upgrades, torch_index=torch_index)
-        _say("next: make test, make contract, make cuda-image")
+        print_text("next: make test, make contract, make cuda-image", to=sys.stderr)
 
 
 def _upgrade_table(upgrades: "Sequence[Upgrade]") -> "Table":
