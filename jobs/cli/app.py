@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from jobs.cli import exec as exec_command
 from jobs.cli.acceptance.command import acceptance
@@ -24,7 +23,7 @@ from jobs.cli.images import images
 from jobs.cli.list import list_runs
 from jobs.cli.local import STATE_FILE, local
 from jobs.cli.logs import logs
-from jobs.cli.options import RUNS_FOLDER, parse_since
+from jobs.cli.options import RUNS_FOLDER, Group, parse_since
 from jobs.cli.receipt import receipt
 from jobs.cli.report import report
 from jobs.cli.resume import resume
@@ -46,7 +45,7 @@ _AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_RO
 """If any of these is set, the shell was set up for an AWS account or an emulator."""
 
 
-class GlobalOptionsAnywhere(TyperGroup):
+class GlobalOptionsAnywhere(Group):
     """Accepts the global options after the command too, where most people type them."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.options import Output, Yes, user_path
+from jobs.cli.options import Group, Output, Yes, user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from jobs.aws.connection import Aws
 
-data = typer.Typer(help="Look at tables, and manage a team's files in the data bucket.")
+data = typer.Typer(cls=Group, help="Look at tables, and manage a team's files in the data bucket.")
 
 Location = Annotated[str, typer.Argument(metavar="LOCATION", help="data://TEAM/NAME, a file or a folder.")]
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jobs.cli.options import RUNS_FOLDER, Output, Yes, user_path
+from jobs.cli.options import RUNS_FOLDER, Group, Output, Yes, user_path
 
 if TYPE_CHECKING:
     from jobs.cli.emulator import Server
 
-local = typer.Typer(help="Start and stop the emulator of the current folder. Needs no AWS account and no Docker.")
+local = typer.Typer(
+    cls=Group, help="Start and stop the emulator of the current folder. Needs no AWS account and no Docker."
+)
 
 STATE_FILE = Path(".trainyard/emulator.json")
 

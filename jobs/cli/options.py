@@ -2,19 +2,57 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from jobs.core.errors import UsageError
 from jobs.core.run import LATEST, is_latest
 
 RUNS_FOLDER = Path("runs")
 """Default folder of `trainyard fetch`."""
+
+_OTHER_NAMES = {
+    "cancel RUN": ("kill", "stop"),
+    "cancel RUN ends a run, and keeps its files; trainyard data rm LOCATION deletes data": ("delete", "remove", "rm"),
+    "data ls": ("data list",),
+    "data put SOURCE LOCATION": ("data cp", "data upload", "upload"),
+    "data rm LOCATION": ("data delete", "data remove"),
+    "exec RUN": ("attach", "shell", "ssh"),
+    "fetch RUN": ("download", "get", "pull"),
+    "list": ("history", "jobs", "ls", "ps", "runs"),
+    "local down": ("local stop",),
+    "local up": ("local start",),
+    "logs RUN --follow": ("follow", "tail", "watch"),
+    "resume RUN": ("continue", "restart", "retry"),
+    "status RUN": ("describe", "info", "show", "top"),
+    "submit SPEC": ("launch", "run", "start", "train"),
+    "submit SPEC; jobs/specs/ has specs to copy": ("create", "init", "new"),
+    "--help": ("help",),
+    "--version": ("version",),
+}
+"""Commands, with the names that other tools have for them."""
+
+
+class Group(TyperGroup):
+    """Names the command to use in place of another tool's."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = " ".join([*ctx.command_path.split()[1:], args[0]])
+        meant = next((command for command, names in _OTHER_NAMES.items() if name in names), None)
+        if meant is not None and args[0] not in self.commands:
+            given = next((word for word in args[1:] if not word.startswith("-")), None)
+            if given is not None:
+                meant = re.sub("RUN|SPEC", lambda _: shlex.quote(given), meant, count=1)
+            raise UsageError(f"No such command '{name}'.", next_step=f"trainyard {meant}")
+        return super().resolve_command(ctx, args)
+
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -113,8 +151,8 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a key of the spec, e.g. --set arguments.epochs=2. Repeatable. If the file has several specs, "
-        "--set NAME.KEY=VALUE changes only the spec NAME.",
+        help="Override a key of the spec, e.g. --set arguments.epochs=2, or --set epochs=2 if only one key ends like "
+        "this. Repeatable. If the file has several specs, --set NAME.KEY=VALUE changes only the spec NAME.",
     ),
 ]
 DryRun = Annotated[

@@ -6,12 +6,12 @@ A file may hold several specs, separated by `---`, whose runs are submitted toge
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
-from jobs.spec.spec import JobSpec, parse_spec
+from jobs.spec.spec import JobSpec, parse_spec, spec_keys
 from jobs.spec.spec_yaml import MAX_SPEC_BYTES, Document, parse_documents
 from jobs.spec.sweep import set_path
 
@@ -98,26 +98,61 @@ def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple
 
 
 def _override(documents: Sequence[Any], override: str) -> None:
-    """Apply `KEY=VALUE` to all documents, or `NAME.KEY=VALUE` to the document NAME."""
+    """Apply `KEY=VALUE` to all documents that have this key, or `NAME.KEY=VALUE` to the document NAME.
+
+    KEY may be the end of a key's path: `epochs` stands for `arguments.epochs`.
+    """
     path, equals, text = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
         raise UsageError(f"--set {override}: expected KEY=VALUE, e.g. --set arguments.epochs=2")
+    found: dict[int, str] = {}
     if keys[0] not in JobSpec.model_fields:
         named = [data for data in documents if isinstance(data, dict) and data.get("name") == keys[0]]
         if len(keys) > 1 and named:
             documents, keys = named, keys[1:]
-        elif len(documents) > 1:
+        found = {number: whole for number, data in enumerate(documents) if (whole := _whole_path(data, keys, override))}
+        if len(documents) > 1 and not named and not found:
             names = [str(data["name"]) for data in documents if isinstance(data, dict) and "name" in data]
             raise UsageError(
                 f"--set {override}: the file has no document '{keys[0]}'{did_you_mean(keys[0], names)}",
                 next_step="begin with the name of a document, or with a key that all documents have",
             )
-    for data in documents:
+    for number, data in enumerate(documents):
+        if found and number not in found:
+            continue
         values = parse_documents(text, origin=f"--set {path}")
         if len(values) > 1:
             raise UsageError(f"--set {override}: expected one value, got {len(values)}")
-        set_path(data, keys, values[0].data if values else None, what=f"--set {override}: '{path}'")
+        place = found[number].split(".") if found else keys
+        set_path(data, place, values[0].data if values else None, what=f"--set {override}: '{path}'")
+
+
+def _whole_path(data: Any, keys: Sequence[str], override: str) -> str | None:
+    """Return the path of the only key of a document's spec that ends with `keys`; None if there is none.
+
+    Raises UsageError if there are several.
+    """
+    if not isinstance(data, dict):
+        return None
+    known = dict.fromkeys([*spec_keys(data.get("job")), *_given_paths(data)])
+    end = ".".join(keys)
+    meant = [end] if end in known else [path for path in known if path.endswith(f".{end}")]
+    if not meant and len(keys) > 1 and (first := _whole_path(data, keys[:1], override)):
+        return ".".join((first, *keys[1:]))  # a new key of parameters or inputs
+    if len(meant) > 1:
+        raise UsageError(
+            f"--set {override}: '{end}' could be {' or '.join(meant)}", next_step=f"--set {meant[0]}=VALUE, for example"
+        )
+    return meant[0] if meant else None
+
+
+def _given_paths(data: dict[Any, Any]) -> Iterator[str]:
+    """Yield the path of each key in a document, such as those of a script's parameters; without those of a sweep."""
+    for name, value in data.items():
+        yield str(name)
+        if isinstance(value, dict) and name != "sweep":
+            yield from (f"{name}.{path}" for path in _given_paths(value))
 
 
 def with_absolute_paths(spec: JobSpec) -> JobSpec:

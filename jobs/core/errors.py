@@ -102,7 +102,8 @@ def raise_all(errors: Sequence[TrainyardError]) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` with the names that start with `word`, else with the closest one.
+    """Return `"; did you mean 'x'?"` with the names that start with `word`, else with the closest one, else with those
+    that contain it.
 
     If there is neither, return the whole list if it is short, else an empty string.
     """
@@ -110,6 +111,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     meant = [name for name in names if word and name.startswith(word)]
     if not 1 <= len(meant) <= _MAX_NAMED:
         meant = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if not meant and len(word) > 2:
+        meant = [name for name in names if word in name][:_MAX_NAMED]
     if meant:
         *others, last = (f"'{name}'" for name in meant)
         return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"

@@ -16,6 +16,16 @@ _ROWS: list[JobKind] = [
     importlib.import_module(f"{kinds.__name__}.{module.name}").KIND for module in pkgutil.iter_modules(kinds.__path__)
 ]
 
+_OTHER_NAMES = {
+    "bert": "pretrain-mlm",
+    "classify": "finetune-classification",
+    "fine-tune": "finetune-classification",
+    "predict": "evaluate",
+    **dict.fromkeys(("custom", "python", "torchrun", "train", "training"), "script"),
+    **dict.fromkeys(("dpo", "llm", "lora", "sft", "sft-lora"), "script"),
+}
+"""What people call kinds whose names are not similar."""
+
 CATALOG = {row.name: row for row in sorted(_ROWS, key=lambda row: row.name)}
 
 
@@ -24,4 +34,6 @@ def job_kind(name: str) -> JobKind:
     try:
         return CATALOG[name]
     except KeyError:
-        raise UsageError(f"job kind '{name}' not found{did_you_mean(name, CATALOG)}") from None
+        meant = CATALOG.get(_OTHER_NAMES.get(name.lower(), ""))
+        hint = f"; did you mean '{meant.name}' ({meant.summary})?" if meant else did_you_mean(name, CATALOG)
+        raise UsageError(f"job kind '{name}' not found{hint}") from None

@@ -13,14 +13,14 @@
 `trainyard schema` prints the JSON Schema of this file for editors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
-from jobs.core.errors import UsageError, did_you_mean
+from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 from jobs.core.queues import Capacity
 from jobs.core.run import LATEST
@@ -29,6 +29,7 @@ from jobs.core.words import shortened
 from jobs.spec.arguments import Arguments, JobKind, Strict, error_in_words
 from jobs.spec.catalog import CATALOG, job_kind
 from jobs.spec.launcher_options import Limits
+from jobs.spec.other_names import unknown_key
 from jobs.spec.sweep import PointRecord, Sweep, check_name, point_name, points, values_text, with_values
 
 MAX_ATTEMPTS = 10
@@ -172,7 +173,7 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
     try:
         spec = JobSpec.model_validate(data)
     except ValidationError as error:
-        errors = _error_lines(error, origin, (), JobSpec)
+        errors = _error_lines(error, origin, (), JobSpec, job=data.get("job"))
     name, arguments = data.get("job"), data.get("arguments", {})
     if spec is not None and spec.sweep is not None:
         spec = _with_first_point(spec, origin)
@@ -186,7 +187,7 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
         except UsageError as error:
             errors.append(f"{origin}: job: {error}")
         except ValidationError as error:
-            errors += _error_lines(error, origin, ("arguments",), kind.arguments)
+            errors += _error_lines(error, origin, ("arguments",), kind.arguments, job=name)
     if errors or spec is None:
         raise UsageError("\n".join(errors))
     return spec
@@ -211,7 +212,7 @@ def _errors_of_points(spec: JobSpec, origin: str) -> list[str]:
         try:
             spec.sweep.comparison(point_spec.entrypoint_arguments())
         except ValidationError as error:
-            return _error_lines(error, place, ("arguments",), spec.kind.arguments)
+            return _error_lines(error, place, ("arguments",), spec.kind.arguments, job=spec.job)
         except UsageError as error:
             return [f"{place}: {error}"]
     return []
@@ -236,14 +237,16 @@ def spec_json_schema() -> dict[str, Any]:
     return schema
 
 
-def _error_lines(error: ValidationError, origin: str, prefix: tuple[str, ...], model: type[BaseModel]) -> list[str]:
+def _error_lines(
+    error: ValidationError, origin: str, prefix: tuple[str, ...], model: type[BaseModel], *, job: object
+) -> list[str]:
     lines = []
     items = error.errors(include_url=False)
     for item in items[:MAX_REPORTED_ERRORS]:
-        path = ".".join((*prefix, *(str(part) for part in item["loc"]))) or "the spec"
+        parts = (*prefix, *(str(part) for part in item["loc"]))
+        path = ".".join(parts) or "the spec"
         if item["type"] == "extra_forbidden":
-            known = _keys_at(model, item["loc"][:-1])
-            message = f"unknown key{did_you_mean(str(item['loc'][-1]), known)}"
+            message = unknown_key(parts, spec_keys(job), siblings=_keys_at(model, item["loc"][:-1]))
         elif item["type"] == "missing":
             message = "is required"
         else:
@@ -252,6 +255,19 @@ def _error_lines(error: ValidationError, origin: str, prefix: tuple[str, ...], m
     if len(items) > MAX_REPORTED_ERRORS:
         lines.append(f"{origin}: {len(items) - MAX_REPORTED_ERRORS} more errors")
     return lines
+
+
+def spec_keys(job: object) -> list[str]:
+    """Return the dotted paths of all keys of a spec whose kind of job is `job`, without those of a sweep."""
+    found = [*_paths(JobSpec)]
+    kind = CATALOG.get(job) if isinstance(job, str) else None
+    return found + [f"arguments.{path}" for path in (_paths(kind.arguments) if kind else ())]
+
+
+def _paths(model: type[BaseModel]) -> Iterator[str]:
+    for name in model.model_fields:
+        yield name
+        yield from (f"{name}.{key}" for key in _keys_at(model, (name,)))
 
 
 def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

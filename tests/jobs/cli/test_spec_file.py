@@ -175,6 +175,31 @@ def test_overrides_are_yaml_and_validated_like_the_file(tmp_path: Path) -> None:
         read_spec(path, ["arguments.epoch=2"])
 
 
+SCRIPT = """\
+name: mine
+job: script
+arguments:
+  code: .
+  command: train.py --data {inputs.data} --lr {parameters.lr}
+  parameters: {lr: 0.1, data: small}
+  inputs: {data: data://mine/data}
+"""
+
+
+def test_the_end_of_a_key_is_enough_for_an_override(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path, GOOD), ["epochs=2", "nproc_per_node=4", "seed=7"])
+    assert (spec.arguments["epochs"], spec.resources.nproc_per_node, spec.arguments["seed"]) == (2, 4, 7)
+    script = read_spec(write(tmp_path, SCRIPT), ["lr=0.5", "parameters.data=big", "parameters.size=3"])
+    assert script.arguments["parameters"] == {"lr": 0.5, "data": "big", "size": 3}
+    with pytest.raises(UsageError, match=r"'data' could be arguments\.parameters\.data or arguments\.inputs\.data"):
+        read_spec(write(tmp_path, SCRIPT), ["data=other"])
+    # In a file with several specs, it changes those that have the key.
+    first, second = read_specs(write(tmp_path, f"{GOOD}---\n{SCRIPT}"), ["epochs=2", "mine.lr=3"])
+    assert (first.arguments["epochs"], second.arguments["parameters"]["lr"]) == (2, 3)
+    with pytest.raises(UsageError, match=r"spec\.yaml: lr: unknown key; use arguments\.learning_rate"):
+        read_spec(write(tmp_path, GOOD), ["lr=1e-4"])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

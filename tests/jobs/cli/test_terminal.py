@@ -42,6 +42,9 @@ def check(
     ("arguments", "error", "next_step"),
     [
         (["sumbit"], "No such command 'sumbit'. Did you mean 'submit'?", "trainyard --help"),
+        (["stop", "my run"], "No such command 'stop'.", "trainyard cancel 'my run'\n"),
+        (["ps"], "No such command 'ps'.", "trainyard list\n"),
+        (["--stage", "dev", "local", "stop"], "No such command 'local stop'.", "trainyard local down\n"),
         (["submit"], "Missing argument", "trainyard submit --help"),
         (["list", "--limit", "0"], "Invalid value for '--limit'", "trainyard list --help"),
         (["submit", REVIEWS, "--wait", "--detach"], "Invalid value: --wait and --detach cannot be combined", None),

@@ -5,9 +5,10 @@ import pytest
 import yaml
 
 from jobs.core.errors import UsageError
+from jobs.spec import other_names
 from jobs.spec.catalog import CATALOG
 from jobs.spec.kinds.script import Script
-from jobs.spec.spec import JobSpec, parse_spec, spec_json_schema
+from jobs.spec.spec import JobSpec, parse_spec, spec_json_schema, spec_keys
 
 SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
 
@@ -97,6 +98,10 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
             {"job": "finetune-clasification"},
             "job: job kind 'finetune-clasification' not found; did you mean 'finetune-classification'?",
         ),
+        ({"job": "mlm"}, "job: job kind 'mlm' not found; did you mean 'pretrain-mlm'?"),
+        ({"job": "LoRA"}, "job: job kind 'LoRA' not found; did you mean 'script' (run your own training script)?"),
+        ({"epochs": 3}, "epochs: unknown key here; use arguments.epochs"),
+        ({"num_gpus": 3}, "num_gpus: unknown key; use resources.nproc_per_node"),
         ({"job": None}, "job: must be text, not None"),
         ({"name": "latest"}, "name: 'latest' stands for the newest run; choose another name"),
         ({"arguments": None}, "arguments: must be a mapping of keys to values, not None"),
@@ -117,10 +122,31 @@ def test_errors_name_the_path_of_the_key(changed: dict[str, Any], message: str) 
     assert refused({**SMALLEST, **changed}) == message
 
 
+def test_names_of_other_tools_lead_to_keys_that_exist() -> None:
+    keys = {key for kind in CATALOG for key in spec_keys(kind)}
+    assert {key for _, key, _ in other_names.ROWS} <= keys | {""}
+    script = {"name": "mine", "job": "script", "arguments": {"code": ".", "command": "train.py", "lr": 1, "model": "m"}}
+    assert refused(script).splitlines() == [
+        "arguments.lr: unknown key; settings of your script go under arguments.parameters, or into arguments.command",
+        "arguments.model: unknown key; use inputs, which you name",
+    ]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"epoch": 1}, "arguments.epoch: unknown key; did you mean 'epochs'?"),
+        ({"lr": 1}, "arguments.lr: unknown key; use learning_rate"),
+        ({"batch_size": 8}, "arguments.batch_size: unknown key; use global_batch_size, for all cards together"),
+        (
+            {"per-device-train-batch-size": 8},
+            (
+                "arguments.per-device-train-batch-size: unknown key; use global_batch_size, for all cards together: "
+                "multiply by the number of cards and gradient_accumulation_steps"
+            ),
+        ),
+        ({"nnodes": 2}, "arguments.nnodes: unknown key here; use resources.nnodes"),
+        ({"fp16": True}, "arguments.fp16: unknown key; remove it: the precision follows from the card"),
         ({"epochs": "two"}, "arguments.epochs: must be a number, not 'two'"),
         ({"model": 3}, "arguments.model: must be text, not 3"),
         ({"seed": -1}, "arguments.seed: must be at least 0, not -1"),
