@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_refused_connection, is_transient
@@ -21,6 +22,9 @@ from jobs.runs.storage import read_receipt
 
 _LAST_EVENTS = 100
 """Number of a log's last lines that are searched for a progress line."""
+
+_MAX_EVENTS = 10_000
+"""Maximum number of events in an answer of GetLogEvents."""
 
 POLL_SECONDS = 4.0
 """Pause between polls. All followers share the account's request limits for DescribeJobs and GetLogEvents."""
@@ -102,38 +106,69 @@ class LogReader:
         self._lines.clear()
         return lines
 
+    def read_last(self, streams: Iterable[LogStream], count: int) -> list[LogLine]:
+        """Return the last `count` lines so far, ordered like those of `read`, which then continues after them."""
+        lines: list[LogLine] = []
+        for stream in streams:
+            lines += self._last_lines(stream, count)
+        lines.sort(key=lambda line: (line.attempt, line.time))
+        return lines[max(0, len(lines) - count) :]
+
     def _read_stream(self, stream: LogStream) -> None:
-        start = int(self.since.timestamp() * 1000) if self.since else 0
         while True:
             token = self._tokens.get(stream.name)
-            try:
-                page = self.aws.logs.get_log_events(
-                    logGroupName=self.log_group,
-                    logStreamName=stream.name,
-                    startFromHead=True,
-                    startTime=start,
-                    **({"nextToken": token} if token else {}),  # type: ignore[arg-type]
-                )
-            except Exception as error:
-                # A stream is created with its first line, some seconds after the container started.
-                if error_code(error) == "ResourceNotFoundException":
-                    return
-                raise
-            self._lines.extend(
-                LogLine(
-                    time=datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc),
-                    attempt=stream.attempt,
-                    node=stream.node,
-                    text=event["message"],
-                    of_sweep=stream.of_sweep,
-                )
-                for event in page["events"]
-                if not is_utilization_line(event["message"])
-            )
+            page = self._page(stream, token, from_head=True)
+            if page is None:
+                return
+            self._lines.extend(_lines(page, stream))
             self._tokens[stream.name] = page["nextForwardToken"]
             # At the end of a stream CloudWatch returns the same token again. An empty page does not mean the end.
             if page["nextForwardToken"] == token:
                 return
+
+    def _last_lines(self, stream: LogStream, count: int) -> list[LogLine]:
+        lines: list[LogLine] = []
+        token = None
+        while True:
+            page = self._page(stream, token, from_head=False, limit=min(_MAX_EVENTS, count + _LAST_EVENTS))
+            if page is None:
+                return lines
+            self._tokens.setdefault(stream.name, page["nextForwardToken"])
+            lines = [*_lines(page, stream), *lines]
+            if len(lines) >= count or page["nextBackwardToken"] == token:
+                return lines
+            token = page["nextBackwardToken"]
+
+    def _page(self, stream: LogStream, token: str | None, *, from_head: bool, limit: int = _MAX_EVENTS) -> Any:
+        """Return an answer of GetLogEvents; None if the stream does not exist yet."""
+        try:
+            return self.aws.logs.get_log_events(
+                logGroupName=self.log_group,
+                logStreamName=stream.name,
+                startFromHead=from_head,
+                startTime=int(self.since.timestamp() * 1000) if self.since else 0,
+                limit=limit,
+                **({"nextToken": token} if token else {}),  # type: ignore[arg-type]
+            )
+        except Exception as error:
+            # A stream is created with its first line, some seconds after the container started.
+            if error_code(error) == "ResourceNotFoundException":
+                return None
+            raise
+
+
+def _lines(page: Any, stream: LogStream) -> list[LogLine]:
+    return [
+        LogLine(
+            time=datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc),
+            attempt=stream.attempt,
+            node=stream.node,
+            text=event["message"],
+            of_sweep=stream.of_sweep,
+        )
+        for event in page["events"]
+        if not is_utilization_line(event["message"])
+    ]
 
 
 def follow(

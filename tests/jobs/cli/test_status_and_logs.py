@@ -13,6 +13,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import live
 from jobs.cli.live import LiveView
 from jobs.cli.submission import send
+from jobs.core.output import UTILIZATION_KEY
 from jobs.core.records import CardUse, Receipt
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
@@ -23,6 +24,7 @@ from tests.support.jobs.recorded_runs import BEGIN, job_of, three_attempts
 from tests.support.jobs.submitting import Begin, RunCommand, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 from tests.support.running_emulator import environment_of
+from tests.support.waiting import wait_until
 
 TWO_ATTEMPTS = ["sh", "-c", 'echo "hello from attempt $AWS_BATCH_JOB_ATTEMPT"; exit $((76 - AWS_BATCH_JOB_ATTEMPT))']
 BUSY = "HPUs 93 % busy (88 % on average), 61 % of their memory in use"
@@ -66,6 +68,24 @@ def test_status_and_logs_have_each_attempt(aws_trainyard: Trainyard, run_command
     assert none.stdout == ""
     assert "has logged nothing since" in none.stderr
     assert aws_trainyard("logs", run.plan.run_id, "--since", "1h").stdout == printed.stdout
+    last = aws_trainyard("logs", run.plan.run_id, "--tail", "1")
+    assert (last.stdout, last.stderr) == ("hello from attempt 2\n", "attempt 2\n")
+
+
+def test_following_continues_after_the_last_lines(
+    emulated: Aws, aws_trainyard: Trainyard, begin: Begin, stage: DeployedStage, tmp_path: Path
+) -> None:
+    over = tmp_path / "over"
+    # More lines than a request for three lines returns, because utilization lines are not shown.
+    busy = f"for i in $(seq 300); do echo '{{\"{UTILIZATION_KEY}\": 1}}'; done"
+    script = f"seq 50; {busy}; echo before; {wait_for_file(over)}; echo after"
+    job = begin(planned_to_run(emulated, stage, ["sh", "-c", script]))
+    wait_until(lambda: aws_trainyard("logs", job.run_id, "-n1").stdout, lambda shown: shown == "before\n")
+    assert aws_trainyard("logs", job.run_id, "-n", "3").stdout.splitlines() == ["49", "50", "before"]
+    assert len(aws_trainyard("logs", job.run_id, "-n", "999").stdout.splitlines()) == 51
+    over.touch()
+    followed = aws_trainyard("logs", job.run_id, "--tail", "2", "--follow", expect=0).stdout.splitlines()
+    assert followed[-2:] == ["before", "after"] or followed == ["50", "before", "after"]
 
 
 def test_the_panel_and_status_show_cards_cost_and_time_left(
