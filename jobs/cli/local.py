@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jobs.cli.options import RUNS_FOLDER, Group, Output, Yes, user_path
+from jobs.cli.options import RUNS_FOLDER, Group, Output, Run, Yes, user_path
 
 if TYPE_CHECKING:
     from jobs.cli.emulator import Server
@@ -177,6 +177,37 @@ def local_status(output: Output = "table") -> None:
         ),
         on=tables.stdout(),
     )
+
+
+@local.command("reclaim")
+def local_reclaim(
+    ctx: typer.Context,
+    run: Run,
+    node: Annotated[int, typer.Option(min=0, help="Node, or worker of a sweep, to reclaim, counted from 0.")] = 0,
+) -> None:
+    """Reclaim the instance of a running job, as EC2 does with a Spot instance, but without its notice.
+
+    The job gets SIGTERM, and SIGKILL 30 seconds later. Its next attempt continues from the newest checkpoint.
+    """
+    from jobs.aws.connection import Aws
+    from jobs.cli import emulator, tables
+    from jobs.cli.sweep_state import refuse_point
+    from jobs.core.errors import TrainyardError
+    from jobs.runs import batch, storage
+    from jobs.runs.connect import task_of
+
+    emulator.connect(_running_server())
+    aws = Aws()
+    stage = batch.read_stage(aws, ctx.obj.stage)
+    found = storage.find_run(aws, stage, run)
+    refuse_point(aws, found, "local reclaim")
+    job = batch.job_of(aws, stage, found.run_id)
+    part = task_of(aws, job, node).job_id
+    if aws.post_to_emulator(f"/trainyard/jobs/{part}/reclaim", {}) is None:
+        raise TrainyardError(f"{job.run_id} has just ended", next_step=f"trainyard status {job.run_id}")
+    what = "the instance" if part == job.id else f"node {node}"
+    tables.stderr().print(f"reclaimed {what} of {job.run_id} in attempt {job.attempt} of {job.max_attempts}")
+    tables.stderr().print(f"next: trainyard logs {job.run_id} --follow", soft_wrap=True)
 
 
 @local.command("env")

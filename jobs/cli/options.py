@@ -112,7 +112,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str
     from jobs.runs.batch import read_stage
     from jobs.runs.storage import stored_runs
 
-    options = ctx.parent.params if ctx.parent else {}
+    options = ctx.find_root().params
     try:
         aws = Aws(options.get("profile"), options.get("region"))
         runs = stored_runs(aws, read_stage(aws, options["stage"]), prefix=incomplete)

@@ -22,8 +22,9 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.scripts import write_files
-from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
+from tests.support.jobs.submitting import Begin, RunCommand, planned_to_run, wait_for
 from tests.support.running_emulator import Emulator
+from tests.support.waiting import wait_until
 
 # `up` leaves its server running, and these tests run the command in their own process.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -163,6 +164,37 @@ def test_a_state_file_may_only_name_localhost(trainyard: Trainyard, tmp_path: Pa
     assert (refused.returncode, refused.stdout) == (3, "")
     assert f"error: {STATE_FILE} " in refused.stderr
     assert "next: " in refused.stderr
+
+
+def test_reclaim_ends_the_attempt_of_one_node(
+    *,
+    trainyard: Trainyard,
+    emulated: Aws,
+    stage: DeployedStage,
+    deployed_aws: Emulator,
+    begin: Begin,
+    tmp_path: Path,
+) -> None:
+    assert "no emulator is running" in trainyard("local", "reclaim", "latest").stderr
+    write_files(tmp_path, {str(STATE_FILE): deployed_aws.state_file.read_text()})
+    plan = planned_to_run(emulated, stage, ["sh", "-c", "exec sleep 120"])
+    plan.request["arrayProperties"] = {"size": 2}
+    job = begin(plan)
+    wait_until(lambda: batch.describe(emulated, stage, [job.id])[0].nodes, lambda nodes: nodes == {"RUNNING": 2})
+    refused = trainyard("local", "reclaim", job.run_id, "--node", "2")
+    assert f"{job.run_id} has no node 2: its nodes are 0 to 1" in refused.stderr
+    # The shell needs no connection to the emulator of its folder.
+    reclaimed = trainyard("local", "reclaim", job.run_id, "--node", "1")
+    assert reclaimed.returncode == 0, reclaimed.stderr
+    assert reclaimed.stderr.splitlines() == [
+        f"reclaimed node 1 of {job.run_id} in attempt 1 of 3",
+        f"next: trainyard logs {job.run_id} --follow",
+    ]
+    wait_until(
+        lambda: emulated.batch.describe_jobs(jobs=[f"{job.id}:1"])["jobs"][0]["attempts"],
+        lambda attempts: [attempt["statusReason"][:8] for attempt in attempts] == ["Host EC2"],
+    )
+    assert emulated.batch.describe_jobs(jobs=[f"{job.id}:0"])["jobs"][0]["attempts"] == []
 
 
 def test_down_confirms_losing_jobs_and_unfetched_runs(
