@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -28,6 +28,8 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_denied
 from jobs.core.errors import ConfigurationError, NotFoundError, TrainyardError, UsageError
 from jobs.runs.job import Job, part_ids
+from jobs.spec.code import ENVIRONMENT_FILE, OUTPUT_VARIABLE
+from jobs.spec.kinds.script import KIND
 
 DOCUMENT = "AWS-StartPortForwardingSession"
 """AWS's session document for a port of the instance itself, the only document that a team's members may use."""
@@ -43,6 +45,12 @@ PROGRAMS = {
 
 SHELL = ("/bin/bash",)
 """The command to run if none is given; all of our images have it."""
+
+IN_SCRIPT = (
+    f'f=$(ls -t /scratch/*/{ENVIRONMENT_FILE} "${{TMPDIR:-/tmp}}"/*/{ENVIRONMENT_FILE} 2>/dev/null | head -n 1); '
+    '[ -z "$f" ] || . "$f"; exec "$@"'
+)
+"""Runs a command in a container with the environment and in the folder of the script, once it is prepared."""
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -206,6 +214,10 @@ def enter(aws: Aws, job: Job, task: Task, command: Sequence[str]) -> None:
         _enter_on_aws(aws, job, task, command)
 
 
+def _in_container(job: Job, command: Sequence[str]) -> Sequence[str]:
+    return ("sh", "-c", IN_SCRIPT, "trainyard", *command) if job.kind == KIND.name else command
+
+
 def _enter_on_aws(aws: Aws, job: Job, task: Task, command: Sequence[str]) -> None:
     check_programs(PLUGIN)
     try:
@@ -213,7 +225,7 @@ def _enter_on_aws(aws: Aws, job: Job, task: Task, command: Sequence[str]) -> Non
             cluster=task.cluster,
             task=task.arn,
             container=task.container,
-            command=shlex.join(command),
+            command=shlex.join(_in_container(job, command)),
             interactive=True,  # the API supports nothing else
         )
     except Exception as error:
@@ -253,9 +265,9 @@ def _enter_on_emulator(aws: Aws, job: Job, task: Task, command: Sequence[str]) -
     if place is None:
         raise NotFoundError(f"{job.run_id} has just ended", next_step=f"trainyard status {job.run_id}")
     if "container" in place:
-        _enter_container(place["container"], place["docker_host"], command)
+        _enter_container(place["container"], place["docker_host"], _in_container(job, command))
     else:
-        _enter_process(job, place["pid"], command)
+        _enter_process(job, task, place["pid"], command)
 
 
 def _enter_container(container: str, docker_host: str, command: Sequence[str]) -> None:
@@ -269,8 +281,9 @@ def _enter_container(container: str, docker_host: str, command: Sequence[str]) -
         )
 
 
-def _enter_process(job: Job, pid: int, command: Sequence[str]) -> None:
+def _enter_process(job: Job, task: Task, pid: int, command: Sequence[str]) -> None:
     """Run a command with the environment and in the folder of a job's process, and end the command with the job."""
+    folder = f"/proc/{pid}/cwd"
     try:
         environment = _environment(Path(f"/proc/{pid}/environ").read_bytes())
         watched = os.pidfd_open(pid)
@@ -280,11 +293,14 @@ def _enter_process(job: Job, pid: int, command: Sequence[str]) -> None:
         raise ConfigurationError(
             f"{job.run_id} runs as another user of this machine", next_step="sign in as the user who started it"
         ) from None
+    if (lines := _lines_of_script(task.job_id)) is not None:
+        *exported, folder = [word for word in shlex.split(lines) if word not in ("export", "cd")]
+        environment.update((name, value) for name, _, value in (word.partition("=") for word in exported))
     environment.update({name: os.environ[name] for name in ("TERM",) if name in os.environ})
     try:
         with _ignoring_ctrl_c():
             try:
-                process = subprocess.Popen(command, cwd=f"/proc/{pid}/cwd", env=environment)
+                process = subprocess.Popen(command, cwd=folder, env=environment)
             except OSError as error:
                 raise TrainyardError(
                     f"{command[0]} does not run in {job.run_id}: {error.strerror}",
@@ -302,6 +318,17 @@ def _enter_process(job: Job, pid: int, command: Sequence[str]) -> None:
                 process.wait()
     finally:
         os.close(watched)
+
+
+def _lines_of_script(job_id: str) -> str | None:
+    """Return the content of the file with the environment of a job's script; None if no rank of a script runs."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's process, or one that has ended
+            found = _environment((process / "environ").read_bytes())
+            if found.get("AWS_BATCH_JOB_ID") == job_id and OUTPUT_VARIABLE in found:
+                # The output is in a folder of the scratch folder.
+                return (Path(found[OUTPUT_VARIABLE]).parents[1] / ENVIRONMENT_FILE).read_text()
+    return None
 
 
 def _environment(block: bytes) -> dict[str, str]:

@@ -185,6 +185,10 @@ NNODES_VARIABLE = "TRAINYARD_NNODES"
 MAIN_ADDRESS_VARIABLE = "TRAINYARD_MAIN_ADDRESS"
 
 
+ENVIRONMENT_FILE = "environment.sh"
+"""Shell lines in a node's scratch folder, with which `trainyard exec` gets the script's environment and folder."""
+
+
 def input_variable(name: str) -> str:
     """Return the variable with the location of the input `name`."""
     return INPUT_PREFIX + name.upper().replace("-", "_")

@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -32,6 +33,7 @@ from jobs.core.run import CHECKPOINTS
 from jobs.core.words import counted
 from jobs.spec.code import (
     CHECKPOINTS_VARIABLE,
+    ENVIRONMENT_FILE,
     MAIN_ADDRESS_VARIABLE,
     NNODES_VARIABLE,
     NODE_VARIABLE,
@@ -162,7 +164,7 @@ class ScriptJob:
             record_inputs(self._run, listed, s3=s3)
         self._restore(s3)
         log.info("script: %s of code, ready in %.1f s", counted(files, "file"), time.monotonic() - started)
-        return {
+        variables = {
             SCRIPT_VARIABLE: json.dumps(self._arguments.fixed_arguments()),
             OUTPUT_VARIABLE: str(self._output),
             CHECKPOINTS_VARIABLE: str(self._checkpoints),
@@ -173,6 +175,12 @@ class ScriptJob:
             **{parameter_variable(name): text for name, text in self._arguments.parameter_texts.items()},
             **_search_paths(packages),
         }
+        lines = [
+            *(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),
+            f"cd {shlex.quote(str(self._code))}\n",
+        ]
+        (self._scratch / ENVIRONMENT_FILE).write_text("\n".join(lines))
+        return variables
 
     def __enter__(self) -> Self:
         self._activity_at = time.monotonic()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -14,8 +15,11 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
+from jobs.runs.connect import IN_SCRIPT
 from jobs.runs.job import Job
+from jobs.spec.code import ENVIRONMENT_FILE
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.container.scripts import write_files
 from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import Begin, planned_to_run
 from tests.support.jobs.terminal import TRAINYARD, Terminal
@@ -62,6 +66,29 @@ def test_a_command_runs_in_the_folder_and_environment_of_the_job(
     refused = aws_trainyard("exec", ended.run_id, "ls", expect=1)
     assert f"error: {ended.run_id} has ended (SUCCEEDED), so it has no container" in refused.stderr
     assert f"next: trainyard logs {ended.run_id}, " in refused.stderr
+
+
+def test_a_command_has_the_folder_and_environment_of_a_script(aws_trainyard: Trainyard, tmp_path: Path) -> None:
+    script = "import time; print('started', flush=True); time.sleep(120)"
+    write_files(tmp_path, {"code/train.py": script, "code/src/it's.txt": ""})
+    arguments = {"code": "code", "command": "train.py", "parameters": {"note": "it's two\nlines"}}
+    spec = {"name": "scripted", "job": "script", "resources": {"nproc_per_node": 1}, "arguments": arguments}
+    write_files(tmp_path, {"spec.yaml": json.dumps(spec)})
+    aws_trainyard("submit", "spec.yaml", "--detach", expect=0)
+    wait_until(lambda: aws_trainyard("logs", "scripted").stdout, lambda log: "started" in log)
+    asked = 'ls; echo "$TRAINYARD_PARAMETER_NOTE"; echo kept > $TRAINYARD_OUTPUT/note.txt; echo ${RANK:-none}; pwd'
+    finished = aws_trainyard("exec", "scripted", "--", "sh", "-c", asked, expect=0)
+    *lines, folder = finished.stdout.splitlines()
+    assert lines == ["src", "train.py", "it's two", "lines", "none"]
+    # What a container's shell is given, because the command runs there without the CLI.
+    container = ["sh", "-c", IN_SCRIPT, "trainyard", "sh", "-c", asked]
+    shell = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "scratch")}
+    scratch = next(place for place in Path(folder).parents if (place / ENVIRONMENT_FILE).exists())
+    write_files(tmp_path, {f"scratch/trainyard-0/{ENVIRONMENT_FILE}": (scratch / ENVIRONMENT_FILE).read_text()})
+    printed = subprocess.run(container, env=shell, capture_output=True, text=True, check=True).stdout
+    assert printed == finished.stdout
+    aws_trainyard("cancel", "scripted", expect=0)
+    wait_until(lambda: aws_trainyard("fetch", "scripted").stdout, lambda files: "output/note.txt" in files)
 
 
 def test_a_shell_handles_ctrl_c_itself_and_ends_with_the_job(
