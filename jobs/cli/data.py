@@ -187,16 +187,25 @@ def _warn_of_delimiter(files: Iterable[Path], console: "Console") -> None:
 
 
 @data.command("ls")
-def data_ls(ctx: typer.Context, location: Location, output: Output = "table") -> None:
+def data_ls(
+    ctx: typer.Context,
+    location: Annotated[
+        str | None,
+        typer.Argument(metavar="[LOCATION]", help="data://TEAM/NAME, a file or a folder. Default: your team's folder."),
+    ] = None,
+    output: Output = "table",
+) -> None:
     """List a folder of the data bucket."""
     import dataclasses
 
     from jobs.cli import tables
+    from jobs.core.locations import DATA
     from jobs.data_checks import team_data
     from jobs.runs.batch import read_stage
 
     aws = ctx.obj.aws()
     stage = read_stage(aws, ctx.obj.stage)
+    location = location or f"{DATA}{ctx.obj.team or stage.default_team}/"
     entries = [*team_data.entries(aws, stage, team_data.place_of(stage, location))]
     if output == "json":
         tables.print_json([dataclasses.asdict(entry) for entry in entries])

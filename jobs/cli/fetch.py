@@ -1,5 +1,6 @@
 """`trainyard fetch RUN`: download the files of a run, or its code."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def fetch(
     from jobs.cli import tables
     from jobs.cli.sweep_state import refuse_sweep
     from jobs.cli.terminal import print_text
-    from jobs.core.words import printable_name
+    from jobs.core.words import counted, printable_name, size
     from jobs.runs import batch, storage
     from jobs.runs.code_archive import fetch_code
 
@@ -35,11 +36,19 @@ def fetch(
     if not code:  # a sweep has code, but no files
         refuse_sweep(aws, stage, found, what="files", command="fetch")
     fetched = []
+    left: dict[str, int] = {}
     target = to / found.run_id
-    files = storage.fetch(aws, found.location, target, checkpoints=checkpoints)
+    files = storage.fetch(aws, found.location, target, checkpoints=checkpoints, left_out=left.__setitem__)
     for path in fetch_code(aws, found.location, target / "code") if code else files:
         fetched.append(str(path))
         if output == "table":
             print_text(printable_name(str(path)))
     if output == "json":
         tables.print_json(fetched)
+    if left:
+        folders = {name.split("/")[1] for name in left if name.count("/") > 1}
+        what = f"{counted(len(folders), 'checkpoint')}, {size(sum(left.values()))}"
+        again = shlex.join(
+            ["trainyard", "fetch", found.run_id, "--checkpoints", *([f"--to={to}"] * (to != RUNS_FOLDER))]
+        )
+        tables.stderr().print(f"kept on S3 only: {what}; to download: {again}", soft_wrap=True)

@@ -205,20 +205,24 @@ def fetch(
     target: Path,
     *,
     checkpoints: bool = False,
+    left_out: Callable[[str, int], object] = lambda _name, _size: None,
 ) -> Iterator[Path]:
     """Download a run's files to `target`, yielding each path once its file is complete.
 
     Leaves out the files that jobs use for coordination, and checkpoints unless `checkpoints` is set: they are most of a
-    run's bytes and are not needed once there is a model. Links in the run's folders are restored at the end.
+    run's bytes and are not needed once there is a model. Calls `left_out` with the name and size of a checkpoint's file
+    that stays on S3. Links in the run's folders are restored at the end.
     Raises UsageError for a key that would be written outside `target`, and OSError with the path if writing fails.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
-    left_out = _COORDINATION if checkpoints else (*_COORDINATION, CHECKPOINTS)
     listings = []
     for page in pages:
         for item in page.get("Contents", []):
             name = item["Key"].removeprefix(run.key)
-            if name.endswith("/") or name.startswith(left_out):
+            if name.endswith("/") or name.startswith(_COORDINATION):
+                continue
+            if name.startswith(CHECKPOINTS) and not checkpoints:
+                left_out(name, item["Size"])
                 continue
             path = object_store.path_below(target, run, name)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,8 @@ def test_data_is_uploaded_listed_shown_and_deleted(
     fingerprint = messages.split()[-1]
     assert trainyard("put", table, "data://research/films/")[1].startswith("1 file, 1 already uploaded; ")
     [listed] = json.loads(trainyard("ls", "data://research/films", "-o", "json")[0])
+    whole = json.loads(trainyard("ls", "-o", "json")[0])
+    assert "data://research/films/" in [entry["location"] for entry in whole]
     assert listed == {"location": printed.strip(), "files": 1, "size": 24, "fingerprint": fingerprint}
     assert f"1     24  {fingerprint}  data://research/films/films.csv" in trainyard("ls", "data://research/films")[0]
     assert trainyard("show", printed.strip())[0].startswith("2 training examples, 2 classes\n")

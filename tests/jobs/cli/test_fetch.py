@@ -23,6 +23,8 @@ def test_fetch_downloads_everything_except_checkpoints(
     finished = aws_trainyard("fetch", run_id, expect=0)
     folder = Path("runs") / run_id
     expected = {str(folder / name) for name in ("metrics.jsonl", "model/config.json", "spec.yaml", *kept)}
+    kept_there = f"kept on S3 only: 1 checkpoint, 2 B; to download: trainyard fetch {run_id} --checkpoints"
+    assert finished.stderr.splitlines() == [kept_there]
     # Control characters of a name are escaped.
     shown = str(folder / "output") + r"/\x1b]0;owned\x07.txt"
     assert set(finished.stdout.splitlines()) == {*expected, shown}
@@ -30,7 +32,9 @@ def test_fetch_downloads_everything_except_checkpoints(
     latest = folder / "output/latest"
     assert files == {*expected, str(folder / odd), str(latest)}, "no link that leads out of its folder"
     assert (tmp_path / latest).readlink() == Path("step-1")
-    with_checkpoints = json.loads(aws_trainyard("fetch", run_id, "--checkpoints", "--to=~/all", "-o", "json").stdout)
+    whole = aws_trainyard("fetch", run_id, "--checkpoints", "--to=~/all", "-o", "json")
+    assert whole.stderr == ""
+    with_checkpoints = json.loads(whole.stdout)
     assert str(tmp_path / f"home/all/{run_id}/checkpoints/step-1/manifest.json") in with_checkpoints
 
     emulated.s3.put_object(Bucket=place.bucket, Key=f"{place.key}../../escaped", Body=b"")
