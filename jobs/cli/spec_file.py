@@ -6,12 +6,13 @@ A file may hold several specs, separated by `---`, whose runs are submitted toge
 import difflib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jobs.core.errors import NotFoundError, UsageError, did_you_mean
-from jobs.spec.spec import JobSpec, parse_spec, spec_keys
+from jobs.core.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
+from jobs.spec.spec import JobSpec, parse_spec, placeable_part, spec_keys
 from jobs.spec.spec_yaml import MAX_SPEC_BYTES, Document, parse_documents
 from jobs.spec.sweep import set_path
 
@@ -32,10 +33,16 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     return specs[0]
 
 
-def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
+def read_specs(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    also: Callable[[JobSpec], Iterable[TrainyardError]] = lambda _: (),
+) -> list[JobSpec]:
     """Read and validate the specs in `path`, in order. Their names are unique.
 
-    Raises NotFoundError if the file does not exist, UsageError with all errors of the file and of `overrides`.
+    Raises NotFoundError if the file does not exist, UsageError with all errors of the file and of `overrides`, and with
+    what `also` returns for the valid kind, team and resources of an invalid spec.
     """
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
@@ -62,9 +69,12 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
         try:
             spec = with_absolute_paths(parse_spec(document.data, origin=origin))
         except UsageError as error:
-            if len(documents) == 1:
+            part = placeable_part(document.data)
+            others = [*also(part)] if part is not None else []
+            if len(documents) == 1 and not others:
                 raise
-            errors.append(error.args[0])
+            lines = chain.from_iterable(str(other).replace("\nNext: ", "; next: ").splitlines() for other in others)
+            errors += [error.args[0], *(f"{origin}: {line}" for line in lines)]
             continue
         if spec.name in specs:
             errors.append(f"{origin}: name: an earlier document has the name '{spec.name}' too; names must be unique")

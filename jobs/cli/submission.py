@@ -53,6 +53,7 @@ from jobs.runs.submit import (
     put_spec,
     submit_job,
 )
+from jobs.spec.placement import check_room, place, with_known_team
 from jobs.spec.plan import Plan, plan
 from jobs.spec.spec import JobSpec
 
@@ -103,19 +104,28 @@ def plan_run(
     """
     now = datetime.now(timezone.utc)
     run_id = new_run_id(spec.name, now=now)
-    check_spec(spec)
-    with_code, pack = pack_code(spec, stage)
-    check_requirements(stage, spec, pack)
-    resolved, dependencies = resolve(aws, stage, with_code, earlier=earlier, later=later)
     errors: list[TrainyardError] = []
     notes: list[str] = []
+    with_code, pack = spec, None
+    try:
+        check_spec(spec)
+        with_code, pack = pack_code(spec, stage)
+        check_requirements(stage, spec, pack)
+    except TrainyardError as error:
+        errors.append(error)
+    try:
+        resolved, dependencies = resolve(aws, stage, with_code, earlier=earlier, later=later)
+    except TrainyardError as error:  # where its inputs are is unknown
+        raise_all([*errors, error, *placement_errors(aws, spec, stage)])
+        raise
     try:
         prices_of = partial(current_prices, aws)
         room = partial(room_of, aws, stage)
         planned = plan(resolved, stage, run_id=run_id, dependencies=dependencies, prices_of=prices_of, room_of=room)
         planned = replace(planned, pack=pack)
-    except UsageError as error:
+    except TrainyardError as error:
         errors.append(error)
+    errors += _node_limit_errors(aws, spec, stage)
     check = partial(
         check_inputs, aws, stage, dependencies=dependencies, check_contents=check_contents, note=notes.append
     )
@@ -128,6 +138,29 @@ def plan_run(
             errors += check(point)
         raise_all(errors)
     return replace(planned, notes=(*planned.notes, *dict.fromkeys(notes)))
+
+
+def placement_errors(aws: Aws, spec: JobSpec, stage: DeployedStage) -> list[TrainyardError]:
+    """Return the errors in a spec's team and resources."""
+    try:
+        place(spec, stage)
+    except UsageError as error:
+        return [error, *_node_limit_errors(aws, spec, stage)]
+    return _node_limit_errors(aws, spec, stage)
+
+
+def _node_limit_errors(aws: Aws, spec: JobSpec, stage: DeployedStage) -> list[TrainyardError]:
+    if spec.resources.nnodes == 1:
+        return []
+    try:
+        placement = place(with_known_team(spec, stage), stage)
+    except UsageError:  # reported elsewhere
+        return []
+    try:
+        check_room(stage, placement, room_of(aws, stage, placement))
+    except UsageError as error:
+        return [error]
+    return []
 
 
 def show_plans(plans: Sequence[Plan], *, emulated: bool, on: Console | None = None) -> None:

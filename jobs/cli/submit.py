@@ -10,6 +10,8 @@ from jobs.cli.options import Detach, DryRun, Mode, NoCheck, Output, Overrides, W
 
 if TYPE_CHECKING:
     from jobs.aws.connection import Aws
+    from jobs.core.errors import TrainyardError
+    from jobs.spec.spec import JobSpec
 
 
 def submit(
@@ -65,10 +67,16 @@ def submit_specs(
 ) -> list[str]:
     """Submit the specs of a file and return their run ids. Raises the error of the first run that failed."""
     from jobs.cli.spec_file import read_specs
-    from jobs.cli.submission import confirm, finish, plan_runs, send_all, show_dry_run, show_plans
+    from jobs.cli.submission import confirm, finish, placement_errors, plan_runs, send_all, show_dry_run, show_plans
     from jobs.runs.batch import read_stage
 
-    specs = read_specs(path, overrides)
+    def errors_in_stage(invalid: "JobSpec") -> "list[TrainyardError]":
+        try:
+            return placement_errors(aws, invalid, read_stage(aws, stage_name))
+        except Exception:  # noqa: BLE001 - the errors of the file are reported, even if AWS cannot be reached
+            return []
+
+    specs = read_specs(path, overrides, also=errors_in_stage)
     stage = read_stage(aws, stage_name)
     plans = plan_runs(aws, stage, specs, check_contents=check_contents)
     if mode is Mode.DRY_RUN:

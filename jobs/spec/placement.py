@@ -5,10 +5,11 @@ A spec names the resources it needs, not a queue.
 
 from dataclasses import dataclass
 
-from jobs.core.errors import UsageError
+from jobs.core.errors import UsageError, raise_all
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import CAPACITY_NAMES, QUEUES, Queue
 from jobs.core.stage import DeployedStage
+from jobs.core.words import counted
 from jobs.spec.spec import JobSpec
 
 
@@ -39,11 +40,23 @@ class Placement:
 
 
 def place(spec: JobSpec, stage: DeployedStage) -> Placement:
-    """Return the placement of a spec's job in the stage. Raises UsageError if the stage cannot run it."""
-    stage.check_team(spec.team)  # the team determines the queues
+    """Return the placement of a spec's job in the stage. Raises UsageError with every reason why it cannot run it."""
     row = stage.row_of(accelerated=spec.kind.accelerated)
-    queue, queue_reason = _choose_queue(spec, stage, row)
-    nproc_per_node = nproc_per_node_on_aws = _ranks(spec, row)
+    errors: list[UsageError] = []
+    try:
+        stage.check_team(spec.team)
+    except UsageError as error:
+        errors.append(error)
+        spec = with_known_team(spec, stage)
+    try:
+        queue, queue_reason = _choose_queue(spec, stage, row)
+    except UsageError as error:
+        errors.append(error)
+    try:
+        nproc_per_node = nproc_per_node_on_aws = _ranks(spec, row)
+    except UsageError as error:
+        errors.append(error)
+    raise_all(errors)
     accelerator: str = row.accelerator
     accelerator_reason = f"{row.name} of stage '{stage.name}'"
     if stage.emulated_processes is not None:
@@ -97,6 +110,27 @@ def _other_capacity(spec: JobSpec) -> str:
     higher = "ask for a higher max_on_demand_nodes of the stage in infra/settings.py"
     limit = f", or {higher}" if spec.kind.accelerated else ""
     return f"set resources.capacity to 'spot'{limit}"
+
+
+def with_known_team(spec: JobSpec, stage: DeployedStage) -> JobSpec:
+    """Return the spec with a team of the stage, if it has an unknown one: the team determines the queues."""
+    known = spec.team in stage.teams or not stage.teams
+    return spec if known else spec.model_copy(update={"team": stage.teams[0]})
+
+
+def check_room(stage: DeployedStage, placement: Placement, room: int) -> None:
+    """Raise UsageError if a job would wait forever, because its queue only has room for `room` nodes.
+
+    0 means that the queue is closed for now.
+    """
+    if 0 < room < placement.fewest_nnodes:
+        limit = "max_multinode_nodes" if placement.queue.several_nodes else "max_nodes"
+        raise UsageError(
+            f"resources.nnodes: stage '{stage.name}' has room for {counted(room, 'node')} of "
+            f"{placement.instance_type.name} ({CAPACITY_NAMES[placement.queue.capacity]}), not for "
+            f"{placement.fewest_nnodes}",
+            next_step=f"set it to at most {room}, or ask for a higher {limit} of the stage in infra/settings.py",
+        )
 
 
 def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:

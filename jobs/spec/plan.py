@@ -148,23 +148,32 @@ def plan(
     something that the kind needs.
     """
     now = resumed.at if resumed else submitted_at(run_id)
-    placement = place(spec, stage)
-    prices = prices_of(placement.instance_type)
-    notes = _notes(spec, stage, placement, dependencies, at=now)
     arguments = spec.entrypoint_arguments()
     in_s3 = with_s3_locations(spec, stage)
     container_arguments = _with_locations(in_s3, _mounts(spec, stage))
-    raise_all(
-        [
+    row = stage.row_of(accelerated=spec.kind.accelerated)
+    prices = prices_of(row)
+    errors = [*_errors_of(lambda: _check_compiling(arguments, row))]
+    if spec.team in stage.teams:
+        errors += [
             *_errors_of(lambda: _check_team_budget(spec.team, stage, at=now)),
-            *_errors_of(lambda: _check_run_budget(spec, placement, resumed, prices)),
             *_errors_of(lambda: _check_push(arguments, spec.team, stage)),
             *_errors_of(lambda: _check_trackers(arguments, spec.team, stage)),
-            *_errors_of(lambda: _check_ranks(spec, arguments, placement)),
-            *_errors_of(lambda: _check_compiling(arguments, placement.instance_type)),
             *_errors_of(lambda: _check_team_reads(in_s3, spec.team, stage)),
         ]
+    try:
+        placement = place(spec, stage)
+    except UsageError as error:
+        raise_all([error, *errors])
+        raise
+    raise_all(
+        [
+            *errors,
+            *_errors_of(lambda: _check_run_budget(spec, placement, resumed, prices)),
+            *_errors_of(lambda: _check_ranks(spec, arguments, placement)),
+        ]
     )
+    notes = _notes(spec, stage, placement, dependencies, at=now)
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
     sweep = None
     if spec.sweep is not None:

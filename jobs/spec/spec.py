@@ -193,6 +193,20 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
     return spec
 
 
+def placeable_part(data: object) -> JobSpec | None:
+    """Return a spec with only the valid kind, team and resources of an invalid one; None if it has no valid kind."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("job"), str) or data["job"] not in CATALOG:
+        return None
+    kept: dict[str, Any] = {"name": "invalid", "job": data["job"]}
+    for key in ("team", "resources"):
+        try:
+            JobSpec.model_validate({**kept, key: data.get(key, JobSpec.model_fields[key].default)})
+        except ValidationError:
+            continue
+        kept |= {key: data[key]} if key in data else {}
+    return JobSpec.model_validate(kept)
+
+
 def _with_first_point(spec: JobSpec, origin: str) -> JobSpec:
     """Return the spec of a sweep with the first point's arguments, so that they and their inputs can be checked."""
     assert spec.sweep is not None  # noqa: S101 - the caller has checked

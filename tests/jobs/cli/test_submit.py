@@ -110,6 +110,21 @@ def test_all_errors_are_reported_and_nothing_is_sent(
     assert runs_of(emulated, stage) == before
 
 
+def test_the_team_and_the_node_limit_are_among_all_errors(aws_trainyard: Trainyard, spec: Path) -> None:
+    wrong = ("--set", "team=reserch", "--set", "nnodes=9", "--set", "capacity=spot")
+    # GIVEN a spec with an unknown key and a wrong value, THEN they are reported together
+    refused = aws_trainyard("submit", spec, *wrong, "--set", "arguments.lr=1", "--set", "attempts=99", expect=2)
+    team = "team 'reserch' not found in stage 'dev'; did you mean 'research'?; next: correct 'team' in the spec"
+    nodes = "resources.nnodes: stage 'dev' has room for 2 nodes of dl1.24xlarge (Spot), not for 9; next: set it to"
+    lines = refused.stderr.splitlines()
+    for message in ("attempts: must be at most 10", "arguments.lr: unknown key; use learning_rate", team, nodes):
+        assert [line for line in lines if line.startswith(f"error: {spec}: {message}")], refused.stderr
+    # AND so are those of a valid spec with its inputs
+    refused = aws_trainyard("submit", spec, *wrong, "--set", "arguments.train_data=data://tests/none.csv", expect=2)
+    for message in (team, nodes, "arguments.train_data: "):
+        assert f"error: {message}" in refused.stderr
+
+
 def test_json_output_is_one_object_and_the_log_is_on_stderr(
     aws_trainyard: Trainyard, spec: Path, emulated: Aws, stage: DeployedStage
 ) -> None:

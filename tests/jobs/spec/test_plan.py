@@ -182,7 +182,7 @@ def test_all_errors_of_a_plan_are_reported_together() -> None:
     arguments["train_data"] = "data://nlp-core/t.jsonl"
     with pytest.raises(UsageError) as caught:
         plan(spec(arguments=arguments, max_usd=0.0001), STAGE, run_id=RUN_ID)
-    budget, push, ranks, reads = str(caught.value).splitlines()
+    push, reads, budget, ranks = str(caught.value).splitlines()
     assert budget.startswith("max_usd: 0.0001 pays for 0.0 more minutes")
     assert "; next: set max_usd to more than" in budget
     assert push.startswith("arguments.push_to_hub: team 'research' has no secret")
@@ -431,6 +431,11 @@ SCRIPT = {"job": "script", "arguments": {"code": f"s3://runs/research/code/{'0' 
         ({"team": "vision"}, STAGE, "team 'vision' not found in stage 'dev'"),
         ({}, replace(STAGE, job_definitions={("research", "x"): "arn"}), "no job definition of 'finetune-classificat"),
         ({"resources": {"nnodes": 2}}, STAGE, "no queue for 2 On-Demand nodes.*max_multinode_nodes"),
+        (
+            {**COMPILED, "team": "vision", "resources": {"nnodes": 2}},
+            STAGE,
+            "team 'vision' not found.*no queue for 2 On-Demand nodes.*works on GPUs only",
+        ),
         ({"resources": {"nnodes": 2}}, APART, "no queue for 2 On-Demand nodes"),  # the team's own queues are on Spot
         ({"resources": {"capacity": "on-demand"}}, STAGE, "has no On-Demand queue .* higher max_on_demand_nodes"),
         ({}, replace(LARGE, queues={"on-demand": "arn"}), "no Spot queue .*set resources.capacity to 'on-demand'$"),
