@@ -31,6 +31,14 @@ def warmup(ratio: float) -> dict[str, float]:
     return {"warmup_ratio" if _IS_TRANSFORMERS_4 else "warmup_steps": ratio}
 
 
+def gradient_checkpointing(enabled: bool) -> dict[str, bool]:
+    """Return the training argument that makes the backward pass compute activations again.
+
+    transformers 5 has renamed it, and warns about the name that Gaudi's releases have.
+    """
+    return {"gradient_checkpointing" if _IS_TRANSFORMERS_4 else "activation_checkpointing": enabled}
+
+
 def hub_unreachable() -> tuple[type[Exception], ...]:
     """Return the exceptions that huggingface_hub raises if the hub does not answer.
 

@@ -1,14 +1,14 @@
 """Recipe: the training arguments that all kinds share, independent of the world size."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from typing_extensions import Self
 
 from jobs.core.errors import UsageError, did_you_mean
-from jobs.spec.arguments import Arguments, HubRepository, Input
+from jobs.spec.arguments import Arguments, HubRepository, Input, Strict
 
 MAX_SEED = 2**32 - 1
 """NumPy's limit."""
@@ -42,6 +42,90 @@ def hpu_trainer(arguments: Arguments) -> HpuTrainer:
     return chosen
 
 
+SCHEDULE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "cosine_with_min_lr": ("min_lr", "min_lr_rate", "num_cycles"),
+    "polynomial": ("lr_end", "power"),
+    "inverse_sqrt": ("timescale",),
+}
+"""Parameters of each lr_scheduler_type that has any (transformers/optimization.py)."""
+
+KEYS_OF_HUGGING_FACE: Mapping[str, str] = {
+    "optim": "optimizer",
+    "num_train_epochs": "epochs, or max_steps for pretrain-mlm",
+    "per_device_train_batch_size": "global_batch_size, which is the total over all ranks",
+    "gradient_accumulation_steps": "max_batch_size_per_rank: a larger share of the global batch is accumulated",
+    "auto_find_batch_size": "max_batch_size_per_rank",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "eval_strategy": "evaluate_every_steps",
+    "evaluation_strategy": "evaluate_every_steps",
+    "eval_steps": "evaluate_every_steps",
+    "save_strategy": "checkpoint_every_steps",
+    "save_steps": "checkpoint_every_steps",
+    "save_total_limit": "keep_checkpoints",
+    "logging_strategy": "log_every_steps",
+    "logging_steps": "log_every_steps",
+    "load_best_model_at_end": "metric_for_best_model",
+    "data_seed": "seed",
+    "hub_model_id": "push_to_hub",
+}
+"""Names of TrainingArguments that a recipe has under another name."""
+
+_DECIDED: Mapping[str, str] = {
+    "greater_is_better": "the metric decides",
+    "output_dir": "results are in the run's folder",
+    "resume_from_checkpoint": "a run resumes by itself",
+    **dict.fromkeys(("fp16", "bf16", "tf32", "use_cpu"), "the accelerator decides"),
+    **dict.fromkeys(("deepspeed", "fsdp"), "only a script can shard its model"),
+}
+"""Names of TrainingArguments that nobody sets, and why."""
+
+
+class TrainerArguments(Strict):
+    """Arguments that are passed to the TrainingArguments of transformers by their names."""
+
+    max_grad_norm: float | None = Field(default=None, ge=0)
+    """Norm to which larger gradients are scaled down; 0 disables the limit. Default: 1."""
+    adam_beta1: float | None = Field(default=None, ge=0, lt=1)
+    """Decay of AdamW's mean of the gradients. Default: 0.9."""
+    adam_beta2: float | None = Field(default=None, ge=0, lt=1)
+    """Decay of AdamW's mean of the squared gradients. Default: 0.999."""
+    adam_epsilon: float | None = Field(default=None, gt=0)
+    """Lower bound of AdamW's divisor. Default: 1e-6, as in BERT's training."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps during which the learning rate rises to its peak. Default: follows from warmup_ratio."""
+    lr_scheduler_kwargs: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Parameters of lr_scheduler_type: num_cycles of cosine and cosine_with_restarts, lr_end and power of polynomial,
+    timescale of inverse_sqrt, min_lr or min_lr_rate of cosine_with_min_lr. Default: the Trainer's."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations again in the backward pass instead of storing them: less memory, more time. Default:
+    false."""
+    dataloader_num_workers: int | None = Field(default=None, ge=0, le=64)
+    """Processes of each rank that prepare batches. Default: 0, the rank prepares them itself."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_names(cls, given: Any) -> Any:
+        """Raise ValueError for arguments that have their own key, and for arguments that nobody sets."""
+        reasons = {name: f"set arguments.{key}" for name, key in KEYS_OF_HUGGING_FACE.items()}
+        reasons |= {name: f"set arguments.{name}" for name in (*Recipe.model_fields, *_OF_SOME_KINDS)}
+        reasons |= dict(_DECIDED)
+        names = given if isinstance(given, Mapping) else {}
+        refused = [f"'{name}' is not set here: {reasons[name]}" for name in names if name in reasons]
+        if refused:
+            raise ValueError("; ".join(refused))
+        return given
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialized: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialized(self).items() if value is not None}
+
+
+_OF_SOME_KINDS = ("max_steps", "label_smoothing_factor", "torch_compile")
+"""Names of TrainingArguments that only some kinds have, as their own keys."""
+
+
 class Recipe(Arguments):
     """Base class of the arguments of every kind that trains."""
 
@@ -64,7 +148,13 @@ class Recipe(Arguments):
     warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
     """Share of the steps during which the learning rate rises to its peak."""
     lr_scheduler_type: Literal[
-        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant_with_warmup", "inverse_sqrt"
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "cosine_with_min_lr",
+        "polynomial",
+        "constant_with_warmup",
+        "inverse_sqrt",
     ] = "linear"
     """Learning-rate schedule after the warm-up, by the Trainer's name."""
     optimizer: Literal["adamw", "adafactor", "sgd", "rmsprop", "adagrad"] = "adamw"
@@ -77,6 +167,8 @@ class Recipe(Arguments):
     BERT. On other accelerators it is checked but has no effect."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of the optimizer."""
+    training_arguments: TrainerArguments | None = None
+    """Further arguments of the Trainer, by their names in transformers' TrainingArguments. Default: none."""
     global_batch_size: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
     """Sequences per optimizer step, over all ranks."""
     max_batch_size_per_rank: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
@@ -136,6 +228,29 @@ class Recipe(Arguments):
         if metric not in self.metrics():
             raise ValueError(f"metric_for_best_model: unknown metric '{metric}'{did_you_mean(metric, self.metrics())}")
         return self
+
+    @model_validator(mode="after")
+    def _check_training_arguments(self) -> Self:
+        if errors := [*self._errors_of_training_arguments()]:
+            raise ValueError("; ".join(errors))
+        return self
+
+    def _errors_of_training_arguments(self) -> Iterator[str]:
+        given = self.training_arguments or TrainerArguments()
+        if given.warmup_steps is not None and self.warmup_ratio not in (0, Recipe.model_fields["warmup_ratio"].default):
+            yield "set either 'warmup_ratio' or 'training_arguments.warmup_steps'"
+        of_adam = [name for name in given.model_dump() if name.startswith("adam_")]
+        if of_adam and self.optimizer != "adamw":
+            yield f"training_arguments: {', '.join(of_adam)} needs 'optimizer: adamw'"
+        schedule, parameters = self.lr_scheduler_type, given.lr_scheduler_kwargs or {}
+        known = SCHEDULE_PARAMETERS.get(schedule, ())
+        if unknown := [name for name in parameters if name not in known]:
+            what = f"has only {', '.join(known)}" if known else "has no parameters"
+            yield f"training_arguments.lr_scheduler_kwargs: '{schedule}' {what}; remove {', '.join(unknown)}"
+        if schedule == "cosine_with_min_lr" and len(parameters.keys() & {"min_lr", "min_lr_rate"}) != 1:
+            yield "'cosine_with_min_lr' needs min_lr or min_lr_rate in training_arguments.lr_scheduler_kwargs"
+        if parameters.get("lr_end", 0) >= self.learning_rate or parameters.get("min_lr", 0) >= self.learning_rate:
+            yield f"training_arguments.lr_scheduler_kwargs: the lowest rate must be below {self.learning_rate:g}"
 
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics of an evaluation of this job."""

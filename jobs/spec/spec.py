@@ -15,7 +15,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
@@ -287,9 +287,11 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
 def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     for part in path:
         annotation = model.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        models = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+        inner = next((each for each in models if issubclass(each, BaseModel)), None)
+        if inner is None:
             return []
-        model = annotation
+        model = inner
     return list(model.model_fields)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.container.accelerator import Accelerator
 from jobs.container.data.sources import hub_folder, is_on_hub
-from jobs.container.versions import warmup
+from jobs.container.versions import gradient_checkpointing, warmup
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
 from jobs.core.locations import S3, S3Location, refuse_unresolved
 from jobs.spec.recipe import Recipe
@@ -36,12 +36,14 @@ def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
     """Return the arguments of a rank's Trainer that follow from the recipe."""
     per_rank, accumulation = recipe.batch_of_rank(rank.world_size)
     saves_by_itself = recipe.checkpoint_every_steps != "auto"
+    further = recipe.training_arguments.model_dump() if recipe.training_arguments is not None else {}
+    further |= gradient_checkpointing(further.pop("gradient_checkpointing", False))
     return {
         "output_dir": str(rank.scratch / "checkpoints"),
         "seed": recipe.seed,
         "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": recipe.lr_scheduler_type,
-        **warmup(recipe.warmup_ratio),
+        **({} if "warmup_steps" in further else warmup(recipe.warmup_ratio)),
         "weight_decay": recipe.weight_decay,
         # The default of BERT (google-research/bert, optimization.py) and of optimum-habana. PyTorch's default is 1e-8,
         # so without this line accelerators would train differently.
@@ -59,6 +61,7 @@ def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
         # The filter would hide a loss that is not finite: it logs the mean of the other steps, except in
         # optimum-habana. It also makes the host wait for the device at each step.
         "logging_nan_inf_filter": False,
+        **further,
     }
 
 

@@ -87,7 +87,9 @@ def test_every_key_of_the_gaudi_config_is_accepted(description: dict[str, Any]) 
 def test_gaudi_trainer_trains_checkpoints_and_resumes(
     run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path
 ) -> None:
-    recipe = ("finetune-classification", *recipe, "--max-batch-size-per-rank=4")
+    further = {"gradient_checkpointing": True, "max_grad_norm": 2, "warmup_steps": 2, "adam_beta2": 0.99}
+    flags = (f"--training-arguments={json.dumps(further)}", "--class-weights=balanced", "--max-batch-size-per-rank=4")
+    recipe = ("finetune-classification", *recipe, *flags)
     output = train(run, MODULE, recipe, gaudi_python, tmp_path / "first", nproc=2)
 
     assert "batch: 16 = 2 ranks x 4 sequences x 2 accumulated\n" in output
