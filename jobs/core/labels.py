@@ -3,8 +3,10 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from jobs.core.errors import UsageError, did_you_mean
 
 _WHOLE = re.compile(r"(0|-?[1-9]\d{0,17})(\.0+)?", re.ASCII)
 """Text that a 64-bit integer round-trips, also with the `.0` that untyped tables add to a column with missing cells."""
@@ -102,6 +104,16 @@ def text_error(value: Any) -> str | None:
     if not isinstance(value, str):
         return f"is not text but {value!r}"
     return "contains a lone surrogate, which is not a character" if _SURROGATE.search(value) else None
+
+
+def unknown_classes(named: Mapping[str, Collection[str]], classes: Sequence[str]) -> Iterator[UsageError]:
+    """Yield an error for each argument that names a class which is not among the data's. `named` has its names."""
+    for argument, names in named.items():
+        for name in (each for each in names if each not in classes):
+            yield UsageError(
+                f"{argument}: '{name}' is none of the classes{did_you_mean(name, classes)}",
+                next_step="name classes of the training data",
+            )
 
 
 def quoted_name(name: str) -> str:

@@ -13,12 +13,14 @@ from jobs.aws.errors import error_code
 from jobs.core.artifact import POINTER
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.images import releases
+from jobs.core.labels import unknown_classes
 from jobs.core.locations import HUB, S3, S3Location, hub_suggestion, table_suffix
 from jobs.core.run import MANIFEST
 from jobs.core.stage import DeployedStage
 from jobs.data_checks import model_files
 from jobs.data_checks.hub import hub_model_errors, hub_repository_errors
 from jobs.data_checks.table_rows import BadRows, TableRows, labelled_rows
+from jobs.data_checks.table_summary import class_names
 from jobs.spec.arguments import (
     ARTIFACT_FOLDER,
     CONFIGURATION_FOLDER,
@@ -41,6 +43,9 @@ HEAD_BYTES = 256 << 10
 _FOLDERS = (MODEL_FOLDER, CONFIGURATION_FOLDER, FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER)
 
 _FILES = (TABLE, DOCUMENTS)
+
+_CLASSES_BYTES = 16 << 20
+"""Maximum size of training tables that are read whole to find their classes."""
 
 _CONFIGURATION_BYTES = 16 << 20
 """Maximum size of a model's configuration file. A tokenizer's with all its added tokens has a few MB."""
@@ -112,7 +117,39 @@ def input_errors(
         for each in errors:
             each.args = (f"arguments.{argument}: {each.args[0]}",)
         found += errors
+    if check_contents and not found:
+        found += _class_errors(aws, arguments, pending)
     return found
+
+
+def _class_errors(aws: Aws, arguments: Arguments, pending: Collection[str]) -> Iterator[TrainyardError]:
+    """Yield an error for each argument that names a class which the training data lacks.
+
+    Data on the hub, data that does not exist yet, and large tables are checked by the job instead, when it starts.
+    """
+    named = arguments.named_classes()
+    tables = {argument: place for argument, place, _ in arguments.sources() if argument.startswith("train_data")}
+    columns = next((arguments.columns(argument) for argument in tables), None)
+    if columns is None or not any(named.values()) or tables.keys() & pending:
+        return
+    if any(place.startswith(HUB) for place in tables.values()):
+        return
+    if sum(_size(aws, place) for place in tables.values()) > _CLASSES_BYTES:
+        return
+    try:
+        classes = class_names(lambda: aws, list(tables.values()), columns)
+    except TrainyardError as error:
+        yield error
+        return
+    for unknown in unknown_classes(named, classes):
+        unknown.args = (f"arguments.{unknown.args[0]}",)
+        yield unknown
+
+
+def _size(aws: Aws, location: str) -> int:
+    if location.startswith(S3):
+        return object_store.size(aws.s3, S3Location.parse(location))
+    return Path(location).stat().st_size
 
 
 def _content_errors(
@@ -297,10 +334,10 @@ def head(aws: Aws, location: str) -> Part:
         try:
             with Path(location).open("rb") as file:
                 content = file.read(HEAD_BYTES)
-            return Part(content, Path(location).stat().st_size)
+            return Part(content, _size(aws, location))
         except OSError as error:
             raise unreadable(location, error) from None
-    size = object_store.size(aws.s3, S3Location.parse(location))
+    size = _size(aws, location)
     return Part(object_store.read_range(aws.s3, S3Location.parse(location), 0, min(size, HEAD_BYTES)), size)
 
 

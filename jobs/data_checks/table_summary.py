@@ -87,6 +87,15 @@ def summarize(
     return found
 
 
+def class_names(aws: Callable[[], Aws], locations: Sequence[str], columns: Columns) -> list[str]:
+    """Return the classes of the usable rows of tables, local or on S3. Raises what `summarize` raises."""
+    part, bad = _Part(), BadRows(skip=True, at_most=sys.maxsize)
+    for location in locations:
+        with tempfile.TemporaryDirectory() as folder:
+            _read(part, location, _local_file(aws, location, Path(folder)), columns, bad)
+    return sorted_classes(part.labels)
+
+
 def _tokens(aws: Callable[[], Aws], model: str, texts: Sequence[tuple[str, ...]], folder: Path) -> list[int]:
     """Return the number of tokens of each text or pair of texts, special tokens included."""
     location = f"{model.rstrip('/')}/{TOKENIZER}"

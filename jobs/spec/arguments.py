@@ -8,7 +8,7 @@ Schema and in jobs/docs/spec.md. Validation errors are reported in plain words. 
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import NoneType, UnionType
@@ -279,6 +279,10 @@ class Arguments(Strict):
         """
         del argument
         return None
+
+    def named_classes(self) -> Mapping[str, Collection[str]]:
+        """Return the class names that arguments contain, by argument. They must be classes of the data."""
+        return {}
 
     @property
     def longest_sequence(self) -> int | None:

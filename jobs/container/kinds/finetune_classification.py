@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ from jobs.container.models import pretrained
 from jobs.container.rank import Rank, run
 from jobs.container.saving.manifest import check_newest
 from jobs.core.artifact import content_fingerprint
+from jobs.core.errors import raise_all
+from jobs.core.labels import unknown_classes
 from jobs.core.run import DATA
 from jobs.data_checks import model_files
 from jobs.data_checks.data_summary import DataSummary
@@ -54,6 +57,10 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
     train_data, order = _training_data(rank, arguments, prepared)
+    weights = class_weights(arguments, prepared.class_names, train_data.labels)
+    if arguments.class_weights and rank.is_first:
+        named = [f"{name} {weight:.3g}" for name, weight in zip(prepared.class_names, weights, strict=True)]
+        log.info("class weights: %s", ", ".join(named[:10]) + (", …" if len(named) > 10 else ""))
     evaluation = _Evaluation(prepared, arguments)
     rank.start_up.done("order")
     # Imported here, because loading the Trainer takes seconds and would delay preparing the data.
@@ -85,6 +92,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             order=order,
             eval_data=prepared.evaluation,
             collate=train_data.collate,
+            loss=class_loss(weights, arguments.label_smoothing_factor) if arguments.has_own_loss else None,
             evaluate=evaluation,
             write_extras=evaluation.write,
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
@@ -213,6 +221,38 @@ def _model(
     if most is not None and max_length > most:
         raise model_files.too_long(location, max_length, most)
     return start.model, head
+
+
+def class_weights(
+    arguments: FinetuneClassification, names: Sequence[str], labels: "NDArray[np.integer[Any]]"
+) -> "NDArray[np.float32]":
+    """Return the weight of each class in the loss, scaled to a mean of 1 over the examples with these labels.
+
+    The scale keeps learning rates comparable. PyTorch divides by the weights of each batch instead, so that the result
+    would depend on how the global batch is split over ranks. Raises UsageError for an unknown class.
+    """
+    raise_all([*unknown_classes(arguments.named_classes(), names)])
+    counts = np.bincount(labels, minlength=len(names))
+    if arguments.class_weights == "balanced":
+        weights = 1 / np.maximum(counts, 1)
+    else:
+        weights = np.array([(arguments.class_weights or {}).get(name, 1.0) for name in names])
+    return np.asarray(weights * (counts.sum() / (weights * counts).sum()), np.float32)
+
+
+def class_loss(weights: "NDArray[np.float32]", smoothing: float) -> "Callable[[Any, Any], Any]":
+    """Return the loss of a batch's logits and labels with these weights of the classes."""
+    import torch
+
+    of_class = torch.from_numpy(weights)
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal of_class
+        of_class = of_class.to(logits.device)  # copied at the first batch
+        losses = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+        return (losses * of_class[labels]).mean()
+
+    return loss
 
 
 class _Evaluation:

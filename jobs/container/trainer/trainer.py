@@ -54,6 +54,8 @@ class TrainedEnoughError(Exception):
 class Options:
     """The parts of a Trainer. Without a part, the Trainer behaves as its base does."""
 
+    loss: Callable[[Any, Any], Any] | None = None
+    """Computes the loss of a batch from logits and labels, in place of the model."""
     sampler: "Callable[[Any], Sampler[int]] | None" = None
     """Takes a Trainer and returns the sampler of its training data."""
     heartbeats: Heartbeats | None = None
@@ -178,6 +180,13 @@ def trainer_class(base: type[Any]) -> type[Any]:
             return (
                 loss if self._options.loss_since_log is None else self._options.loss_since_log.add_restored(self, loss)
             )
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            if self._options.loss is None or "labels" not in inputs:
+                return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+            outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+            loss = self._options.loss(outputs["logits"], inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
 
         def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self._options.heartbeats is not None:

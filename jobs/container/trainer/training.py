@@ -80,6 +80,8 @@ class Task:
     """Returns the positions of an epoch for `__getitems__` of train_data, in whole global batches."""
     eval_data: Any
     collate: Callable[[Any], Any]
+    loss: Callable[[Any, Any], Any] | None = None
+    """Computes a batch's mean loss from logits and labels. Default: the model's own loss."""
     evaluate: Callable[[Any], Mapping[str, Any]]
     """Takes the Trainer and returns the metrics of its current model. Called on every rank, also during training."""
     save_beside: Callable[[Path], None]
@@ -225,6 +227,7 @@ class _Attempt(Components):
         batch = self.recipe.global_batch_size
         length = -(-len(task.train_data) // batch) * batch
         return Options(
+            loss=task.loss,
             sampler=sequential_sampler if task.order is None else ordered_sampler(task.order, length),
             heartbeats=self.heartbeats,
             background_save=BackgroundSave(rank.run, self.uploads),

@@ -1,7 +1,8 @@
 """finetune-classification: fine-tune an encoder to classify texts or pairs of texts."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -82,6 +83,12 @@ class FinetuneClassification(Recipe):
     positive_class: ClassName | None = None
     """The class whose F1 is eval_f1. Default: class 1 if there are two classes that are numeric or a GLUE task's, else
     the mean F1 of all classes."""
+    class_weights: Literal["balanced"] | dict[ClassName, Annotated[float, Field(gt=0)]] | None = None
+    """Weight of each class in the loss, by its name, as if its examples occurred that often: fraud: 20. Other classes
+    have weight 1. balanced gives all classes the same total. Weights are scaled to a mean of 1 over the training
+    examples. Default: all 1."""
+    label_smoothing_factor: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each training example's label that is spread over all classes."""
     max_length: int = Field(default=128, ge=8, le=8192)
     """Tokens at which sequences are truncated."""
     length_buckets: LengthBuckets = "auto"
@@ -138,6 +145,17 @@ class FinetuneClassification(Recipe):
             "eval_loss",
             *scores.get(self.glue_task or "", ()),
         )
+
+    def named_classes(self) -> Mapping[str, Collection[str]]:
+        return {
+            "positive_class": [self.positive_class] if self.positive_class else [],
+            "class_weights": self.class_weights if isinstance(self.class_weights, dict) else [],
+        }
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Return whether the loss differs from the model's."""
+        return self.class_weights is not None or self.label_smoothing_factor > 0
 
     @property
     def longest_sequence(self) -> int | None:

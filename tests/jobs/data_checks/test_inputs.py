@@ -75,7 +75,7 @@ def errors_of(aws: Aws, arguments: Arguments, **options: Any) -> list[str]:
     return [str(error) for error in input_errors(aws, arguments, emulated=True, **options)]
 
 
-def finetuning(put: Put, table: str, **arguments: Any) -> FinetuneClassification:
+def finetuning(put: Put, table: str | list[str], **arguments: Any) -> FinetuneClassification:
     return FinetuneClassification(**{"model": put_model(put), "train_data": table, **arguments})
 
 
@@ -131,6 +131,20 @@ def test_first_rows_of_a_table_are_checked(aws: Aws, put: Put, name: str, conten
     [error] = errors_of(aws, finetuning(put, table))
     assert error.startswith(f"arguments.train_data: {message.format(table)}")
     assert errors_of(aws, finetuning(put, table), check_contents=False) == []
+
+
+@ANYWHERE
+def test_named_classes_must_be_in_the_training_tables(aws: Aws, put: Put) -> None:
+    tables = [put("a.csv", b"text,label\ngood,yes\n"), put("b.csv", b"text,label\nbad,no\n")]
+    assert errors_of(aws, finetuning(put, tables, positive_class="no", class_weights={"yes": 2})) == []
+
+    found = errors_of(aws, finetuning(put, tables, positive_class="nope", class_weights={"yes": 2, 1: 3}))
+
+    next_step = "\nNext: name classes of the training data"
+    assert found == [
+        f"arguments.positive_class: 'nope' is none of the classes; did you mean 'no'?{next_step}",
+        f"arguments.class_weights: '1' is none of the classes; available: 'no', 'yes'{next_step}",
+    ]
 
 
 def test_corpus_rows_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:

@@ -4,18 +4,24 @@ import csv
 import io
 import json
 import re
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from jobs.container.kinds.finetune_classification import class_loss, class_weights
 from jobs.core.errors import UsageError
 from jobs.core.output import Progress
 from jobs.data_checks.classes import ClassReport
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
-from tests.support.container.launching import Run
+from tests.support.container.launching import NewRun, Run
 from tests.support.container.reviews import reviews
 
 
@@ -41,6 +47,9 @@ def test_two_ranks_train_evaluate_and_save_everything(run: Run, recipe: tuple[st
     assert receipt.result["eval_accuracy"] > receipt.result["eval_majority_accuracy"] + 0.2
     assert receipt.result["eval_samples"] == 37
     assert receipt.result["train_samples_per_second"] > 0
+    assert receipt.result["train_steps_per_second"] > 0
+    assert receipt.result["eval_runtime"] * receipt.result["eval_samples_per_second"] == pytest.approx(37, rel=0.01)
+    assert receipt.result["epoch"] == 4
 
     # The prediction of each of them with its text, and the metrics of each class.
     predictions = [json.loads(line) for line in run.read("predictions.jsonl").splitlines()]
@@ -55,6 +64,7 @@ def test_two_ranks_train_evaluate_and_save_everything(run: Run, recipe: tuple[st
     lines = run.metrics()
     assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
     assert lines[0]["loss"] > lines[-2]["loss"], "it did not learn"
+    assert receipt.result["train_loss"] == pytest.approx(fmean(line["loss"] for line in lines[:-1]))
     assert lines[-1]["eval_accuracy"] == receipt.result["eval_accuracy"]
     assert dict(run.tensorboard_losses(tmp_path / "events")) == pytest.approx(
         {line["step"]: line["loss"] for line in lines[:-1]}
@@ -153,12 +163,60 @@ def test_pairs_with_numeric_labels_are_read_from_csv(run: Run, tiny_bert: Path, 
     assert f"data: sequences of 12 tokens (the longest has {longest}, " in launched.output
     assert json.loads(run.read("data.json"))["classes"][0]["name"] == "00"
     assert f"warning: {table}: quotes join lines 2 to 3 into one row, although each could be a row; " in launched.output
-    assert "warning: texts contain special tokens, which the tokenizer reads as such: 1 [SEP]\n" in launched.output
+    assert "warning: texts contain special tokens, which the tokenizer encodes as such: 1 [SEP]\n" in launched.output
     assert run.metrics()[-1]["step"] == 8
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(run.download("model/", tmp_path / "model"))
     assert config.id2label == {0: "00", 1: "02"}
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder in which sockets have short enough names, as in a job: those of a data loader's processes."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.every_release
+def test_class_weights_and_training_arguments_reach_the_training(
+    new_run: NewRun, recipe: tuple[str, ...], short_folder: Path
+) -> None:
+    further = {"gradient_checkpointing": True, "dataloader_num_workers": 1, "warmup_steps": 8}
+    short = (*recipe, "--epochs=2", f"--training-arguments={json.dumps(further)}")
+
+    run, plain, skewed = (replace(new_run(), scratch=short_folder / name) for name in "abc")
+    accumulated = "--max-batch-size-per-rank=4"
+
+    # WHEN all classes have the same weight, THEN the loss is the model's, here on two ranks that accumulate batches
+    launched = run.attempt(*short, '--class-weights={"good": 3, "bad": 3}', accumulated, nproc=2)
+    assert "class weights: bad 1, good 1\n" in launched.lines
+    assert "arning" not in launched.output
+    plain.attempt(*short[:-1], "--warmup-ratio=0.333", accumulated, nproc=2)
+    found, expected = ([(row["loss"], row["learning_rate"]) for row in each.metrics()[:-1]] for each in (run, plain))
+    assert np.array(found) == pytest.approx(np.array(expected), rel=1e-4)
+
+    # WHEN one class has almost no weight, THEN the model never predicts it
+    skewed.attempt(*short, '--class-weights={"good": 0.001}', "--label-smoothing-factor=0.1")
+    good = ClassReport.model_validate_json(skewed.read("classes.json")).classes[1]
+    assert (good.name, good.recall) == ("good", 0)
+
+
+def test_loss_counts_an_example_by_the_weight_of_its_class() -> None:
+    arguments: dict[str, Any] = {"model": "m", "train_data": "t.jsonl"}
+    labels = np.array([0, 0, 0, 1])
+    logits = torch.tensor([[1.0, -1.0], [0.5, 0.25], [-2.0, 0.0], [0.0, 3.0]])
+    for given, often in (({"b": 2}, [1, 2]), ("balanced", [1, 3]), ({"b": 0.5, "a": 2}, [4, 1])):
+        arguments["class_weights"] = given
+        weights = class_weights(FinetuneClassification(**arguments), ["a", "b"], labels)
+        assert weights[labels].mean() == pytest.approx(1)
+        rows = [row for row, label in enumerate(labels) for _ in range(often[label])]
+        for smoothing in (0, 0.1):
+            expected = torch.nn.functional.cross_entropy(
+                logits[rows], torch.tensor(labels)[rows], label_smoothing=smoothing
+            )
+            found = class_loss(weights, smoothing)(logits, torch.tensor(labels))
+            assert found.item() == pytest.approx(expected.item())
 
 
 @pytest.mark.parametrize(
