@@ -30,7 +30,11 @@ _NO_CURVE = frozenset(
         "epoch",
         "eval_majority_accuracy",
         "eval_samples",
+        "eval_runtime",
+        "eval_samples_per_second",
+        "train_loss",
         "train_samples_per_second",
+        "train_steps_per_second",
         "train_runtime_seconds",
         "total_memory_gib",
     }

@@ -140,7 +140,7 @@ class RunMetrics(Callback):
         values = {name: float(logs[name]) for name in names if name in logs and name not in ("epoch", *MEMORY)}
         values |= {own: float(logs[name]) for name, own in MEMORY.items() if name in logs} or self._memory()
         speed = self.throughput.samples_per_second
-        self._files.write(state.global_step, {"epoch": self._epoch(state), **values, "samples_per_second": speed})
+        self._files.write(state.global_step, {"epoch": self.epoch(state), **values, "samples_per_second": speed})
         self._status()
         note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {self._time_left(state)}{TIME_LEFT_SUFFIX}"
         self._show(state, note)
@@ -217,7 +217,8 @@ class RunMetrics(Callback):
         if self._files is not None:
             self._files.close()
 
-    def _epoch(self, state: Any) -> float:
+    def epoch(self, state: Any) -> float:
+        """Return the passes over the training data so far."""
         if self._samples_per_epoch is None:
             return float(state.epoch)
         return round(float(state.global_step * self._samples_per_step / self._samples_per_epoch), 4)
@@ -251,8 +252,11 @@ class RunMetrics(Callback):
 def tag(name: str) -> str:
     """Return a metric's tag in TensorBoard, which groups tags by their prefix.
 
-    `eval_accuracy` becomes `eval/accuracy`; metrics that are not from an evaluation belong to `train`.
+    `eval_accuracy` becomes `eval/accuracy`; metrics that are not from an evaluation belong to `train`. `train_loss`, the
+    mean of a whole training, is no point of the curve of `loss`.
     """
+    if name == "train_loss":
+        return "train/mean_loss"
     part, _, rest = name.partition("_")
     return f"{part}/{rest}" if part in ("eval", "train") and rest else f"train/{name}"
 

@@ -10,7 +10,7 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,7 +275,6 @@ class _Attempt(Components):
 
     def evaluate(self, trainer: Any) -> dict[str, Any]:
         """Return the final metrics once all checkpoints are on S3. Afterwards, nothing interrupts the attempt."""
-        started = time.monotonic()
         shutdown = self.shutdown
         values = None if shutdown.reason else self._last_evaluation(trainer)
         self.heartbeats.end()
@@ -291,16 +290,22 @@ class _Attempt(Components):
         result = {
             **values,
             **({} if self.best_step is None else {"best_step": self.best_step}),
+            **_mean_loss(trainer.state.log_history),
+            "epoch": self.metrics.epoch(trainer.state),
             **self.metrics.throughput.figures,
+            "train_steps_per_second": round(
+                self.metrics.throughput.samples_per_second / self.recipe.global_batch_size, 3
+            ),
         }
         if values and self.rank.is_first:
-            log.info("evaluation: %s examples in %.1f s", result["eval_samples"], time.monotonic() - started)
+            log.info("evaluation: %s examples in %.1f s", result["eval_samples"], result["eval_runtime"])
         return result
 
     def _last_evaluation(self, trainer: Any) -> dict[str, Any] | None:
         """Return the final evaluation's metrics, empty if the recipe omits it, or None if the attempt is stopping."""
         if not self.recipe.final_evaluation:
             return {}
+        started = time.monotonic()
         try:
             values = self.shutdown.evaluated(lambda: self.task.evaluate(trainer))
         except TrainyardError:
@@ -320,7 +325,9 @@ class _Attempt(Components):
                 f"complete in {self.rank.run / MODEL}",
                 next_step="submit again with a lower learning_rate or more warm-up, and look at the data",
             )
-        return {**values, "eval_samples": len(self.task.eval_data)}
+        samples, seconds = len(self.task.eval_data), time.monotonic() - started
+        speed = {"eval_runtime": round(seconds, 3), "eval_samples_per_second": round(samples / seconds, 3)}
+        return {**values, "eval_samples": samples, **speed}
 
     def finish(self, trainer: Any, result: Mapping[str, Any]) -> None:
         """Upload metrics and result, and push the model to the hub if the recipe asks for it."""
@@ -363,6 +370,16 @@ class _Attempt(Components):
             folder.mkdir()
             self.task.write_extras(folder)
             object_store.upload_all(self.s3, folder, object_store.files_below(folder), self.rank.run)
+
+
+def _mean_loss(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean loss of all logged steps of all attempts as `train_loss`; empty if none was logged."""
+    logged = [
+        (entry["step"], math.nan if entry["loss"] is None else entry["loss"]) for entry in history if "loss" in entry
+    ]
+    before = [0, *(step for step, _ in logged)]
+    total = sum((step - since) * loss for since, (step, loss) in zip(before, logged, strict=False))
+    return {"train_loss": total / logged[-1][0]} if logged else {}
 
 
 def _check_finite(trainer: Any) -> None:

@@ -35,6 +35,7 @@ MEASURED = (
     "samples_per_second",
     "train_samples_per_second",
     "train_runtime_seconds",
+    "train_steps_per_second",
     *(f"eval_{name}" for name in ("runtime", "samples_per_second", "steps_per_second")),
 )
 """The metrics that differ between two runs with the same weights."""

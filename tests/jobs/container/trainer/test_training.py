@@ -1,5 +1,6 @@
 """Trainings that fail at their end: a failing evaluation, or weights or results that are not finite."""
 
+import io
 import math
 import re
 from collections.abc import Callable
@@ -39,7 +40,8 @@ def test_failed_last_evaluation_leaves_a_complete_model(attempts: Callable[[], A
     # WHEN it is resumed without the evaluation, THEN the run ends with its other results
     result = run.train(final_evaluation=False, **PLAIN)
     assert RankStatus.read(run.scratch).resumed_from_step == 18
-    assert result.keys() == {"train_samples_per_second", "train_runtime_seconds"}
+    speed = {"train_samples_per_second", "train_runtime_seconds", "train_steps_per_second"}
+    assert result.keys() == {"train_loss", "epoch", *speed}
     assert not run.evaluated
 
 
@@ -92,3 +94,18 @@ def test_changed_arguments_are_refused_unless_allowed(
     assert rates[4] > 0.001
     assert 0 < rates[12] < 0.0001
     assert RankStatus.read(run.scratch).changed == {"learning_rate": (0.01, 0.0001)}
+
+
+def test_further_training_arguments_reach_optimizer_and_schedule(attempts: Callable[[], Attempts]) -> None:
+    run = attempts()
+    further = {"adam_beta1": 0.8, "adam_epsilon": 0.001, "warmup_steps": 2, "lr_scheduler_kwargs": {"min_lr": 0.005}}
+    further |= {"max_grad_norm": 0.01}
+
+    run.train(training_arguments=further, lr_scheduler_type="cosine_with_min_lr", **PLAIN)
+
+    optimizer = torch.load(io.BytesIO(run.read("checkpoints/step-18/optimizer.pt")), weights_only=True)
+    [group, *_] = optimizer["param_groups"]
+    assert (group["betas"], group["eps"]) == ((0.8, 0.999), 0.001)
+    rates = [row["learning_rate"] for row in run.curve() if "learning_rate" in row]
+    share = [0, 0.5, *(0.75 + 0.25 * math.cos(math.pi * step / 16) for step in range(16))]
+    assert rates == pytest.approx([0.01 * each for each in share])
