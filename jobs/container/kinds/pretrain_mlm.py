@@ -258,14 +258,18 @@ def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
 
 
 def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Client") -> dict[str, Any]:
-    """Return the configuration for BertConfig. Raises UsageError if `config` does not match the data."""
+    """Return the configuration for BertConfig, with as many embeddings as the data's tokenizer needs.
+
+    Raises UsageError if the given configuration does not match the data.
+    """
+    vocabulary = -(-index.vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     if arguments.config is None:
         return {
             "hidden_size": arguments.hidden_size,
             "num_hidden_layers": arguments.layers,
             "num_attention_heads": arguments.heads,
             "intermediate_size": arguments.intermediate_size,
-            "vocab_size": -(-index.vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
+            "vocab_size": vocabulary,
             "max_position_embeddings": max(POSITIONS, index.sequence_length),
             "pad_token_id": index.pad_id,
         }
@@ -275,16 +279,21 @@ def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Cl
             f"{arguments.config}: {CONFIG} is of type '{config.get('model_type')}'; only 'bert' can be pre-trained",
             next_step="set config to a BERT's, or remove it",
         )
-    for key, need, default in (
-        ("vocab_size", index.vocabulary_size, 30522),
-        ("max_position_embeddings", index.sequence_length, POSITIONS),
-    ):
-        if config.get(key, default) < need:
-            raise UsageError(
-                f"{arguments.config}: {key} is {config.get(key, default)}, but {arguments.data} needs {need}",
-                next_step=f"set {key} to {need} or more, or remove config",
-            )
-    return {**config, "pad_token_id": index.pad_id}
+    positions = config.get("max_position_embeddings", POSITIONS)
+    if positions < index.sequence_length:
+        raise UsageError(
+            f"{arguments.config}: max_position_embeddings is {positions}, but {arguments.data} needs "
+            f"{index.sequence_length}",
+            next_step=f"set max_position_embeddings to {index.sequence_length} or more, or remove config",
+        )
+    log.info(
+        "model: %s embeddings for the tokenizer's %s tokens; %s has %s",
+        vocabulary,
+        index.vocabulary_size,
+        arguments.config,
+        config.get("vocab_size", "no vocab_size"),
+    )
+    return {**config, "vocab_size": vocabulary, "pad_token_id": index.pad_id}
 
 
 def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:

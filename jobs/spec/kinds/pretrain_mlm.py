@@ -1,12 +1,12 @@
 """pretrain-mlm: pre-train a BERT by masked language modelling on packed tokens."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from jobs.spec.arguments import Artifact, Configuration, JobKind, Model, OfKind
-from jobs.spec.recipe import MAX_BATCH_SIZE, EvaluateEverySteps, Recipe
+from jobs.spec.recipe import MAX_BATCH_SIZE, Recipe
 
 _SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")
 
@@ -26,7 +26,8 @@ class PretrainMlm(Recipe):
     """A BERT to continue from, for example on texts of your domain: run://…/model, hf://…, data://…, s3://… or a
     folder. Default: random weights. The tokens must be from this model's tokenizer."""
     config: Configuration | None = None
-    """A BERT's config.json, in place of the next four keys: hf://org/name or a folder. Default: use the four keys."""
+    """A BERT's config.json, in place of the next four keys: hf://org/name or a folder. vocab_size follows from the
+    data's tokenizer. Default: use the four keys."""
     hidden_size: int = Field(default=768, ge=8)
     """Width of the model."""
     layers: int = Field(default=12, ge=1)
@@ -47,7 +48,7 @@ class PretrainMlm(Recipe):
     """Sequences per optimizer step, over all ranks."""
     log_every_steps: int = Field(default=50, ge=1)
     """Optimizer steps between logged metrics."""
-    evaluate_every_steps: EvaluateEverySteps = 1000
+    evaluate_every_steps: Annotated[int, Field(ge=1)] | Literal["epoch"] = 1000
     """Optimizer steps between evaluations, or epoch for one per epoch. There is also one at the end."""
     eval_sequences: int = Field(default=4096, ge=1)
     """Number of held-out sequences to evaluate."""

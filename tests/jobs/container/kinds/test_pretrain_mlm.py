@@ -1,5 +1,6 @@
 """A pre-training from the launcher's start to its saved files, with real ranks, and what it refuses."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -109,7 +110,7 @@ def _held_out(packed: Path, tokenizer: Any) -> dict[str, torch.Tensor]:
         ({"data": "s3://runs/research/corpus/"}, "is a 'corpus', not a 'packed-tokens'\nNext: "),
         ({"config": "s3://runs/nowhere/"}, "s3://runs/nowhere/ has no config.json\nNext: "),
         ({"config": "gpt2"}, "gpt2: config.json is of type 'gpt2'; only 'bert' can be pre-trained\nNext: "),
-        ({"config": "small"}, r"small: vocab_size is 8, but s3://.* needs 25\nNext: set vocab_size to 25 or more"),
+        ({"config": "small"}, r"small: max_position_embeddings is 8, but s3://.* needs 16\nNext: set .* to 16 or more"),
         ({"config": "text"}, "text: its config.json is not JSON"),
     ],
     ids=str,
@@ -119,7 +120,7 @@ def test_mismatched_inputs_are_refused(
 ) -> None:
     for name, content in {
         "gpt2": '{"model_type": "gpt2"}',
-        "small": '{"model_type": "bert", "vocab_size": 8}',
+        "small": '{"model_type": "bert", "max_position_embeddings": 8}',
         "text": "{",
     }.items():
         (tmp_path / name).mkdir()
@@ -135,14 +136,19 @@ def test_mismatched_inputs_are_refused(
         fetch_inputs(arguments, s3, tmp_path)
 
 
-def test_a_configuration_on_s3_sets_the_shape(s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path) -> None:
-    s3.put_object(Bucket="runs", Key="shapes/a/config.json", Body=b'{"model_type": "bert", "num_hidden_layers": 3}')
+@pytest.mark.parametrize("vocabulary", [8, 30522])
+def test_a_configuration_sets_the_shape_and_the_tokenizer_the_vocabulary(
+    s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path, vocabulary: int
+) -> None:
+    config = {"model_type": "bert", "num_hidden_layers": 3, "vocab_size": vocabulary}
+    s3.put_object(Bucket="runs", Key="shapes/a/config.json", Body=json.dumps(config).encode())
     data = pretraining[0].removeprefix("--data=")
     arguments = PretrainMlm(data=data, config="s3://runs/shapes/a/", global_batch_size=8)
-    config = fetch_inputs(arguments, s3, tmp_path).config
-    assert config is not None
-    model = new_model(config | {"hidden_size": 24}, CPU)
-    assert (model.config.num_hidden_layers, model.config.vocab_size) == (3, 30522)
+    found = fetch_inputs(arguments, s3, tmp_path).config
+    assert found is not None
+    model = new_model(found | {"hidden_size": 24}, CPU)
+    # 25 tokens, and places up to a multiple of 128
+    assert (model.config.num_hidden_layers, len(model.get_input_embeddings().weight)) == (3, 128)
 
 
 def test_training_starts_from_a_model_with_the_same_tokenizer(
