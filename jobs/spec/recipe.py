@@ -185,9 +185,10 @@ class Recipe(Arguments):
     """End the training after this many evaluations in a row without a new best. Default: no early stopping."""
     final_evaluation: bool = True
     """Evaluate after the last step. The model is already on S3 then: if that evaluation fails, resume with false."""
-    checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Optimizer steps between checkpoints, or auto. auto minimizes the expected lost time by Young's formula, from
-    the measured pause of a save and mean_hours_between_reclaims; the interval is between 1 and 30 minutes."""
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto", "epoch"] = "auto"
+    """Optimizer steps between checkpoints, epoch for one per epoch, or auto. auto minimizes the expected lost time by
+    Young's formula, from the measured pause of a save and mean_hours_between_reclaims; the interval is between 1 and 30
+    minutes."""
     mean_hours_between_reclaims: float = Field(default=6.0, gt=0)
     """Expected hours between reclaims of one instance, for `checkpoint_every_steps: auto`. It is divided by the number
     of nodes, because a reclaim of any node ends the attempt. 6 is a cautious guess, because EC2 guarantees nothing."""

@@ -44,13 +44,13 @@ def interval_seconds(
 
 
 class RegularSaves(Callback):
-    """Requests a save every `every` steps and at the last step."""
+    """Requests a save after each step that is due and at the last step."""
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, is_due: Callable[[int], bool]) -> None:
+        self._is_due = is_due
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self._every == 0 or state.global_step >= state.max_steps:
+        if self._is_due(state.global_step) or state.global_step >= state.max_steps:
             control.should_save = True
 
 

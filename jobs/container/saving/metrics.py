@@ -252,8 +252,8 @@ class RunMetrics(Callback):
 def tag(name: str) -> str:
     """Return a metric's tag in TensorBoard, which groups tags by their prefix.
 
-    `eval_accuracy` becomes `eval/accuracy`; metrics that are not from an evaluation belong to `train`. `train_loss`, the
-    mean of a whole training, is no point of the curve of `loss`.
+    `eval_accuracy` becomes `eval/accuracy`; metrics that are not from an evaluation belong to `train`. The result's
+    `train_loss` is a mean, not a point of the curve of `loss`.
     """
     if name == "train_loss":
         return "train/mean_loss"

@@ -35,7 +35,7 @@ _RECORDS = ("optimum_version", "transformers_version")
 def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
     """Return the arguments of a rank's Trainer that follow from the recipe."""
     per_rank, accumulation = recipe.batch_of_rank(rank.world_size)
-    saves_by_itself = recipe.checkpoint_every_steps != "auto"
+    saves_by_itself = isinstance(recipe.checkpoint_every_steps, int)
     further = recipe.training_arguments.model_dump() if recipe.training_arguments is not None else {}
     further |= gradient_checkpointing(further.pop("gradient_checkpointing", False))
     return {

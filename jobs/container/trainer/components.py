@@ -91,7 +91,8 @@ class Components:
                 )
             ]
         elif saves.every_steps is not None:
-            self.saves = [RegularSaves(saves.every_steps)]
+            every = saves.every_steps
+            self.saves = [RegularSaves(lambda step: step % every == 0)]
 
     def callbacks(self, *, own: Sequence[Any] = (), further: Sequence[Any] = ()) -> list[Any]:
         """Return all callbacks in the order in which they are called.

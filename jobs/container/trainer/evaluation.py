@@ -105,8 +105,8 @@ def load_best_weights(trainer: Any, best: BestEvaluation, rank: "Rank", s3: "S3C
     return step
 
 
-def evaluation_due(every: int | Literal["epoch"], *, batch: int, epoch: int) -> Callable[[int], bool]:
-    """Return a function that takes a step and returns whether an evaluation is due after it.
+def due_every(every: int | Literal["epoch"], *, batch: int, epoch: int) -> Callable[[int], bool]:
+    """Return a function that takes a step and returns whether an evaluation or a save is due.
 
     `batch` is the number of sequences in a step, and `epoch` is the number in a pass over the training data.
     """

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import transformers
@@ -23,6 +23,7 @@ from jobs.aws import s3 as object_store
 from jobs.container import hub
 from jobs.container.accelerator import Accelerator
 from jobs.container.rank import Callback, Rank, ResumeLaterError
+from jobs.container.saving.interval import RegularSaves
 from jobs.container.saving.manifest import check_newest
 from jobs.container.saving.metrics import StopOnNan
 from jobs.container.saving.resume import LossSinceLog, Resume, checkpoint_of_recipe, seed_of_rank
@@ -30,7 +31,7 @@ from jobs.container.saving.snapshot import BackgroundSave
 from jobs.container.trainer.arguments import gaudi_arguments, training_arguments
 from jobs.container.trainer.components import Components, Saves
 from jobs.container.trainer.determinism import Order, ordered_sampler, sequential_sampler
-from jobs.container.trainer.evaluation import BestEvaluation, Evaluations, evaluation_due, load_best_weights
+from jobs.container.trainer.evaluation import BestEvaluation, Evaluations, due_every, load_best_weights
 from jobs.container.trainer.heartbeat import Heartbeats
 from jobs.container.trainer.trackers import Trackers
 from jobs.container.trainer.trainer import Options, trainer_class
@@ -170,6 +171,8 @@ class _Attempt(Components):
             report=self.trackers.log,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
         )
+        if recipe.checkpoint_every_steps == "epoch":
+            self.saves = [RegularSaves(self._due("epoch"))]
 
     def log_start(self) -> None:
         """Log how the global batch is split and where the training starts."""
@@ -236,17 +239,20 @@ class _Attempt(Components):
             reseed=reseed,
         )
 
+    def _due(self, every: int | Literal["epoch"]) -> Callable[[int], bool]:
+        batch = self.recipe.global_batch_size
+        epoch = self.task.ordered_epoch or -(-len(self.task.train_data) // batch) * batch
+        return due_every(every, batch=batch, epoch=epoch)
+
     def _further_callbacks(self) -> list[Any]:
         """Return the other callbacks. They may use the Trainer only once it calls them."""
         recipe = self.recipe
         further: list[Any] = [self.trackers, StartUpLog(self.rank), *([StopOnNan()] if recipe.stop_on_nan else [])]
         if recipe.evaluate_every_steps:
-            batch = recipe.global_batch_size
-            epoch = self.task.ordered_epoch or -(-len(self.task.train_data) // batch) * batch
             further.append(
                 Evaluations(
                     self.rank,
-                    evaluation_due(recipe.evaluate_every_steps, batch=batch, epoch=epoch),
+                    self._due(recipe.evaluate_every_steps),
                     lambda: self.task.evaluate(self._trainer),
                     self.metrics,
                     self.shutdown,

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from jobs.container.rank import ResumeLaterError
-from jobs.container.trainer.evaluation import BestEvaluation, evaluation_due
+from jobs.container.trainer.evaluation import BestEvaluation, due_every
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from tests.support.container.attempts import Attempts
 
@@ -69,7 +69,7 @@ def test_value_that_is_not_finite_is_never_the_best() -> None:
 
 
 def test_evaluation_is_due_at_the_end_of_each_epoch() -> None:
-    due = evaluation_due("epoch", batch=4, epoch=10)
+    due = due_every("epoch", batch=4, epoch=10)
     assert [step for step in range(1, 11) if due(step)] == [3, 5, 8, 10]
 
 

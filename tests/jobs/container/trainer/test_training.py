@@ -14,6 +14,7 @@ import torch
 from jobs.aws import s3 as object_store
 from jobs.container.channel import RankStatus
 from jobs.container.rank import one_line
+from jobs.container.saving.manifest import list_steps
 from jobs.container.saving.metrics import StopOnNan
 from jobs.container.trainer.training import _check_finite
 from jobs.core.errors import TrainyardError, UsageError
@@ -109,3 +110,11 @@ def test_further_training_arguments_reach_optimizer_and_schedule(attempts: Calla
     rates = [row["learning_rate"] for row in run.curve() if "learning_rate" in row]
     share = [0, 0.5, *(0.75 + 0.25 * math.cos(math.pi * step / 16) for step in range(16))]
     assert rates == pytest.approx([0.01 * each for each in share])
+
+
+def test_each_epoch_is_saved_and_the_best_is_kept(attempts: Callable[[], Attempts]) -> None:
+    run = attempts()
+    run.losses[18] = 0.6
+    result = run.train(checkpoint_every_steps="epoch", keep_checkpoints=10, early_stopping_patience=None)
+    assert sorted(list_steps(run.s3, run.run / "checkpoints")) == [3, 6, 9, 12, 15, 18]
+    assert (result["best_step"], run.model()) == (15, run.evaluated[4][1])
