@@ -6,12 +6,13 @@ The server writes the bytes, then renames the JSON file into place, and only the
 whose upload was confirmed survives a kill of the server. Earlier versions of objects, and anything outside S3, are not
 kept. A bucket without a name in its template gets the same generated name again, because runs and receipts refer to it.
 
-Two shortcuts make requests faster:
+Three shortcuts make requests faster:
 
 - moto reads the whole object for each range request. A client downloads a large object in ranges of 8 MiB, so moto
   would read weights of 400 MB fifty times, 20 GB in all.
 - moto lists its folders and tries hundreds of patterns to find the service of a host name. That takes a fifth of each
   request.
+- moto looks at every object of a bucket for each listing, which takes 0.3 s for 36,000 objects.
 """
 
 import contextlib
@@ -27,10 +28,11 @@ import uuid
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
-from moto.s3.models import FakeDeleteMarker, FakeKey, S3Backend
+from moto.s3.models import FakeBucket, FakeDeleteMarker, FakeKey, S3Backend
 from moto.s3.responses import S3Response
 
 from infra.emulator.errors import ConfigurationError
@@ -234,6 +236,7 @@ _request = threading.local()
 
 _whole_value, _set_value = FakeKey.value.fget, FakeKey.value.fset
 _get_object, _key_response = S3Response.get_object, S3Response.key_response
+_list_objects = S3Backend.list_objects
 
 
 def install() -> None:
@@ -242,6 +245,20 @@ def install() -> None:
     FakeKey.value = property(_value, _set_value)
     S3Response.get_object = _get_range_or_object
     S3Response.key_response = _answer_with_bytes
+    S3Backend.list_objects = _list_fewer_objects
+
+
+def _list_fewer_objects(
+    backend: Any, bucket: Any, prefix: str | None, delimiter: str | None, *options: Any, **named: Any
+) -> Any:
+    """List like moto, but show it only the objects with the prefix, and one of each folder below it."""
+    if type(bucket) is FakeBucket:
+        start = prefix or ""
+        names = [name for name in list(bucket.keys) if name.startswith(start)]
+        if delimiter:
+            names = [*{name[len(start) :].partition(delimiter)[:2]: name for name in names}.values()]
+        bucket = SimpleNamespace(keys={name: key for name in names if (key := bucket.keys.get(name)) is not None})
+    return _list_objects(backend, bucket, prefix, delimiter, *options, **named)
 
 
 class _Content:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _HEALTH_SECONDS = 10.0
 
+CONNECTIONS = 16
+"""Connections that a client keeps, and the maximum number of threads that share a client: with more threads, requests
+would have to open further connections."""
+
 
 @dataclass(frozen=True)
 class Aws:
@@ -178,4 +182,9 @@ class Aws:
         from botocore.config import Config
 
         retries: Any = {"mode": "standard", "total_max_attempts": attempts}
-        return Config(retries=retries, connect_timeout=seconds or 10, read_timeout=seconds or 60)
+        return Config(
+            retries=retries,
+            connect_timeout=seconds or 10,
+            read_timeout=seconds or 60,
+            max_pool_connections=CONNECTIONS,
+        )

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from jobs.core.errors import NotFoundError
 from jobs.core.run import is_run_id
 from jobs.core.stage import DeployedStage, parameter_path
 from jobs.runs.job import UNSUCCESSFUL, Job, job_from, part_ids
+from jobs.runs.storage import in_parallel
 from jobs.spec.placement import Placement
 from jobs.spec.submit_job import DEPENDENCY_FAILED
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _DESCRIBE_LIMIT = 100
 """Jobs per DescribeJobs call: the service's limit."""
-
-_LISTINGS = 8
-"""Queues listed at the same time: fewer than the ten connections that a boto3 client keeps."""
 
 
 def read_stage(aws: Aws, name: str) -> DeployedStage:
@@ -130,9 +127,8 @@ def terminate(aws: Aws, job_id: str, *, reason: str) -> None:
 def _list_all(aws: Aws, stage: DeployedStage, **which: Any) -> list[Mapping[str, Any]]:
     """List the jobs of all queues of the stage, because teams have separate queues."""
     client = aws.batch  # created before the threads: a boto3 session is not thread-safe
-    with ThreadPoolExecutor(_LISTINGS, thread_name_prefix="queue") as pool:
-        found = pool.map(lambda queue: [*list_queue(client, queue, **which)], stage.queues.values())
-        return list(chain.from_iterable(found))
+    found = in_parallel(lambda queue: [*list_queue(client, queue, **which)], stage.queues.values())
+    return list(chain.from_iterable(found))
 
 
 def list_queue(
@@ -150,5 +146,6 @@ def list_queue(
 
 
 def _describe(aws: Aws, job_ids: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    for start in range(0, len(job_ids), _DESCRIBE_LIMIT):
-        yield from aws.batch.describe_jobs(jobs=list(job_ids[start : start + _DESCRIBE_LIMIT]))["jobs"]
+    client = aws.batch  # created before the threads
+    batches = [list(job_ids[start : start + _DESCRIBE_LIMIT]) for start in range(0, len(job_ids), _DESCRIBE_LIMIT)]
+    return chain.from_iterable(in_parallel(lambda ids: client.describe_jobs(jobs=ids)["jobs"], batches))

@@ -4,11 +4,12 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from jobs.aws import s3 as object_store
-from jobs.aws.connection import Aws
+from jobs.aws.connection import CONNECTIONS, Aws
 from jobs.aws.errors import is_denied
 from jobs.core import records
 from jobs.core.errors import NotFoundError, UsageError, did_you_mean
@@ -37,9 +38,6 @@ from jobs.core.stage import DeployedStage
 _COORDINATION = (CLAIMS, RENDEZVOUS)
 """Folders that jobs use for coordination; no other program reads them."""
 
-_THREADS = 16
-"""Objects that are read or written at the same time."""
-
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
@@ -55,7 +53,7 @@ class StoredRun:
 
 def in_parallel(work: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
     """Call `work` for each item on a pool of threads, and return the results in order."""
-    with ThreadPoolExecutor(_THREADS) as threads:
+    with ThreadPoolExecutor(CONNECTIONS) as threads:
         return list(threads.map(work, items))
 
 
@@ -85,17 +83,21 @@ def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[Sto
 
     Leaves out teams whose runs the caller may not list; if no team remains, raises the S3 error.
     """
-    found, denials = list[StoredRun](), list[Exception]()
-    for team in stage.teams:
+
+    def of_team(team: str) -> list[StoredRun] | Exception:
         try:
-            found += runs_of_team(aws, stage, team, prefix=prefix)
-        except Exception as error:  # noqa: PERF203 - other teams may still be readable
+            return runs_of_team(aws, stage, team, prefix=prefix)
+        except Exception as error:
             if not is_denied(error):
                 raise
-            denials.append(error)
-    if denials and len(denials) == len(stage.teams):
+            return error
+
+    _ = aws.s3  # create the client before the threads share it
+    found = in_parallel(of_team, stage.teams)
+    denials = [each for each in found if isinstance(each, Exception)]
+    if denials and len(denials) == len(found):
         raise denials[0]
-    return sorted(found, key=_time_in_id)
+    return sorted(chain.from_iterable(each for each in found if isinstance(each, list)), key=_time_in_id)
 
 
 def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "") -> list[StoredRun]:

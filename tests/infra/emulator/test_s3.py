@@ -16,7 +16,9 @@ import psutil
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
+from moto.s3.models import S3Backend
 
+from infra.emulator import s3
 from tests.support.running_emulator import Emulator, run_emulator
 
 TEMPLATE = json.dumps(
@@ -134,6 +136,24 @@ def content(emulator: Emulator) -> bytes:
     s3.create_bucket(Bucket="of-ranges")
     s3.put_object(Bucket="of-ranges", Key="weights", Body=content)
     return content
+
+
+def test_listings_are_motos_but_without_looking_at_every_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = S3Backend("us-east-1", "123456789012")
+    bucket = backend.create_bucket("runs", "us-east-1")
+    for name in ("a", "a/", "a/b", "a/b/c", "a/b/d", "a/e", "ab/c", "b/a/b", "b"):
+        backend.put_object("runs", name, b"")
+    looked_at: list[str] = []
+    monkeypatch.setattr(s3, "_list_objects", lambda _, given, *__, **___: looked_at.extend(given.keys))
+    s3._list_fewer_objects(backend, bucket, "b/", None)
+    s3._list_fewer_objects(backend, bucket, "a/", "/")
+    assert sorted(looked_at) == ["a/", "a/b", "a/b/d", "a/e", "b/a/b"]
+    monkeypatch.undo()
+    for prefix in (None, "", "a", "a/", "a/b/", "b/", "c"):
+        for delimiter in (None, "/", "b"):
+            for later in ({"marker": None, "max_keys": None}, {"marker": "a/b", "max_keys": 2}):
+                expected = s3._list_objects(backend, bucket, prefix, delimiter, **later)
+                assert s3._list_fewer_objects(backend, bucket, prefix, delimiter, **later) == expected
 
 
 @pytest.mark.parametrize(

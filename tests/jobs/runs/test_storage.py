@@ -4,11 +4,12 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import yaml
 
-from jobs.aws.connection import Aws
+from jobs.aws.connection import CONNECTIONS, Aws
 from jobs.aws.errors import error_code
 from jobs.cli.submission import send
 from jobs.container.launcher.request import parse
@@ -22,7 +23,7 @@ from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.plan import ResumedRun, plan
 from tests.jobs.conftest import point_at
 from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
-from tests.support.jobs.proxies import LimitedRole
+from tests.support.jobs.proxies import FaultyProxy, LimitedRole
 from tests.support.running_emulator import Emulator
 
 OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-0002"
@@ -103,3 +104,27 @@ def test_missing_receipt_is_none_although_s3_answers_403(limited: Aws, stage: De
 def test_another_teams_receipt_is_denied_not_missing(limited: Aws, stage: DeployedStage) -> None:
     with pytest.raises(Exception, match="AccessDenied"):
         storage.read_receipt(limited, S3Location(stage.run_bucket, f"product/{THEIRS}/"))
+
+
+class CountingProxy(FaultyProxy):
+    """Counts the connections of clients."""
+
+    def __init__(self, upstream: str) -> None:
+        self.clients: set[object] = set()
+        super().__init__(upstream)
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        self.clients.add(request.client_address)
+        super().handle(request)
+
+
+def test_many_receipts_are_read_over_few_connections(
+    stage: DeployedStage, deployed_aws: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CountingProxy(deployed_aws.endpoint) as proxy:
+        point_at(monkeypatch, proxy.url)
+        aws = Aws()
+        _ = aws.s3
+        places = [S3Location(stage.run_bucket, f"research/{OURS}-{number}/") for number in range(150)]
+        assert storage.in_parallel(lambda place: storage.read_receipt(aws, place), places) == [None] * 150
+    assert len(proxy.clients) <= CONNECTIONS
