@@ -48,7 +48,7 @@ class DeployRole(InlineRole):
                     "StringEquals": {
                         f"{ISSUER}:aud": _AUDIENCE,
                         # Exact match: a wildcard would let another branch, a pull request or a fork deploy.
-                        f"{ISSUER}:sub": f"repo:{source.repository}:{_subject(source)}",
+                        f"{ISSUER}:sub": source.subject,
                     }
                 },
                 "sts:AssumeRoleWithWebIdentity",
@@ -72,11 +72,6 @@ class DeployRole(InlineRole):
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
     """Create the OIDC provider. An account can have only one, which the settings of its other stages name."""
     return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[_AUDIENCE])
-
-
-def _subject(source: GitHub) -> str:
-    """Return the part of GitHub's token subject that follows the repository: the environment, or else the branch."""
-    return f"environment:{source.environment}" if source.environment else f"ref:refs/heads/{source.branch}"
 
 
 class AccessStack(StageStack):

@@ -33,6 +33,7 @@ _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] =
     (prerequisites.IMAGE, prerequisites.machine_image),
     (prerequisites.BOUNDARY, prerequisites.permissions_boundary),
     (prerequisites.OIDC, prerequisites.oidc_provider),
+    (prerequisites.SUBJECT, prerequisites.oidc_subject),
 )
 """Name of each check, and the function that runs it."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
-from infra.preflight.account import Account, Finding, error_code, ok, problem
+from infra.preflight.account import Account, Finding, error_code, ok, problem, unknown
 from infra.stages import Stage
 
 BOOTSTRAP_VERSION = 8
@@ -17,6 +17,7 @@ ROLES = "service-linked roles"
 IMAGE = "machine image"
 BOUNDARY = "permissions boundary"
 OIDC = "OIDC provider"
+SUBJECT = "OIDC subject"
 
 
 def bootstrap(account: Account, stage: Stage) -> Iterator[Finding]:
@@ -138,6 +139,24 @@ def oidc_provider(account: Account, stage: Stage) -> Iterator[Finding]:
             OIDC,
             f"{existing} already exists, and an account can have only one",
             f'set oidc_provider_arn="{existing}" under `deploy_from` in infra/settings.py',
+        )
+
+
+def oidc_subject(account: Account, stage: Stage) -> Iterator[Finding]:
+    """Report the subject that GitHub's tokens must have. Only GitHub knows the form that a repository uses."""
+    del account
+    source = stage.deploy_from
+    if source is None:
+        yield ok(SUBJECT, "not needed: `deploy_from` is not set")
+    elif source.owner_id is not None:
+        yield ok(SUBJECT, f"GitHub's tokens must have the subject {source.subject}")
+    else:
+        yield unknown(
+            SUBJECT,
+            f"the deploy role trusts {source.subject} only. If {source.repository} was created, renamed or transferred "
+            "after 15 July 2026, GitHub's tokens also contain two ids, and AWS refuses them",
+            f"run `gh api repos/{source.repository} --jq '.owner.id, .id, .created_at'`; for such a repository, set "
+            "the first two numbers as owner_id and repository_id under `deploy_from` in infra/settings.py",
         )
 
 

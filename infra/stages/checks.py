@@ -115,6 +115,9 @@ def _conflicts(stage: Stage) -> Iterator[str]:
                 f"name: starts with the name of stage '{other}', so in one account the roles of '{other}' would reach "
                 "this stage's resources; choose a name that starts differently"
             )
+    source = stage.deploy_from
+    if source is not None and (source.owner_id is None) != (source.repository_id is None):
+        yield "deploy_from: set both owner_id and repository_id, or neither: GitHub's tokens contain both or none"
     zones = len(stage.availability_zone_ids) or 2
     if not 0 <= stage.nat_gateways <= zones:
         yield f"nat_gateways: must be from 0 to {zones}, at most one per zone, not {stage.nat_gateways}"

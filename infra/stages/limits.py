@@ -128,6 +128,7 @@ Emails = Annotated[
 
 # GitHub. A wildcard in one of these would admit other repositories.
 Repository = Annotated[str, matches(r"(?!-)[\w-]{1,39}/(?!\.\.?$)[\w.-]{1,100}", "'owner/name'")]
+GitHubId = Annotated[int, require(lambda value: value >= 1, "must be at least 1, not {}")]
 GitHubEnvironment = Annotated[str, matches(r"(?! )[\w .-]{1,255}(?<! )", "a name")]
 Branch = Annotated[
     str,

@@ -140,6 +140,12 @@ class GitHub:
 
     repository: limits.Repository
     """The repository: `owner/name`."""
+    owner_id: limits.GitHubId | None = None
+    """GitHub's number of the owner; `gh api repos/OWNER/NAME --jq .owner.id` prints it. Set it together with
+    `repository_id` if the repository was created, renamed or transferred after 15 July 2026, or has opted in to
+    immutable subject claims: GitHub's tokens then contain both numbers."""
+    repository_id: limits.GitHubId | None = None
+    """GitHub's number of the repository; `gh api repos/OWNER/NAME --jq .id` prints it. See `owner_id`."""
     environment: limits.GitHubEnvironment | None = None
     """GitHub environment that may deploy; its protection rules guard the stage. Without it, `branch` may deploy."""
     branch: limits.Branch = "main"
@@ -147,6 +153,20 @@ class GitHub:
     oidc_provider_arn: limits.OidcProvider | None = None
     """The account's OIDC provider for token.actions.githubusercontent.com; an account can have only one. By
     default, the stage creates it."""
+
+    @property
+    def subject(self) -> str:
+        """Return the only subject (`sub`) of GitHub's tokens that may deploy.
+
+        Source: github/docs, content/actions/reference/security/oidc.md, "Immutable subject claims": ids follow names
+        after `@`, in repositories created, renamed or transferred after 15 July 2026. The changelog of 2026-04-23
+        announced `-` and 18 June instead; GitHub's reference and its users report what is here.
+        """
+        owner, name = self.repository.split("/")
+        if self.owner_id is not None:
+            owner, name = f"{owner}@{self.owner_id}", f"{name}@{self.repository_id}"
+        place = f"environment:{self.environment}" if self.environment else f"ref:refs/heads/{self.branch}"
+        return f"repo:{owner}/{name}:{place}"
 
 
 @dataclass(frozen=True, kw_only=True)

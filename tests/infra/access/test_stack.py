@@ -37,8 +37,13 @@ def trusted(template: dict[str, Any], *, subject: str, audience: str = "sts.amaz
         (GitHub(repository="org/repo", branch="release/1"), "repo:org/repo:ref:refs/heads/release/1"),
         (GitHub(repository="org/repo", oidc_provider_arn=PROVIDER), "repo:org/repo:ref:refs/heads/main"),
         (GitHub(repository="org/repo", environment="production"), "repo:org/repo:environment:production"),
+        # The example of GitHub's OIDC reference, with the form of repositories created after 15 July 2026
+        (
+            GitHub(repository="octo-org/octo-repo", owner_id=123456, repository_id=456789),
+            "repo:octo-org@123456/octo-repo@456789:ref:refs/heads/main",
+        ),
     ],
-    ids=["branch", "provider", "environment"],
+    ids=["branch", "provider", "environment", "immutable"],
 )
 def test_ci_only_deploys_from_the_configured_place(source: GitHub, subject: str) -> None:
     row = Stage(name="test", teams=(Team(name="research"),), deploy_from=source)
@@ -49,6 +54,9 @@ def test_ci_only_deploys_from_the_configured_place(source: GitHub, subject: str)
         "repo:org/repo:ref:refs/heads/feature",
         "repo:org/repo:ref:refs/tags/main",
         "repo:org/repo-2:ref:refs/heads/main",
+        "repo:octo-org/octo-repo:ref:refs/heads/main",
+        "repo:octo-org-123456/octo-repo-456789:ref:refs/heads/main",
+        "repo:octo-org@1/octo-repo@456789:ref:refs/heads/main",
         "repo:org/repo:environment:other",
         f"{subject}-2",
         "",

@@ -14,7 +14,7 @@ from tests.support.running_emulator import Emulator, run_emulator
 
 CHECKS = {
     *("instance types", "vCPU quotas", "Batch quotas", "reserved capacity", "VPC", "CDK bootstrap"),
-    *("service-linked roles", "machine image", "permissions boundary", "OIDC provider"),
+    *("service-linked roles", "machine image", "permissions boundary", "OIDC provider", "OIDC subject"),
 }
 
 

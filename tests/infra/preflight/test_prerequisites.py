@@ -7,6 +7,7 @@ from infra.preflight.prerequisites import (
     bootstrap,
     machine_image,
     oidc_provider,
+    oidc_subject,
     permissions_boundary,
     service_linked_roles,
 )
@@ -111,3 +112,11 @@ def test_githubs_oidc_provider_is_created_once(
     source = GitHub(repository="a/b", oidc_provider_arn=ARN if named else None)
     (found,) = findings(oidc_provider, answers, deploy_from=source)
     assert (found.verdict, found.next_step) == (verdict, next_step)
+
+
+def test_a_repository_without_ids_is_a_warning_because_only_github_knows_its_subject() -> None:
+    (found,) = findings(oidc_subject, {}, deploy_from=GitHub(repository="a/b"))
+    assert (found.verdict, "repo:a/b:ref:refs/heads/main only" in found.text) == ("unknown", True)
+    assert found.next_step.startswith("run `gh api repos/a/b --jq '.owner.id, .id, .created_at'`")
+    (found,) = findings(oidc_subject, {}, deploy_from=GitHub(repository="a/b", owner_id=1, repository_id=2))
+    assert (found.verdict, "repo:a@1/b@2:ref:refs/heads/main" in found.text) == ("ok", True)

@@ -115,6 +115,8 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
             for name in ("a..b", "a.lock", "a//b", "*", "release/")
         ),
         ("deploy_from", GitHub(repository="a/b", branch="refs/heads/main"), "branch: must be a branch name without"),
+        ("deploy_from", GitHub(repository="a/b", owner_id=7), "set both owner_id and repository_id, or neither"),
+        ("deploy_from", GitHub(repository="a/b", owner_id=0, repository_id=1), "owner_id: must be at least 1, not 0"),
         ("deploy_from", GitHub(repository="a/b", environment="*"), "environment: must be a name, not '*'"),
         (
             "deploy_from",

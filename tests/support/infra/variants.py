@@ -3,7 +3,7 @@
 from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 
 _ALERTS = Alerts(emails=("ops@example.com",))
-_CI = GitHub(repository="example/models", environment="production")
+_CI = GitHub(repository="example/models", owner_id=123456, repository_id=456789, environment="production")
 _PEOPLE = ("arn:aws:iam::123456789012:role/people/researcher",)
 
 ALL = Stage(
