@@ -1,13 +1,14 @@
 """A Batch compute environment of one instance type, with its launch template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aws_cdk import Fn, Stack
+import jsii
+from aws_cdk import AspectPriority, Aspects, Fn, IAspect, Stack
 from aws_cdk import aws_batch as batch
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
-from constructs import Construct
+from constructs import Construct, IConstruct
 
 from infra.compute.user_data import FileSystem, user_data
 from infra.stages import CapacityReservation
@@ -17,6 +18,11 @@ from jobs.core.queues import Capacity
 ROOT_VOLUME_MIB_PER_SECOND = 500
 """Throughput of root volumes. With gp3's default of 125, unpacking a job image of tens of GiB takes minutes, while the
 accelerators wait. The maximum at gp3's 3,000 operations per second is 750 (EBS user guide: 0.25 MiB/s for each)."""
+
+TAG_PREFIX = "trainyard:"
+"""Prefix of the stage's own tags."""
+_MOST_IMPORTANT = 1_000
+"""Priority of a removal that no tag of an app overrides. The CDK adds tags with 100 and removes them with 200."""
 
 
 class LaunchTemplate(ec2.CfnLaunchTemplate):
@@ -37,6 +43,7 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
         efa: "EfaInterfaces | None" = None,
         reservation: CapacityReservation | None = None,
     ) -> None:
+        self._tags = tags
         tag_list = [{"key": key, "value": value} for key, value in sorted(tags.items())]
         template = ec2.CfnLaunchTemplate
         super().__init__(
@@ -80,6 +87,17 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
                 user_data=Fn.base64(user_data),
             ),
         )
+
+    def add_tags(self, tags: Mapping[str, str]) -> None:
+        """Add tags to instances and volumes. Batch merges an instance's tags with those of the compute environment.
+
+        Source: AWS Batch User Guide, "Use Amazon EC2 launch templates with AWS Batch".
+        """
+        specifications = [
+            {"ResourceType": kind, "Tags": [{"Key": key, "Value": given[key]} for key in sorted(given)]}
+            for kind, given in (("instance", tags), ("volume", {**tags, **self._tags}))
+        ]
+        self.add_property_override("LaunchTemplateData.TagSpecifications", specifications)
 
 
 def _target(reservation: CapacityReservation) -> ec2.CfnLaunchTemplate.CapacityReservationSpecificationProperty:
@@ -246,3 +264,28 @@ class ComputeEnvironment(Construct):
                 tags={"Name": f"{Stack.of(self).stack_name}-{scope.node.id}-{name}", **instances.tags},
             ),
         )
+        for resource in (self.resource, group):
+            if resource is not None:
+                # After the aspects that add tags, whose priority is MUTATING.
+                Aspects.of(resource).add(_TagsOfInstances(self.launch_template), priority=AspectPriority.READONLY)
+
+
+@jsii.implements(IAspect)
+class _TagsOfInstances:
+    """Moves the organisation's tags from a resource to the instances and volumes of its launch template.
+
+    A changed tag would replace the resource, and a new compute environment ends all running jobs. Source: `Tags` is in
+    `createOnlyProperties` in the registry's schemas of AWS::Batch::ComputeEnvironment and AWS::EC2::PlacementGroup.
+    The stage's own tags stay on the resource, because policies and functions need them and they never change.
+    """
+
+    def __init__(self, launch_template: LaunchTemplate) -> None:
+        self._launch_template = launch_template
+
+    def visit(self, node: IConstruct) -> None:
+        assert isinstance(node, batch.CfnComputeEnvironment | ec2.CfnPlacementGroup)  # noqa: S101 - narrows the type
+        tags = {key: value for key, value in node.tags.tag_values().items() if not key.startswith(TAG_PREFIX)}
+        for key in tags:
+            node.tags.remove_tag(key, _MOST_IMPORTANT)
+        if tags:
+            self._launch_template.add_tags(tags)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from infra.emulator.cloudformation.resources import replacing_properties
+from infra.emulator.cloudformation.resources import replacing_properties, with_stack_tags
 from infra.emulator.cloudformation.stack import Stack, StackResource
 from infra.emulator.cloudformation.template import TemplateError
 
@@ -57,16 +57,22 @@ class ChangeSet:
         }
 
 
-def changes_of(stack: Stack, template: Mapping[str, Any], parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+def changes_of(
+    stack: Stack, template: Mapping[str, Any], parameters: Mapping[str, str], tags: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Return the changes from a stack to a template. Raises TemplateError if the template or a parameter is wrong."""
-    return [{"Type": "Resource", "ResourceChange": change} for change in _Preview(stack, template, parameters).all()]
+    preview = _Preview(stack, template, parameters, tags)
+    return [{"Type": "Resource", "ResourceChange": change} for change in preview.all()]
 
 
 class _Preview:
     """Compares a stack with a new template."""
 
-    def __init__(self, stack: Stack, template: Mapping[str, Any], parameters: Mapping[str, str]) -> None:
+    def __init__(
+        self, stack: Stack, template: Mapping[str, Any], parameters: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
         self._stack = stack
+        self._tags = tags
         self._scope = replace(stack.scope(template, parameters), ref=self._ref, attribute=self._attribute)
         self._changed: set[str] = set()
         """Logical ids of resources that change in place."""
@@ -104,11 +110,11 @@ class _Preview:
             "Details": details,
         }
 
-    def _resolved(self, declaration: Mapping[str, Any]) -> dict[str, Any]:
+    def _resolved(self, declaration: Mapping[str, Any]) -> Mapping[str, Any]:
         properties: dict[str, Any] = {}
         for name, value in declaration.get("Properties", {}).items():
             properties |= self._resolved_property(name, value)
-        return properties
+        return with_stack_tags(declaration["Type"], properties, self._tags)
 
     def _resolved_property(self, name: str, value: Any) -> Any:
         """Return a property by its name, or an empty map if it resolves to AWS::NoValue."""

@@ -158,6 +158,25 @@ def replacing_properties(resource_type: str, old: Mapping[str, Any], new: Mappin
     return sorted({step[0] for step in steps if _at(old, step) != _at(new, step)})
 
 
+def with_stack_tags(resource_type: str, properties: Mapping[str, Any], tags: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return properties with the stack's tags, which CloudFormation gives every taggable resource.
+
+    A tag of the resource itself takes precedence. Sources: CloudFormation template reference, "Resource tagging"; the
+    registry's schemas, `tagging`.
+    """
+    schema = _schema(resource_type)
+    tagging = schema.get("tagging", {})
+    name = tagging.get("tagProperty", "/properties/Tags").removeprefix("/properties/")
+    declared = schema.get("properties", {}).get(name)
+    if not tags or declared is None or not tagging.get("taggable", True):
+        return properties
+    if declared["type"] == "object":
+        return {**properties, name: {**tags, **properties.get(name, {})}}
+    listed = properties.get(name, [])
+    keys = {tag["Key"] for tag in listed}
+    return {**properties, name: [*listed, *({"Key": key, "Value": tags[key]} for key in tags if key not in keys)]}
+
+
 def _at(value: Any, steps: Sequence[str]) -> Any:
     for step in steps:
         if not isinstance(value, Mapping):

@@ -218,7 +218,7 @@ class StackResponse(CloudFormationResponse):
             tags=tags,
             role_arn=self._get_param("RoleARN"),
             description=self._get_param("Description"),
-            changes=None if same else changes_of(stack, parse_template(body), parameters),
+            changes=None if same else changes_of(stack, parse_template(body), parameters, tags),
         )
 
     def describe_change_set(self) -> ActionResult:

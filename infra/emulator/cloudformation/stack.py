@@ -99,7 +99,7 @@ class Stack:
         self._enter("CREATE_IN_PROGRESS", "User Initiated")
         try:
             for logical_id, declaration in order.items():
-                self._create_resource(logical_id, declaration, scope.resolve(declaration.get("Properties", {})))
+                self._create_resource(logical_id, declaration, self._properties(declaration, scope))
             self.outputs = self._resolve_outputs(scope)
         except (ResourceError, TemplateError) as error:
             self._fail_create(str(error), rolls_back=rolls_back)
@@ -165,6 +165,12 @@ class Stack:
 
     # Resources
 
+    def _properties(self, declaration: Mapping[str, Any], scope: Scope) -> Mapping[str, Any]:
+        """Return the properties of a declaration, with references resolved and the stack's tags."""
+        return resources.with_stack_tags(
+            declaration["Type"], scope.resolve(declaration.get("Properties", {})), self.tags
+        )
+
     def _create_resource(self, logical_id: str, declaration: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
         resource_type = declaration["Type"]
         self._event(logical_id, "", resource_type, "CREATE_IN_PROGRESS")
@@ -194,7 +200,7 @@ class Stack:
 
         Adds the steps that revert it to `undo`, and the old resource to `replaced` if a new one takes its place.
         """
-        properties = scope.resolve(declaration.get("Properties", {}))
+        properties = self._properties(declaration, scope)
         resource = self.resources.get(logical_id)
         if resource is None:
             self._create_resource(logical_id, declaration, properties)

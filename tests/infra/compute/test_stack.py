@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from infra.emulator.cloudformation.resources import replacing_properties
 from infra.stages import CapacityReservation, ExistingVpc, Stage, Team
 from jobs.core.queues import SPOT_WAITED_TOO_LONG
 from tests.support.infra.goldens import assert_as_reviewed
@@ -131,3 +132,25 @@ def test_adding_a_teams_own_instances_keeps_the_shared_ones() -> None:
     # Only one thing changes: shared instances may not act for that team's instances.
     assert [before[name]["Type"] for name in changed] == ["AWS::IAM::Policy"]
     assert not [name for name in after.keys() - before.keys() if "health" not in name]
+
+
+def test_an_organisations_tag_replaces_nothing_and_reaches_instances() -> None:
+    # GIVEN a stage, and the same stage with a tag that an organisation adds to everything
+    row = replace(PLAIN, max_multinode_nodes=2)
+    old, new = up_to("compute", row)["compute"], up_to("compute", row, ("cost-centre", "4711"))["compute"]
+    # THEN no resource is replaced: a new compute environment would end all running jobs
+    assert old["Resources"].keys() == new["Resources"].keys()
+    for name, resource in old["Resources"].items():
+        before, after = (item.get("Properties", {}) for item in (resource, new["Resources"][name]))
+        assert replacing_properties(resource["Type"], before, after) == [], name
+    # AND the stage's own tags stay, and instances and volumes get the tag
+    own = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
+    assert all(item["Tags"] == own for item in resources(new, "AWS::Batch::ComputeEnvironment").values())
+    (group,) = resources(new, "AWS::EC2::PlacementGroup").values()
+    assert {tag["Key"] for tag in group["Tags"]} == own.keys()
+    for name in environments(new):
+        tags = {
+            item["ResourceType"]: {tag["Key"]: tag["Value"] for tag in item["Tags"]}
+            for item in launch_data(new, name)["TagSpecifications"]
+        }
+        assert tags == {"instance": {"cost-centre": "4711"}, "volume": {"cost-centre": "4711", **own}}

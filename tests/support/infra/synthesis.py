@@ -72,11 +72,16 @@ def _folder(_stage: str) -> Path:
 
 
 @cache
-def up_to(stack: str, row: Stage) -> Templates:
-    """Return a stack and the stacks it builds on, in a quarter of the time of all stacks. Rules are not checked."""
+def up_to(stack: str, row: Stage, tag: tuple[str, str] | None = None) -> Templates:
+    """Return a stack and the stacks it builds on, in a quarter of the time of all stacks. Rules are not checked.
+
+    `tag`: an organisation's tag of the whole stage.
+    """
     directory = _folder(row.name)
     app = new_app(directory)
     scope = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
+    if tag:
+        cdk.Tags.of(scope).add(*tag)
     network = NetworkStack(scope, stage=row)
     storage = StorageStack(scope, stage=row, network=network)
     if stack == "access":

@@ -285,3 +285,58 @@ def test_update_of_a_parameter_restores_the_templates_value(stack: Stack) -> Non
         stack.update(resources(other="2", **more))
         assert stack.value_of("/reset/written") == "first"
         assert tags() == {"stage": "dev", **more}
+
+
+def test_changed_stack_tag_replaces_resources_whose_tags_cannot_change(stack: Stack) -> None:
+    # Trap: `cdk deploy --tags` sets tags of the stack, which reach all resources. A new environment ends running jobs.
+    tags = {"stage": "dev"}
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}},
+        "Subnet": {
+            "Type": "AWS::EC2::Subnet",
+            "Properties": {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.9.0.0/24"},
+        },
+        "Profile": {"Type": "AWS::IAM::InstanceProfile", "Properties": {"Roles": []}},
+        "Environment": {
+            "Type": "AWS::Batch::ComputeEnvironment",
+            "Properties": {
+                "Type": "MANAGED",
+                "ReplaceComputeEnvironment": False,
+                "Tags": tags,
+                "ComputeResources": {
+                    "Type": "SPOT",
+                    "MaxvCpus": 8,
+                    "InstanceTypes": ["m6i.4xlarge"],
+                    "InstanceRole": {"Fn::GetAtt": ["Profile", "Arn"]},
+                    "Subnets": [{"Ref": "Subnet"}],
+                    "SecurityGroupIds": [{"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}],
+                },
+            },
+        },
+        "Topic": {"Type": "AWS::SNS::Topic", "Properties": {}},
+    }
+    named = {"StackName": stack.name, "TemplateBody": template(resources)}
+    stack.create(resources)
+    batch, sns = stack.aws.client("batch"), stack.aws.client("sns")
+
+    def found() -> dict[str, str]:
+        listed = stack.client.describe_stack_resources(StackName=stack.name)["StackResources"]
+        return {item["LogicalResourceId"]: item["PhysicalResourceId"] for item in listed}
+
+    before, cost = found(), [{"Key": "cost", "Value": "1"}]
+    stack.client.create_change_set(**named, ChangeSetName="look", Tags=cost)
+    changes = stack.client.describe_change_set(StackName=stack.name, ChangeSetName="look")["Changes"]
+    replacement = {
+        item["ResourceChange"]["LogicalResourceId"]: item["ResourceChange"]["Replacement"] for item in changes
+    }
+    assert (replacement["Environment"], replacement["Topic"]) == ("True", "False")
+    stack.client.update_stack(**named, Tags=cost)
+    after = found()
+    assert (after["Topic"], after["Environment"] != before["Environment"]) == (before["Topic"], True)
+    assert sns.list_tags_for_resource(ResourceArn=after["Topic"])["Tags"] == cost
+    listed = batch.describe_compute_environments()["computeEnvironments"]
+    assert {item["computeEnvironmentArn"]: item["tags"] for item in listed}[after["Environment"]] == {
+        **tags,
+        "cost": "1",
+    }
+    assert before["Environment"] not in {item["computeEnvironmentArn"] for item in listed}
