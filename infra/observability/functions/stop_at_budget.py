@@ -7,7 +7,8 @@ the IAM policies of AWS's budget actions do not reach it. So this function stops
 - Team budget: write the parameter that makes `trainyard submit` refuse, cancel the team's waiting jobs, and tag the
   team's member role, if there is one; with the tag, the role's own policy denies SubmitJob.
 
-A schedule calls it on the first of each month to undo this. A deployment may enable a disabled compute environment;
+A schedule calls it on the first of each month to undo this. Environments that were disabled before the stop stay
+disabled: by a person, or because their instances never joined. A deployment may enable a disabled compute environment;
 CloudFormation's event then calls this function, which disables it again.
 
 Budgets, stops and member roles are separate SSM parameters, so their number is not limited.
@@ -16,6 +17,7 @@ Budgets, stops and member roles are separate SSM parameters, so their number is 
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -28,6 +30,9 @@ TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role
 
 A budget is deployed as {"limit_usd": …, "topic": …}. This function writes the stop while the budget is used up.
 """
+
+DISABLED_BEFORE = "disabled_before"
+"""Key of a stage's stop: names of the compute environments that were disabled when it began, and stay disabled."""
 
 STOP_TAG = "trainyard:budget-stop"
 """Tag of a member role that may not submit jobs. The value is the time at which the stop ends."""
@@ -153,18 +158,20 @@ class Account:
         with contextlib.suppress(self._ssm.exceptions.ParameterNotFound):
             self._ssm.delete_parameter(Name=self._rules.path + parameter)
 
-    def set_environments(self, state: str) -> int:
-        """Enable or disable the stage's compute environments. Return the number of changed ones."""
+    def environments(self, state: str) -> set[str]:
+        """Return the names of the stage's compute environments in a state: ENABLED or DISABLED."""
         pages = self._batch.get_paginator("describe_compute_environments").paginate()
-        changed = [
-            environment["computeEnvironmentArn"]
+        return {
+            environment["computeEnvironmentName"]
             for page in pages
             for environment in page["computeEnvironments"]
-            if environment.get("tags", {}).get("trainyard:stage") == self._rules.stage and environment["state"] != state
-        ]
-        for arn in changed:
-            self._batch.update_compute_environment(computeEnvironment=arn, state=state)
-        return len(changed)
+            if environment.get("tags", {}).get("trainyard:stage") == self._rules.stage and environment["state"] == state
+        }
+
+    def set_environments(self, names: Iterable[str], state: str) -> None:
+        """Enable or disable compute environments."""
+        for name in sorted(names):
+            self._batch.update_compute_environment(computeEnvironment=name, state=state)
 
     def _queues(self) -> list[str]:
         """Return the ARNs of the stage's queues, including those of retiring pools."""
@@ -200,19 +207,19 @@ class Account:
 def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
     """Stop new work on a used-up budget. Safe to repeat."""
     ledger = account.ledger()
-    record = ledger.stop(budget.team)
-    if record is None or is_over(record, now):
-        record = stop_record(budget, now)
-        account.write(stop_parameter(budget.team), record)
+    before = ledger.stop(budget.team)
+    record = stop_record(budget, now) if before is None or is_over(before, now) else before
     until = record["until"][:10]
     if budget.team is None:
-        disabled = account.set_environments("DISABLED")
+        disabled = disable(account, before, record)
         account.alert(
             f"Stage {rules.stage} has used up its budget of {budget.limit_usd:g} USD: {disabled} compute environments "
             f"were disabled. Running jobs continue, but nothing new starts before {until}. Next, to continue earlier: "
             "raise monthly_budget_usd in infra/settings.py and deploy."
         )
         return
+    if record is not before:
+        account.write(stop_parameter(budget.team), record)
     cancelled = account.cancel_waiting(budget.team, cancel_reason(budget, record))
     role = ledger.member_role(budget.team)
     if role:
@@ -224,6 +231,22 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
     )
 
 
+def disable(account: Account, before: dict[str, Any] | None, record: dict[str, Any]) -> int:
+    """Disable the stage's compute environments, and write the record of the stop. Return the number of disabled ones.
+
+    `before`: the record so far; None if there was no stop. The record keeps the names of environments that the stop did
+    not disable, which are few, because a parameter holds 4 KB and a stage has up to 50 environments.
+    """
+    enabled, disabled = account.environments("ENABLED"), account.environments("DISABLED")
+    # A deployment may have enabled one of them since.
+    untouched = disabled if before is None else disabled & set(before.get(DISABLED_BEFORE, ()))
+    updated = {**record, DISABLED_BEFORE: sorted(untouched)}
+    if updated != before:
+        account.write(STAGE_STOP, updated)
+    account.set_environments(enabled, "DISABLED")
+    return len(enabled)
+
+
 def review(account: Account, rules: Rules, now: datetime) -> None:
     """End stops whose month is over or whose budget was raised or removed, and enforce the others again."""
     ledger = account.ledger()
@@ -232,12 +255,13 @@ def review(account: Account, rules: Rules, now: datetime) -> None:
         record, limit, role = ledger.stop(team), limits.get(team), ledger.member_role(team) if team else None
         if record and limit is not None and not is_over(record, now) and limit <= record["budget_usd"]:
             if team is None:
-                account.set_environments("DISABLED")
+                disable(account, record, record)
             elif role:
                 account.deny(role, record["until"])
             continue
         if team is None:
-            account.set_environments("ENABLED")
+            untouched = (record or {}).get(DISABLED_BEFORE, ())
+            account.set_environments(account.environments("DISABLED") - set(untouched), "ENABLED")
         elif role:
             account.allow(role)
         account.delete(stop_parameter(team))

@@ -139,6 +139,33 @@ def test_a_stage_over_budget_only_continues_running_jobs(world: World, stage: St
     assert inbox.read() == [f"Stage {stage.name} may start jobs again, with a budget of 2000 USD a month."]
 
 
+def test_the_end_of_a_stop_enables_only_what_the_stop_disabled(
+    world: World, stage: StoppedStage, month_passes: Callable[[], None]
+) -> None:
+    def set_state(environment: dict[str, Any], state: str) -> None:
+        world.batch.update_compute_environment(computeEnvironment=environment["computeEnvironmentName"], state=state)
+
+    # GIVEN an environment that a person, or watch_instances, has disabled
+    broken, _ = stage.environments
+    set_state(broken, "DISABLED")
+    # WHEN the stage's budget is used up, and a repeated notification and a deployment confirm the stop
+    handler(used_up(STAGE_TOPIC), None)
+    handler(used_up(STAGE_TOPIC), None)
+    stage.deploy(stage=1000, team=100)
+    assert stage.states == {"DISABLED"}
+    # THEN the end of the stop enables the other environment only
+    month_passes()
+    handler(MONTHLY, None)
+    assert [item["state"] for item in stage.environments] == ["DISABLED", "ENABLED"]
+    # BUT if a deployment enables the environment during a stop, the end of the stop enables it too
+    handler(used_up(STAGE_TOPIC), None)
+    set_state(broken, "ENABLED")
+    handler(MONTHLY, None)
+    assert stage.states == {"DISABLED"}
+    stage.deploy(stage=2000, team=100)
+    assert stage.states == {"ENABLED"}
+
+
 def test_a_team_over_budget_has_its_waiting_jobs_cancelled(
     world: World, stage: StoppedStage, inbox: Inbox, month_passes: Callable[[], None]
 ) -> None:
