@@ -287,7 +287,7 @@ class Stage:
     are kept. Caches for later attempts (packages of scripts, HPU recipes) expire at the same age and are rebuilt when
     needed."""
     noncurrent_retention_days: limits.RetentionDays = 90
-    """Days for which an overwritten or deleted object can be restored."""
+    """Days for which an overwritten or deleted object can be restored. Checkpoints and caches: at most 3."""
     log_retention_days: limits.LogRetentionDays = 90
     """Days for which logs are kept, including the logs of jobs. CloudWatch accepts certain values only."""
 

@@ -44,6 +44,14 @@ _LUSTRE_VERSION = "2.15"
 
 _ACCESS_LOG_DAYS = 365
 
+PRUNED_DAYS = 3
+"""Days for which a deleted checkpoint or cache can be restored: a weekend. A run writes and deletes terabytes of
+checkpoints, so keeping them as long as other deleted objects would cost more than storing its results.
+
+A version keeps its tags, rules for noncurrent versions may filter by them, and of two rules the shorter one applies.
+Sources: Amazon S3 User Guide, "Lifecycle configuration elements", and "Examples of S3 Lifecycle configuration".
+"""
+
 
 class SharedFileSystem(Construct):
     """A read-only cache of `shared/` in the bucket, which never writes back.
@@ -141,6 +149,8 @@ class StorageStack(StageStack):
                     id=name,
                     tag_filters=dict([tag]),
                     expiration=Duration.days(stage.checkpoint_retention_days),
+                    # Also of checkpoints that a run deletes because newer ones replace them.
+                    noncurrent_version_expiration=Duration.days(min(PRUNED_DAYS, stage.noncurrent_retention_days)),
                 )
                 for name, tag in (("old-checkpoints", CHECKPOINT_TAG), ("old-caches", CACHE_TAG))
             ],

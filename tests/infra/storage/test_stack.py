@@ -1,5 +1,11 @@
+from typing import Any
+
+import pytest
+
+from infra.stages import Stage, Team
+from jobs.core.run import CACHE_TAG, CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG
 from tests.support.infra.goldens import assert_as_reviewed
-from tests.support.infra.synthesis import Templates, flatten, resources
+from tests.support.infra.synthesis import Templates, flatten, resources, up_to
 
 
 def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
@@ -24,3 +30,26 @@ def test_by_default_there_is_no_key_and_no_file_system(templates: Templates) -> 
     assert published.keys() == {
         f"/trainyard/dev/{name}" for name in ("bucket/data", "bucket/run", "security-group/fsx")
     }
+
+
+@pytest.mark.parametrize(
+    ("tag", "retention", "days"),
+    [
+        (CHECKPOINT_TAG, 90, 3),
+        (CACHE_TAG, 90, 3),
+        (CHECKPOINT_TAG, 1, 1),
+        (KEPT_CHECKPOINT_TAG, 90, 90),
+        (None, 90, 90),
+    ],
+)
+def test_deleted_checkpoints_are_billed_for_days_only(tag: tuple[str, str] | None, retention: int, days: int) -> None:
+    row = Stage(name="test", teams=(Team(name="research"),), noncurrent_retention_days=retention)
+    buckets = resources(up_to("network", row)["storage"], "AWS::S3::Bucket")
+    (runs,) = (bucket for name, bucket in buckets.items() if name.startswith("Runs"))
+
+    def applies(rule: dict[str, Any]) -> bool:
+        return all((item["Key"], item["Value"]) == tag for item in rule.get("TagFilters", []))
+
+    rules = [rule for rule in runs["LifecycleConfiguration"]["Rules"] if applies(rule)]
+    # S3 deletes a version as soon as one rule says so.
+    assert min(rule["NoncurrentVersionExpiration"]["NoncurrentDays"] for rule in rules) == days
