@@ -140,7 +140,11 @@ class MemberRole(InlineRole):
             description=f"People of team {team.name}: submit its jobs, read its results",
             assumed_by=iam.CompositePrincipal(*(iam.ArnPrincipal(arn) for arn in team.member_principals)),
             team=team.name,
-            max_session_duration=cdk.Duration.hours(12),
+            # AWS limits a role that assumes this one to an hour ("role chaining", IAM User Guide), and refuses longer
+            # requests. Only users can have more.
+            max_session_duration=cdk.Duration.hours(
+                12 if any(":user/" in arn for arn in team.member_principals) else 1
+            ),
         )
         key, value = MEMBER_TAG
         cdk.Tags.of(self).add(key, value)

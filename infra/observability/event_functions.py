@@ -171,20 +171,26 @@ class EventFunctions:
         function.may_publish(self._alerts.topic, self._key)
         self._allow_watching(function, path)
         target = targets.LambdaFunction(function, dead_letter_queue=self._dead_letters)
-        states = events.EventPattern(source=["aws.ec2"], detail_type=["EC2 Instance State-change Notification"])
-        joined = events.EventPattern(
-            source=["aws.ecs"], detail_type=["ECS Container Instance State Change"], detail={"status": ["ACTIVE"]}
+        # Batch generates the rest of the name, so the function ignores clusters of other stages. Source of the prefix:
+        # BatchServiceRolePolicy, the policy of Batch's service-linked role.
+        clusters = self._stack.format_arn(service="ecs", resource="cluster", resource_name="AWSBatch")
+        events.Rule(
+            self._stack,
+            "InstancesJoined",
+            description="A container instance of Batch joined or changed",
+            event_pattern=events.EventPattern(
+                source=["aws.ecs"],
+                detail_type=["ECS Container Instance State Change"],
+                detail={"status": ["ACTIVE"], "clusterArn": [{"prefix": clusters}]},
+            ),
+            targets=[target],
         )
-        for name, pattern, description in (
-            ("InstanceStates", states, "An instance of the account changed its state; the event has no tags"),
-            ("InstancesJoined", joined, "A container instance joined or changed"),
-        ):
-            events.Rule(self._stack, name, description=description, event_pattern=pattern, targets=[target])
-        # No event reports an instance that does not join, so the function polls.
+        # No event reports an instance that does not join, and EC2's events, which have no tags, would call the function
+        # for every instance of the account. So the function polls.
         events.Rule(
             self._stack,
             "InstancesSeen",
-            description="Finds instances that boot and never join",
+            description="Counts instances, and finds those that boot and never join",
             schedule=events.Schedule.rate(cdk.Duration.minutes(5)),
             targets=[target],
         )

@@ -34,8 +34,8 @@ def _efa_devices(container: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 @rule(
     "TY-JobDefinition-RetryRules",
-    next_step="set 1 to 10 attempts and at most five rules: RETRY on 'Host EC2*', and at the end EXIT on the reason "
-    "'*' and on the exit code '*'",
+    next_step="set 1 to 10 attempts and at most five rules: RETRY on 'Host EC2*', and at the end EXIT on the status "
+    "reason '*' and on the exit code '*'",
     source=f"{_GUIDE}, Automated job retries: evaluateOnExit; attempts that no rule matches are retried",
 )
 def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
@@ -51,7 +51,7 @@ def retry_rules(stage: StageTemplates) -> Iterable[Finding]:
         exits = [item for item, action in zip(rules, actions, strict=True) if action == "EXIT"]
         valid = (
             len(rules) <= 5
-            and {"OnReason": "*"} in exits
+            and {"OnStatusReason": "*"} in exits
             and {"OnExitCode": "*"} in exits
             and actions[-1] == "EXIT"
             and {"OnStatusReason": "Host EC2*"} in before_exits

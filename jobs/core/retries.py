@@ -18,7 +18,10 @@ RETRY_RULES: tuple[Mapping[str, str], ...] = (
     # CannotPullContainerError or DockerTimeoutError, because a registry or an engine was briefly slow. (Separate
     # rules for those two reasons would make six in total; Batch allows five.)
     {"onStatusReason": "Task failed to start*", "action": "RETRY"},
-    {"onReason": "*", "action": "EXIT"},
+    # Every ended task has a status reason; its container may have no reason. If a secret has no value, the status
+    # reason on EC2 is "Fetching secret data from AWS Secrets Manager in region …", and a retry would not help (Amazon
+    # ECS developer guide, "Troubleshooting Amazon ECS ResourceNotFoundException errors").
+    {"onStatusReason": "*", "action": "EXIT"},
     {"onExitCode": "*", "action": "EXIT"},
 )
 """evaluateOnExit of every job: a reclaim, the reserved exit code and a container that never started are retried; the

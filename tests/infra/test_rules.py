@@ -22,7 +22,7 @@ INTERFACES = "LaunchTemplateData.NetworkInterfaces"
 RETRIES = "RetryStrategy.EvaluateOnExit"
 ONE, NODES = "EcsProperties.TaskProperties.0", "NodeProperties.NodeRangeProperties.0.EcsProperties.TaskProperties.0"
 RECLAIM = {"Action": "RETRY", "OnStatusReason": "Host EC2*"}
-ENDS = [{"Action": "EXIT", "OnReason": "*"}, {"Action": "EXIT", "OnExitCode": "*"}]
+ENDS = [{"Action": "EXIT", "OnStatusReason": "*"}, {"Action": "EXIT", "OnExitCode": "*"}]
 EVERY_ADDRESS = [{"CidrIp": "0.0.0.0/0", "IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}]
 
 

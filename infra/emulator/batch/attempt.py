@@ -324,13 +324,13 @@ _ARN_PARTS = 7
 
 
 class SecretError(Exception):
-    """A secret cannot be read, so the container cannot start. The message is ECS's."""
+    """A secret cannot be read, so the container cannot start. The message is that of ECS on EC2, not on Fargate.
 
-    def __init__(self, source: str, reason: str) -> None:
-        super().__init__(
-            "ResourceInitializationError: unable to pull secrets or registry auth: execution resource retrieval "
-            f"failed: unable to retrieve secret from {source}: service call has been retried 1 time(s): {reason}"
-        )
+    Source: Amazon ECS developer guide, "Troubleshooting Amazon ECS ResourceNotFoundException errors".
+    """
+
+    def __init__(self, region: str, arn: str, reason: str) -> None:
+        super().__init__(f"Fetching secret data from AWS Secrets Manager in region {region}: secret {arn}: {reason}")
 
 
 def resolve_secrets(secrets: Iterable[Mapping[str, str]], *, account_id: str, region: str) -> dict[str, str]:
@@ -340,7 +340,7 @@ def resolve_secrets(secrets: Iterable[Mapping[str, str]], *, account_id: str, re
 
 def _secret(source: str, *, account_id: str, region: str) -> str:
     if ":secretsmanager:" not in source:
-        raise SecretError("asm", f"the emulator reads secrets of Secrets Manager only, not {source}")
+        raise SecretError(region, source, "the emulator reads secrets of Secrets Manager only")
     parts = source.split(":")
     arn = ":".join(parts[:_ARN_PARTS])
     key, stage, version = (*parts[_ARN_PARTS:], "", "", "")[:3]
@@ -348,14 +348,12 @@ def _secret(source: str, *, account_id: str, region: str) -> str:
         answer = secretsmanager_backends[account_id][region].get_secret_value(arn, version or None, stage or None)
         text = answer.get("SecretString")
     except (ServiceException, HTTPException) as error:
-        raise SecretError(
-            "asm", f"failed to fetch secret {arn} from secrets manager: {getattr(error, 'message', error)}"
-        ) from None
+        raise SecretError(region, arn, f"ResourceNotFoundException: {getattr(error, 'message', error)}") from None
     if text is None:
-        raise SecretError("asm", f"failed to fetch secret {arn} from secrets manager: it has no text value")
+        raise SecretError(region, arn, "it has no text value")
     if not key:
         return str(text)
     try:
         return str(json.loads(text)[key])
     except (ValueError, KeyError, TypeError):
-        raise SecretError("asm", f"retrieved secret from {arn} did not contain json key {key}") from None
+        raise SecretError(region, arn, f"did not contain json key {key}") from None

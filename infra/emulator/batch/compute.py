@@ -59,7 +59,7 @@ class ComputeEnvironment(_BatchResource):
             f"arn:aws:iam::{account_id}:role/aws-service-role/batch.amazonaws.com/AWSServiceRoleForBatch",
         )
         # The name of its cluster in moto's ECS. Batch also names the cluster after the environment.
-        self.ecs_name = f"{self.name}_Batch"
+        self.ecs_name = f"AWSBatch-{self.name}"
         self.ecs_arn = ""
         self.used_vcpus = 0.0
 

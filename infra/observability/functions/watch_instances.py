@@ -1,7 +1,7 @@
 """Watch the stage's instances: report their number and cost, and terminate those that never join their cluster.
 
-EventBridge calls this when an instance changes state, when one joins a cluster, and every five minutes. An instance
-that never joins runs no job, so no job shows its cost. If a boot step fails, Batch starts one instance after another.
+EventBridge calls this when an instance joins a cluster of Batch, and every five minutes. An instance that never joins
+runs no job, so no job shows its cost. If a boot step fails, Batch starts one instance after another.
 If an instance has not joined after `MINUTES`, or `LAUNCHES` in a row ended before they joined, the function disables
 their compute environment, terminates its running instances, and sends an alert, which `trainyard why` repeats.
 Instances that have joined are tagged.
@@ -249,17 +249,15 @@ def disable_failing(account: Account, rules: Rules, now: datetime) -> list[Insta
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Handle an event of EC2 (instance state), of ECS (container instance), or of the schedule."""
+    """Handle an event of ECS (container instance), or of the schedule."""
     rules = Rules.from_environment()
     account, now = Account(rules), datetime.now(timezone.utc)
-    detail = event.get("detail", {})
-    instance_id = detail.get("ec2InstanceId") or detail.get("instance-id")
+    instance_id = event.get("detail", {}).get("ec2InstanceId")
     if instance_id:
-        # Events also come from other instances of the account.
-        own = account.instances({"Name": "instance-id", "Values": [instance_id]})
-        if not own:
+        # Events also come from other stages of the account, and whenever a task starts or ends.
+        found = account.instances({"Name": "instance-id", "Values": [instance_id]})
+        if not found or found[0].joined:
             return
-        if event["source"] == "aws.ecs" and not own[0].joined:
-            account.mark_joined(own[0], now)
+        account.mark_joined(found[0], now)
     for line in metrics(disable_failing(account, rules, now), rules):
         print(json.dumps(line))

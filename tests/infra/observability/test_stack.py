@@ -64,6 +64,16 @@ def test_all_queues_are_watched_and_jobs_move_within_their_team(everything: Depl
     assert watched(everything, reviewed, "SpotJobs") == sorted(moves)
 
 
+def test_no_event_of_other_services_calls_the_watch(reviewed: Templates) -> None:
+    rules = resources(reviewed["observability"], "AWS::Events::Rule")
+    patterns = {name: rule["EventPattern"] for name, rule in rules.items() if "EventPattern" in rule}
+    assert not [name for name, pattern in patterns.items() if pattern["source"] == ["aws.ec2"]]
+    (joined,) = (pattern for name, pattern in patterns.items() if name.startswith("InstancesJoined"))
+    assert [flatten(item["prefix"]) for item in joined["detail"]["clusterArn"]] == [
+        "arn:aws:ecs:us-east-1:123456789012:cluster/AWSBatch"
+    ]
+
+
 def test_moves_and_budget_stops_are_optional(templates: Templates) -> None:
     plain = templates["dev/observability"]
     handlers = {function["Handler"] for function in resources(plain, "AWS::Lambda::Function").values()}

@@ -59,7 +59,7 @@ def test_the_whole_request() -> None:
                 {"onStatusReason": "Host EC2*", "action": "RETRY"},
                 {"onExitCode": "75", "action": "RETRY"},
                 {"onStatusReason": "Task failed to start*", "action": "RETRY"},
-                {"onReason": "*", "action": "EXIT"},
+                {"onStatusReason": "*", "action": "EXIT"},
                 {"onExitCode": "*", "action": "EXIT"},
             ],
         },

@@ -241,5 +241,5 @@ def test_one_key_and_an_old_version_of_a_secret_are_read(batch: Batch) -> None:
 def test_job_with_unreadable_secret_fails_before_it_runs(batch: Batch, source: str) -> None:
     job = run_with_secret(batch, source.format(secret=secret(batch)), "echo it ran")
     assert job["status"] == "FAILED"
-    assert job["statusReason"].startswith("ResourceInitializationError: unable to pull secrets")
+    assert job["statusReason"].startswith("Fetching secret data from AWS Secrets Manager in region us-east-1: secret ")
     assert "exitCode" not in container_of(job["attempts"][0])

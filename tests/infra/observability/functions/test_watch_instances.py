@@ -160,8 +160,9 @@ def test_an_environment_whose_instances_never_join_is_disabled(
     never = launched(aws, Name=failing, trainyard_stage=stage)
     capsys.readouterr()
 
-    # WHEN other instances of the account change state, THEN nothing happens
-    handler({"source": "aws.ec2", "detail": {"instance-id": stranger, "state": "running"}}, None)
+    # WHEN an instance of another stage joins, or a task starts on one that has joined, THEN nothing happens
+    handler({"source": "aws.ecs", "detail": {"ec2InstanceId": stranger, "status": "ACTIVE"}}, None)
+    handler(joined, None)
     assert (capsys.readouterr().out, inbox.read()) == ("", [])
 
     # WHEN the schedule calls the function
