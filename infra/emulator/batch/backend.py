@@ -88,6 +88,8 @@ class BatchBackend(MotoBatchBackend):
             environment = _find(self.environments, identifier)
             if environment is None:
                 return
+            if environment.status == "UPDATING":
+                raise ClientException("Cannot delete, resource is being modified.")
             if environment.enabled:
                 raise ClientException("Cannot delete, compute environment must be in DISABLED state")
             if any(environment in queue.environments for queue in self.queues.values()):

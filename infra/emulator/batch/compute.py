@@ -1,4 +1,8 @@
-"""Compute environments and job queues. The capacity of an environment is maxvCpus; no instance is started."""
+"""Compute environments and job queues. The capacity of an environment is maxvCpus; no instance is started.
+
+Source: AWS Batch user guide, "Updating compute environments": a changed setting of the instances starts an
+infrastructure update, during which the status is UPDATING. Here it lasts until no job runs in the environment.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -12,6 +16,8 @@ from infra.emulator.batch.job_definition import check_name
 _TYPES = ("EC2", "SPOT")
 _STATES = ("ENABLED", "DISABLED")
 MAX_QUEUE_ENVIRONMENTS = 3
+_SCALING = frozenset({"minvCpus", "maxvCpus", "desiredvCpus"})
+"""Compute resources that Batch changes without replacing instances."""
 
 
 class _BatchResource:
@@ -22,6 +28,7 @@ class _BatchResource:
     name: str
     arn: str
     properties: dict[str, Any]
+    status: str = "VALID"
 
     @property
     def enabled(self) -> bool:
@@ -37,7 +44,7 @@ class _BatchResource:
         return {
             **copy.deepcopy(self.properties),
             f"{self.kind}Arn": self.arn,
-            "status": "VALID",
+            "status": self.status,
             "statusReason": f"{self.kind[0].upper()}{self.kind[1:]} Healthy",
             "tags": dict(tags),
         }
@@ -80,10 +87,20 @@ class ComputeEnvironment(_BatchResource):
 
     def update(self, changes: Mapping[str, Any]) -> None:
         """Update it. Raises ClientException and changes nothing if Batch refuses."""
+        if self.status == "UPDATING":
+            raise ClientException("Cannot update, resource is being modified.")
         properties = {**self.properties, **_without(changes, "computeEnvironment", "computeResources")}
-        properties["computeResources"] = {**self.resources, **(changes.get("computeResources") or {})}
+        resources = properties["computeResources"] = {**self.resources, **(changes.get("computeResources") or {})}
         _check_environment(properties)
+        if self.used_vcpus and any(resources[name] != self.resources.get(name) for name in resources.keys() - _SCALING):
+            self.status = "UPDATING"
         self.properties = properties
+
+    def release(self, vcpus: float) -> None:
+        """Free the vCPUs of an attempt that has ended. The last one ends an infrastructure update."""
+        self.used_vcpus -= vcpus
+        if not self.used_vcpus:
+            self.status = "VALID"
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
         return {**super().describe(tags), "ecsClusterArn": self.ecs_arn, "containerOrchestrationType": "ECS"}

@@ -264,7 +264,7 @@ class Scheduler:
         job = attempt.job
         with self.lock:
             del self._attempts[job.id]
-            attempt.environment.used_vcpus -= job.submission.vcpus
+            attempt.environment.release(job.submission.vcpus)
             self._used[_share(job)] += job.submission.vcpus * attempt.seconds
             if job.current is not None:
                 job.attempts.append(job.current)

@@ -168,10 +168,18 @@ class Account:
             if environment.get("tags", {}).get("trainyard:stage") == self._rules.stage and environment["state"] == state
         }
 
-    def set_environments(self, names: Iterable[str], state: str) -> None:
-        """Enable or disable compute environments."""
+    def set_environments(self, names: Iterable[str], state: str) -> list[str]:
+        """Enable or disable compute environments. Return those that Batch refuses to change, for example while a
+        deployment replaces their instances.
+        """
+        refused = []
         for name in sorted(names):
-            self._batch.update_compute_environment(computeEnvironment=name, state=state)
+            try:
+                self._batch.update_compute_environment(computeEnvironment=name, state=state)
+            except self._batch.exceptions.ClientException as error:  # noqa: PERF203 - the others must still change
+                print(f"{name}: {error}")
+                refused.append(name)
+        return refused
 
     def _queues(self) -> list[str]:
         """Return the ARNs of the stage's queues, including those of retiring pools."""
@@ -211,11 +219,11 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
     record = stop_record(budget, now) if before is None or is_over(before, now) else before
     until = record["until"][:10]
     if budget.team is None:
-        disabled = disable(account, before, record)
+        disabled, refused = disable(account, before, record)
         account.alert(
             f"Stage {rules.stage} has used up its budget of {budget.limit_usd:g} USD: {disabled} compute environments "
             f"were disabled. Running jobs continue, but nothing new starts before {until}. Next, to continue earlier: "
-            "raise monthly_budget_usd in infra/settings.py and deploy."
+            f"raise monthly_budget_usd in infra/settings.py and deploy.{still(refused, 'enabled')}"
         )
         return
     if record is not before:
@@ -231,8 +239,20 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
     )
 
 
-def disable(account: Account, before: dict[str, Any] | None, record: dict[str, Any]) -> int:
-    """Disable the stage's compute environments, and write the record of the stop. Return the number of disabled ones.
+def still(refused: list[str], state: str) -> str:
+    """Return a sentence about environments that Batch refused to change, or an empty text if there are none."""
+    if not refused:
+        return ""
+    return (
+        f" Batch refused to change {', '.join(refused)}, which are still {state}: a deployment is updating their "
+        "instances, and its end calls this function again."
+    )
+
+
+def disable(account: Account, before: dict[str, Any] | None, record: dict[str, Any]) -> tuple[int, list[str]]:
+    """Disable the stage's compute environments, and write the record of the stop.
+
+    Return the number of disabled ones, and the names of those that Batch refuses to disable.
 
     `before`: the record so far; None if there was no stop. The record keeps the names of environments that the stop did
     not disable, which are few, because a parameter holds 4 KB and a stage has up to 50 environments.
@@ -243,8 +263,8 @@ def disable(account: Account, before: dict[str, Any] | None, record: dict[str, A
     updated = {**record, DISABLED_BEFORE: sorted(untouched)}
     if updated != before:
         account.write(STAGE_STOP, updated)
-    account.set_environments(enabled, "DISABLED")
-    return len(enabled)
+    refused = account.set_environments(enabled, "DISABLED")
+    return len(enabled) - len(refused), refused
 
 
 def review(account: Account, rules: Rules, now: datetime) -> None:
@@ -261,7 +281,10 @@ def review(account: Account, rules: Rules, now: datetime) -> None:
             continue
         if team is None:
             untouched = (record or {}).get(DISABLED_BEFORE, ())
-            account.set_environments(account.environments("DISABLED") - set(untouched), "ENABLED")
+            refused = account.set_environments(account.environments("DISABLED") - set(untouched), "ENABLED")
+            if refused:  # keep the record, so that the next call enables them
+                account.alert(f"Stage {rules.stage} may start jobs again.{still(refused, 'disabled')}")
+                continue
         elif role:
             account.allow(role)
         account.delete(stop_parameter(team))

@@ -28,6 +28,9 @@ NEVER_JOINED = "never-joined/"
 MINUTES = 30
 LAUNCHES = 3
 
+_DISABLED = "The compute environment was disabled"
+_REFUSED = "Batch refused to disable the compute environment, which a deployment is updating"
+
 _ALIVE = ("pending", "running")
 _SPOT_RECLAIM = "Server.SpotInstance"
 """Prefix of EC2's codes for a Spot instance that was reclaimed or found no capacity, which are no boot failures."""
@@ -206,8 +209,14 @@ class Account:
         name = self._rules.path + NEVER_JOINED + environment
         self._ssm.put_parameter(Name=name, Value=json.dumps(record), Type="String", Overwrite=True)
 
-    def disable(self, environment: str) -> None:
-        self._batch.update_compute_environment(computeEnvironment=environment, state="DISABLED")
+    def disable(self, environment: str) -> bool:
+        """Disable an environment. Return whether Batch did: it may refuse while a deployment replaces the instances."""
+        try:
+            self._batch.update_compute_environment(computeEnvironment=environment, state="DISABLED")
+        except self._batch.exceptions.ClientException as error:
+            print(f"{environment}: {error}")
+            return False
+        return True
 
     def terminate(self, instances: list[Instance]) -> None:
         if ids := [instance.id for instance in instances if instance.is_alive]:
@@ -235,11 +244,11 @@ def disable_failing(account: Account, rules: Rules, now: datetime) -> list[Insta
         if not culprits:
             continue
         if environment["state"] == "ENABLED":
-            account.disable(batch_name)
+            disabled = account.disable(batch_name)
             reason = explain(name, culprits, rules)
             account.write_record(batch_name, {"since": now.isoformat(timespec="seconds"), "reason": reason})
             account.alert(
-                f"Stage {rules.stage}: {reason}. The compute environment was disabled, and its running instances were "
+                f"Stage {rules.stage}: {reason}. {_DISABLED if disabled else _REFUSED}, and its running instances were "
                 f"terminated. Next: aws logs tail {rules.log_group} --since 1d --log-stream-name-prefix "
                 f"{culprits[0].id}/, or aws ec2 get-console-output --instance-id {culprits[0].id}. Once the cause is "
                 f"fixed: aws batch update-compute-environment --compute-environment {batch_name} --state ENABLED"

@@ -109,3 +109,25 @@ def test_states_and_uses_of_batch_resources_are_checked(batch: Batch) -> None:
     shared = {**job, "jobQueue": batch.queue(schedulingPolicyArn=policy), "jobDefinition": batch.definition("true")}
     refused("submit_job", "must be specified", **shared)
     refused("submit_job", "is invalid", **shared, shareIdentifier="not-a-share")
+
+
+def test_update_of_instances_waits_for_running_jobs(batch: Batch) -> None:
+    def status() -> str:
+        described = batch.client.describe_compute_environments(computeEnvironments=[environment])
+        return str(described["computeEnvironments"][0]["status"])
+
+    environment = batch.environment()
+    job = batch.submit(batch.definition("sleep", "600"), batch.queue(environment))
+    batch.wait_for(job, "RUNNING")
+    # A scaling update takes no time, and an update of the instances waits for jobs on the old ones.
+    change = batch.client.update_compute_environment
+    change(computeEnvironment=environment, computeResources={"maxvCpus": 32})
+    assert status() == "VALID"
+    change(computeEnvironment=environment, computeResources={"tags": {"Name": "new"}})
+    assert status() == "UPDATING"
+    with pytest.raises(batch.client.exceptions.ClientException, match="resource is being modified"):
+        change(computeEnvironment=environment, state="DISABLED")
+    batch.client.terminate_job(jobId=job, reason="test")
+    batch.wait_for(job, "FAILED")
+    assert status() == "VALID"
+    change(computeEnvironment=environment, state="DISABLED")

@@ -166,6 +166,28 @@ def test_the_end_of_a_stop_enables_only_what_the_stop_disabled(
     assert stage.states == {"ENABLED"}
 
 
+def test_an_environment_under_update_does_not_keep_the_others_enabled(
+    world: World, stage: StoppedStage, inbox: Inbox
+) -> None:
+    # GIVEN a deployment that replaces instances of one environment, which waits for a running job
+    running = world.submit("sleep", "600")
+    world.reached(running, "RUNNING")
+    first, _ = stage.environments
+    name = first["computeEnvironmentName"]
+    world.batch.update_compute_environment(computeEnvironment=name, computeResources={"tags": {"Name": "new"}})
+    # WHEN the budget is used up, THEN the other environment is disabled
+    handler(used_up(STAGE_TOPIC), None)
+    assert [item["state"] for item in stage.environments] == ["ENABLED", "DISABLED"]
+    [message] = inbox.read()
+    assert "1 compute environments were disabled" in message
+    assert f"Batch refused to change {name}, which are still enabled" in message
+    # AND the end of the deployment disables the rest
+    world.batch.terminate_job(jobId=running, reason="test")
+    world.reached(running, "FAILED")
+    stage.deploy(stage=1000, team=100)
+    assert stage.states == {"DISABLED"}
+
+
 def test_a_team_over_budget_has_its_waiting_jobs_cancelled(
     world: World, stage: StoppedStage, inbox: Inbox, month_passes: Callable[[], None]
 ) -> None:

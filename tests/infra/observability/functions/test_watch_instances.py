@@ -20,7 +20,7 @@ from infra.observability.functions.watch_instances import (
     never_joined,
 )
 from jobs.core import stage as core_stage
-from tests.infra.observability.functions.conftest import Inbox
+from tests.infra.observability.functions.conftest import Inbox, World
 from tests.support.running_emulator import Emulator
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -195,3 +195,33 @@ def test_an_environment_whose_instances_never_join_is_disabled(
         aws.client("ssm").get_parameter(Name=name)
     assert state_of(aws, again) == "running"
     aws.client("ec2").terminate_instances(InstanceIds=[member, stranger, again])
+
+
+def test_an_environment_under_update_does_not_keep_others_unwatched(
+    world: World, emulator: Emulator, environments: list[str], stage: str, inbox: Inbox
+) -> None:
+    batch = emulator.client("batch")
+    # GIVEN two environments whose instances never join; a deployment replaces the instances of the first
+    running = world.submit("sleep", "600")
+    world.reached(running, "RUNNING")
+    (queue,) = batch.describe_job_queues(jobQueues=[world.spot])["jobQueues"]
+    updated, failing = queue["computeEnvironmentOrder"][0]["computeEnvironment"], environments[1]
+    batch.tag_resource(resourceArn=updated, tags={"trainyard:stage": stage})
+    batch.update_compute_environment(
+        computeEnvironment=updated, computeResources={"tags": {"Name": f"{stage}-updated"}}
+    )
+    never = [launched(emulator, Name=name, trainyard_stage=stage) for name in (f"{stage}-updated", failing)]
+    # WHEN the schedule calls the function
+    handler({"source": "aws.events"}, None)
+    # THEN the second is disabled, the instances of both are terminated, and the alerts tell the difference
+    described = batch.describe_compute_environments(computeEnvironments=[updated, failing])["computeEnvironments"]
+    assert {item["computeEnvironmentArn"] == updated: item["state"] for item in described} == {
+        True: "ENABLED",
+        False: "DISABLED",
+    }
+    assert [state_of(emulator, instance) for instance in never] == ["terminated"] * 2
+    messages = inbox.read()
+    assert ["Batch refused to disable" in message for message in messages].count(True) == 1
+    assert len(messages) == 2
+    batch.terminate_job(jobId=running, reason="test")
+    world.reached(running, "FAILED")
