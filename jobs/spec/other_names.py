@@ -46,7 +46,7 @@ ROWS: Sequence[tuple[str, str, str]] = (
     ("mlm_probability", "arguments.mask_fraction", ""),
     ("logging_steps", "arguments.log_every_steps", ""),
     ("eval_steps eval_strategy evaluation_strategy", "arguments.evaluate_every_steps", "a number of steps, or epoch"),
-    ("save_steps save_strategy", "arguments.checkpoint_every_steps", "a number of steps, or auto"),
+    ("save_steps save_strategy", "arguments.checkpoint_every_steps", "a number of steps, epoch or auto"),
     ("save_total_limit", "arguments.keep_checkpoints", ""),
     ("load_best_model_at_end", "arguments.metric_for_best_model", "which names the metric"),
     ("hub_model_id", "arguments.push_to_hub", ""),

@@ -273,7 +273,7 @@ def _error_lines(
 
 def spec_keys(job: object) -> list[str]:
     """Return the dotted paths of all keys of a spec whose kind of job is `job`, without those of a sweep."""
-    found = [*_paths(JobSpec)]
+    found = [path for path in _paths(JobSpec) if not path.startswith("sweep.")]
     kind = CATALOG.get(job) if isinstance(job, str) else None
     return found + [f"arguments.{path}" for path in (_paths(kind.arguments) if kind else ())]
 
