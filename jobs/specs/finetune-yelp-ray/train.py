@@ -51,7 +51,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=10.0)
     parser.add_argument("--batch-size", type=int, default=8, help="total over all workers")
     parser.add_argument("--max-length", type=int, default=512)
-    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw", help="sgd has a momentum of 0.9")
+    parser.add_argument("--learning-rate", type=float, help="default: 2e-5, falling to 0; for sgd a constant 1e-3")
+    parser.add_argument("--evaluate-each-epoch", action="store_true", help="default: evaluate only at the end")
     parser.add_argument("--save-steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     return parser.parse_args()
@@ -65,7 +67,7 @@ def device() -> str:
     return "hpu" if hpu.is_available() else "cpu"
 
 
-def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+def trainer_classes(optimizer: str) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     """Return the Trainer class, its arguments class, and extra keyword arguments for the arguments and the Trainer."""
     if device() != "hpu":
         from transformers import Trainer, TrainingArguments
@@ -73,7 +75,7 @@ def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
         return Trainer, TrainingArguments, {"use_cpu": device() == "cpu"}, {}
     from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
 
-    config = GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True, use_torch_autocast=True)
+    config = GaudiConfig(use_fused_adam=optimizer == "adamw", use_fused_clip_norm=True, use_torch_autocast=True)
     return GaudiTrainer, GaudiTrainingArguments, {"use_habana": True, "use_lazy_mode": True}, {"gaudi_config": config}
 
 
@@ -95,19 +97,24 @@ def train(config: dict[str, Any]) -> dict[str, float]:
         )
 
     examples, held_out = split("train"), split("test")
-    trainer_class, arguments_class, device_arguments, trainer_arguments = trainer_classes()
+    rate = args.learning_rate or (1e-3 if args.optimizer == "sgd" else 2e-5)
+    sgd = (torch.optim.SGD, {"lr": rate, "momentum": 0.9}) if args.optimizer == "sgd" else None
+    trainer_class, arguments_class, device_arguments, trainer_arguments = trainer_classes(args.optimizer)
     trainer = trainer_class(
         model=AutoModelForSequenceClassification.from_pretrained(
             args.model, num_labels=1 + max(examples["label"]), trust_remote_code=False
         ),
         args=arguments_class(
-            output_dir=args.output, num_train_epochs=args.epochs, seed=args.seed, learning_rate=args.learning_rate,
+            output_dir=args.output, num_train_epochs=args.epochs, seed=args.seed, learning_rate=rate,
+            lr_scheduler_type="constant" if sgd else "linear",
+            eval_strategy="epoch" if args.evaluate_each_epoch else "no",
             per_device_train_batch_size=args.batch_size // args.workers, save_steps=args.save_steps,
             save_total_limit=2, logging_steps=10, report_to=[], disable_tqdm=True, **device_arguments,
         ),
         data_collator=DataCollatorWithPadding(tokenizer),
         train_dataset=examples,
         eval_dataset=held_out,
+        optimizer_cls_and_kwargs=sgd,
         compute_metrics=lambda found: {"accuracy": float((found[0].argmax(-1) == found[1]).mean())},
         **trainer_arguments,
     )  # fmt: skip

@@ -1,11 +1,16 @@
 """jobs/specs/finetune-yelp-ray unchanged, with a small model and few reviews."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from tests.support.container import launching
@@ -47,3 +52,22 @@ def test_ray_workers_train_and_save_model_checkpoints_result(
     assert any(line.startswith("held-out accuracy of 2 workers over gloo: ") for line in done.lines)
     assert run.read("output/model/model.safetensors")
     assert max(run.complete_checkpoints()) == 96
+
+
+def test_optimizer_and_evaluations_of_the_source_can_be_chosen(tmp_path: Path) -> None:
+    """The training of one worker, without Ray."""
+    save_tiny_bert(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    for seed, split in enumerate(("train", "test")):
+        write_lines(tmp_path / f"data/{split}.jsonl", reviews(16, seed=seed, labels=(0, 1)))
+    options = "model data --output out --workers 1 --epochs 2 --save-steps 4 --optimizer sgd --evaluate-each-epoch"
+    code = "import train; train.train(vars(train.arguments()))"
+    places = f"{PACKAGES['PYTHONPATH']}:{READY_SPECS / 'finetune-yelp-ray'}:{READY_SPECS.parents[1]}"
+    environment = {**os.environ, **PACKAGES, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code, *options.split(), "--max-length=32"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)
+
+    optimizer = torch.load(tmp_path / "out/checkpoint-4/optimizer.pt", weights_only=True)
+    assert {(group["momentum"], group["lr"]) for group in optimizer["param_groups"]} == {(0.9, 1e-3)}
+    history = json.loads((tmp_path / "out/checkpoint-4/trainer_state.json").read_bytes())["log_history"]
+    assert [entry["epoch"] for entry in history if "eval_accuracy" in entry] == [1]  # saved before the next one
