@@ -112,7 +112,7 @@ def unknown_classes(named: Mapping[str, Collection[str]], classes: Sequence[str]
         for name in (each for each in names if each not in classes):
             yield UsageError(
                 f"{argument}: '{name}' is none of the classes{did_you_mean(name, classes)}",
-                next_step="name classes of the training data",
+                next_step="correct the name, or look at the classes: trainyard data show TABLE",
             )
 
 

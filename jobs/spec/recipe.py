@@ -108,11 +108,11 @@ class TrainerArguments(Strict):
     @classmethod
     def _refuse_other_names(cls, given: Any) -> Any:
         """Raise ValueError for arguments that have their own key, and for arguments that nobody sets."""
-        reasons = {name: f"set arguments.{key}" for name, key in KEYS_OF_HUGGING_FACE.items()}
-        reasons |= {name: f"set arguments.{name}" for name in (*Recipe.model_fields, *_OF_SOME_KINDS)}
+        reasons = {name: f"use arguments.{key}" for name, key in KEYS_OF_HUGGING_FACE.items()}
+        reasons |= {name: f"use arguments.{name}" for name in (*Recipe.model_fields, *_OF_SOME_KINDS)}
         reasons |= dict(_DECIDED)
         names = given if isinstance(given, Mapping) else {}
-        refused = [f"'{name}' is not set here: {reasons[name]}" for name in names if name in reasons]
+        refused = [f"remove '{name}': {reasons[name]}" for name in names if name in reasons]
         if refused:
             raise ValueError("; ".join(refused))
         return given

@@ -140,7 +140,7 @@ def test_named_classes_must_be_in_the_training_tables(aws: Aws, put: Put) -> Non
 
     found = errors_of(aws, finetuning(put, tables, positive_class="nope", class_weights={"yes": 2, 1: 3}))
 
-    next_step = "\nNext: name classes of the training data"
+    next_step = "\nNext: correct the name, or look at the classes: trainyard data show TABLE"
     assert found == [
         f"arguments.positive_class: 'nope' is none of the classes; did you mean 'no'?{next_step}",
         f"arguments.class_weights: '1' is none of the classes; available: 'no', 'yes'{next_step}",
