@@ -136,6 +136,10 @@ def test_names_of_other_tools_lead_to_keys_that_exist() -> None:
     ("changed", "message"),
     [
         ({"epoch": 1}, "arguments.epoch: unknown key; did you mean 'epochs'?"),
+        (
+            {"training_arguments": {"max_grad_nor": 1}},
+            "arguments.training_arguments.max_grad_nor: unknown key; did you mean 'max_grad_norm'?",
+        ),
         ({"lr": 1}, "arguments.lr: unknown key; use learning_rate"),
         ({"batch_size": 8}, "arguments.batch_size: unknown key; use global_batch_size, for all cards together"),
         (
