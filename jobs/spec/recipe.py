@@ -51,36 +51,6 @@ SCHEDULE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """Parameters of each lr_scheduler_type that has any (transformers/optimization.py)."""
 
-KEYS_OF_HUGGING_FACE: Mapping[str, str] = {
-    "optim": "optimizer",
-    "num_train_epochs": "epochs, or max_steps for pretrain-mlm",
-    "per_device_train_batch_size": "global_batch_size, which is the total over all ranks",
-    "gradient_accumulation_steps": "max_batch_size_per_rank: a larger share of the global batch is accumulated",
-    "auto_find_batch_size": "max_batch_size_per_rank",
-    "per_device_eval_batch_size": "eval_batch_size",
-    "eval_strategy": "evaluate_every_steps",
-    "evaluation_strategy": "evaluate_every_steps",
-    "eval_steps": "evaluate_every_steps",
-    "save_strategy": "checkpoint_every_steps",
-    "save_steps": "checkpoint_every_steps",
-    "save_total_limit": "keep_checkpoints",
-    "logging_strategy": "log_every_steps",
-    "logging_steps": "log_every_steps",
-    "load_best_model_at_end": "metric_for_best_model",
-    "data_seed": "seed",
-    "hub_model_id": "push_to_hub",
-}
-"""Names of TrainingArguments that a recipe has under another name."""
-
-_DECIDED: Mapping[str, str] = {
-    "greater_is_better": "the metric decides",
-    "output_dir": "results are in the run's folder",
-    "resume_from_checkpoint": "a run resumes by itself",
-    **dict.fromkeys(("fp16", "bf16", "tf32", "use_cpu"), "the accelerator decides"),
-    **dict.fromkeys(("deepspeed", "fsdp"), "only a script can shard its model"),
-}
-"""Names of TrainingArguments that nobody sets, and why."""
-
 
 class TrainerArguments(Strict):
     """Arguments that are passed to the TrainingArguments of transformers by their names."""
@@ -104,26 +74,9 @@ class TrainerArguments(Strict):
     dataloader_num_workers: int | None = Field(default=None, ge=0, le=64)
     """Processes of each rank that prepare batches. Default: 0, the rank prepares them itself."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_names(cls, given: Any) -> Any:
-        """Raise ValueError for arguments that have their own key, and for arguments that nobody sets."""
-        reasons = {name: f"use arguments.{key}" for name, key in KEYS_OF_HUGGING_FACE.items()}
-        reasons |= {name: f"use arguments.{name}" for name in (*Recipe.model_fields, *_OF_SOME_KINDS)}
-        reasons |= dict(_DECIDED)
-        names = given if isinstance(given, Mapping) else {}
-        refused = [f"remove '{name}': {reasons[name]}" for name in names if name in reasons]
-        if refused:
-            raise ValueError("; ".join(refused))
-        return given
-
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialized: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in serialized(self).items() if value is not None}
-
-
-_OF_SOME_KINDS = ("max_steps", "label_smoothing_factor", "torch_compile")
-"""Names of TrainingArguments that only some kinds have, as their own keys."""
 
 
 class Recipe(Arguments):

@@ -140,6 +140,23 @@ def test_names_of_other_tools_lead_to_keys_that_exist() -> None:
             {"training_arguments": {"max_grad_nor": 1}},
             "arguments.training_arguments.max_grad_nor: unknown key; did you mean 'max_grad_norm'?",
         ),
+        (
+            {"training_arguments": {"optim": "sgd"}},
+            "arguments.training_arguments.optim: unknown key; use arguments.optimizer, "
+            "adamw, adafactor, sgd, rmsprop or adagrad",
+        ),
+        (
+            {"training_arguments": {"weight_decay": 3}},
+            "arguments.training_arguments.weight_decay: unknown key here; use arguments.weight_decay",
+        ),
+        (
+            {"training_arguments": {"bf16": True}},
+            "arguments.training_arguments.bf16: unknown key; remove it: the precision follows from the card",
+        ),
+        (
+            {"warmup_steps": 9},
+            "arguments.warmup_steps: unknown key here; use arguments.training_arguments.warmup_steps",
+        ),
         ({"lr": 1}, "arguments.lr: unknown key; use learning_rate"),
         ({"batch_size": 8}, "arguments.batch_size: unknown key; use global_batch_size, for all cards together"),
         (

@@ -199,10 +199,6 @@ def test_training_starts_from_a_model_with_the_same_tokenizer(
         ({"model": "m", "config": "c"}, "'model' sets the model's shape; remove config, hidden_size"),
         ({"hidden_size": 100}, "hidden_size 100 is not divisible by 12 heads"),
         ({"config": "a", "layers": 6}, "'config' sets the model's shape; remove hidden_size, layers, heads"),
-        (
-            {"training_arguments": {"optim": "sgd", "fp16": True}},
-            "remove 'optim': use arguments.optimizer; remove 'fp16': the accelerator decides",
-        ),
         ({"training_arguments": {"warmup_steps": 3}, "warmup_ratio": 0.2}, "set either 'warmup_ratio' or 'training"),
         ({"training_arguments": {"lr_scheduler_kwargs": {"power": 2}}}, "'linear' has no parameters; remove power"),
         ({"training_arguments": {"adam_beta1": 0.5}, "optimizer": "sgd"}, "adam_beta1 needs 'optimizer: adamw'"),
