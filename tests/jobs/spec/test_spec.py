@@ -142,8 +142,10 @@ def test_names_of_other_tools_lead_to_keys_that_exist() -> None:
         ),
         (
             {"training_arguments": {"optim": "sgd"}},
-            "arguments.training_arguments.optim: unknown key; use arguments.optimizer, "
-            "adamw, adafactor, sgd, rmsprop or adagrad",
+            (
+                "arguments.training_arguments.optim: unknown key; use arguments.optimizer, "
+                "adamw, adafactor, sgd, rmsprop or adagrad"
+            ),
         ),
         (
             {"training_arguments": {"weight_decay": 3}},
