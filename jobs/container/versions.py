@@ -5,8 +5,12 @@ No other file distinguishes versions. Each entry names the releases that need it
 
 import functools
 import importlib.metadata
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from jobs.data_checks.model_files import TOKENIZER_CONFIGURATION
 
 _IS_TRANSFORMERS_4 = int(importlib.metadata.version("transformers").partition(".")[0]) < 5
 """True in Gaudi's releases, False in those for CUDA and CPU."""
@@ -48,6 +52,41 @@ def hub_unreachable() -> tuple[type[Exception], ...]:
     from huggingface_hub import errors
 
     return OSError, errors.HTTPError  # type: ignore[attr-defined]  # imported there
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model's folder, with any version of transformers that saved it.
+
+    Gaudi's releases have neither the class TokenizersBackend nor lists as `extra_special_tokens`, which transformers 5
+    writes.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    changes = _for_both_versions(folder) if _IS_TRANSFORMERS_4 else {}
+    loader: Any = PreTrainedTokenizerFast if changes.pop("tokenizer_class", None) else AutoTokenizer
+    return loader.from_pretrained(folder, trust_remote_code=False, **changes)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer so that transformers 4 and 5 load it. Both know what transformers 4 writes."""
+    tokenizer.save_pretrained(folder)
+    if changes := _for_both_versions(folder):
+        path = Path(folder) / TOKENIZER_CONFIGURATION
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2, ensure_ascii=False) + "\n")
+
+
+def _for_both_versions(folder: Path) -> dict[str, Any]:
+    """Return the settings of a saved tokenizer that only transformers 5 knows, as transformers 4 writes them."""
+    try:
+        settings = json.loads((Path(folder) / TOKENIZER_CONFIGURATION).read_text())
+    except FileNotFoundError:
+        return {}
+    changes: dict[str, Any] = {}
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        changes["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(tokens := settings.get("extra_special_tokens"), list):
+        changes |= {"extra_special_tokens": {}, "additional_special_tokens": tokens}
+    return changes
 
 
 class Steps(int):

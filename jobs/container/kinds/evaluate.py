@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobs.aws import s3 as object_store
+from jobs.container import versions
 from jobs.container.accelerator import Accelerator, of_rank
 from jobs.container.data import artifacts, labelled_text, sources
 from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, number_of_widths, prepare
@@ -79,8 +80,6 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
         )
 
     def data() -> dict[str, Any]:
-        from transformers import AutoTokenizer
-
         assert s3 is not None  # noqa: S101
         configuration = json.loads((folder / model_files.CONFIGURATION).read_bytes())
         names = model_files.class_names(configuration, arguments.model)
@@ -90,7 +89,7 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
         for location, count in bad.counts.items():
             log.warning("warning: %s of %s skipped", counted(count, "bad row"), location)
         with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            tokenizer = versions.load_tokenizer(folder)
         prepared = prepare(
             names,
             {"eval": examples},
@@ -118,7 +117,7 @@ def _trainer(
     rank: Rank, arguments: Evaluate, folder: Path, accelerator: Accelerator, metrics: JobMetrics | None
 ) -> "tuple[Any, Heartbeats]":
     """Return a Trainer that predicts on the rank's device, and its heartbeats, one for each batch."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
     from transformers.trainer_callback import PrinterCallback
 
     from jobs.container.models import fitting
@@ -149,7 +148,7 @@ def _trainer(
         **accelerator.model_arguments(),
     ).model
     with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
-        fitting.set_padding_token(model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+        fitting.set_padding_token(model, versions.load_tokenizer(folder))
     trainer = trainer_class(accelerator.trainer_class())(
         model=model,
         args=accelerator.training_arguments_class()(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobs.aws import s3 as object_store
+from jobs.container import versions
 from jobs.container.accelerator import of_rank
 from jobs.container.data import artifacts, labelled_text, sources
 from jobs.container.data.labelled_tokens import (
@@ -95,7 +96,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             loss=class_loss(weights, arguments.label_smoothing_factor) if arguments.has_own_loss else None,
             evaluate=evaluation,
             write_extras=evaluation.write,
-            save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
+            save_beside=lambda folder: versions.save_tokenizer(_tokenizer(model_folder, arguments.model), folder),
             schedule={"num_train_epochs": arguments.epochs},
         ),
         s3=s3,
@@ -191,10 +192,8 @@ def _training_data(
 
 
 def _tokenizer(folder: Path, location: str) -> Any:
-    from transformers import AutoTokenizer
-
     with pretrained.explained_loading(location, "its tokenizer cannot be loaded"):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return versions.load_tokenizer(folder)
 
 
 def _model(

@@ -27,6 +27,7 @@ from jobs.container.data.masked_tokens import EVALUATION_SEED, MaskedSequences, 
 from jobs.container.data.packed_tokens import PackedTokens
 from jobs.container.models import pretrained
 from jobs.container.rank import Rank, run
+from jobs.container.versions import load_tokenizer, save_tokenizer
 from jobs.core.errors import ConfigurationError, NotFoundError, UsageError
 from jobs.core.locations import S3, S3Location
 from jobs.data_checks import model_files
@@ -103,7 +104,7 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             # An HPU would compile another graph for a batch without an attention mask.
             collate=MaskedSequences.collate if accelerator.name == "hpu" else MaskedSequences.collate_unpadded,
             evaluate=lambda trainer: evaluate(trainer, eval_data),
-            save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
+            save_beside=lambda folder: save_tokenizer(load_tokenizer(inputs.folder / packed_tokens.TOKENIZER), folder),
             schedule={"max_steps": arguments.max_steps},
             ordered_epoch=sequences,
         ),
@@ -176,8 +177,8 @@ def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_
             next_step=f"tokenize the corpus with sequence_length: {most}",
         )
     with pretrained.explained_loading(str(location), "its tokenizer cannot be loaded"):
-        expected = _tokenizer(model).get_vocab()
-    found = _tokenizer(data / packed_tokens.TOKENIZER).get_vocab()
+        expected = load_tokenizer(model).get_vocab()
+    found = load_tokenizer(data / packed_tokens.TOKENIZER).get_vocab()
     if found != expected:
         token = min({*expected.items()} ^ {*found.items()}, key=lambda item: item[1])[0]
         raise UsageError(
@@ -311,12 +312,6 @@ def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UsageError(f"{location}: its {CONFIG} is not an object but {type(config).__name__}")
     return config
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def save_tiny_llama(folder: Path, *, chat_template: str | None = CHAT) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    from jobs.container.versions import save_tokenizer
     from tests.support.container.corpora import paragraphs
 
     tokenizer = Tokenizer(models.BPE())
@@ -40,12 +41,7 @@ def save_tiny_llama(folder: Path, *, chat_template: str | None = CHAT) -> Path:
     )
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     fast.chat_template = chat_template
-    fast.save_pretrained(folder)
-    # transformers 4 lacks the class that transformers 5 writes; both have this class.
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
-    )
+    save_tokenizer(fast, folder)  # transformers 4 loads it too
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(fast),
