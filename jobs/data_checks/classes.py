@@ -33,11 +33,16 @@ class ClassScore(_Record):
     examples: int
     predicted: int
     """Examples of any class that were predicted as this class."""
-    precision: float
-    """Share of `predicted` that is correct; 0 if there are none."""
-    recall: float
-    """Share of `examples` that was recognized; 0 if there are none."""
-    f1: float
+    precision: float | None
+    """Share of `predicted` that is correct; None if there are none."""
+    recall: float | None
+    """Share of `examples` that was recognized; None if there are none."""
+    f1: float | None
+    """None if there are neither examples nor predictions of the class."""
+
+    def figures(self) -> tuple[str, str, str]:
+        """Return precision, recall and F1 as text: `-` for those that nothing was counted for."""
+        return _figure(self.precision), _figure(self.recall), _figure(self.f1)
 
 
 class Mistake(_Record):
@@ -78,13 +83,13 @@ class ClassReport(_Record):
         """
         shown = self.classes
         if len(shown) > _MAX_SHOWN:
-            shown = sorted(shown, key=lambda score: score.f1)[:_MAX_SHOWN]
+            shown = sorted(shown, key=by_f1)[:_MAX_SHOWN]
             yield f"the {_MAX_SHOWN} of {len(self.classes)} classes with the lowest F1:"
         width = max([len("class"), *(len(shown_name(score.name)) for score in shown)])
         yield f"{'class':<{width}}{'held out':>10}{'precision':>11}{'recall':>8}{'F1':>7}"
         for score in shown:
-            figures = f"{score.precision:>11.3f}{score.recall:>8.3f}{score.f1:>7.3f}"
-            yield f"{shown_name(score.name):<{width}}{score.examples:>10,}{figures}"
+            precision, recall, f1 = score.figures()
+            yield f"{shown_name(score.name):<{width}}{score.examples:>10,}{precision:>11}{recall:>8}{f1:>7}"
         if self.confused:
             yield "most often confused:"
         examples_of = {score.name: score.examples for score in self.classes}
@@ -93,3 +98,12 @@ class ClassReport(_Record):
                 f"  {shown_name(pair.label)} predicted as {shown_name(pair.predicted)}: "
                 f"{pair.examples:,} of {examples_of[pair.label]:,}"
             )
+
+
+def by_f1(score: ClassScore) -> tuple[bool, float]:
+    """Sort classes by their F1, the lowest first, and classes without F1 last."""
+    return score.f1 is None, score.f1 or 0.0
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -7,6 +7,7 @@ from typing import Any
 from jobs.core.labels import quoted_name
 from jobs.core.records import IMAGE_DIGEST, Attempt
 from jobs.core.words import baseline_warning, counted, duration, figure, result_rows, usd
+from jobs.data_checks.classes import by_f1
 from jobs.money.budget import duration_seconds, spent
 from jobs.money.phases import PHASES, Phase, lost_steps, phases
 from jobs.money.receipt import cards_name, savings, stored_text
@@ -233,14 +234,7 @@ def _classes(run: RecordedRun) -> dict[str, Any]:
         return found
     names = [quoted_name(score.name) for score in report.classes]
     rows = [
-        (
-            quoted_name(score.name),
-            str(score.examples),
-            f"{score.precision:.3f}",
-            f"{score.recall:.3f}",
-            f"{score.f1:.3f}",
-        )
-        for score in sorted(report.classes, key=lambda score: score.f1)
+        (quoted_name(score.name), str(score.examples), *score.figures()) for score in sorted(report.classes, key=by_f1)
     ]
     mistakes = [
         (

@@ -161,12 +161,16 @@ def _scores(
             name=name,
             examples=occurring[number],
             predicted=guessed[number],
-            precision=right[number] / max(1, guessed[number]),
-            recall=right[number] / max(1, occurring[number]),
-            f1=2 * right[number] / max(1, occurring[number] + guessed[number]),
+            precision=_share(right[number], guessed[number]),
+            recall=_share(right[number], occurring[number]),
+            f1=_share(2 * right[number], occurring[number] + guessed[number]),
         )
         for number, name in enumerate(names)
     ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _confusion(

@@ -190,6 +190,8 @@ def _upload(
 
 def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]") -> dict[str, Any]:
     """Return the columns of predictions.parquet: the table's columns and the model's predictions."""
+    import pyarrow as pa
+
     names = prepared.class_names
     columns = {"text": arguments.text_column, "pair": arguments.text_pair_column}
     given: dict[str, list[str]] = {}
@@ -199,11 +201,12 @@ def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]"
     if not arguments.predict_only:
         given[arguments.label_column] = [names[number] for number in prepared.evaluation.labels.tolist()]
     shares = probabilities(logits)
+    by_class = np.ascontiguousarray(shares.T, dtype=np.float32)
     return {
         **given,
         "predicted": [names[number] for number in logits.argmax(axis=-1).tolist()],
         "confidence": shares.max(axis=-1),
-        "probabilities": list(shares.astype(np.float32)),
+        "probabilities": pa.StructArray.from_arrays([pa.array(column) for column in by_class], names=names),
     }
 
 

@@ -26,6 +26,15 @@ def test_classes_and_most_confused_pairs_are_shown() -> None:
     ]
 
 
+def test_scores_without_examples_are_not_zero() -> None:
+    missing = ClassScore(name="missing", examples=0, predicted=0, precision=None, recall=None, f1=None)
+    wrong = ClassScore(name="wrong", examples=0, predicted=2, precision=0, recall=None, f1=0)
+    _, *rows = ClassReport(classes=[missing, wrong]).lines()
+    assert [row.split() for row in rows] == [["missing", "0", "-", "-", "-"], ["wrong", "0", "0.000", "-", "0.000"]]
+    many = [missing, *(score(f"class {number}") for number in range(20))]
+    assert "missing" not in "".join(ClassReport(classes=many).lines()), "it is not the class with the lowest F1"
+
+
 def test_only_the_worst_of_many_classes_are_shown() -> None:
     report = ClassReport(classes=[score(f"class {number}", f1=number / 100) for number in range(77, 0, -1)])
     heading, _, *rows = report.lines()

@@ -160,6 +160,11 @@ def test_predictions_are_written_with_texts_and_class_scores(tmp_path: Path) -> 
     assert lines[4]["confidence"] == 0, "a diverged model has no confidence"
 
 
+def test_class_without_examples_and_predictions_has_no_scores(tmp_path: Path) -> None:
+    none = report_of(tmp_path, [0], [[1.0, 0.0]], ["bad", "good"]).classes[1]
+    assert (none.precision, none.recall, none.f1) == (None, None, None)
+
+
 def test_report_omits_confusion_above_50_classes(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(51)]
     logits = [[float(column == 0) for column in range(51)] for _ in range(51)]

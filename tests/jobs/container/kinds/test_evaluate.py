@@ -74,7 +74,8 @@ def test_two_ranks_predict_like_one_and_write_tables(
     assert found["review"] == [row["text"] for row in rows]
     assert found["stars"] == [row["label"] for row in rows]
     shares = _by_hand(classifier, found["review"])
-    assert torch.allclose(torch.tensor(found["probabilities"]), shares, atol=1e-5)
+    assert list(found["probabilities"][0]) == NAMES
+    assert torch.allclose(torch.tensor([list(row.values()) for row in found["probabilities"]]), shares, atol=1e-5)
     guesses = [NAMES[number] for number in shares.argmax(-1).tolist()]
     assert found["predicted"] == guesses
     assert len({*guesses}) > 1, "a model that always says the same shows little"
