@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,8 @@ data = typer.Typer(cls=Group, help="Look at tables, and manage a team's files in
 
 Location = Annotated[str, typer.Argument(metavar="LOCATION", help="data://TEAM/NAME, a file or a folder.")]
 
-_HEADER_CHARACTERS = 1 << 16
+_CHECKED_ROWS = 10_000
+"""First rows of a table that `data put` checks."""
 
 
 @data.command("show")
@@ -27,7 +29,9 @@ def data_show(
     *,
     tables: Annotated[
         list[str],
-        typer.Argument(metavar="FILE…", help=".csv, .tsv, .jsonl or .parquet tables: local paths, data://… or s3://…."),
+        typer.Argument(
+            metavar="FILE…", help=".csv, .tsv, .jsonl, .json or .parquet tables: local paths, data://… or s3://…."
+        ),
     ],
     held_out: Annotated[
         list[str] | None, typer.Option("--eval", metavar="FILE", help="Compare with these held-out examples.")
@@ -37,6 +41,14 @@ def data_show(
         str | None, typer.Option(help="Column of the second text of a pair. Default: single texts.")
     ] = None,
     label_column: Annotated[str, typer.Option(help="Column of the class.")] = "label",
+    delimiter: Annotated[
+        str | None, typer.Option(help="Character between columns, or tab. Default: comma in .csv, tab in .tsv.")
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="Encoding of text files, such as cp1252.")] = "utf-8",
+    quotes_are_text: Annotated[bool, typer.Option("--quotes-are-text", help="Read double quotes as text.")] = False,
+    strip: Annotated[
+        bool, typer.Option("--strip", help="Remove spaces and invisible characters around texts and classes.")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -52,15 +64,31 @@ def data_show(
     """Show what a table contains, and likely mistakes in it.
 
     Shows examples, classes, lengths and bad rows. Lengths are in characters and words, and with --model also in tokens.
+    The options for the table's format are keys of a spec, too.
     """
     from rich.text import Text
 
     from jobs.cli import tables as printed
+    from jobs.core.errors import UsageError
     from jobs.data_checks.table_summary import Model, summarize
-    from jobs.spec.arguments import Columns
+    from jobs.spec.arguments import Columns, TextFormat, delimiter_named, encoding_named
 
     texts = (text_column, *([text_pair_column] if text_pair_column else []))
-    columns = Columns(texts=texts, label=label_column, missing_next="name it with --text-column, --label-column")
+    try:
+        text_format = TextFormat(
+            delimiter=delimiter_named(delimiter) if delimiter else None,
+            encoding=encoding_named(encoding),
+            quotes_are_text=quotes_are_text,
+            strip=strip,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    columns = Columns(
+        texts=texts,
+        label=label_column,
+        missing_next="name it with --text-column, --label-column",
+        format=text_format,
+    )
     connect, stage = ctx.obj.aws, ctx.obj.stage
     found = summarize(
         connect,
@@ -139,7 +167,7 @@ def data_put(
     console = tables.stderr()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     new = 0
-    _warn_of_delimiter(files, console)
+    _warn_of_format(files, console)
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(source.name, total=sum(path.stat().st_size for path in files))
         try:
@@ -162,28 +190,29 @@ def data_put(
     print_text(printable_name(entry.location))
 
 
-def _warn_of_delimiter(files: Iterable[Path], console: "Console") -> None:
-    """Warn about the first table whose delimiter does not match its file name: no job could read it."""
-    import csv
-    from contextlib import suppress
-
+def _warn_of_format(files: Iterable[Path], console: "Console") -> None:
+    """Warn about the first table that a job cannot read, or only with keys such as `delimiter` and `encoding`."""
     from rich.text import Text
 
     from jobs.cli import tables
-    from jobs.core.locations import DELIMITERS, table_suffix
+    from jobs.core.errors import UsageError
+    from jobs.core.locations import DELIMITERS, JSON_LINES, table_suffix
     from jobs.core.words import printable
-    from jobs.data_checks.table_rows import delimiter_error
+    from jobs.data_checks.table_rows import TableRows
 
     for path in files:
-        delimiter = DELIMITERS.get(table_suffix(path.name))
-        if delimiter is None:
+        if table_suffix(path.name) not in (*DELIMITERS, *JSON_LINES):
             continue
-        with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace", newline="") as table:
-            header = next(csv.reader([table.readline(_HEADER_CHARACTERS)], delimiter=delimiter), [])
-            if fault := delimiter_error(str(path), header):
-                console.print(Text(f"warning: {printable(str(fault.args[0]))}", style=tables.ORANGE), soft_wrap=True)
-                console.print(Text(f"next: {fault.next_step}"), soft_wrap=True)
-                return
+        table = TableRows(location=str(path), columns=[], missing_next="")
+        try:
+            with path.open("rb") as stream:
+                for _ in islice(table.rows_of_text(stream), _CHECKED_ROWS):
+                    pass
+        except UsageError as error:
+            console.print(Text(f"warning: {printable(str(error.args[0]))}", style=tables.ORANGE), soft_wrap=True)
+            if error.next_step:
+                console.print(Text(f"next: {error.next_step}"), soft_wrap=True)
+            return
 
 
 @data.command("ls")

@@ -131,7 +131,6 @@ def _count_examples(
     """Return the number of training examples and its source. Raises UsageError if they cannot be counted here."""
     from jobs.core.errors import UsageError
     from jobs.data_checks.table_summary import summarize
-    from jobs.spec.arguments import Columns
     from jobs.spec.kinds.finetune_classification import GLUE_TRAINING_EXAMPLES, FinetuneClassification
     from jobs.spec.plan import with_s3_locations
 
@@ -145,7 +144,8 @@ def _count_examples(
             f"{spec.name}: the examples of {', '.join(inputs.train)} cannot be counted before the job runs",
             next_step="give their number: --examples 11514",
         )
-    columns = Columns(texts=tuple(inputs.columns[:-1]), label=inputs.label, missing_next="correct the spec")
+    columns = resolved.columns("train_data")
+    assert columns is not None  # noqa: S101 - train_data is a table
     found = summarize(lambda: aws, inputs.train, [], columns)
     if inputs.evaluation:
         return found.training, "counted"

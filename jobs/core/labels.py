@@ -2,8 +2,10 @@
 
 import json
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from jobs.core.errors import UsageError, did_you_mean
@@ -23,8 +25,9 @@ _EXACT_FLOAT = 1 << 53
 _NAME_WIDTH = 40
 """Characters of a class name that a table shows."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON can contain lone surrogates, but they cannot be encoded, so tokenizers reject them."""
+_INVALID = re.compile("[\x00\ud800-\udfff]")
+"""NUL, which a wrong encoding leaves behind, and lone surrogates: JSON can contain them, but they cannot be encoded, so
+tokenizers reject them."""
 
 INVALID_CLASS_NEXT = "write each class as a name or as a whole number"
 MIXED_NEXT = "write all labels as numbers, or all as names"
@@ -41,12 +44,12 @@ def label_kind(value: Any) -> str | None:
             return "number"
         if _DIGITS.fullmatch(text):
             return "code"
-        return "name" if text and not _FRACTION.fullmatch(text) and not _SURROGATE.search(text) else None
+        return "name" if text and not _FRACTION.fullmatch(text) and not _INVALID.search(text) else None
     if isinstance(value, bool):
         return "name"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT_FLOAT):
         return "number"
-    return None
+    return "number" if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral() else None
 
 
 def class_name(value: Any) -> str:
@@ -99,11 +102,30 @@ def names_in_parquet(schema: Any, column: str) -> list[str] | None:
     return names if names and is_whole and len({*names}) == len(names) else None
 
 
+def one_class_error(location: str, column: str, values: Sequence[Any]) -> UsageError:
+    """Return the error for a label column whose usable values are all of one class, or are none."""
+    shown = f"is {values[0]!r}" if values else "is unusable"
+    return UsageError(f"{location}: every '{column}' {shown}, but training needs at least two classes")
+
+
 def text_error(value: Any) -> str | None:
     """Return why a value is not a text to classify, to follow the column's name in a message; None if it is valid."""
     if not isinstance(value, str):
         return f"is not text but {value!r}"
-    return "contains a lone surrogate, which is not a character" if _SURROGATE.search(value) else None
+    if not (found := _INVALID.search(value)):
+        return None
+    return "contains a NUL byte" if found[0] == "\0" else "contains a lone surrogate, which is not a character"
+
+
+_BLANK = r"\s\ufeff\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069"
+"""White space and invisible characters (Unicode's category Cf), without the tags and joiners of emoji."""
+
+_BLANK_ENDS = re.compile(f"^[{_BLANK}]+|[{_BLANK}]+$")
+
+
+def stripped(text: str) -> str:
+    """Return a text without blanks and invisible characters at both ends, with composed accents (NFC)."""
+    return unicodedata.normalize("NFC", _BLANK_ENDS.sub("", text))
 
 
 def unknown_classes(named: Mapping[str, Collection[str]], classes: Sequence[str]) -> Iterator[UsageError]:
@@ -117,7 +139,9 @@ def unknown_classes(named: Mapping[str, Collection[str]], classes: Sequence[str]
 
 
 def quoted_name(name: str) -> str:
-    """Return a class name, quoted if it has extra spaces or invisible characters: ' Rechnung', 'a  b'."""
+    """Return a class name, quoted if it has extra spaces, invisible characters or separate accents: ' a', 'a  b'."""
+    if unicodedata.normalize("NFC", name) != name:
+        return ascii(name)
     return name if name == " ".join(name.split()) and name.isprintable() else repr(name)
 
 
@@ -128,8 +152,9 @@ def shown_name(name: str) -> str:
 
 
 def similar_names(names: Iterable[str]) -> list[list[str]]:
-    """Return groups of names that differ only in spaces or case: `games`, `games ` and `Games`."""
+    """Return groups of names that look alike: `games`, `games ` and `Games`; or with an invisible character in one."""
     groups = defaultdict(list)
     for name in names:
-        groups[" ".join(name.split()).casefold()].append(name)
+        visible = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
+        groups[" ".join(unicodedata.normalize("NFC", visible).split()).casefold()].append(name)
     return [group for group in groups.values() if len(group) > 1]

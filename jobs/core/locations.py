@@ -22,8 +22,11 @@ point."""
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
-TABLE_SUFFIXES = (*JSON_LINES, *DELIMITERS, ".parquet")
+JSON = (*JSON_LINES, ".json")
+TABLE_SUFFIXES = (*JSON, *DELIMITERS, ".parquet")
 TEXT = ".txt"
+COMPRESSED = (".gz", ".zst", ".bz2")
+"""Suffixes that may follow those of text files: `reviews.csv.gz`."""
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 """Wider than S3's rules for new buckets: buckets created before 2018 may have capitals, underscores and longer
@@ -132,8 +135,10 @@ def stays_below(name: str) -> bool:
 
 
 def table_suffix(location: str) -> str:
-    """Return the suffix of a file name in lower case: `.jsonl`, …"""
-    return PurePosixPath(location).suffix.lower()
+    """Return the suffix of a file name in lower case, without that of a compression: `.csv` for `Reviews.CSV.gz`."""
+    *others, last = ["", *PurePosixPath(location.lower()).suffixes]
+    is_text = others and others[-1] in (*JSON, *DELIMITERS, TEXT)
+    return others[-1] if is_text and last in COMPRESSED else last
 
 
 def hub_parts(location: str) -> tuple[str, dict[str, str]]:

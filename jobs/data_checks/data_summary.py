@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import BaseModel
 
-from jobs.core.labels import shown_name, similar_names
+from jobs.core.labels import quoted_name, shown_name, similar_names, stripped
 from jobs.core.words import counted
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
@@ -61,10 +61,14 @@ class DataSummary(BaseModel):
     """Training examples that repeat the text of an earlier one."""
     shared: int = 0
     """Held-out examples whose text is also in the training data."""
+    dropped: int = 0
+    """Training examples that `drop_duplicates` removed."""
     empty: int = 0
     """Training and held-out examples whose text, or one text of a pair, is empty or only whitespace."""
     bad_rows: dict[str, int] = {}
     """Number of skipped rows by table."""
+    trained: bool = True
+    """Whether a job has used the data, which therefore did not refuse it."""
     named_bad_rows: list[str] = []
     """Messages about the first bad rows."""
     table_warnings: list[str] = []
@@ -84,6 +88,8 @@ class DataSummary(BaseModel):
             yield f"  {shown_name(item.name):<{width}}  {item.training:>10,}{held_out_cell}"
         if more := self.classes[len(shown) :]:
             yield f"  and {len(more)} more"
+        if self.dropped:
+            yield f"drop_duplicates left out {counted(self.dropped, 'training example')}"
         for lengths in self.lengths:
             half, most, nearly, longest = map(_number, lengths.at)
             yield f"{lengths.unit}: half have at most {half}, 90 % {most}, 99 % {nearly}, the longest {longest}"
@@ -100,7 +106,9 @@ class DataSummary(BaseModel):
         """Yield warnings of likely mistakes."""
         yield from self.table_warnings
         for group in similar_names(item.name for item in self.classes):
-            yield f"{' and '.join(map(repr, group))} differ only in spaces or case, but are {len(group)} classes"
+            shown = " and ".join(name if name[0] in "'\"" else f"'{name}'" for name in map(quoted_name, group))
+            merge = "; strip: true makes them one" if len({*map(stripped, group)}) == 1 else ""
+            yield f"{shown} look alike, but are {len(group)} classes{merge}"
         for count, words in _FEW.items():
             if few := [item.name for item in self.classes if item.training + item.held_out == count]:
                 yield f"{_classes(few)} only {words}"
@@ -111,12 +119,21 @@ class DataSummary(BaseModel):
             yield f"{_classes(untrained)} no training example"
         if self.shared:
             yield f"{_number(self.shared)} of {counted(self.held_out, 'held-out example')} also in the training data"
-        if self.empty:
+        if self.empty == self.training + self.held_out:
+            yield "every text is empty: training refuses this data"
+        elif self.empty:
             yield f"{counted(self.empty, 'example')} with an empty text, used like any other"
         if self.repeated:
             yield f"{counted(self.repeated, 'training example')} repeating an earlier text"
+        if len(self.classes) == 1:
+            yield "there is only one class: training refuses this data"
         for table, count in self.bad_rows.items():
-            yield f"{counted(count, 'bad row')} of {table} skipped"
+            end = (
+                "skipped"
+                if self.trained
+                else "not counted: training refuses the table, or skips them with on_bad_rows: skip"
+            )
+            yield f"{counted(count, 'bad row')} of {table} {end}"
 
 
 def summary(

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from jobs.aws.errors import error_code
 from jobs.core.artifact import POINTER
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.images import releases
-from jobs.core.labels import unknown_classes
+from jobs.core.labels import INVALID_CLASS_NEXT, class_name, one_class_error, unknown_classes
 from jobs.core.locations import HUB, S3, S3Location, hub_suggestion, table_suffix
 from jobs.core.run import MANIFEST
 from jobs.core.stage import DeployedStage
+from jobs.core.words import counted
 from jobs.data_checks import model_files
 from jobs.data_checks.hub import hub_model_errors, hub_repository_errors
 from jobs.data_checks.table_rows import BadRows, TableRows, labelled_rows
@@ -37,8 +39,8 @@ from jobs.spec.plan import with_s3_locations
 from jobs.spec.spec import JobSpec
 from jobs.spec.submit_job import Dependency
 
-HEAD_BYTES = 256 << 10
-"""Bytes read of a table. A longer table is checked up to the last complete line within them."""
+HEAD_BYTES = 4 << 20
+"""Bytes read of a table, most of which are smaller. A longer one is checked up to its last complete line."""
 
 _FOLDERS = (MODEL_FOLDER, CONFIGURATION_FOLDER, FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER)
 
@@ -357,30 +359,38 @@ def table_errors(
     if table_suffix(location) == ".parquet":
         yield from _parquet_errors(aws, location, first, columns, empty)
         return
-    content = first.content if first.is_whole else first.content[: first.content.rfind(b"\n") + 1]
-    if not content and not first.is_whole:
-        return  # the first row is longer than HEAD_BYTES
-    bad = BadRows(skip=columns.skips, at_most=len(content))
-    names = list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])]))
-    table = TableRows(location=location, columns=names, missing_next=columns.missing_next, bad=bad)
-    rows = ((values, line) for values, _, line in table.rows_of_text(io.BytesIO(content)))
+    bad = BadRows(skip=columns.skip_at_most is not None, at_most=columns.skip_at_most or 0)
+    table = TableRows(
+        location=location,
+        columns=list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])])),
+        missing_next=columns.missing_next,
+        bad=bad,
+        format=columns.format,
+        is_head=not first.is_whole,
+    )
+    rows = ((values, line) for values, _, line in table.rows_of_text(io.BytesIO(first.content)))
+    classes: set[str] = set()
     try:
         if columns.label is None:  # a corpus treats values that are not text as empty texts, and reports them
             count = sum(1 for _ in rows)
             table.refuse_joined()
         else:
-            count = len(labelled_rows(table, rows, columns.texts, columns.label))
+            usable = labelled_rows(table, rows, columns.texts, columns.label)
+            count, classes = len(usable), {class_name(label) for _, label in usable}
         for warning in bad.warnings:
             note(f"warning: {warning}")
-        if not first.is_whole:
-            # The last row's quoted field may continue after HEAD_BYTES.
-            bad.forget(location, "unexpected end of data")
+        if bad.skip and bad.counts:
+            example = bad.named(location)[0]
+            count_text = f"{'' if first.is_whole else 'at least '}{counted(bad.counts.total(), 'bad row')}"
+            note(f"warning: the job will skip {count_text}, such as {example}")
         bad.refuse()
     except TrainyardError as error:
         yield error
         return
-    if not count and not bad.counts:
+    if first.is_whole and not count:
         yield empty
+    if first.is_whole and columns.trains and len(classes) == 1:
+        yield one_class_error(location, str(columns.label), [*classes])
 
 
 def _parquet_errors(
@@ -395,16 +405,26 @@ def _parquet_errors(
         if end.endswith(b"PAR1"):
             end = _tail(aws, location, first.size, int.from_bytes(end[:4], "little") + 8)
         found = pq.read_metadata(io.BytesIO(first.content[:4] + end))
-        present, rows = found.schema.to_arrow_schema().names, found.num_rows
+        schema, rows = found.schema.to_arrow_schema(), found.num_rows
     except (pa.ArrowException, OSError, ValueError) as error:
         yield UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}")
         return
     table = TableRows(location=location, columns=columns.texts, missing_next=columns.missing_next)
     for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
-        if column not in present:
-            yield table.no_column(column, present, location)
+        if column not in schema.names:
+            yield table.no_column(column, schema.names, location)
+        elif (_NO_CLASS if column == columns.label else _NO_TEXT).match(kind := str(schema.field(column).type)):
+            what, next_step = (
+                ("a class", INVALID_CLASS_NEXT) if column == columns.label else ("text", "cast the column to text")
+            )
+            yield UsageError(f"{location}: '{column}' has the type {kind}, which is not {what}", next_step=next_step)
     if not rows:
         yield empty
+
+
+_NO_CLASS = re.compile(r"(dictionary<values=)?(\w*list|struct|map|date|time|duration|\w*interval|null)")
+_NO_TEXT = re.compile(_NO_CLASS.pattern[:-1] + r"|u?int|\w*float|double|decimal|bool)")
+"""Arrow types of columns that cannot be classes, or texts."""
 
 
 def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:

@@ -4,19 +4,24 @@ Every bad row is reported with its place; nothing is guessed or skipped silently
 jobs.container.data.tables download tables and read other formats.
 """
 
+import codecs
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BufferedIOBase
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from jobs.core.errors import TrainyardError, UsageError, did_you_mean
-from jobs.core.labels import label_errors, text_error
+from jobs.core.errors import TrainyardError, UsageError, did_you_mean, raise_all
+from jobs.core.labels import label_errors, stripped, text_error
 from jobs.core.locations import DELIMITERS, HUB, table_suffix
+from jobs.core.words import counted
+from jobs.data_checks.table_text import UTF8, utf8_text
+from jobs.spec.arguments import DEFAULT_FORMAT, TextFormat
 
 MAX_NAMED = 10
 """Maximum number of bad rows to list per table. All bad rows are counted."""
@@ -32,6 +37,8 @@ class BadRows:
         self._errors: dict[str, list[TrainyardError]] = {}
         self.counts: Counter[str] = Counter()
         """Number of bad rows by the location of their table."""
+        self.duplicates = 0
+        """Number of usable rows that were dropped because they repeat others."""
         self.warnings: list[str] = []
         """Warnings of likely mistakes in usable rows."""
 
@@ -50,14 +57,6 @@ class BadRows:
                 + "\n".join(self.named(location)),
                 next_step="correct the table, or set max_bad_rows higher",
             )
-
-    def forget(self, location: str, ending: str) -> None:
-        """Remove a table's bad rows whose message contains `ending`."""
-        kept = [error for error in self._errors.get(location, []) if ending not in str(error.args[0])]
-        if len(kept) < len(self._errors.get(location, [])):
-            self._errors[location], self.counts[location] = kept, len(kept)
-            if not kept:
-                del self._errors[location], self.counts[location]
 
     def named(self, location: str) -> list[str]:
         """Return one line for each of the table's first bad rows, and a last line with the number of the rest."""
@@ -95,6 +94,18 @@ ROW_TO_DOCUMENT = 4
 
 _OTHER_DELIMITERS = (";", "\t", "|", ",")
 
+_SEPARATOR = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=(.)"?\s*')
+"""The line before the header in which Excel reads the delimiter, and which it does not show."""
+
+_ROW_NAMES = ("0", "1")
+"""First names of rows, as R and pandas number them."""
+
+_BLANK_BYTES = 1 << 10
+"""Bytes in which a JSON array must begin."""
+
+_BETWEEN = re.compile(r"[\s,]*")
+"""What may be between the objects of a JSON array."""
+
 csv.field_size_limit(1 << 30)  # the default of 128 KiB is too small for long documents
 
 
@@ -125,7 +136,17 @@ class JoinedLines(NamedTuple):
     """For each line, the values of the table's columns if quotes are read as text."""
 
 
-QUOTES_NEXT = 'quote each text that contains quotes and double the quotes in it (""), or save the table as JSON lines'
+QUOTES_NEXT = (
+    'quote each text that contains quotes and double the quotes in it (""), set quotes_are_text: true if no quotes '
+    "enclose texts, or save the table as JSON lines"
+)
+
+JSON_NEXT = "write one JSON object in each line, or one array of objects"
+
+ENCODING_NEXT = "set encoding: cp1252, or the encoding in which the text reads right"
+
+_LIKELY_ENCODINGS = ("cp1252", "mac-roman")
+"""Encodings of spreadsheet programs on Windows and older Macs. Neither can be told from the bytes alone."""
 
 Row = tuple[Sequence[Any] | Broken, int, int]
 """The values of a row, in the order of the requested columns, and the offset and line of its end (see At).
@@ -149,15 +170,43 @@ class TableRows:
     """Rows may be up to ROW_TO_DOCUMENT times as long. None disables the limit."""
     bad: BadRows | None = None
     """Collects bad rows, which are then not returned. If it is None, the first bad row is an error."""
+    format: TextFormat = DEFAULT_FORMAT
+    """How text is decoded, divided into columns and cleaned."""
+    is_head: bool = False
+    """The stream is only the beginning of the file: its last row may be incomplete, and is left out."""
+    invalid: list[TrainyardError] = field(default_factory=list)
+    """Errors of lines that are not in the expected encoding."""
+    non_ascii: list[int] = field(default_factory=list)
+    """The first line that has other characters than ASCII's, in the expected encoding."""
     joined: list[JoinedLines] = field(default_factory=list)
     """Joined lines of a CSV or TSV file found so far; for a streamed table only the first."""
 
     def rows_of_text(self, stream: BufferedIOBase, start: At = BEGINNING) -> Iterator[Row]:
-        """Read the rows of a CSV, TSV or JSON-lines file, depending on its name, beginning at `start`.
+        """Read the rows of a CSV, TSV or JSON file, depending on its name, beginning at `start`.
 
-        Raises UsageError if the file has another format or a row that is too long.
+        Raises UsageError if the file has another format or encoding, or a row that is too long.
         """
-        return (_delimited_rows if table_suffix(self.location) in DELIMITERS else _json_rows)(self, stream, start)
+        text = utf8_text(stream, self.location, self.format.encoding, is_head=self.is_head)
+        others: list[TrainyardError] = []
+        try:
+            yield from (_delimited_rows if table_suffix(self.location) in DELIMITERS else _json_rows)(self, text, start)
+        except UsageError as error:
+            if not self.invalid or self.bad is None:
+                raise
+            others.append(error)
+        if others or (self.invalid and not self.non_ascii):
+            # The whole file has another encoding. To skip its lines would leave out whatever is not ASCII.
+            first, more = self.invalid[0], len(self.invalid) - 1
+            and_more = f", and {counted(more, 'more such line')}" if more else ""
+            raise_all([UsageError(f"{first.args[0]}{and_more}", next_step=first.next_step), *others])
+        for line_error in self.invalid:
+            self.refuse(line_error)
+
+    def cleaned(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the values of a row, without blanks around texts if the format says so."""
+        if not self.format.strip:
+            return values
+        return [stripped(value) if isinstance(value, str) else value for value in values]
 
     @cached_property
     def unit(self) -> str:
@@ -219,17 +268,13 @@ class TableRows:
         )
 
     def broken(self, error: UnicodeDecodeError, line: int) -> Broken | None:
-        """Return the value for a line that is not UTF-8, or None if the line was added to the bad rows."""
-        reason = not_utf8(f"{self.location}, line {line}", error)
+        """Return the value for a line in another encoding, or None if the line was added to `invalid`."""
+        reason = invalid_text(f"{self.location}, line {line}", error, self.format.encoding)
         if self.streamed:
             return Broken(reason)
-        name = PurePosixPath(self.location).name
-        # Excel's "Unicode text" begins with a byte order mark, neither byte of which is valid UTF-8.
-        wide = line == 1 and error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
-        step = f"iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8 {name}, if that is its encoding"
-        if wide:
-            raise UsageError(reason, next_step=step) from None
-        self.refuse(UsageError(reason, next_step=step))
+        self.invalid.append(UsageError(reason, next_step=ENCODING_NEXT))
+        if self.bad is None:
+            raise self.invalid[0] from None
         return None
 
     def too_long(self, line: int) -> TrainyardError:
@@ -239,21 +284,45 @@ class TableRows:
         )
 
 
+def column_values(column: Any) -> list[Any]:
+    """Return the values of an Arrow column. UTF-8 bytes become text, because Hive and old Spark write text as bytes."""
+    values: list[Any] = column.to_pylist()
+    return [_text_of(value) for value in values] if "binary" in str(column.type) else values
+
+
+def _text_of(value: Any) -> Any:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
+
+
 def unit(location: str) -> str:
     """Return the unit in which a table's rows are counted: `line` or `row`."""
     return "row" if location.startswith(HUB) or table_suffix(location) == ".parquet" else "line"
 
 
-def decoded(content: bytes, location: str, line: int) -> str | Broken:
-    """Decode one line, or several lines that begin with it."""
+def decoded(content: bytes, location: str, line: int, encoding: str = UTF8) -> str | Broken:
+    """Decode one line, or several lines that begin with it. `encoding` is that of the file before `utf8_text`."""
     try:
         return content.decode(_encoding(line))
     except UnicodeDecodeError as error:
-        return Broken(not_utf8(f"{location}, line {line}", error))
+        return Broken(invalid_text(f"{location}, line {line}", error, encoding))
 
 
-def not_utf8(place: str, error: UnicodeDecodeError) -> str:
-    return f"{place}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start + 1})"
+def invalid_text(place: str, error: UnicodeDecodeError, encoding: str = UTF8) -> str:
+    """Return an error for bytes that are not in the expected encoding, with the word in likely encodings."""
+    position = len(error.object[: error.start].decode()) + 1
+    found = f"byte 0x{error.object[error.start]:02x} at position {position}"
+    if encoding != UTF8:  # the other bytes of the line are converted already
+        return f"{place}: not {encoding} ({found})"
+    words = []
+    for name in _LIKELY_ENCODINGS:
+        with suppress(UnicodeDecodeError):
+            before, after = error.object[: error.start].decode(name), error.object[error.start :].decode(name)
+            word = re.findall(r"[^\s,;]*$", before)[0][-20:] + re.findall(r"^[^\s,;]*", after)[0][:20]
+            words.append(f"{word!r} in {name}")
+    return f"{place}: not UTF-8 ({found}{': ' if words else ''}{', '.join(words)})"
 
 
 def _encoding(line: int) -> str:
@@ -266,22 +335,24 @@ def _lines(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[tupl
     offset, number = start
     limit = table.max_row_bytes
     at_most = -1 if limit is None else limit + 1
+    is_head = table.is_head
     while content := stream.readline(at_most):
         number += 1
         offset += len(content)
         if limit is not None and len(content) > limit:
             raise table.too_long(number)
+        if is_head and not content.endswith(b"\n"):
+            return
         yield content, offset, number
 
 
 def _json_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[Row]:
     is_first = start == BEGINNING
-    for content, offset, line in _lines(table, stream, start):
-        try:
-            text = content.decode(_encoding(line))
-        except UnicodeDecodeError as error:
-            if broken := table.broken(error, line):
-                yield broken, offset, line
+    stream.seek(0)
+    is_array = stream.read(_BLANK_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    for text, offset, line in (_array_items if is_array else _json_lines)(table, stream, start):
+        if isinstance(text, Broken):
+            yield text, offset, line
             continue
         try:
             row = json.loads(text)
@@ -297,15 +368,63 @@ def _json_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[
         yield values, offset, line
 
 
+def _json_lines(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[tuple[str | Broken, int, int]]:
+    for content, offset, line in _lines(table, stream, start):
+        text: str | Broken | None
+        try:
+            text = content.decode(_encoding(line))
+            if not (table.non_ascii or content.isascii()):
+                table.non_ascii.append(line)
+        except UnicodeDecodeError as error:
+            text = table.broken(error, line)
+        if text is not None:
+            yield text, offset, line
+
+
+def _array_items(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[tuple[str | Broken, int, int]]:
+    """Read the items of a file that is one JSON array. Offsets count characters; the whole text is in memory.
+
+    Raises UsageError at the first item that is not JSON, because nothing shows where the next one begins.
+    """
+    stream.seek(0)
+    content = stream.read()
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=not table.is_head)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(invalid_text(table.place(line), error), next_step=ENCODING_NEXT) from None
+    decoder = json.JSONDecoder()
+    offset, line = start if start != BEGINNING else (text.index("[") + 1, text.count("\n", 0, text.index("[")) + 1)
+    while True:
+        end = _BETWEEN.match(text, offset).end()  # type: ignore[union-attr]
+        line += text.count("\n", offset, end)
+        if text[end : end + 1] == "]" and not text[end + 1 :].strip():
+            return
+        try:
+            _, offset = decoder.raw_decode(text, end)
+        except (ValueError, RecursionError) as error:
+            if table.is_head:
+                return
+            reason = getattr(error, "msg", str(error)).removesuffix(" at")
+            raise UsageError(
+                f"{table.place(line)}: the JSON array cannot be read from here on: {reason}", next_step=JSON_NEXT
+            ) from None
+        if table.max_row_bytes is not None and offset - end > table.max_row_bytes:
+            raise table.too_long(line)
+        line += text.count("\n", end, offset)
+        yield text[end:offset], offset, line
+
+
 def _json_error(text: str, table: TableRows, line: int, error: Exception) -> TrainyardError:
     """Return an error that explains why the columns could not be read from a line."""
     place = table.place(line)
     if isinstance(error, json.JSONDecodeError):
-        return UsageError(f"{place}: not JSON: {error.msg.removesuffix(' at')} at position {error.colno}")
+        reason = f"{place}: not JSON: {error.msg.removesuffix(' at')} at position {error.colno}"
+        return UsageError(reason, next_step=JSON_NEXT)
     if isinstance(error, KeyError):
         return table.no_column(error.args[0], json.loads(text), place)
     if isinstance(error, TypeError):  # a list, a number
-        return UsageError(f"{place}: not a JSON object but {text.strip()[:40]!r}")
+        return UsageError(f"{place}: not a JSON object but {text.strip()[:40]!r}", next_step=JSON_NEXT)
     # A number with thousands of digits, or unclosed brackets without end.
     return UsageError(f"{place}: JSON that Python cannot read: {error}")
 
@@ -316,6 +435,7 @@ class _DelimitedLines:
     def __init__(self, table: TableRows, stream: BufferedIOBase) -> None:
         self._table = table
         self._stream = stream
+        self.delimiter = table.format.delimiter or DELIMITERS[table_suffix(table.location)]
         self.row_start = BEGINNING
         """Start of the row that is being parsed."""
         self.at = BEGINNING
@@ -325,13 +445,28 @@ class _DelimitedLines:
         self._row: list[str] = []
         """The lines of the row."""
 
-    def reader(self, start: At) -> "Iterator[list[str]]":
-        delimiter = DELIMITERS[table_suffix(self._table.location)]
-        return csv.reader(self._text_lines(start), delimiter=delimiter, strict=True)
+    def header(self) -> list[str]:
+        """Return the names of the columns; empty if there are none. A line `sep=;` before them sets the delimiter."""
+        start = BEGINNING
+        for content, offset, line in _lines(self._table, self._stream, BEGINNING):
+            if found := _SEPARATOR.fullmatch(content):
+                self.delimiter = self._table.format.delimiter or found[1].decode("latin-1")
+                start = At(offset, line)
+            break
+        header: list[str] = next(filter(None, self._reader(start)), [])
+        return [*self._table.cleaned(header)]
+
+    def _reader(self, start: At) -> "Iterator[list[str]]":
+        return csv.reader(
+            self._text_lines(start),
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_NONE if self._table.format.quotes_are_text else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
 
     def rows(self, start: At) -> "Iterator[list[str]]":
         """Read rows without the bad ones. Raises UsageError if bad rows are not collected."""
-        reader = self.reader(start)
+        reader = self._reader(start)
         while True:
             self.row_start, self.is_bad = max(start, self.at), False
             self._row.clear()
@@ -340,7 +475,9 @@ class _DelimitedLines:
             except StopIteration:
                 return
             except csv.Error as error:
-                reason = UsageError(f"{self._table.place(self.at.line)}: {error}")
+                if self._table.is_head and str(error) == "unexpected end of data":
+                    return
+                reason = UsageError(f"{self._table.place(self.at.line)}: {error}", next_step=QUOTES_NEXT)
                 lines = self.at.line - self.row_start.line
                 if lines > 1:
                     reason.args = (f"{reason.args[0]} (the row begins in line {self.row_start.line + 1})",)
@@ -350,6 +487,7 @@ class _DelimitedLines:
                 yield fields
 
     def _text_lines(self, start: At) -> Iterator[str]:
+        is_found = False
         limit = self._table.max_row_bytes
         for content, offset, line in _lines(self._table, self._stream, start):
             self.at = At(offset, line)
@@ -357,6 +495,9 @@ class _DelimitedLines:
                 raise self._table.too_long(self.row_start.line + 1)
             try:
                 text = content.decode(_encoding(line))
+                if not (is_found or content.isascii()):
+                    is_found = True
+                    self._table.non_ascii.append(line)
             except UnicodeDecodeError as error:
                 self.is_bad |= self._table.broken(error, line) is None
                 # Invalid bytes become lone surrogates, which are reported when a document contains them.
@@ -371,19 +512,34 @@ class _DelimitedLines:
         """
         if len(self._row) == 1 or fields == 1 or (self._table.streamed and self._table.joined):
             return
-        rows = [line.rstrip("\r\n").split(DELIMITERS[table_suffix(self._table.location)]) for line in self._row]
+        rows = [line.rstrip("\r\n").split(self.delimiter) for line in self._row]
         if all(len(row) == fields and not any(field.startswith(" ") for field in row[1:]) for row in rows):
             values = [[row[position].strip('"') for position in positions] for row in rows]
             self._table.joined.append(JoinedLines(self.row_start.line + 1, self.at.line, values))
+
+    def check_delimiter(self, header: list[str]) -> None:
+        """Raise UsageError if a single-field header is not a column but would be several with another delimiter."""
+        if len(header) != 1 or header[0] in self._table.columns:
+            return
+        other = max((each for each in _OTHER_DELIMITERS if each != self.delimiter), key=header[0].count)
+        if other in header[0]:
+            names = header[0].split(other)
+            missing = {*self._table.columns} - {*names}
+            columns = f"; {self._table.missing_next}, which are {', '.join(map(repr, names))}" if missing else ""
+            shown = "tab" if other == "\t" else repr(other)
+            raise UsageError(
+                f"{self._table.location}, line 1: its columns are separated by {other!r}, not by {self.delimiter!r}",
+                next_step=f"set delimiter: {shown}{columns}",
+            )
 
 
 def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[Row]:
     lines = _DelimitedLines(table, stream)
     try:
-        header = next(lines.reader(BEGINNING), [])
+        header = lines.header()
     except csv.Error as error:
         stream.seek(0)
-        _check_delimiter(table, [stream.readline().decode(errors="replace").strip()])
+        lines.check_delimiter([stream.readline().decode(errors="replace").strip()])
         raise UsageError(f"{table.place(lines.at.line)}: {error}") from None
     # A table of examples without rows is reported as empty, whatever its header.
     wanted = _positions(table, header, 1) if table.streamed else None
@@ -392,39 +548,20 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
         if not fields:
             continue
         if wanted is None:
-            _check_delimiter(table, header)
+            lines.check_delimiter(header)
+            if len(fields) == len(header) + 1 and fields[0] in _ROW_NAMES:  # R writes no name for the row names
+                header = ["", *header]
         if len(fields) != len(header):
-            table.refuse(UsageError(f"{table.place(line)}: {len(fields)} fields, but the header has {len(header)}"))
+            reason = f"{table.place(line)}: {len(fields)} fields, but the header has {len(header)}"
+            table.refuse(UsageError(reason, next_step=f"quote each text that contains {lines.delimiter!r}"))
             continue
         if wanted is None:
             wanted = _positions(table, header, line)
         lines.note_joined(wanted, len(header))
         yield [fields[position] for position in wanted], offset, line
-
-
-def _check_delimiter(table: TableRows, header: list[str]) -> None:
-    """Raise UsageError if a single-field header is not a column but would be several with another delimiter."""
-    error = None if header and header[0] in table.columns else delimiter_error(table.location, header)
-    if error is not None:
-        raise error
-
-
-def delimiter_error(location: str, header: list[str]) -> UsageError | None:
-    """Return an error if a single-field header would have several fields with another delimiter."""
-    expected = DELIMITERS[table_suffix(location)]
-    if len(header) != 1:
-        return None
-    other = max((character for character in _OTHER_DELIMITERS if character != expected), key=header[0].count)
-    if other not in header[0]:
-        return None
-    rename = "; or name it .tsv" if other == "\t" else ""
-    rewrite = f"csv.writer(sys.stdout, delimiter={expected!r}).writerows(csv.reader(sys.stdin, delimiter={other!r}))"
-    return UsageError(
-        f"{location}, line 1: its columns are separated by {other!r}, although the name ends in "
-        f"{table_suffix(location)}",
-        next_step=f"save it with {expected!r} between the columns: "
-        f'python3 -c "import csv, sys; {rewrite}" < FILE > NEW_FILE{rename}',
-    )
+    if wanted is None and table.invalid:  # also report errors of the header
+        lines.check_delimiter(header)
+        _positions(table, header, 1)
 
 
 def _positions(table: TableRows, header: list[str], line: int) -> list[int]:
@@ -448,7 +585,7 @@ def labelled_rows(
     found, lines = list[tuple[tuple[Any, ...], Any]](), list[int]()
     for values, line in rows:
         if not isinstance(values, Broken):
-            by_column = dict(zip(table.columns, values, strict=True))
+            by_column = dict(zip(table.columns, table.cleaned(values), strict=True))
             found.append((tuple(by_column[column] for column in texts), by_column[label]))
             lines.append(line)
     labels = [value for _, value in found]

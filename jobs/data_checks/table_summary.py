@@ -14,7 +14,7 @@ from jobs.core.labels import class_name, names_in_parquet, sorted_classes
 from jobs.core.locations import S3, S3Location, table_suffix
 from jobs.data_checks.data_summary import Cut, DataSummary, lengths_at_shares, summary
 from jobs.data_checks.model_files import TOKENIZER
-from jobs.data_checks.table_rows import BadRows, Broken, TableRows, labelled_rows
+from jobs.data_checks.table_rows import BadRows, Broken, TableRows, column_values, labelled_rows
 from jobs.spec.arguments import Columns
 
 _BATCH = 10_000
@@ -78,6 +78,7 @@ def summarize(
         found.cut = Cut(
             max_length=model.max_length, texts=len(cut), of_texts=len(tokens), tokens=sum(cut), of_tokens=sum(tokens)
         )
+    found.trained = False
     found.table_warnings = bad.warnings
     found.bad_rows = dict(bad.counts)
     for location in bad.counts:
@@ -138,6 +139,7 @@ def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows
         columns=list(dict.fromkeys([*columns.texts, columns.label])),
         missing_next=columns.missing_next,
         bad=bad,
+        format=columns.format,
     )
     for texts, label in labelled_rows(table, _rows(table, path, columns.label), columns.texts, columns.label):
         part.texts.append(texts)
@@ -160,9 +162,10 @@ def _parquet_rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Se
     try:
         file = pq.ParquetFile(path)
         table.check_columns(file.schema_arrow.names, table.location)
-        rows = file.read(columns=list(table.columns)).to_pydict()
+        content = file.read(columns=list(table.columns))
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{table.location} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    rows = {column: column_values(content.column(column)) for column in table.columns}
     if names := names_in_parquet(file.schema_arrow, label):
         rows[label] = [names[number] if number in range(len(names)) else number for number in rows[label]]
     yield from zip(zip(*(rows[column] for column in table.columns), strict=True), range(1, sys.maxsize), strict=False)

@@ -6,10 +6,11 @@ Schema and in jobs/docs/spec.md. Validation errors are reported in plain words. 
 """
 
 import argparse
+import codecs
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
@@ -119,16 +120,66 @@ class OfKind:
     kind: str
 
 
+def delimiter_named(text: str) -> str:
+    """Return the delimiter that the text names: one character, or `tab`. Raises ValueError if it is neither."""
+    found = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(found) != 1 or found in '"\r\n ' or found.isalnum():
+        raise ValueError(f"{text!r} cannot separate columns; use one character such as ';' or '|', or tab")
+    return found
+
+
+def encoding_named(name: str) -> str:
+    """Return Python's name of an encoding. Raises ValueError if there is no such encoding.
+
+    Latin-1 is read as cp1252, like browsers do: its control characters 0x80-0x9f occur in no text, and files that claim
+    to be Latin-1 have cp1252's quotation marks and dashes there.
+    """
+    try:
+        "a".encode(name)
+        found = codecs.lookup(name).name
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"unknown encoding '{name}'; known are utf-8, utf-16, cp1252, mac-roman, shift-jis, …"
+        ) from None
+    return {"iso8859-1": "cp1252", "utf-8-sig": "utf-8"}.get(found, found)
+
+
+Delimiter = Annotated[str, AfterValidator(delimiter_named)]
+Encoding = Annotated[str, AfterValidator(encoding_named)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How the text of tables is read, in the keys of the kinds that read tables."""
+
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    quotes_are_text: bool = False
+    strip: bool = False
+
+    @classmethod
+    def of(cls, arguments: BaseModel) -> Self:
+        """Return the format that a kind's arguments set. Some kinds do not have all keys."""
+        return cls(**arguments.model_dump(include={item.name for item in fields(cls)}))
+
+
+DEFAULT_FORMAT = TextFormat()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns that a job reads from a table."""
+    """The columns that a job reads from a table, and how it reads them."""
 
     texts: tuple[str, ...]
     label: str | None = None
     missing_next: str
     """Next step if a column is missing."""
-    skips: bool = False
-    """Whether the job skips rows that it cannot use."""
+    skip_at_most: int | None = None
+    """Maximum number of unusable rows that the job skips. If it is None, an unusable row ends the job."""
+    format: TextFormat = DEFAULT_FORMAT
+    """How text is decoded, divided into columns and cleaned."""
+    trains: bool = False
+    """Whether the job learns its classes from this table alone."""
 
 
 MODEL_FOLDER = "a pretrained model's folder"
@@ -144,7 +195,8 @@ Model = Annotated[str, AfterValidator(model_location), SourceMarker(MODEL_FOLDER
 """`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
 
 Table = Annotated[str, AfterValidator(table_location), SourceMarker(TABLE)]
-"""`hf://org/name?config=…&split=…`, or a .jsonl, .csv, .tsv or .parquet file, on S3 (`data://`, `s3://`) or local."""
+"""`hf://org/name?config=…&split=…`, or a file, on S3 (`data://`, `s3://`) or local: .csv, .tsv, .jsonl, .json,
+.parquet."""
 
 
 def _table_locations(value: Any) -> Any:

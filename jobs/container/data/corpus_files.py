@@ -25,8 +25,10 @@ from jobs.container.data import artifacts
 from jobs.container.data.sources import data_set_commit, is_on_hub, open_stream
 from jobs.container.data.tables import TableReader
 from jobs.core.errors import UsageError
-from jobs.core.locations import S3, TEXT, S3Location, hub_parts, table_suffix
-from jobs.data_checks.table_rows import At, Broken, decoded, not_utf8, unit
+from jobs.core.locations import COMPRESSED, S3, TEXT, S3Location, hub_parts, table_suffix
+from jobs.data_checks.table_rows import At, Broken, decoded, invalid_text, unit
+from jobs.data_checks.table_text import utf8_text
+from jobs.spec.arguments import DEFAULT_FORMAT, TextFormat
 from jobs.spec.kinds.prepare_corpus import COLUMNS_NEXT
 
 if TYPE_CHECKING:
@@ -157,6 +159,7 @@ class Input:
     """Whether an empty line ends a document of a .txt file. Otherwise each line is a document."""
     max_document_bytes: int
     s3: Callable[[], "S3Client"]
+    text_format: TextFormat = DEFAULT_FORMAT
 
     def read(self, start: At) -> Iterator[Read]:
         """Read the documents from `start` on.
@@ -188,6 +191,7 @@ class Input:
             s3=self.s3,
             streamed=True,
             max_document_bytes=self.max_document_bytes,
+            format=self.text_format,
         )
         for values, offset, line in table.rows(start):
             content = values if isinstance(values, Broken) else _as_text(values[0], self.column, table.place(line))
@@ -196,20 +200,22 @@ class Input:
             log.warning("warning: %s", table.joined_warning(table.joined))
 
     def _lines(self, start: At) -> Iterator[Read]:
-        with open_stream(self.location, s3=self.s3) as stream:
+        with open_stream(self.location, s3=self.s3) as file:
+            stream = self._text(file)
             for piece, line, after, continues in _pieces(stream, start, self.max_document_bytes):
-                yield Read(decoded(piece, self.location, line), after, continues)
+                yield Read(decoded(piece, self.location, line, self.text_format.encoding), after, continues)
 
     def _paragraphs(self, start: At) -> Iterator[Read]:
         """Yield the text between empty lines. Only about one document is in memory at once."""
         kept: list[bytes] = []
         first, before = 0, start
-        with open_stream(self.location, s3=self.s3) as stream:
+        with open_stream(self.location, s3=self.s3) as file:
+            stream = self._text(file)
             for piece, line, after, _ in _pieces(stream, start, self.max_document_bytes):
                 empty = not piece.strip()
                 too_long = sum(map(len, kept)) + len(piece) > self.max_document_bytes
                 if kept and (empty or too_long):
-                    content = decoded(b"".join(kept), self.location, first)
+                    content = decoded(b"".join(kept), self.location, first, self.text_format.encoding)
                     yield Read(content, after if empty else before, continues=not empty)
                     kept = []
                 if not empty:
@@ -217,7 +223,10 @@ class Input:
                     kept.append(piece)
                 before = after
         if kept:
-            yield Read(decoded(b"".join(kept), self.location, first), before)
+            yield Read(decoded(b"".join(kept), self.location, first, self.text_format.encoding), before)
+
+    def _text(self, file: io.BufferedIOBase) -> io.BufferedIOBase:
+        return utf8_text(file, self.location, self.text_format.encoding)
 
     def identity(self) -> Any:
         """Return a value that identifies the input's content. Raises NotFoundError if the input does not exist."""
@@ -230,7 +239,7 @@ class Input:
 
     def size(self) -> int | None:
         """Return the input's size in units of `At.offset`, or None if it is unknown."""
-        if unit(self.location) == "row":
+        if unit(self.location) == "row" or self.location.lower().endswith(COMPRESSED):
             return None
         if not self.location.startswith(S3):
             return Path(self.location).stat().st_size
@@ -258,7 +267,7 @@ def _cut(content: bytes, at_most_bytes: int) -> int:
     return place
 
 
-def _pieces(stream: io.BufferedReader, start: At, limit: int) -> Iterator[tuple[bytes, int, At, bool]]:
+def _pieces(stream: io.BufferedIOBase, start: At, limit: int) -> Iterator[tuple[bytes, int, At, bool]]:
     """Yield lines, in pieces if they are longer than `limit`.
 
     Yields the content, the line's number, the position after it, and whether the line continues.
@@ -285,7 +294,7 @@ def _as_text(value: Any, column: str, place: str) -> str | Broken:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            return Broken(not_utf8(place, error))
+            return Broken(invalid_text(place, error))
     if not isinstance(value, str):
         raise UsageError(f"{place}: '{column}' is not text but {value!r:.80}")
     try:

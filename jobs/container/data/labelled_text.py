@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from jobs.container.data.tables import TableReader
 from jobs.core.errors import UsageError, did_you_mean
-from jobs.core.labels import class_name, label_errors, label_kind, sorted_classes, text_error
+from jobs.core.labels import class_name, label_errors, label_kind, one_class_error, sorted_classes, text_error
 from jobs.core.words import counted
 from jobs.data_checks.table_rows import BadRows
+from jobs.spec.arguments import DEFAULT_FORMAT, TextFormat
 from jobs.spec.kinds.evaluate import Evaluate
 from jobs.spec.kinds.finetune_classification import COLUMNS_NEXT, FinetuneClassification, Inputs
 
@@ -67,7 +69,12 @@ class Table:
 
 
 def read_table(
-    location: str, columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
+    location: str,
+    columns: Sequence[str],
+    *,
+    s3: Callable[[], "S3Client"],
+    bad: BadRows | None = None,
+    text_format: TextFormat = DEFAULT_FORMAT,
 ) -> Table:
     """Read the given columns of the table at `location`. The last column is the label.
 
@@ -81,12 +88,13 @@ def read_table(
         missing_next=COLUMNS_NEXT,
         s3=s3,
         bad=noted,
+        format=text_format,
     )
     lines = array("q")
     values: list[Any] = []
     try:
         for row, _, line in reader.rows():
-            values += row
+            values += reader.cleaned(row)
             lines.append(line)
         width = len(reader.columns)
         if reader.joined and (swallowed := reader.refuse_joined(values[width - 1 :: width], lines)):
@@ -146,15 +154,39 @@ def load(
     """
     source = arguments.inputs()
     bad = bad or bad_rows(arguments)
-    train = _read(source.train, source.columns, s3=s3, bad=bad)
-    held_out = _read(source.evaluation, source.columns, s3=s3, bad=bad) if source.evaluation else None
+    read = partial(_read, columns=source.columns, s3=s3, bad=bad, text_format=TextFormat.of(arguments))
+    train = read(source.train)
+    held_out = read(source.evaluation) if source.evaluation else None
     names = class_names(train, source.label)
     examples = _examples(train, source, names)
-    if held_out is not None:
-        evaluated = _examples(held_out, source, names)
-        bad.refuse()
-        return names, examples, evaluated
+    evaluated = None if held_out is None else _examples(held_out, source, names)
     bad.refuse()
+    if arguments.drop_duplicates:
+        examples = _distinct(examples, bad)
+    training, evaluated = (examples, evaluated) if evaluated is not None else _held_out(examples, arguments, train)
+    if arguments.drop_duplicates:
+        training = _distinct(training, bad, held_out=evaluated)
+        if not training.labels:
+            raise UsageError(
+                f"{train.location}: every text is also held out, so drop_duplicates leaves no training examples",
+                next_step="name another table in eval_data",
+            )
+    return names, training, evaluated
+
+
+def _distinct(examples: Examples, bad: BadRows, held_out: Examples | None = None) -> Examples:
+    """Return the examples without repeated ones and without held-out texts. `bad` counts those that are dropped."""
+    texts = set() if held_out is None else set(held_out.together())
+    first: dict[tuple[tuple[str, ...], int], int] = {}
+    for row, example in enumerate(zip(examples.together(), examples.labels, strict=True)):
+        first.setdefault(example, row)
+    rows = [row for (text, _), row in first.items() if text not in texts]
+    bad.duplicates += len(examples) - len(rows)
+    return examples.take(rows)
+
+
+def _held_out(examples: Examples, arguments: FinetuneClassification, train: Table) -> tuple[Examples, Examples]:
+    """Split the examples into training and held-out ones. Raises UsageError if there are too few."""
     count = max(1, round(len(examples) * arguments.eval_fraction))
     chosen = stratified(examples.labels, min(count, len(examples)), seed=arguments.seed)
     if count >= len(examples) or not len(chosen):
@@ -163,7 +195,7 @@ def load(
         )
     order = np.random.default_rng(arguments.seed).permutation(len(examples))
     is_held_out = np.isin(order, chosen)
-    return names, examples.take(order[~is_held_out].tolist()), examples.take(order[is_held_out].tolist())
+    return examples.take(order[~is_held_out].tolist()), examples.take(order[is_held_out].tolist())
 
 
 def bad_rows(arguments: FinetuneClassification | Evaluate) -> BadRows:
@@ -186,7 +218,7 @@ def read_to_evaluate(
         label="" if arguments.predict_only else arguments.label_column,
     )
     columns = [column for column in source.columns if column]
-    table = _read(source.evaluation, columns, s3=s3, bad=bad)
+    table = _read(source.evaluation, columns, s3=s3, bad=bad, text_format=TextFormat.of(arguments))
     known = list(names)
     if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
         known = [str(number) for number in range(len(names))]  # transformers calls unnamed classes LABEL_0, LABEL_1, …
@@ -201,12 +233,21 @@ def read_to_evaluate(
     return examples
 
 
-def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows) -> Table:
+def _read(
+    locations: Sequence[str],
+    columns: Sequence[str],
+    *,
+    s3: Callable[[], "S3Client"],
+    bad: BadRows,
+    text_format: TextFormat,
+) -> Table:
     """Read the given columns of all tables and join them.
 
     Raises what `read_table` raises, and UsageError if the tables have different names for their label numbers.
     """
-    first, *others = parts = [read_table(location, columns, s3=s3, bad=bad) for location in locations]
+    first, *others = parts = [
+        read_table(location, columns, s3=s3, bad=bad, text_format=text_format) for location in locations
+    ]
     if not others:
         return first
     for other in others:
@@ -247,8 +288,7 @@ def class_names(table: Table, column: str) -> list[str]:
     names = sorted_classes(map(class_name, usable))
     if len(names) < 2:
         table.bad.refuse()
-        shown = f"is {usable[0]!r}" if usable else "is unusable"
-        raise UsageError(f"{table.location}: every '{column}' {shown}, but training needs at least two classes")
+        raise one_class_error(table.location, column, usable)
     return names
 
 

@@ -14,7 +14,7 @@ from jobs.container.data.sources import is_on_hub, open_stream
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.labels import names_in_parquet
 from jobs.core.locations import hub_parts, table_suffix
-from jobs.data_checks.table_rows import BEGINNING, At, Row, TableRows
+from jobs.data_checks.table_rows import BEGINNING, At, Row, TableRows, column_values
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -105,7 +105,7 @@ def _cells(batch: Any, table: TableReader) -> list[Iterable[Any]]:
     columns = [batch.column(name) for name in table.columns]
     if not table.streamed:
         pa.Table.from_arrays(columns, list(table.columns)).validate(full=True)
-        return [column.to_pylist() for column in columns]
+        return [column_values(column) for column in columns]
     texts = (pa.string(), pa.large_string())
     columns = [column.cast(pa.large_binary()) if column.type in texts else column for column in columns]
     # Convert one row at a time; otherwise all of them would be in memory twice.

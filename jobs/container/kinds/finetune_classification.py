@@ -148,6 +148,7 @@ def _tokenized(rank: Rank, arguments: FinetuneClassification, folder: Path, s3: 
     )
     prepared.summary.table_warnings += bad.warnings
     prepared.summary.bad_rows = dict(bad.counts)
+    prepared.summary.dropped = bad.duplicates
     prepared.summary.named_bad_rows = [line for location in bad.counts for line in bad.named(location)]
     rank.start_up.done("tokens")
     return prepared

@@ -24,7 +24,8 @@ from jobs.container.kinds.artifact_job import UPLOADS, JobMetrics
 from jobs.container.rank import Rank, run
 from jobs.core.artifact import ArtifactFile
 from jobs.core.errors import UsageError
-from jobs.data_checks.table_rows import BEGINNING, At, Broken
+from jobs.data_checks.table_rows import BEGINNING, ENCODING_NEXT, At, Broken
+from jobs.spec.arguments import TextFormat
 from jobs.spec.kinds.prepare_corpus import PrepareCorpus
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
             paragraphs=arguments.text_documents == "paragraphs",
             max_document_bytes=arguments.max_document_bytes,
             s3=lambda: s3,
+            text_format=TextFormat.of(arguments),
         )
         for number, location in enumerate(arguments.data)
     ]
@@ -176,7 +178,7 @@ class _Preparation:
             if self._arguments.on_broken_text == "error":
                 raise UsageError(
                     content.reason,
-                    next_step="convert the file (for example iconv -f LATIN1 -t UTF-8), or set on_broken_text: skip",
+                    next_step=f"{ENCODING_NEXT}; or set on_broken_text: skip",
                 )
             counts["broken"] += 1
             return
@@ -203,7 +205,7 @@ class _Preparation:
         text_bytes = sum(counts[f"{part} bytes"] for part in SPLITS)
         self._metrics.step(number + 1, {"documents": documents, "bytes": text_bytes})
         done = sum(
-            1.0 if index < place[0] else (place[1].offset / size if index == place[0] and size else 0.0)
+            1.0 if index < place[0] else (min(1.0, place[1].offset / size) if index == place[0] and size else 0.0)
             for index, size in enumerate(self._sizes)
         )
         note = f"of the inputs, shard {number}: {documents} documents"

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.spec.arguments import Arguments, ClassName, Columns, JobKind, Model, Tables
+from jobs.spec.arguments import Arguments, ClassName, Columns, Delimiter, Encoding, JobKind, Model, Tables, TextFormat
 from jobs.spec.recipe import MAX_BATCH_SIZE, HpuTrainer, LengthBuckets
 
 COLUMNS_NEXT = "name the columns with text_column, text_pair_column and label_column, or set predict_only"
@@ -20,7 +20,7 @@ class Evaluate(Arguments):
     model: Model
     """A classifier with its tokenizer: run://NAME/model, hf://…, data://…, s3://… or a folder."""
     data: Tables
-    """Texts: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them."""
+    """Texts: a .csv, .tsv, .jsonl, .json or .parquet file, hf://org/name?config=…&split=…, or a list of them."""
     predict_only: bool = False
     """Only predict: the table needs no labels, and there are no metrics."""
     text_column: str = Field(default="text", min_length=1)
@@ -41,6 +41,14 @@ class Evaluate(Arguments):
     """Sequences that a rank processes at once."""
     hpu_trainer: HpuTrainer = "optimum-habana"
     """Library of the Trainer on HPUs. transformers is untested on HPUs."""
+    delimiter: Delimiter | None = None
+    """Character between the columns of .csv and .tsv files, or tab. Default: a comma in .csv, a tab in .tsv."""
+    encoding: Encoding = "utf-8"
+    """Encoding of text files, such as cp1252 (Windows) or mac-roman. UTF-16 with a byte order mark needs no key."""
+    quotes_are_text: bool = False
+    """Read double quotes in .csv and .tsv files as text. By default they enclose texts with delimiters or newlines."""
+    strip: bool = False
+    """Remove spaces and invisible characters around texts, classes and column names, and compose accents (NFC)."""
     on_bad_rows: Literal["error", "skip"] = "error"
     """error ends the job at a row that cannot be read or has no text or label; skip leaves such rows out."""
     max_bad_rows: int = Field(default=100, ge=0)
@@ -69,7 +77,8 @@ class Evaluate(Arguments):
             texts=(self.text_column, *pair),
             label=None if self.predict_only else self.label_column,
             missing_next=COLUMNS_NEXT,
-            skips=self.on_bad_rows == "skip",
+            skip_at_most=self.max_bad_rows if self.on_bad_rows == "skip" else None,
+            format=TextFormat.of(self),
         )
 
     def tables(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.spec.arguments import ClassName, Columns, JobKind, Model, Tables
+from jobs.spec.arguments import ClassName, Columns, Delimiter, Encoding, JobKind, Model, Tables, TextFormat
 from jobs.spec.recipe import LengthBuckets, Recipe
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"]
@@ -68,8 +68,8 @@ class FinetuneClassification(Recipe):
     glue_task: GlueTask | None = None
     """A GLUE task, which sets columns and metrics. Default: none. Without train_data, its data is read from the hub."""
     train_data: Tables | None = None
-    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, hf://org/name?config=…&split=…, or a list of them.
-    Default: the data of glue_task."""
+    """Labelled examples: a .csv, .tsv, .jsonl, .json or .parquet file, hf://org/name?config=…&split=…, or a list of
+    them. Default: the data of glue_task."""
     eval_data: Tables | None = None
     """Held-out examples. Default: eval_fraction of the training data."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
@@ -96,6 +96,16 @@ class FinetuneClassification(Recipe):
     compile a graph for each length."""
     epochs: float = Field(default=3.0, gt=0)
     """Passes over the training data."""
+    delimiter: Delimiter | None = None
+    """Character between the columns of .csv and .tsv files, or tab. Default: a comma in .csv, a tab in .tsv."""
+    encoding: Encoding = "utf-8"
+    """Encoding of text files, such as cp1252 (Windows) or mac-roman. UTF-16 with a byte order mark needs no key."""
+    quotes_are_text: bool = False
+    """Read double quotes in .csv and .tsv files as text. By default they enclose texts with delimiters or newlines."""
+    strip: bool = False
+    """Remove spaces and invisible characters around texts, classes and column names, and compose accents (NFC)."""
+    drop_duplicates: bool = False
+    """Drop training examples that repeat the text and class of an earlier one, or the text of a held-out one."""
     on_bad_rows: Literal["error", "skip"] = "error"
     """error ends the job at a row that cannot be read or has no text or label; skip leaves such rows out."""
     max_bad_rows: int = Field(default=100, ge=0)
@@ -167,7 +177,12 @@ class FinetuneClassification(Recipe):
         source = self.inputs()
         pair = (source.text_pair,) if source.text_pair else ()
         return Columns(
-            texts=(source.text, *pair), label=source.label, missing_next=COLUMNS_NEXT, skips=self.on_bad_rows == "skip"
+            texts=(source.text, *pair),
+            label=source.label,
+            missing_next=COLUMNS_NEXT,
+            skip_at_most=self.max_bad_rows if self.on_bad_rows == "skip" else None,
+            format=TextFormat.of(self),
+            trains=argument.startswith("train_data") and len(source.train) == 1,
         )
 
 

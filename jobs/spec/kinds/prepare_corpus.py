@@ -1,12 +1,13 @@
 """prepare-corpus: gather documents from tables and text files into a corpus that is fast to read."""
 
+import sys
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from jobs.core.locations import HUB, TEXT, table_suffix
-from jobs.spec.arguments import Arguments, Columns, Documents, HubRepository, JobKind
+from jobs.spec.arguments import Arguments, Columns, Delimiter, Documents, Encoding, HubRepository, JobKind, TextFormat
 
 COLUMNS_NEXT = "name each input's column in text_columns"
 
@@ -18,9 +19,15 @@ class PrepareCorpus(Arguments):
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     data: list[Documents] = Field(min_length=1)
-    """Documents: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
+    """Documents: hf://org/name?config=…&split=…, or .csv, .tsv, .jsonl, .json, .parquet and .txt files."""
     text_columns: list[str] = Field(default=["text"], min_length=1)
     """Column of the text: one for all inputs, or one for each input. .txt files have no columns."""
+    delimiter: Delimiter | None = None
+    """Character between the columns of .csv and .tsv files, or tab. Default: a comma in .csv, a tab in .tsv."""
+    encoding: Encoding = "utf-8"
+    """Encoding of text files, such as cp1252 (Windows) or mac-roman. UTF-16 with a byte order mark needs no key."""
+    quotes_are_text: bool = False
+    """Read double quotes in .csv and .tsv files as text. By default they enclose texts with delimiters or newlines."""
     text_documents: Literal["lines", "paragraphs"] = "lines"
     """How .txt files are split into documents: at each line, or at empty lines (paragraphs)."""
     held_out_fraction: float = Field(default=0.01, gt=0, lt=1)
@@ -30,7 +37,7 @@ class PrepareCorpus(Arguments):
     max_document_bytes: int = Field(default=8 << 20, ge=1 << 10, le=1 << 30)
     """Maximum bytes of a document; longer documents are split at whitespace."""
     on_broken_text: Literal["error", "skip"] = "error"
-    """error ends the job at text that is not UTF-8; skip counts such text and leaves it out."""
+    """error ends the job at text that is not in `encoding`; skip counts such text and leaves it out."""
     drop_duplicates: bool = False
     """Drop documents that are equal to an earlier one. Needs about 100 bytes of memory per document. Do not use it for
     data with one sentence per row: dropping repeated sentences would tear texts apart."""
@@ -63,8 +70,12 @@ class PrepareCorpus(Arguments):
         number = int(argument.removeprefix("data."))
         if table_suffix(self.data[number]) == TEXT and not self.data[number].startswith(HUB):
             return None
-        skips = self.on_broken_text == "skip"
-        return Columns(texts=(self.column(number),), missing_next=COLUMNS_NEXT, skips=skips)
+        return Columns(
+            texts=(self.column(number),),
+            missing_next=COLUMNS_NEXT,
+            skip_at_most=sys.maxsize if self.on_broken_text == "skip" else None,
+            format=TextFormat.of(self),
+        )
 
 
 KIND = JobKind(

@@ -44,8 +44,8 @@ def test_data_is_uploaded_listed_shown_and_deleted(
     trainyard("rm", odd, "--yes")
     (tmp_path / "german.csv").write_text("text;label\ngut, nicht?;1\nschlecht;0\n")
     warned = trainyard("put", "german.csv", "data://research/films/")[1].splitlines()
-    assert warned[0] == "warning: german.csv, line 1: its columns are separated by ';', although the name ends in .csv"
-    assert warned[1].startswith("next: save it with ',' between the columns: python3 -c ")
+    assert warned[0] == "warning: german.csv, line 1: its columns are separated by ';', not by ','"
+    assert warned[1] == "next: set delimiter: ';'"
     trainyard("rm", "data://research/films/german.csv", "--yes")
     with pytest.raises(UsageError, match=r"^nothing was deleted: 1 file, 24 bytes, at data://research/films\n"):
         trainyard("rm", "data://research/films")

@@ -65,8 +65,12 @@ def test_invalid_model_location_is_rejected(location: str, message: str) -> None
 @pytest.mark.parametrize(
     ("read", "location", "message"),
     [
-        (table_location, "data://a/b", "is not a table: its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
-        (table_location, "train.txt", "its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
+        (
+            table_location,
+            "data://a/b",
+            "is not a table: its name should end in .jsonl, .ndjson, .json, .csv, .tsv, .parquet",
+        ),
+        (table_location, "train.txt", "its name should end in .jsonl, .ndjson, .json, .csv, .tsv, .parquet"),
         (table_location, "imdb", ".tsv, .parquet; did you mean hf://imdb?"),
         (table_location, "hf://imdb#test", "is not a name on the hub"),
         (artifact_location, "hf://org/corpus?split=train", "unknown option 'split'"),

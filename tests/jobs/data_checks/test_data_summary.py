@@ -31,7 +31,7 @@ def test_summary_counts_classes_and_warns_of_likely_mistakes(found: DataSummary)
         "tokens: half have at most 4, 90 % 12, 99 % 12, the longest 40",
         "cut at max_length 32: 1 text (10 %), 8 tokens (2 %)",
         "read: t.csv (fingerprint 00ab)",
-        "warning: 'games' and 'games ' differ only in spaces or case, but are 2 classes",
+        "warning: 'games' and 'games ' look alike, but are 2 classes; strip: true makes them one",
         "warning: 2 classes ('Rare', 'new') have only one example",
         "warning: 2 classes ('games ', 'other') have only two examples",
         "warning: class 'other' has no held-out example",
@@ -48,6 +48,32 @@ def test_empty_texts_are_warned_of() -> None:
     found = summary(["no", "yes"], ([("a", "b"), ("c", " "), ("", "d")], [0, 1, 0]), ([("e", "")], [1]))
     assert "warning: 3 examples with an empty text, used like any other" in list(found.lines())
     assert "empty" not in "".join(summary(["no"], ([("a",)], [0])).lines())
+
+
+def test_what_training_refuses_is_warned_of() -> None:
+    found = summary(["no"], ([("",), (" ",)], [0, 0]))
+    found.bad_rows, found.trained = {"t.csv": 2}, False
+    assert list(found.warnings()) == [
+        "class 'no' has only two examples",
+        "every text is empty: training refuses this data",
+        "there is only one class: training refuses this data",
+        "2 bad rows of t.csv not counted: training refuses the table, or skips them with on_bad_rows: skip",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("other", "shown"),
+    [
+        ("good\u200b", "'good\\u200b'"),
+        ("\u202egood", "'\\u202egood'"),
+        ("GOOD", "'GOOD'"),
+        ("go\u00adod", "'go\\xadod'"),
+    ],
+)
+def test_classes_that_look_alike_are_warned_of(other: str, shown: str) -> None:
+    [warning, *_] = summary(["good", other], ([("a",), ("b",), ("c",)] * 2, [0, 1, 1] * 2)).warnings()
+    assert warning.startswith(f"'good' and {shown} look alike, but are 2 classes")
+    assert warning.endswith("strip: true makes them one") == (other in ("good\u200b", "\u202egood"))
 
 
 def test_only_the_largest_of_many_classes_are_listed() -> None:

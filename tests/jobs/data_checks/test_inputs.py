@@ -1,5 +1,7 @@
 """All errors in a spec's inputs are reported together, before it is submitted."""
 
+import datetime
+import gzip
 import io
 import json
 import os
@@ -63,6 +65,12 @@ ANYWHERE = pytest.mark.parametrize("put", ["local", "s3"], indirect=True)
 Put = Callable[[str, bytes], str]
 
 
+def parquet(columns: dict[str, Any]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
 def put_model(put: Put, configuration: object = BERT, **files: object) -> str:
     contents = {"config.json": configuration, "tokenizer.json": {}, "model.safetensors": "", **files}
     for name, content in contents.items():
@@ -101,13 +109,16 @@ def test_valid_inputs_pass(aws: Aws, put: Put) -> None:
             b"text,lable\ngood,1\n",
             "{0}, line 2: no column 'label'; did you mean 'lable'?\nNext: name the columns",
         ),
-        ("t.csv", b"text;label\ngood, so;1\n", "{0}, line 1: its columns are separated by ';', although"),
-        ("t.csv", b"text,label\n", "{0} has no examples"),
-        ("t.csv", "text,label\nf\u00fcnf,1\n".encode("latin-1"), "{0}, line 2: not UTF-8 (byte 0xfc at position 2)"),
         (
             "t.csv",
-            TABLE.decode().encode("utf-16"),
-            "{0}, line 1: not UTF-8 (byte 0xff at position 1)\nNext: iconv -f UTF-16",
+            b"text;label\ngood, so;1\n",
+            "{0}, line 1: its columns are separated by ';', not by ','\nNext: set delimiter: ';'",
+        ),
+        ("t.csv", b"text,label\n", "{0} has no examples"),
+        (
+            "t.csv",
+            "text,label\nf\u00fcnf,1\n".encode("latin-1"),
+            "{0}, line 2: not UTF-8 (byte 0xfc at position 2: 'f\u00fcnf' in cp1252, 'f\u00b8nf' in mac-roman)",
         ),
         ("t.csv", b"text,label\ngood,0.5\n", "{0}, line 2: 'label' is '0.5', which is not a class"),
         (
@@ -121,7 +132,30 @@ def test_valid_inputs_pass(aws: Aws, put: Put) -> None:
             "{0}, line 3: quotes join it with line 2 into one row, although each line has a 'label' ('1', '2')",
         ),
         ("t.jsonl", b'{"text": 5, "label": 1}\n', "{0}, line 1: 'text' is not text but 5"),
-        ("t.jsonl", b'[{"text": "a"}]\n', "{0}, line 1: not a JSON object but"),
+        ("t.jsonl", b'[{"text": "a"}, 1]\n', "{0}, line 1: no column 'label'"),
+        ("t.json", b'[{"text": "a", "label": 1}, 1]\n', "{0}, line 1: not a JSON object but '1'"),
+        (
+            "t.json",
+            b'[{"text": "a", "label": 1}\n,}',
+            "{0}, line 2: the JSON array cannot be read from here on: Expecting v",
+        ),
+        ("t.json", b'{"text": "a",\n "label": 1}', "2 bad rows:\n{0}, line 1: not JSON: Expecting property name"),
+        ("t.csv", b"text,label\ngood,1\nbad,1\n", "{0}: every 'label' is '1', but training needs at least two classes"),
+        ("t.csv", b"text,label\ngo\0od,1\nbad,2\n", "{0}, line 2: "),
+        ("t.csv", b"PK\3\4" + bytes(90), "{0} is an Excel workbook or a ZIP archive\nNext: open it in a spreadsheet"),
+        ("t.csv", b"version https://git-lfs.github.com/spec/v1\n", "{0} is a pointer of Git LFS\nNext: git lfs pull"),
+        (
+            "t.csv",
+            TABLE.decode().encode("utf-16-le"),
+            "{0} contains NUL bytes like a file in UTF-16\nNext: set encoding: utf-16-le",
+        ),
+        ("t.csv.gz", gzip.compress(TABLE)[:-9], "{0} cannot be decompressed: Truncated compressed stream"),
+        (
+            "t.parquet",
+            parquet({"text": ["a"], "label": [datetime.date(2026, 1, 1)]}),
+            "{0}: 'label' has the type date32[day], which is not a class",
+        ),
+        ("t.parquet", parquet({"text": [1], "label": [1]}), "{0}: 'text' has the type int64, which is not text"),
         ("t.parquet", b"PAR1" + b"\0" * 90, "{0} cannot be read as Parquet: Parquet magic bytes not found in footer"),
         ("t.parquet", b"PAR1\x29\x15\2\0\4\0\0\0PAR1", "{0} cannot be read as Parquet: Couldn't deserialize thrift"),
     ],
@@ -145,6 +179,25 @@ def test_named_classes_must_be_in_the_training_tables(aws: Aws, put: Put) -> Non
         f"arguments.positive_class: 'nope' is none of the classes; did you mean 'no'?{next_step}",
         f"arguments.class_weights: '1' is none of the classes; available: 'no', 'yes'{next_step}",
     ]
+
+
+def test_rows_of_another_encoding_are_not_skipped(aws: Aws, put: Put) -> None:
+    rows = "".join(f"{number};f\u00fcnf;so\n" for number in range(20))
+    table = put("t.csv", f";Text;label\n{rows}0;good;no\n".encode("cp1252"))
+    given = {"text_column": "Text", "delimiter": ";", "on_bad_rows": "skip"}
+    [error] = errors_of(aws, finetuning(put, table, **given))
+    assert f"{table}, line 2: not UTF-8 (byte 0xfc at position 4: 'f\u00fcnf' in cp1252" in error
+    assert ", and 19 more such lines\nNext: set encoding: cp1252" in error
+    assert errors_of(aws, finetuning(put, table, **given, encoding="latin-1")) == []
+    # Errors of the header are reported at the same time
+    [error] = errors_of(aws, finetuning(put, table))
+    assert re.search(
+        r"not UTF-8 .*\n.*separated by ';'.*set delimiter: ';'; name the columns .*'', 'Text', 'label'", error
+    )
+    # A few broken lines of a UTF-8 table are rows like others
+    table = put("t.csv", b"text,label\n\xc3\xbc,1\na\xfc,1\nb,2\n")
+    assert errors_of(aws, finetuning(put, table, on_bad_rows="skip")) == []
+    assert "skip such rows with on_bad_rows: skip" in errors_of(aws, finetuning(put, table))[0]
 
 
 def test_corpus_rows_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:
@@ -182,7 +235,7 @@ def test_pipes_devices_and_unreadable_files_are_refused(aws: Aws, put: Put, tmp_
 @pytest.mark.parametrize("put", ["s3"], indirect=True)
 def test_parquet_table_is_checked_by_its_footer(aws: Aws, put: Put) -> None:
     many = io.BytesIO()
-    pq.write_table(pa.table({f"column {number}": [1] for number in range(2000)}), many)
+    pq.write_table(pa.table({f"column {number}": ["1"] for number in range(2000)}), many)
     table = put("many.parquet", many.getvalue())
     assert errors_of(aws, PrepareCorpus(data=[table], text_columns=["column 1999"])) == []
     [error] = errors_of(aws, PrepareCorpus(data=[table], text_columns=["text"]))
@@ -199,10 +252,21 @@ def test_only_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put) -> None
     rows = HEAD_BYTES // len(row)
     table = put("t.csv", b"text,label\n" + row * (rows + 5) + b"late,\n")
     assert errors_of(aws, finetuning(put, table)) == [], "the last row is cut off, not bad"
+    compressed = gzip.compress(
+        b"text,label\n" + b"".join(b"%s,1\n" % os.urandom(99).hex().encode() for _ in range(50_000))
+    )
+    assert len(compressed) > HEAD_BYTES
+    assert errors_of(aws, finetuning(put, put("t.csv.gz", compressed))) == [], "also within a compressed block"
     early = put("early.csv", b"text,label\nbad,\n" + row * (rows + 5))
     [error] = errors_of(aws, finetuning(put, early))
     assert "line 2: 'label' is '', which is not a class" in error
-    assert errors_of(aws, finetuning(put, early, on_bad_rows="skip")) == []
+    notes: list[str] = []
+    assert errors_of(aws, finetuning(put, early, on_bad_rows="skip"), note=notes.append) == []
+    assert notes == [
+        f"warning: the job will skip at least 1 bad row, such as {early}, line 2: 'label' is '', which is not a class"
+    ]
+    [error] = errors_of(aws, finetuning(put, early, on_bad_rows="skip", max_bad_rows=0))
+    assert "more bad rows than max_bad_rows allows (0)" in error
 
 
 @pytest.mark.parametrize(

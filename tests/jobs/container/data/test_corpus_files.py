@@ -1,5 +1,6 @@
 """Documents of a corpus: grouped into batches, and read in pieces without losing anything."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,30 @@ from hypothesis import strategies as st
 
 from jobs.container.data.corpus_files import Input, batches
 from jobs.data_checks.table_rows import BEGINNING
+from jobs.spec.arguments import TextFormat
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.txt", b"f\xfcnf\r\xe9\r"),
+        ("t.txt.gz", gzip.compress(b"f\xfcnf\n\xe9\n")),
+        ("t.csv", b"text;more\nf\xfcnf;1\n\xe9;2\n"),
+    ],
+)
+def test_documents_in_another_format_are_read_from_anywhere(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    source = Input(
+        location=str(tmp_path / name),
+        column="text",
+        paragraphs=False,
+        max_document_bytes=1024,
+        s3=lambda: pytest.fail("local"),
+        text_format=TextFormat(delimiter=";", encoding="cp1252"),
+    )
+    documents = list(source.read(BEGINNING))
+    assert [str(document.content).strip() for document in documents] == ["f\u00fcnf", "\u00e9"]
+    assert list(source.read(documents[0].after)) == documents[1:]
 
 
 def test_batches_are_filled_up_to_the_limit() -> None:

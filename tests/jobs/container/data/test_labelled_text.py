@@ -237,6 +237,18 @@ def test_split_has_the_requested_size_if_classes_allow_it(count: int) -> None:
     assert left == set(range(11)), "each class is trained on"
 
 
+def test_duplicates_are_dropped_from_the_training_data_only(load: Load) -> None:
+    rows = [*labelled("bad", "good", "good"), *labelled("bad", "bad"), {"text": "held out", "label": "good"}]
+    held_out = [{"text": "held out", "label": "good"}] * 2
+    _, train, evaluated = load(rows, held_out, drop_duplicates=True)
+    assert train == Examples(texts=["text 0", "text 1", "text 2", "text 1"], pairs=None, labels=[0, 1, 1, 0])
+    assert evaluated.texts == ["held out"] * 2
+    _, train, evaluated = load(labelled("bad", "good", "bad", "good") * 3, drop_duplicates=True, eval_fraction=0.5)
+    assert sorted(train.texts + evaluated.texts) == [f"text {number}" for number in range(4)]
+    with pytest.raises(UsageError, match="every text is also held out"):
+        load(labelled("bad", "good"), labelled("bad", "good"), drop_duplicates=True)
+
+
 BAD: Rows = [
     {"text": None, "label": "bad"},
     {"text": "x", "label": None},

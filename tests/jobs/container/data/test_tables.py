@@ -1,6 +1,8 @@
 """Tables from S3 and local paths; every kind of damage is reported with its place."""
 
+import bz2
 import csv
+import gzip
 import io
 import json
 import re
@@ -15,6 +17,7 @@ from jobs.container.data.labelled_text import read_table
 from jobs.container.data.tables import _rows_at_once
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.data_checks.table_rows import BadRows
+from jobs.spec.arguments import TextFormat
 from tests.support.container.places import Place
 
 ROWS = [
@@ -64,6 +67,72 @@ def test_table_is_read_with_the_place_of_each_row(
     assert table.place(1) == f"{place.at(name)}, {unit} {lines[1]}"
 
 
+TEXTS = {"text": ["f\u00fcnf; \u201egut\u201c", "caf\u00e9"], "label": ["gut", "schlecht"]}
+
+
+def rows_of(delimiter: str, end: str, before: str = "") -> str:
+    rows = zip(TEXTS["text"], TEXTS["label"], strict=True)
+    return before + "".join(
+        f"{delimiter.join(row)}{end}" for row in [("text", "label"), *((f'"{text}"', label) for text, label in rows)]
+    )
+
+
+ARRAY = json.dumps([{"label": label, "text": text} for text, label in zip(*TEXTS.values(), strict=True)], indent=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text_format"),
+    [
+        ("cp1252.csv", rows_of(";", "\r\n").encode("cp1252"), TextFormat(delimiter=";", encoding="cp1252")),
+        ("excel.csv", rows_of(";", "\r\n", "sep=;\r\n").encode("utf-8-sig"), TextFormat()),
+        ("old-mac.csv", rows_of(",", "\r").encode("mac-roman"), TextFormat(encoding="mac-roman")),
+        ("unicode-text.tsv", rows_of("\t", "\r\n").encode("utf-16"), TextFormat()),
+        ("t.csv.gz", gzip.compress(rows_of(",", "\n", "\n\n").encode()), TextFormat()),
+        ("T.TSV.ZST", pa.compress(rows_of("\t", "\n").encode(), "zstd", asbytes=True), TextFormat()),
+        ("t.csv.bz2", bz2.compress(rows_of(",", "\n").encode("cp1252")), TextFormat(encoding="cp1252")),
+        ("no-suffix.csv", gzip.compress(rows_of(",", "\n").encode()), TextFormat()),
+        ("array.json", ARRAY.encode(), TextFormat()),
+        ("array.jsonl", json.dumps(json.loads(ARRAY), ensure_ascii=False).encode("utf-8-sig"), TextFormat()),
+        (
+            "blanks.csv",
+            b" text,label \n" + rows_of(" ,", " \n").partition("\n")[2].replace('"', "").encode(),
+            TextFormat(strip=True, quotes_are_text=True),
+        ),
+        (
+            "bytes.parquet",
+            parquet({key: [value.encode() for value in values] for key, values in TEXTS.items()}),
+            TextFormat(),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_table_of_another_program_is_read(place: Place, name: str, content: bytes, text_format: TextFormat) -> None:
+    table = read_table(place.put(name, content), list(TEXTS), s3=place._client, text_format=text_format)
+    assert table.columns == TEXTS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b",text,label\n0,a,x\n1,b,y\n",
+        b'"text" "label"\n"1" "a" "x"\n"2" "b" "y"\n'.replace(b" ", b","),
+        b"Unnamed: 0,text,label\n0,a,x\n1,b,y\n",
+    ],
+    ids=["pandas", "R", "pandas again"],
+)
+def test_index_column_is_ignored(local: Place, content: bytes) -> None:
+    assert local.read(local.put("t.csv", content)).columns == {"text": ["a", "b"], "label": ["x", "y"]}
+
+
+def test_encodings_that_the_bytes_contradict_are_refused(local: Place) -> None:
+    table = local.put("t.csv", rows_of(",", "\n").encode())
+    with pytest.raises(UsageError, match=r"t\.csv is UTF-8, not cp1252"):
+        read_table(table, list(TEXTS), s3=local._client, text_format=TextFormat(encoding="cp1252"))
+    table = local.put("t.csv", b"text,label\n\xfc \x81,a\nb,b\n")
+    with pytest.raises(UsageError, match=r"t\.csv, line 2: not cp1252 \(byte 0x81 at position 3\)"):
+        read_table(table, list(TEXTS), s3=local._client, text_format=TextFormat(encoding="cp1252"))
+
+
 def test_missing_table_error_says_where_to_look(local: Place, remote: Place) -> None:
     with pytest.raises(NotFoundError, match=re.escape(f"{local.at('t.csv')} does not exist\nNext: check the path")):
         local.read(local.at("t.csv"))
@@ -96,7 +165,11 @@ GOOD_LINE = b'{"text": "a", "label": 1}\n'
     [
         ("t.jsonl", GOOD_LINE + b'{"text": "a", "lab', ", line 2: not JSON: Unterminated string starting at"),
         ("t.jsonl", GOOD_LINE + b'{"label": ' + b"1" * 5000 + b"}\n", ", line 2: JSON that Python cannot read"),
-        ("t.csv", b'text,label\n"two\nlines",1\ncaf\xe9,1\n', ", line 4: not UTF-8 (byte 0xe9 at position 4)"),
+        (
+            "t.csv",
+            b'text,label\n"two\nlines",1\ncaf\xe9,1\n',
+            ", line 4: not UTF-8 (byte 0xe9 at position 4: 'caf\u00e9' in cp1252",
+        ),
         ("t.csv", b"text,label\na,1\nb,2,3\n", ", line 3: 3 fields, but the header has 2"),
         ("t.csv", b'text,label\na,1\n"b,2\n', ", line 3: unexpected end of data"),
         ("t.parquet", parquet({"text": ["a"], "label": [1]})[:-20], " cannot be read as Parquet: "),
@@ -128,15 +201,15 @@ def test_missing_column_error_suggests_the_closest(place: Place, name: str, cont
 
 
 def test_bad_rows_are_recorded_and_others_read(place: Place) -> None:
-    rows = b'text,label\na,1\nb\n\xffc,1\n"d,1\ne"f,1\ng,2\n'
+    rows = b'text,label\n\xc3\xa4,1\nb\n\xffc,1\n"d,1\ne"f,1\ng,2\n'
     location = place.put("bad.csv", rows)
     bad = BadRows(skip=True, at_most=9)
     table = read_table(location, ("text", "label"), s3=place._client, bad=bad)
-    assert table.columns == {"text": ["a", "g"], "label": ["1", "2"]}
+    assert table.columns == {"text": ["\u00e4", "g"], "label": ["1", "2"]}
     assert list(table.lines) == [2, 7]
     assert bad.counts[location] == 4, "the half-quoted field takes two lines"
     assert bad.named(location)[0] == f"{location}, line 3: 1 fields, but the header has 2"
-    with pytest.raises(UsageError, match=r"(?s)^4 bad rows:\n.*line 4: not UTF-8.*the row begins in line 5"):
+    with pytest.raises(UsageError, match=r"(?s)^4 bad rows:\n.*the row begins in line 5.*line 4: not UTF-8"):
         place.read(location)
 
 

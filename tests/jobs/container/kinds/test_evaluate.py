@@ -55,15 +55,18 @@ def test_two_ranks_predict_like_one_and_write_tables(
 ) -> None:
     rows = reviews(45, seed=5)
     table = tmp_path / "reviews.csv"
-    with table.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerows([("stars", "review"), *((row["label"], row["text"]) for row in rows), ("awful", "no class")])
+    rows[0]["text"] += " \u2013 \u201ef\u00fcnf\u201c; na ja"
+    with table.open("w", newline="", encoding="cp1252") as stream:
+        writer = csv.writer(stream, delimiter=";")
+        writer.writerow(("", "stars", "review"))
+        writer.writerows((number, row["label"], row["text"]) for number, row in enumerate(rows))
+        writer.writerow((45, "awful", "no class"))
 
     launched = run.attempt(
         f"--model={put(classifier, 'models/three-classes')}",
         f"--data={put(table, 'evaluated/reviews.csv')}",
         *("--text-column=review", "--label-column=stars", "--max-length=16", "--batch-size=4", "--on-bad-rows=skip"),
-        "--positive-class=good",
+        *("--positive-class=good", "--delimiter=;", "--encoding=cp1252"),
         kind="evaluate",
         nproc=2,
     )
