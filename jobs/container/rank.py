@@ -30,7 +30,7 @@ from jobs.container.channel import Heartbeat, HeartbeatFile, connect_store
 from jobs.core.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.core.locations import S3Location
 from jobs.spec.arguments import ArgumentsT, error_in_words, parse_flags
-from jobs.spec.launcher_options import RUN_URI_VARIABLE
+from jobs.spec.launcher_options import RUN_URI_VARIABLE, TORCHRUN_VARIABLES
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
@@ -82,9 +82,6 @@ ALLOW_CHANGES_VARIABLE = "TRAINYARD_ALLOW_CHANGES"
 
 ALONE = "--alone"
 """Flag before the command of a script that starts its own ranks."""
-
-TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")
-"""Prefixes of the variables that describe a rank's peers, by which Trainer, accelerate and torchrun detect a rank."""
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 

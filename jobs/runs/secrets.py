@@ -84,8 +84,20 @@ def secret_text(text: str) -> str | None:
     return secret_content(text.encode())
 
 
+_SECRET_VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|APIKEY|(?:API|ACCESS|SECRET|PRIVATE)_KEY)$")
+
+_SECRET_VALUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^\s/][^\s]{7,}|[A-Za-z]{20,}")
+"""Text without spaces that is no word, number or path: letters and digits, or many letters."""
+
+
 def check_spec(spec: JobSpec) -> None:
     """Raise UsageError if a value of a spec seems to hold a secret."""
+    for name, value in spec.env.items():
+        if _SECRET_VARIABLE.search(name.upper()) and _SECRET_VALUE.fullmatch(value):
+            raise UsageError(
+                f"env.{name}: it seems to hold a secret, but the whole team can read a run's spec",
+                next_step=ENVIRONMENT_NEXT,
+            )
     for place, text in _texts(spec.model_dump(mode="json", exclude_defaults=True), ()):
         if (what := secret_text(text)) is not None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The options of the launcher in a job's container, its two environment variables, and the health check of nodes.
+"""The options of the launcher in a job's container, its environment variables, and the health check of nodes.
 
 A plan passes the options as flags. The launcher (jobs.container.launch) takes these options, the job's kind, and the
 kind's arguments as flags or as the name of a file.
@@ -63,6 +63,31 @@ class Health(Strict):
 
 RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")
+"""Prefixes of the variables that describe a rank's peers, by which Trainer, accelerate and torchrun detect a rank."""
+
+_PLATFORM_VARIABLES = ("TRAINYARD_", "AWS_", "ECS_", *TORCHRUN_VARIABLES)
+
+_IMAGE_VARIABLES = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "HF_DATASETS_TRUST_REMOTE_CODE",
+)
+
+
+def reserved_variable(name: str) -> str | None:
+    """Return why a spec cannot set the environment variable `name`, or None if it can."""
+    if name.startswith(_PLATFORM_VARIABLES):
+        return "the platform sets it for each job"
+    if name == "PYTHONPATH":
+        return "the platform sets it; the folder of a script's code and its src/ are on the path anyway"
+    return "the image or the launcher sets it" if name in _IMAGE_VARIABLES else None
+
 
 RENDEZVOUS_WAIT_SECONDS = 900.0
 """Default seconds that a node group waits for all its nodes; then it trains if at least min_nnodes have arrived."""

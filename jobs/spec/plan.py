@@ -158,7 +158,8 @@ def plan(
         errors += [
             *_errors_of(lambda: _check_team_budget(spec.team, stage, at=now)),
             *_errors_of(lambda: _check_push(arguments, spec.team, stage)),
-            *_errors_of(lambda: _check_trackers(arguments, spec.team, stage)),
+            *_errors_of(lambda: _check_trackers(arguments, spec, stage)),
+            *_errors_of(lambda: _check_env(spec, stage)),
             *_errors_of(lambda: _check_team_reads(in_s3, spec.team, stage)),
         ]
     try:
@@ -350,12 +351,26 @@ def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
         )
 
 
-def _check_trackers(arguments: Arguments, team: str, stage: DeployedStage) -> None:
-    """Raise UsageError if the arguments name a tracker whose key or address is missing from the team's secret."""
+def _check_env(spec: JobSpec, stage: DeployedStage) -> None:
+    """Raise UsageError if the spec sets a variable that comes from the team's secret: ECS refuses both at once."""
+    secret = [
+        *stage.secret_variables.get(spec.team, ()),
+        *(["HF_TOKEN"] if spec.team in stage.huggingface_teams else []),
+    ]
+    if both := [name for name in spec.env if name in secret]:
+        raise UsageError(
+            f"env: {', '.join(both)} already comes from the secret of team '{spec.team}'",
+            next_step="remove it from env",
+        )
+
+
+def _check_trackers(arguments: Arguments, spec: JobSpec, stage: DeployedStage) -> None:
+    """Raise UsageError if a tracker's key or address is neither in the team's secret nor in the spec's variables."""
+    team = spec.team
     missing = [
         f"{tracker} ({TRACKER_VARIABLES[tracker]})"
         for tracker in ((isinstance(arguments, Recipe) and arguments.report_to) or ())
-        if TRACKER_VARIABLES[tracker] not in stage.secret_variables.get(team, ())
+        if TRACKER_VARIABLES[tracker] not in (*stage.secret_variables.get(team, ()), *spec.env)
     ]
     if missing:
         raise UsageError(

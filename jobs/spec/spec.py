@@ -13,6 +13,7 @@
 `trainyard schema` prints the JSON Schema of this file for editors.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -28,7 +29,7 @@ from jobs.core.stage import DEFAULT_TEAM, TEAM_PATTERN
 from jobs.core.words import shortened
 from jobs.spec.arguments import Arguments, JobKind, Strict, error_in_words
 from jobs.spec.catalog import CATALOG, job_kind
-from jobs.spec.launcher_options import Limits
+from jobs.spec.launcher_options import Limits, reserved_variable
 from jobs.spec.other_names import unknown_key
 from jobs.spec.sweep import PointRecord, Sweep, check_name, point_name, points, values_text, with_values
 
@@ -43,6 +44,11 @@ MAX_TIMEOUT_HOURS = 14 * 24
 
 MAX_SPOT_NODES = 10_000
 """Limit of AWS Batch: children of an array job."""
+
+MAX_ENV_CHARACTERS = 4096
+"""Limit on a spec's variables: Amazon ECS allows 8192 characters for the command, the variables and their names."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 MAX_REPORTED_ERRORS = 20
 """Only the first errors of a spec are reported; the others are counted."""
@@ -104,6 +110,9 @@ class _Submission(Strict):
 class JobSpec(Limits, _Submission):  # the fields of the last base come first
     """One validated submission."""
 
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the job: TOKENIZERS_PARALLELISM: "true". The whole team can read them; secrets belong
+    into the team's secret_variables. Default: none."""
     sweep: Sweep | None = None
     """Many runs that differ in some arguments, submitted together with one budget. Default: a single run."""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -115,6 +124,29 @@ class JobSpec(Limits, _Submission):  # the fields of the last base come first
         if name == LATEST:
             raise ValueError(f"'{LATEST}' stands for the newest run; choose another name")
         return name
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _check_env(cls, env: object) -> object:
+        """Return the variables with numbers as text. Raises ValueError for names that a job cannot set."""
+        if not isinstance(env, Mapping):
+            return env
+        texts = {}
+        for name, value in env.items():
+            if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+                raise ValueError(f"'{name}' is not the name of a variable: use letters, digits and '_', no digit first")
+            if reason := reserved_variable(name):
+                raise ValueError(f"{name}: {reason}")
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise ValueError(f'{name}: must be text; put the value in quotes: {name}: "1"')  # noqa: TRY004 - pydantic
+            texts[name] = str(value)
+        size = sum(len(name) + len(value) for name, value in texts.items())
+        if size > MAX_ENV_CHARACTERS:
+            raise ValueError(
+                f"has {size} characters, but a job has room for {MAX_ENV_CHARACTERS}; put the values into a file "
+                "of the code, or into a script's parameters"
+            )
+        return texts
 
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:

@@ -81,7 +81,7 @@ def submit_job_request(
     `sweep` the number of points and workers of a sweep.
     """
     several_nodes = placement.queue.several_nodes
-    overrides = _container_overrides(run_location, accelerator=placement.accelerator, flags=flags)
+    overrides = _container_overrides(run_location, accelerator=placement.accelerator, flags=flags, env=spec.env)
     timeout_hours = spec.timeout_hours or spec.kind.timeout_hours
     children = placement.nnodes if spec.resources.is_node_group else sweep.workers if sweep else 1
     rounds = sweep.rounds if sweep else 1
@@ -120,13 +120,16 @@ def is_too_long(request: Mapping[str, Any]) -> bool:
     return length > MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS
 
 
-def _container_overrides(run_location: S3Location, *, accelerator: str, flags: Sequence[str]) -> dict[str, Any]:
+def _container_overrides(
+    run_location: S3Location, *, accelerator: str, flags: Sequence[str], env: Mapping[str, str]
+) -> dict[str, Any]:
     container = {
         "name": CONTAINER_NAME,
         "command": ["python", "-m", "jobs.container.launch", *flags],
         "environment": [
             {"name": RUN_URI_VARIABLE, "value": str(run_location)},
             {"name": ACCELERATOR_VARIABLE, "value": accelerator},
+            *({"name": name, "value": value} for name, value in env.items()),
         ],
     }
     return {"taskProperties": [{"containers": [container]}]}

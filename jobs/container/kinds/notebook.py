@@ -32,7 +32,7 @@ from jobs.aws import s3 as object_store
 from jobs.container.channel import LOOPBACK
 from jobs.container.data import sources
 from jobs.container.environment import attempt_number, job_id
-from jobs.container.rank import TORCHRUN_VARIABLES, Rank, die_with_parent, one_line, run
+from jobs.container.rank import Rank, die_with_parent, one_line, run
 from jobs.container.saving.manifest import SupersededError, check_newest
 from jobs.container.saving.saved_folder import SavedFolder
 from jobs.core.errors import ConfigurationError, TrainyardError
@@ -40,6 +40,7 @@ from jobs.core.records import NotebookServer
 from jobs.core.run import NOTEBOOK, NOTEBOOK_SERVER
 from jobs.core.words import counted
 from jobs.spec.kinds.notebook import Notebook
+from jobs.spec.launcher_options import TORCHRUN_VARIABLES
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

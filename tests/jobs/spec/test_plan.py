@@ -177,6 +177,17 @@ def test_pushes_and_trackers_need_the_teams_secret() -> None:
     assert '--report-to=["wandb"]' in command_of(one)
 
 
+def test_a_spec_sets_variables_of_its_job() -> None:
+    planned = plan(spec(env={"HF_HUB_OFFLINE": 1, "MLFLOW_TRACKING_URI": "http://x"}), STAGE, run_id=RUN_ID)
+    [container] = planned.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["environment"]
+    half = replace(STAGE, secret_variables={"research": frozenset({"WANDB_API_KEY"}), "nlp-core": frozenset()})
+    with pytest.raises(UsageError, match="env: WANDB_API_KEY already comes from the secret of team 'research'"):
+        plan(spec(env={"WANDB_API_KEY": "x"}), half, run_id=RUN_ID)
+    tracked = spec(arguments={**ARGUMENTS, "report_to": "mlflow"}, env={"MLFLOW_TRACKING_URI": "http://x"})
+    plan(tracked, half, run_id=RUN_ID)
+
+
 def test_all_errors_of_a_plan_are_reported_together() -> None:
     arguments = {**ARGUMENTS, "push_to_hub": "acme/reviews", "global_batch_size": 4}
     arguments["train_data"] = "data://nlp-core/t.jsonl"
