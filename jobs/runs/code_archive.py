@@ -268,6 +268,13 @@ def _secrets(folder: Path, named: list[str]) -> UsageError:
 def _check_command(arguments: "Script", pack: Pack) -> None:
     """Raise UsageError if the folder lacks a file that the command, the requirements or the environment needs."""
     names = [file.name for file in pack.files]
+    if not any(name.startswith(arguments.folder) for name in names):
+        folders = {name.rpartition("/")[0] for name in names} - {""}
+        raise UsageError(
+            f"arguments.workdir: {pack.folder} has no folder '{arguments.workdir}' among the packed files"
+            + did_you_mean(arguments.folder.rstrip("/"), sorted(folders)),
+            next_step="the working directory is relative to the code folder",
+        )
     for argument, name in (
         ("command", arguments.script),
         ("requirements", arguments.requirements),
@@ -280,12 +287,14 @@ def _check_command(arguments: "Script", pack: Pack) -> None:
             raise UsageError(
                 f"arguments.{argument}: {pack.folder} has no file '{name}'"
                 + (f" among the packed files: .gitignore or {IGNORE_FILE} excludes it" if ignored else hint),
-                next_step="paths in the command are relative to the code folder",
+                next_step="paths in the command are relative to the code folder, or to workdir if that is set",
             )
     if arguments.words[0] == "-m" and len(arguments.words) > 1:
         module = arguments.words[1].replace(".", "/")
-        local = any(name.startswith(f"{module.split('/')[0]}/") for name in names)
-        if local and not {f"{module}.py", f"{module}/__main__.py"} & set(names):
+        roots = {arguments.folder, "", "src/"}
+        local = any(name.startswith(f"{root}{module.split('/')[0]}/") for name in names for root in roots)
+        files = {f"{root}{module}{end}" for root in roots for end in (".py", "/__main__.py")}
+        if local and not files & set(names):
             raise UsageError(f"arguments.command: {pack.folder} has no module '{arguments.words[1]}'")
 
 

@@ -8,14 +8,23 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
-from jobs.container.saving.script_complete import is_unfinished
+from jobs.container.saving.script_complete import is_below, is_checkpoint_name, is_unfinished
 from jobs.core.errors import TrainyardError
-from jobs.core.folder_listing import Listing, contents, inner_target, listing_of, make_links, set_times, shown_name
+from jobs.core.folder_listing import (
+    Contents,
+    Listing,
+    contents,
+    inner_target,
+    listing_of,
+    make_links,
+    set_times,
+    shown_name,
+)
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINT_LINKS, CHECKPOINT_TAG, LISTING_SUFFIX
 from jobs.core.words import counted
@@ -30,6 +39,8 @@ LEFT_OUT = (".ipynb_checkpoints", "__pycache__")
 
 _NAMED = 5
 """The most names in one warning."""
+
+ValueT = TypeVar("ValueT")
 
 _State = tuple[int, int]
 """The state of a file: modification time in nanoseconds, and size in bytes."""
@@ -64,9 +75,14 @@ class SavedFolder:
         place: S3Location,
         *,
         without: Callable[[str], bool] = lambda _: False,
+        elsewhere: Path | None = None,
+        parts: Collection[str] = (),
         check_may_write: Callable[[], None] = lambda: None,
     ) -> None:
         """`without` takes the name of an entry of the folder and returns whether to skip it.
+
+        `parts` are names that are not in `folder` but in the folder `elsewhere`: a script's files beside itself. Their
+        checkpoints by name are saved only with `save(checkpoints=True)`.
 
         `check_may_write` raises if another attempt now owns the place. It is called before each upload and deletion.
         """
@@ -74,6 +90,8 @@ class SavedFolder:
         self._without = without
         self._check_may_write = check_may_write
         self._folder = folder
+        self._parts = parts
+        self._elsewhere = elsewhere or folder
         self._place = place
         self._saved: dict[str, _State] = {}
         self._listing_place = S3Location(place.bucket, f"{place.key.rstrip('/')}{LISTING_SUFFIX}")
@@ -89,31 +107,34 @@ class SavedFolder:
         left = [name for name in saved if outdated(name)]
         names = [name for name in saved if not outdated(name)]
         self._listing = self._stored_listing()
-        object_store.download_all(self._s3, self._place, names, self._folder)
-        set_times(self._folder, self._listing.times, folders=False)
-        self._saved = {**dict.fromkeys(left, (0, 0)), **self._look()[0]}
+        for root in (self._folder, self._elsewhere):
+            object_store.download_all(self._s3, self._place, [n for n in names if self._root(n) == root], root)
+            set_times(root, self._in_root(root, self._listing.times), folders=False)
+        found = self._look(checkpoints=True)[0]
+        self._saved = {**dict.fromkeys(left, (0, 0)), **{name: found[name] for name in names if name in found}}
         return len(names)
 
     def restore_links(self) -> None:
         """Recreate the links. Call this after everything that they may point to is restored."""
-        self._skipped.warn(make_links(self._folder, self._listing.links))
-        set_times(self._folder, self._listing.times, folders=True)
+        for root in (self._folder, self._elsewhere):
+            self._skipped.warn(make_links(root, self._in_root(root, self._listing.links)))
+            set_times(root, self._in_root(root, self._listing.times), folders=True)
 
-    def save(self) -> bool:
+    def save(self, *, checkpoints: bool = False) -> bool:
         """Upload changed files and delete removed files. Return whether there was anything to do.
 
         A file that changes during its upload is saved again next time. Unreadable files and refused deletions are
         logged as warnings and tried again next time. Raises TrainyardError if S3 refuses an upload; files uploaded
         before count as saved. Raises what `check_may_write` raises.
         """
-        found, listing = self._look()
+        found, listing = self._look(checkpoints=checkpoints)
         changed = [name for name, state in found.items() if self._saved.get(name) != state]
-        gone = [name for name in self._saved if name not in found]
+        gone = [name for name in self._saved if name not in found and (checkpoints or not self._is_checkpoint(name))]
 
         def upload(name: str) -> None:
             self._check_may_write()
             try:
-                object_store.upload(self._s3, self._folder / name, self._place / name)
+                object_store.upload(self._s3, self._root(name) / name, self._place / name)
             except FileNotFoundError:
                 return  # deleted since it was found
             except OSError as error:  # it must not block the other files
@@ -138,9 +159,14 @@ class SavedFolder:
             self._listing = listing
         return bool(changed or gone or has_other_links)
 
-    def _look(self) -> tuple[dict[str, _State], Listing]:
-        """Return the files that can be saved, and the folder's listing. Log a warning for all others."""
-        found = contents(self._folder, skipped=self._is_skipped)
+    def _look(self, *, checkpoints: bool) -> tuple[dict[str, _State], Listing]:
+        """Return the files that can be saved, and the folder's listing. Log a warning for all others.
+
+        `checkpoints` includes those of `parts`.
+        """
+        found = self._contents()
+        for name in [name for name in found.files if not checkpoints and self._is_checkpoint(name)]:
+            del found.files[name]
         refusals = {name: object_store.invalid_name_reason(self._place / name) for name in found.files}
         self._skipped.warn({**found.left_out, **{name: why for name, why in refusals.items() if why is not None}})
         states = {
@@ -149,8 +175,29 @@ class SavedFolder:
         times = {name: state.st_mtime_ns for name, state in {**found.files, **found.folders}.items()}
         return states, listing_of(found.links, times)
 
+    def _contents(self) -> Contents:
+        """Return the contents of both folders."""
+        found = contents(self._folder, skipped=self._is_skipped)
+        for part in self._parts:
+            each = contents(self._elsewhere, part=self._elsewhere / part, skipped=self._is_skipped)
+            for kind in ("files", "folders", "links", "left_out"):
+                before, more = getattr(found, kind), getattr(each, kind)
+                kept = {name: value for name, value in before.items() if not is_below(name, [part])}
+                found = found._replace(**{kind: {**kept, **more}})
+        return found
+
     def _is_skipped(self, name: str) -> bool:
-        return Path(name).name in LEFT_OUT or ("/" not in name and self._without(name))
+        *above, last = name.split("/")
+        return last in LEFT_OUT or ((not above or is_below(name, self._parts)) and self._without(last))
+
+    def _is_checkpoint(self, name: str) -> bool:
+        return is_below(name, self._parts) and is_checkpoint_name(name)
+
+    def _root(self, name: str) -> Path:
+        return self._elsewhere if is_below(name, self._parts) else self._folder
+
+    def _in_root(self, root: Path, values: Mapping[str, ValueT]) -> dict[str, ValueT]:
+        return {name: value for name, value in values.items() if self._root(name) == root}
 
     def _stored_listing(self) -> Listing:
         content = object_store.read(self._s3, self._listing_place)

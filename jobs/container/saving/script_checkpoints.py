@@ -1,8 +1,9 @@
 """The checkpoints of a script that does not use the library: uploaded once complete, restored, and pruned.
 
 Each checkpoint is a folder `checkpoints/step-N/` of the run on S3. Files keep their paths below the script's folder on
-this node: `checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes checkpoints beside its output. N is the
-number in a Trainer's folder name; other checkpoints are numbered in order.
+this node: `checkpoints/NAME/…`, `output/checkpoint-N/…` if a Trainer writes checkpoints beside its output, or `code/…`
+for a checkpoint that the spec's `keep` names. N is the number in a Trainer's folder name; other checkpoints are
+numbered in order, so their number is no step.
 
 A checkpoint's manifest records the links inside it and the times of its files. `saved_folder` keeps links beside
 checkpoints.
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("trainyard")
+
+CODE = "code"
+"""The folder of the code, beside those of checkpoints and output."""
 
 _KEPT = 2
 
@@ -148,10 +152,11 @@ class ScriptCheckpoints:
         arguments: Mapping[str, Any],
         world_size: int,
         ranks_here: int,
+        kept: Collection[str] = (),
         nnodes: int = 1,
         attempt: int | None = None,
     ) -> None:
-        """`folder` contains `checkpoints/` and `output/`."""
+        """`folder` contains `checkpoints/`, `output/` and `code/`; `kept` are names below `code/`."""
         self._run = run
         self._attempt = attempt
         self._s3 = s3
@@ -173,6 +178,7 @@ class ScriptCheckpoints:
         self._watched = {
             "checkpoints": CompleteCheckpoints(folder / "checkpoints", ranks=ranks_here),
             "output": CompleteCheckpoints(folder / "output", ranks=ranks_here, trainer_only=True),
+            CODE: CompleteCheckpoints(folder / CODE, ranks=ranks_here, parts=kept),
         }
 
     def restore(self, *, allow_changes: bool) -> int | None:
@@ -211,7 +217,7 @@ class ScriptCheckpoints:
         """Return the newest restored checkpoint, or None. A file that only names another checkpoint does not count."""
         for _, entry in sorted(self._steps.items(), reverse=True):
             path = self._folder / entry
-            if path.exists() and pointed_to(path, self._watched[path.parent.name].candidates()) is None:
+            if path.exists() and pointed_to(path, self._watched_for(entry).candidates()) is None:
                 return path
         return None
 
@@ -225,8 +231,8 @@ class ScriptCheckpoints:
             set_times(self._folder, times, folders=folders)
         path = self._folder / entry
         self._uploaded[entry] = state_of(path)
-        self._watched[path.parent.name].restored(path)
-        log.info("restored: checkpoint step-%s as %s, for the script to read", step, path.name)
+        self._watched_for(entry).restored(path)
+        log.info("restored: checkpoint %s as %s, for the script to read", step, path.name)
 
     def upload(self, script: Script) -> bool:
         """Upload the checkpoints that have become complete since the last call. Return whether there were any.
@@ -242,7 +248,7 @@ class ScriptCheckpoints:
             candidates = watched.candidates()
             named = {path: pointed_to(path, candidates) for path, _ in found}
             for path, state in sorted(found, key=lambda item: named[item[0]] is not None):  # pointers last
-                entry, other = f"{root}/{path.name}", named[path]
+                entry, other = f"{root}/{watched.name_of(path)}", named[path]
                 if other is not None and f"{root}/{other}" not in self._uploaded:
                     continue  # its target would be missing in the next attempt
                 if self._uploaded.get(entry) != state and self._upload(entry, state):
@@ -260,7 +266,7 @@ class ScriptCheckpoints:
             shown_name(path.name)
             for root, watched in self._watched.items()
             for path in watched.candidates()
-            if self._uploaded.get(f"{root}/{path.name}") != state_of(path)
+            if self._uploaded.get(f"{root}/{watched.name_of(path)}") != state_of(path)
         ]
         if rest:
             log.warning(
@@ -309,6 +315,9 @@ class ScriptCheckpoints:
         """Raise SupersededError if a newer attempt has begun, which now owns the run's files."""
         check_newest(self._s3, self._run, self._attempt)
 
+    def _watched_for(self, entry: str) -> CompleteCheckpoints:
+        return self._watched[entry.partition("/")[0]]
+
     def close(self) -> None:
         for watched in self._watched.values():
             watched.close()
@@ -351,7 +360,8 @@ class ScriptCheckpoints:
         self._steps[step] = entry
         self._restarts.saved(path, step)
         sent = size(manifest.total_bytes)
-        log.info("checkpoint: step %s (%s), %s uploaded in %.1f s", step, path.name, sent, time.monotonic() - started)
+        counted = f"step {step} ({path.name})" if number is not None else f"{path.name} (number {step})"
+        log.info("checkpoint: %s, %s uploaded in %.1f s", counted, sent, time.monotonic() - started)
         return True
 
     def _prune(self) -> None:
@@ -395,7 +405,15 @@ def _sizes_and_times(files: Mapping[str, os.stat_result]) -> dict[str, tuple[int
 
 
 def _entry(manifest: Manifest) -> str | None:
-    """Return a checkpoint's entry, `checkpoints/NAME` or `output/NAME`, or None if it is not a script's."""
-    entries = {"/".join(name.split("/")[:2]) for name in manifest.files}
+    """Return a checkpoint's entry, `checkpoints/NAME`, `output/NAME` or `code/…`, or None if it is not a script's."""
+    entries = {_entry_of_file(name) for name in manifest.files}
     found = entries.pop() if len(entries) == 1 else ""
-    return found if found.startswith(("checkpoints/", "output/")) else None
+    return found if found.startswith(("checkpoints/", "output/", f"{CODE}/")) else None
+
+
+def _entry_of_file(name: str) -> str:
+    parts = name.split("/")
+    if parts[0] != CODE:
+        return "/".join(parts[:2])
+    length = next((number for number, part in enumerate(parts, 1) if trainer_step(part) is not None), len(parts))
+    return "/".join(parts[:length])

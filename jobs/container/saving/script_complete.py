@@ -6,9 +6,13 @@ A checkpoint is a file or a folder right below that folder. These are complete:
 - a folder that contains a file named `.complete`;
 - a folder `checkpoint-N` of a transformers Trainer, if its trainer_state.json, which is written last, is intact and the
   random state of each rank is there;
-- an entry written in place, if it has not changed for ten seconds (longer if it is large), if the script has ended
-  successfully, or, for a folder, if a newer one has begun. If a script renames or marks one folder, this does not apply
-  to its folders: it must rename or mark all of them.
+- a file of torch.save or safetensors whose end is there, although it was written in place;
+- any other entry written in place, if it has not changed for ten seconds (longer if it is large), if the script has
+  ended successfully, or, for a folder, if a newer one has begun. If a script renames or marks one folder, this does not
+  apply to its folders: it must rename or mark all of them.
+
+In the files and folders that `keep` names, Trainer folders and files with a checkpoint's suffix are checkpoints, at any
+depth; all else there is output.
 
 Names that begin with a dot or end in .tmp, .part or .incomplete are unfinished. A symbolic link is not a checkpoint.
 """
@@ -23,7 +27,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,6 +42,13 @@ _PREPARED_BYTES_PER_SECOND = 100e6
 _TRAINER_FOLDER = re.compile(r"checkpoint-(\d+)")
 _TRAINER_STATE = "trainer_state.json"
 _TRAINER_FILES = (_TRAINER_STATE, "training_args.bin", "optimizer.pt", "scheduler.pt")
+
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".npz", ".pkl")
+"""Suffixes of files that a script may load when it starts again."""
+
+_ZIP_END = b"PK\x05\x06"
+_ZIP_END_BYTES = 22
+"""The last record of a ZIP archive, which torch.save writes last (no comment follows it)."""
 
 _NUMBER = re.compile(r"\d+")
 _POINTER_BYTES = 256
@@ -63,6 +74,17 @@ def trainer_step(name: str) -> int | None:
     """Return the step in the name of a transformers Trainer's checkpoint folder, or None for any other name."""
     match = _TRAINER_FOLDER.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Return whether a file or folder that `keep` names, or that is below one, is a checkpoint by its name."""
+    last = Path(name).name
+    return trainer_step(last) is not None or last.endswith(CHECKPOINT_SUFFIXES)
+
+
+def is_below(name: str, parts: Collection[str]) -> bool:
+    """Return whether a relative name is one of `parts` or below one."""
+    return any(name == part or name.startswith(f"{part}/") for part in parts)
 
 
 def is_unfinished(name: str) -> bool:
@@ -129,8 +151,14 @@ class _Seen:
 class CompleteCheckpoints:
     """Checks a folder of checkpoints whenever `find` is called, which yields the complete ones."""
 
-    def __init__(self, folder: Path, *, ranks: int = 1, trainer_only: bool = False) -> None:
-        """`ranks` is the number of ranks on this node. `trainer_only` ignores all folders but a Trainer's."""
+    def __init__(
+        self, folder: Path, *, ranks: int = 1, trainer_only: bool = False, parts: Collection[str] | None = None
+    ) -> None:
+        """`ranks` is the number of ranks on this node. `trainer_only` ignores all folders but a Trainer's.
+
+        With `parts`, only these files and folders are searched, with all that is below them.
+        """
+        self._parts = parts
         self._ranks = ranks
         self._folder = folder
         self._trainer_only = trainer_only
@@ -149,9 +177,10 @@ class CompleteCheckpoints:
         looked: list[tuple[Path, _Seen]] = []
         for path in candidates:
             state = state_of(path)
-            seen = self._seen.get(path.name)
-            if seen is None or seen.state != state or path.name in renamed:
-                self._seen[path.name] = seen = _Seen(state, renamed=path.name in renamed)
+            name = self.name_of(path)
+            seen = self._seen.get(name)
+            if seen is None or seen.state != state or name in renamed:
+                self._seen[name] = seen = _Seen(state, renamed=name in renamed)
             looked.append((path, seen))
             self._marks = self._marks or (path.is_dir() and _is_marked(path, seen))
         found = [
@@ -162,6 +191,10 @@ class CompleteCheckpoints:
         for _, path, state in sorted(found):
             yield path, state
 
+    def name_of(self, path: Path) -> str:
+        """Return a checkpoint's name relative to the folder."""
+        return path.relative_to(self._folder).as_posix()
+
     def states(self) -> list[State]:
         """Return the state of each candidate at the last check, complete or not."""
         return [seen.state for seen in self._seen.values()]
@@ -169,14 +202,16 @@ class CompleteCheckpoints:
     def restored(self, path: Path) -> None:
         """Record that the platform has just restored a checkpoint, and ignore its rename."""
         self._renames.news()
-        self._restored[path.name] = state_of(path)
-        self._seen[path.name] = _Seen(state_of(path), renamed=False)
+        self._restored[self.name_of(path)] = state_of(path)
+        self._seen[self.name_of(path)] = _Seen(state_of(path), renamed=False)
 
     def close(self) -> None:
         self._renames.close()
 
     def candidates(self) -> list[Path]:
         """Return the entries that may be checkpoints: no links and no unfinished names."""
+        if self._parts is not None:
+            return [path for part in self._parts for path in _checkpoints_in(self._folder / part)]
         with contextlib.suppress(FileNotFoundError):
             return [
                 path
@@ -189,10 +224,10 @@ class CompleteCheckpoints:
 
     def _is_complete(self, path: Path, seen: _Seen, candidates: list[Path], script: Script) -> bool:
         left_alone = script == "done" or (script == "running" and seen.is_quiet())
-        if seen.state == self._restored.get(path.name):
+        if seen.state == self._restored.get(self.name_of(path)):
             return True
         if path.is_file():
-            return seen.renamed or left_alone
+            return seen.renamed or left_alone or _is_whole_file(path)
         if _is_marked(path, seen):
             return True
         if trainer_step(path.name) is not None and _is_of_a_trainer(path):
@@ -201,7 +236,7 @@ class CompleteCheckpoints:
             return False
         if not left_alone and not self._has_newer(path, candidates):
             return False
-        self.in_place.add(path.name)
+        self.in_place.add(self.name_of(path))
         return True
 
     def _has_newer(self, path: Path, candidates: list[Path]) -> bool:
@@ -213,9 +248,39 @@ class CompleteCheckpoints:
         others = (
             state_of(other)
             for other in candidates
-            if other != path and other.name not in self._restored and _kind(other.name) == _kind(path.name)
+            if other != path and self.name_of(other) not in self._restored and _kind(other.name) == _kind(path.name)
         )
         return any(state and min(time_ns for _, _, time_ns, _ in state) > newest for state in others)
+
+
+def _checkpoints_in(place: Path) -> Iterator[Path]:
+    """Yield the checkpoints by name in a folder, at any depth, or the place itself if it is one. Follows no links."""
+    if place.is_symlink() or is_unfinished(place.name):
+        return
+    if is_checkpoint_name(place.name) and place.is_dir() == (trainer_step(place.name) is not None) and place.exists():
+        yield place
+    elif place.is_dir():
+        with contextlib.suppress(FileNotFoundError):
+            for path in sorted(place.iterdir()):
+                yield from _checkpoints_in(path)
+
+
+def _is_whole_file(path: Path) -> bool:
+    """Return whether the end of a file shows that it was written to its end, in the formats that have one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if path.name.endswith(".safetensors"):
+                file.seek(0)
+                header = file.read(int.from_bytes(file.read(8), "little"))
+                ends = [
+                    value["data_offsets"][1] for name, value in json.loads(header).items() if name != "__metadata__"
+                ]
+                return size == 8 + len(header) + max(ends, default=0)
+            file.seek(max(0, size - _ZIP_END_BYTES))
+            return file.read(4) == _ZIP_END
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
+        return False
 
 
 def _is_marked(folder: Path, seen: _Seen) -> bool:

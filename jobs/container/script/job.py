@@ -23,11 +23,11 @@ from jobs.container.packages import Environment
 from jobs.container.rank import ALONE, ATTEMPT_VARIABLE, one_line
 from jobs.container.saving.manifest import SupersededError, check_newest, complete_steps, list_steps
 from jobs.container.saving.saved_folder import SavedFolder
-from jobs.container.saving.script_checkpoints import ScriptCheckpoints, ShardedError
+from jobs.container.saving.script_checkpoints import CODE, ScriptCheckpoints, ShardedError
 from jobs.container.saving.script_complete import trainer_step
 from jobs.container.script.inputs import fetch, unpack
 from jobs.container.script.own_environment import OwnEnvironment
-from jobs.core.errors import TrainyardError
+from jobs.core.errors import TrainyardError, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.run import CHECKPOINTS
 from jobs.core.words import counted
@@ -76,8 +76,9 @@ class ScriptJob:
         self._node, self._nnodes = node, nnodes
         self._is_main = node == 0
         self._allow_changes = allow_changes
-        self._code = scratch / "code"
         self._folder = scratch / "script"
+        self._code = self._folder / CODE
+        self._workdir = self._code / arguments.folder
         self._output = self._folder / OUTPUT
         self._checkpoints = self._folder / "checkpoints"
         self._inputs: dict[str, str] = {}
@@ -120,12 +121,12 @@ class ScriptJob:
 
     @property
     def program(self) -> list[str]:
-        """Python's arguments for each rank: our module, the script's folder, and the script's command."""
+        """Python's arguments for each rank: our module, the folders of the code and the script, and the command."""
         inputs = {f"inputs.{name}": at for name, at in self._inputs.items()}
         parameters = {f"parameters.{name}": text for name, text in self._arguments.parameter_texts.items()}
         words = self._arguments.filled({**self._places, **inputs, **parameters})
         alone = [] if self._arguments.processes is None else [ALONE]
-        return ["-m", "jobs.container.kinds.script", *alone, str(self._code), *words]
+        return ["-m", "jobs.container.kinds.script", *alone, str(self._code), str(self._workdir), *words]
 
     def prepare(self) -> dict[str, str]:
         """Download everything that the script needs. Returns the variables of its ranks.
@@ -150,6 +151,10 @@ class ScriptJob:
         for folder in (self._code, self._output, self._checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         files = unpack(s3, self._arguments.code, self._code)
+        if not self._workdir.is_dir():
+            raise UsageError(
+                f"the code has no folder '{self._arguments.workdir}'", next_step="correct arguments.workdir"
+            )
         packages = self._packages(s3)
         for name, location in self._arguments.inputs.items():
             streamed = name in self._arguments.streamed_inputs
@@ -193,7 +198,8 @@ class ScriptJob:
 
     def last_activity(self) -> float:
         """Return when the script last wrote a file, by time.monotonic."""
-        newest = _newest_time(self._output, self._checkpoints)
+        kept = (self._workdir / name for name in self._arguments.keep)
+        newest = _newest_time(self._output, self._checkpoints, *kept)
         if newest != self._newest_time:
             self._newest_time, self._activity_at = newest, time.monotonic()
         return self._activity_at
@@ -213,12 +219,25 @@ class ScriptJob:
         finally:
             with self._output_lock:
                 if self._saved is not None:
-                    self._saved.save()
-        left = [path for folder in (self._output, self._checkpoints) for path in folder.iterdir()]
-        if ended_well and self._is_main and not left and not uses_library(self._scratch):
+                    self._saved.save(checkpoints=ended_well)
+        if ended_well and self._is_main and not uses_library(self._scratch):
+            self._warn_without_output()
+
+    def _warn_without_output(self) -> None:
+        """Warn if a script that succeeded has left nothing, or only checkpoints, which expire."""
+        kept = [self._workdir / name for name in self._arguments.keep]
+        if any(self._output.iterdir()) or any(path.exists() for path in kept):
+            return
+        if any(self._checkpoints.iterdir()):
             log.warning(
-                "warning: the script succeeded, but it has saved no files. Next: make the script write to $%s, or use "
-                "{output} in its command",
+                "warning: the script has written nothing to {output}, only checkpoints, which expire. Next: trainyard "
+                "fetch RUN downloads the newest; to keep results, make the script write them to $%s",
+                OUTPUT_VARIABLE,
+            )
+        else:
+            log.warning(
+                "warning: the script succeeded, but it has saved no files. Next: make the script write to $%s, use "
+                "{output} in its command, or name what it writes in arguments.keep",
                 OUTPUT_VARIABLE,
             )
 
@@ -264,6 +283,8 @@ class ScriptJob:
             self._output,
             place,
             without=lambda name: trainer_step(name) is not None,  # a Trainer's checkpoint
+            elsewhere=self._workdir,
+            parts=self._arguments.keep,
             check_may_write=lambda: check_newest(s3, self._run, attempt),
         )
         starts_over = not complete_steps(list_steps(s3, self._run / CHECKPOINTS))
@@ -278,6 +299,7 @@ class ScriptJob:
             arguments={**self._arguments.fixed_arguments(), "ranks": self._world_size},
             world_size=self._world_size,
             ranks_here=self._nproc_per_node,
+            kept=[f"{self._arguments.folder}{name}" for name in self._arguments.keep],
             nnodes=self._nnodes,
             attempt=attempt,
         )
@@ -339,6 +361,8 @@ def _is_event_file(name: str) -> bool:
 def _newest_time(*folders: Path) -> int:
     times = [0]
     for folder in folders:
+        with contextlib.suppress(OSError):
+            times.append(folder.stat().st_mtime_ns)
         for place, _, names in os.walk(folder):
             with contextlib.suppress(OSError):
                 times.append(Path(place).stat().st_mtime_ns)

@@ -24,6 +24,22 @@ _PYTHON = re.compile(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", re.ASCII)
 
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
+_INTERPRETER = re.compile(r"(?:\S*/)?python(?:3(?:\.\d+)?)?")
+
+_PYTHON_FLAGS = ("-u", "-B", "-s", "-E")
+"""Options of Python that make no difference here."""
+
+_PYTHON_VARIABLES = {"-W": "PYTHONWARNINGS", "-O": "PYTHONOPTIMIZE", "-X": "PYTHONFAULTHANDLER"}
+"""Variables with the effect of Python's options."""
+
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=.*", re.DOTALL)
+
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+"""The quoted parts of a command, in which operators are text."""
+
+_OPERATOR = re.compile(r"(?:^|\s)(?:(\|\|?|&&?|<|;)(?=\s|$)|(\d?>>?|&>)(?=\s|$|[\w./&]))|(?<=\S)(;)(?=\s|$)")
+"""An operator of a shell at the beginning of a word, or `;` at its end."""
+
 OWN = "own"
 """Value of `environment` that installs only the requirements."""
 
@@ -58,20 +74,65 @@ def _check_environment(name: str) -> str:
     return _check_file(name)
 
 
+def _check_quotes(words: str) -> str:
+    try:
+        shlex.split(words)
+    except ValueError as error:
+        raise ValueError(f"has unbalanced quotes: {error}") from None
+    return words
+
+
+def _check_kept(name: str) -> str:
+    folder = name.rstrip("/").removeprefix("./")
+    if not folder or name.startswith("/") or not stays_below(folder) or set(folder) & set("*?["):
+        raise ValueError(f"'{name}' is not a file or folder below the working directory, such as out or snapshot.pt")
+    return folder
+
+
 def _check_command(command: str) -> str:
     try:
-        words = shlex.split(command)
+        words = _without_python(shlex.split(command))
     except ValueError as error:
         raise ValueError(f"has unbalanced quotes: {error}") from None
     if not words or words == ["-m"]:
         raise ValueError("names no script; it should look like train.py --epochs 3, or -m package.module")
+    if variable := _VARIABLE.fullmatch(words[0]):
+        raise ValueError(f"begins with a variable; set it in the spec: env: {{{variable[1]}: ...}}")
+    if words[0].startswith("-") and words[0] != "-m":
+        raise ValueError(f"has the option {words[0]} of Python, which is not supported here{_python_option(words[0])}")
+    if words[0] == "cd":
+        raise ValueError("begins with cd; set arguments.workdir to the folder, and command to the script in it")
+    if found := _OPERATOR.search(_QUOTED.sub("", command)):
+        operator = found[0].strip()
+        raise ValueError(f"has '{operator}', but no shell reads the command{_shell_hint(operator)}")
     return command
+
+
+def _without_python(words: list[str]) -> list[str]:
+    """Return the words of a command without a leading `python -u`: the platform chooses the Python."""
+    if not words or not _INTERPRETER.fullmatch(words[0]):
+        return words
+    start = next((number for number, word in enumerate(words) if number and word not in _PYTHON_FLAGS), len(words))
+    return words[start:]
+
+
+def _python_option(option: str) -> str:
+    variable = _PYTHON_VARIABLES.get(option[:2])
+    return f"; set it in the spec instead, as env: {{{variable}: ...}}" if variable else "; name a script or -m module"
+
+
+def _shell_hint(operator: str) -> str:
+    if ">" in operator:
+        return ": remove it, because the log is kept (trainyard logs RUN). Quote it if it is part of an argument"
+    return ": put the commands into a script of the code, and set command: bash run.sh with processes: 1"
 
 
 class Script(Arguments):
     """Run your training script, unchanged, in the stage's image."""
 
-    CHANGEABLE: ClassVar[frozenset[str]] = frozenset({"silence_timeout_seconds", "wheelhouse"})
+    CHANGEABLE: ClassVar[frozenset[str]] = frozenset(
+        {"silence_timeout_seconds", "wheelhouse", "resume_arguments", "keep"}
+    )
 
     code: Annotated[str, Field(min_length=1), AfterValidator(_check_code)]
     """Folder of the script, relative to the working directory; it is packed and uploaded when the spec is submitted.
@@ -79,7 +140,15 @@ class Script(Arguments):
     command: Annotated[str, AfterValidator(_check_command)]
     """The script in that folder and its arguments: train.py --data {inputs.reviews}, or -m package.module.
     Placeholders: inputs.NAME, parameters.NAME, output, checkpoints, last_checkpoint, node, nnodes, main_address, cards.
-    The command is not run by a shell."""
+    The command is not run by a shell. A leading python is ignored."""
+    resume_arguments: Annotated[str, AfterValidator(_check_quotes)] | None = None
+    """Words to append to the command if an earlier attempt has saved a checkpoint: --resume, or --init_from=resume.
+    They may contain placeholders. Default: none."""
+    workdir: Annotated[str, AfterValidator(_check_file)] | None = None
+    """Folder below `code` in which the script runs, and to which the command's paths are relative. Default: `code`."""
+    keep: list[Annotated[str, AfterValidator(_check_kept)]] = Field(default_factory=list)
+    """Files and folders that the script writes beside itself, relative to the working directory: [out, snapshot.pt].
+    They are saved with the output and restored for the next attempt; checkpoints in them are found. Default: none."""
     parameters: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Values by name: {parameters.NAME} in the command, TRAINYARD_PARAMETER_NAME in the environment. A sweep can vary
     them as arguments.parameters.NAME."""
@@ -119,7 +188,7 @@ class Script(Arguments):
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.command)
+        return _without_python(shlex.split(self.command))
 
     @property
     def is_python(self) -> bool:
@@ -128,16 +197,23 @@ class Script(Arguments):
 
     @property
     def script(self) -> str | None:
-        """Return the script file relative to the folder; None for a module or another program."""
-        return self.words[0] if self.words[0].endswith(".py") else None
+        """Return the script file relative to the code's folder; None for a module or another program."""
+        return f"{self.folder}{self.words[0]}" if self.words[0].endswith(".py") else None
+
+    @property
+    def folder(self) -> str:
+        """Return the working directory relative to the code's folder, with a slash at its end, or an empty text."""
+        return "" if self.workdir is None else f"{self.workdir.strip('/')}/"
 
     def filled(self, places: Mapping[str, str]) -> list[str]:
         """Return the words of the command with placeholders replaced by the values of `places`.
 
-        A word with {last_checkpoint} is left out if `places` has no checkpoint, and so is the option before it.
+        A word with {last_checkpoint} is left out if `places` has no checkpoint, and so is the option before it. With a
+        checkpoint, the words of `resume_arguments` follow.
         """
         filled: list[str] = []
-        for word in self.words:
+        more = shlex.split(self.resume_arguments or "") if LAST_CHECKPOINT in places else []
+        for word in [*self.words, *more]:
             if LAST_CHECKPOINT in _PLACEHOLDER.findall(word) and LAST_CHECKPOINT not in places:
                 if filled and filled[-1].startswith("-") and "=" not in filled[-1] and not word.startswith("-"):
                     filled.pop()
@@ -181,14 +257,20 @@ class Script(Arguments):
     def _check_names(self) -> Self:
         known = [*(f"inputs.{name}" for name in self.inputs), *(f"parameters.{name}" for name in self.parameters)]
         known += PLACEHOLDERS
-        for name in _PLACEHOLDER.findall(" ".join(self.words)):
-            if name not in known:
-                raise ValueError(f"'command': unknown placeholder {{{name}}}{did_you_mean(name, known)}")
+        for key, text in (("command", self.command), ("resume_arguments", self.resume_arguments or "")):
+            for name in _PLACEHOLDER.findall(text):
+                if name not in known:
+                    raise ValueError(f"'{key}': unknown placeholder {{{name}}}{did_you_mean(name, known)}")
         for name in self.streamed_inputs:
             if name not in self.inputs:
                 raise ValueError(f"'streamed_inputs': unknown input '{name}'{did_you_mean(name, self.inputs)}")
             if self.inputs[name].startswith(HUB):
                 raise ValueError(f"'streamed_inputs': '{name}' is on the hub, which has no s3:// locations")
+        if self.words[0] == "torchrun" and self.processes is None:
+            raise ValueError(
+                "'command' starts with 'torchrun'; leave it and its options out, because the platform starts one rank "
+                "per card in the same way (resources.nproc_per_node changes the number)"
+            )
         if not self.is_python and self.processes is None:
             raise ValueError(
                 f"'command' starts with '{self.words[0]}', which is not a Python script; use train.py … or -m "

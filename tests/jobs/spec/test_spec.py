@@ -65,7 +65,7 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
         (
             {"gpu": 1},
             (
-                "gpu: unknown key; available: 'arguments', 'attempts', 'hang_timeout_seconds', 'health', 'job', "
+                "gpu: unknown key; available: 'arguments', 'attempts', 'env', 'hang_timeout_seconds', 'health', 'job', "
                 "'max_hours', 'max_usd', 'name', 'resources', 'start_timeout_seconds', 'stop_if_idle_minutes', "
                 "'sweep', 'team', 'timeout_hours'"
             ),
@@ -104,6 +104,14 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
         ({"num_gpus": 3}, "num_gpus: unknown key; use resources.nproc_per_node"),
         ({"job": None}, "job: must be text, not None"),
         ({"name": "latest"}, "name: 'latest' stands for the newest run; choose another name"),
+        ({"env": {"RANK": "1"}}, "env: RANK: the platform sets it for each job"),
+        ({"env": {"AWS_REGION": "x"}}, "env: AWS_REGION: the platform sets it for each job"),
+        ({"env": {"PATH": "/x"}}, "env: PATH: the image or the launcher sets it"),
+        ({"env": {"A": True}}, 'env: A: must be text; put the value in quotes: A: "1"'),
+        (
+            {"env": {"A-B": "1"}},
+            "env: 'A-B' is not the name of a variable: use letters, digits and '_', no digit first",
+        ),
         ({"arguments": None}, "arguments: must be a mapping of keys to values, not None"),
         ({"arguments": {}}, "arguments.model: is required"),
         ({"arguments": {"model": "m"}}, "arguments: set 'train_data' or 'glue_task'"),
@@ -257,6 +265,21 @@ def test_unknown_metric_is_rejected_with_the_closest_one() -> None:
         ),
         ("script", {"code": ".", "command": "a.py", "streamed_inputs": ["x"]}, "arguments: 'streamed_inputs': unknown"),
         ("script", {"code": ".", "command": "a.py", "inputs": {"A": "x"}}, "arguments.inputs: 'A' is not a valid inp"),
+        *(
+            ("script", {"code": ".", "command": command}, f"arguments.command: {message}")
+            for command, message in {
+                "a.py > log.txt": "has '>', but no shell reads the command: remove it, because the log is kept",
+                "a.py 2>&1": "has '2>', but no shell reads the command: remove it, because the log is kept",
+                "a.py | tee log": "has '|', but no shell reads the command: put the commands into a script",
+                "a.py && b.py": "has '&&', but no shell reads the command: put the commands into a script",
+                "cd one && python a.py": "begins with cd; set arguments.workdir to the folder",
+                "A=1 python a.py": "begins with a variable; set it in the spec: env: {A: ...}",
+                "python -W ignore a.py": "has the option -W of Python, which is not supported here; set it in the spec",
+                "python -u": "names no script",
+            }.items()
+        ),
+        ("script", {"code": ".", "command": "torchrun a.py"}, "arguments: 'command' starts with 'torchrun'; leave it"),
+        ("script", {"code": ".", "command": "a.py", "keep": ["../x"]}, "arguments.keep.0: '../x' is not a file or"),
         ("script", {"code": ".", "command": "a.py", "wheelhouse": "w"}, "arguments: 'wheelhouse' needs 'requiremen"),
     ],
     ids=str,
@@ -278,6 +301,16 @@ def test_a_command_without_a_checkpoint_leaves_its_option_out(command: str, firs
     script = Script(code=".", command=command)
     assert script.filled({}) == first.split()
     assert script.filled({"last_checkpoint": "/c"}) == later.split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python3 -u a.py '>' \"a && b\" <|end|> >=2 a|b", "/usr/bin/python3.12 -m a.b x", "a.py {parameters.a}"],
+)
+def test_a_leading_python_is_ignored_and_quoted_operators_are_text(command: str) -> None:
+    words = Script(code=".", command=command, parameters={"a": 1}).words
+    assert words[0] in ("a.py", "-m")
+    assert words[0] != "a.py" or words[1:] in ([">", "a && b", "<|end|>", ">=2", "a|b"], ["{parameters.a}"])
 
 
 def test_errors_of_spec_and_arguments_are_reported_together() -> None:

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ from jobs.core.errors import TrainyardError, UsageError
 from jobs.spec.kinds.script import Script
 from tests.jobs.container.saving.test_interruption import HASTY_LAUNCHER
 from tests.support.container.launching import Run
-from tests.support.container.scripts import script_flags, write_files
+from tests.support.container.scripts import WARM, script_flags, write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -98,6 +100,40 @@ def test_a_script_without_files_or_evaluations_gets_warnings(run: Run, s3: "S3Cl
     )
     assert warnings[1].startswith("warning: this point was not compared with the others: no evaluation between step 10")
     assert run.receipt().state == "succeeded"
+
+
+LONE = """
+import time, torch
+weight = torch.ones(1, requires_grad=True)
+{joins}
+for step in range(100):
+    loss = (weight * torch.ones(500, 500)).sum()
+    loss.backward()
+    time.sleep(0.02)
+"""
+
+HASTY = (
+    "import runpy, sys; from jobs.container.kinds import script; script.LONE_SECONDS = 0.5; "
+    "script._LOOK_SECONDS = 0.001; script._watch_for_lone_ranks(2); runpy.run_path(sys.argv[1])"
+)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_ranks_that_train_without_a_process_group_get_a_warning(joins: bool, tmp_path: Path) -> None:
+    group = "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)"
+    (tmp_path / "train.py").write_text(LONE.replace("{joins}", group if joins else ""))
+    done = subprocess.run(
+        [sys.executable, "-c", HASTY, tmp_path / "train.py"], capture_output=True, text=True, check=True, timeout=300
+    )
+    warned = "warning: 2 ranks train without a process group: each trains a separate model" in done.stdout
+    assert warned is not joins, done.stdout
+
+
+def test_an_error_of_cuda_names_the_page_about_gaudi(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    code = write_files(tmp_path / "code", {"train.py": "import torch\ntorch.cuda.set_device(0)\n"})
+    failed = run.attempt(*script_flags(s3, code, "train.py"), expect=1, **WARM)
+    assert "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'" in failed.lines[-1]
+    assert "see 'From a CUDA script to Gaudi' in jobs/docs/scripts.md" in failed.lines[-1]
 
 
 def test_too_little_disk_space_is_reported_before_the_start(

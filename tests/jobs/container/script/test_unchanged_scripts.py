@@ -1,8 +1,9 @@
 """Scripts that know nothing of the platform: they run, are saved, interrupted and resumed, and their errors named."""
 
 import json
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.jobs.container.script.test_interrupted_scripts import EAGER
 from tests.support.container.launching import Run
@@ -64,7 +65,7 @@ def test_an_unchanged_script_resumes_its_last_checkpoint(run: Run, s3: "S3Client
     with MetadataService() as metadata:
         first = run.start(*flags, attempt=1, nproc=1, kind="script", program=("-c", EAGER), **metadata.environment)
         first.wait_for_line("three")
-        first.wait_for_line("checkpoint: step 3 (step-3)")
+        first.wait_for_line("checkpoint: step-3 (number 3)")
         notice = metadata.give_notice(120)
         assert first.wait() == 75
     # THEN it receives SIGTERM, and its complete checkpoints are saved, but no incomplete one
@@ -125,3 +126,56 @@ def test_a_command_names_the_newest_checkpoint(run: Run, s3: "S3Client", tmp_pat
     assert "begins at 0\n" in first.lines
     second = run.attempt(*flags, attempt=2, kind="script")
     assert "begins at 1\n" in second.lines
+
+
+BESIDE = """
+import os, subprocess, sys, time, zipfile
+from pathlib import Path
+
+import lib.words                                         # packages of the code's folder and of its src/
+import packaged
+
+subprocess.run([sys.executable, "-c", "import lib.words, packaged"], check=True)
+assert Path.cwd().name == "one" and sys.argv[1:] == (["--resume"] if Path("snapshot.pt").exists() else [])
+assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+
+def save(path, text):                                    # as torch.save does
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", text)
+
+def read(path):
+    return int(zipfile.ZipFile(path).read("data")) if Path(path).exists() else 0
+
+print("begins at", read("snapshot.pt"), read("out/deep/ckpt.pt"), Path("out/half.pt").exists(), flush=True)
+Path("out/deep").mkdir(parents=True, exist_ok=True)
+Path("out/log.txt").write_text("log")
+Path("other.txt").write_text("not kept")
+save("out/deep/ckpt.pt", str(read("out/deep/ckpt.pt") + 1))
+save("snapshot.pt", str(read("snapshot.pt") + 1))
+if read("snapshot.pt") == 1:
+    Path("out/half.pt").write_bytes(b"PK and no end")
+    time.sleep(600)
+"""
+
+
+def test_what_a_script_writes_beside_itself_survives_a_reclaim(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    """As nanoGPT, minGPT and the examples of PyTorch do, with `resume_arguments` for a script that needs an option."""
+    files = {"projects/one/train.py": BESIDE, "lib/words.py": "", "src/packaged/__init__.py": ""}
+    flags = script_flags(
+        s3,
+        write_files(tmp_path / "code", files),
+        "python -u train.py",
+        workdir="projects/one",
+        keep=["out", "snapshot.pt"],
+        resume_arguments="--resume",
+    )
+    options: dict[str, Any] = {"kind": "script", "TOKENIZERS_PARALLELISM": "true"}
+    first = run.start(*flags, attempt=1, nproc=1, **options)
+    first.wait_for_line("checkpoint: ckpt.pt (number ")
+    first.wait_for_line("checkpoint: snapshot.pt (number ")
+    assert first.kill(signal.SIGTERM) == 75
+    assert first.lines.count("begins at 0 0 False\n") == 1
+    second = run.attempt(*flags, attempt=2, **options)
+    assert "begins at 1 1 False\n" in second.lines, "without the file that was only half written"
+    assert set(run.keys("output/")) == {"output/out/log.txt", "output/out/deep/ckpt.pt", "output/snapshot.pt"}
+    assert not any(line.startswith("warning: the script") for line in second.lines)
