@@ -36,6 +36,7 @@ from jobs.data_checks.inputs import check_inputs
 from jobs.money.aws_prices import current_prices
 from jobs.runs.batch import cause_of_failure, room_of, terminate
 from jobs.runs.code_archive import pack_code, put_code
+from jobs.runs.cuda_calls import cuda_note
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.runs.logs import LogReader, follow
 from jobs.runs.references import resolve
@@ -137,7 +138,7 @@ def plan_run(
         for point in new_sources(planned):
             errors += check(point)
         raise_all(errors)
-    return replace(planned, notes=(*planned.notes, *dict.fromkeys(notes)))
+    return replace(planned, notes=(*planned.notes, *dict.fromkeys([*notes, *cuda_note(stage, spec, pack)])))
 
 
 def placement_errors(aws: Aws, spec: JobSpec, stage: DeployedStage) -> list[TrainyardError]:

@@ -102,7 +102,11 @@ def run_ranks(attempt: Attempt) -> End:
         last_lines=lines.last,
         end_ranks=stopping.end_now,
         silence=_silence(script, lines),
-        idleness=Idleness(launch.idle_limit_seconds, attempt.utilization.idle_seconds),
+        idleness=Idleness(
+            launch.idle_limit_seconds,
+            attempt.utilization.idle_seconds,
+            warn_of_cpu=script is not None and attempt.accelerator.name != "cpu",
+        ),
     )
     late_nodes: contextlib.AbstractContextManager[object] = (
         LatecomerWatch(attempt.rendezvous, stopping.ask_to_stop)
@@ -328,12 +332,16 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         # Each rank's share of the cores. By default each PyTorch process uses all of them, and torch.compile up to 32.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share),
         "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", share),
-        # The rank that tokenizes for its node enables this while it does so (jobs.container.data.labelled_tokens).
-        "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        # Otherwise transformers looks for TensorFlow and Flax, and loads them if installed.
-        "USE_TF": "0",
-        "USE_FLAX": "0",
+        **_unless_set(
+            {
+                # A rank that tokenizes for its node enables it while it does so (jobs.container.data.labelled_tokens).
+                "TOKENIZERS_PARALLELISM": "false",
+                # Otherwise transformers looks for TensorFlow and Flax, and loads them if installed.
+                "USE_TF": "0",
+                "USE_FLAX": "0",
+            }
+        ),
         # Otherwise releases of datasets before 4 run the code of a data set on the hub.
         "HF_DATASETS_TRUST_REMOTE_CODE": "0",
         SCRATCH_VARIABLE: str(scratch),

@@ -19,6 +19,7 @@ from jobs.container.channel import STOPPED, Heartbeat, process_states, read_hear
 from jobs.container.launcher.nodes import Nodes, Order
 from jobs.container.launcher.outcome import End, of_node, retried
 from jobs.container.launcher.request import Node
+from jobs.container.launcher.utilization import Cpus
 
 log = logging.getLogger("trainyard")
 
@@ -42,6 +43,9 @@ _LEAVE_SECONDS = 10.0
 _SILENT_SECONDS = 10.0
 """Time without a heartbeat after which a node counts as lost, once ranks have failed or hang."""
 
+CPU_ONLY_SECONDS = 180.0
+"""Time from a script's start without work for a card to the warning about it."""
+
 _NAMED = 8
 """Maximum number of ranks that a message names."""
 
@@ -64,6 +68,8 @@ class Idleness:
     """The limit. 0 disables it."""
     idle_seconds: Callable[[], float]
     """Returns how long all cards of all nodes have been idle."""
+    warn_of_cpu: bool = False
+    """Whether to warn if no card works while the processes use the CPU: a script on an accelerator."""
 
 
 class Watchdog:
@@ -96,6 +102,9 @@ class Watchdog:
         )
         self._end_ranks = end_ranks
         self._idleness = idleness
+        self._cpus: Cpus | None = None
+        """The CPU time since this node's ranks have started, until the warning about it."""
+        self._began_at: float | None = None
         self._verdict: End | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -164,6 +173,7 @@ class Watchdog:
             if not self._node.is_main:
                 return None, Order(reason="")
             heartbeats, states = heartbeats | self._nodes.heartbeats, states | self._nodes.states
+        self._warn_of_cpu(now, has_ranks=bool(heartbeats))
         hang = self._hangs.look(now, heartbeats, states)
         if hang is None and (idle := self._idle()):
             return End(code=1, reason=idle, cause="idle"), Order(reason=idle, ranks=tuple(sorted(heartbeats)))
@@ -173,6 +183,26 @@ class Watchdog:
         if self._nodes is not None and (silent := self._silent(self._nodes, now, _SILENT_SECONDS)):
             return retried(silent, "lost"), Order(reason=silent)
         return retried(hang.reason, "hung"), Order(reason=hang.reason, ranks=hang.ranks)
+
+    def _warn_of_cpu(self, now: float, *, has_ranks: bool) -> None:
+        """Warn once if a script has used only the CPU for minutes: most often it was written for another accelerator.
+
+        The limit on idle cards would end it only after half an hour.
+        """
+        if self._idleness is None or not self._idleness.warn_of_cpu or not has_ranks:
+            return
+        if self._began_at is None:
+            self._began_at, self._cpus = now, Cpus()
+        if self._cpus is None or now - self._began_at < CPU_ONLY_SECONDS:
+            return
+        if self._idleness.idle_seconds() >= now - self._began_at and self._cpus.sample().is_busy:
+            log.warning(
+                "warning: no card has worked in the %.0f minutes since the script started, but the CPU is busy. Unless "
+                "the script still prepares data, it trains on the CPU, and you pay for the cards. Next: trainyard "
+                "cancel RUN, and see 'From a CUDA script to Gaudi' in jobs/docs/scripts.md",
+                (now - self._began_at) / 60,
+            )
+        self._cpus = None
 
     def _idle(self) -> str:
         """Return the reason to end the run if its cards have been idle for too long, else an empty string."""

@@ -19,7 +19,9 @@ from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
 from jobs.runs.code_archive import pack_code
+from jobs.runs.cuda_calls import cuda_note
 from jobs.runs.script_requirements import check_requirements
+from jobs.runs.secrets import check_spec
 from jobs.spec.code import MAX_CODE_BYTES
 from jobs.spec.spec import parse_spec
 from tests.jobs.cli.conftest import Trainyard
@@ -245,6 +247,43 @@ def test_a_secret_in_a_spec_is_refused(emulated: Aws, stage: DeployedStage) -> N
         plan_run(emulated, stage, spec)
     assert refused.value.args[0].startswith("arguments.parameters.index: it seems to hold a ")
     assert "word" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["6fc2a8e0b1d94c7a8e0b1d94c7a8e0b1d94c7a8e", "sk-Abcdefgh1234"])
+def test_a_secret_in_a_variable_is_refused(value: str) -> None:
+    given = {"name": "a", "job": "script", "arguments": {"code": ".", "command": "train.py"}}
+    check_spec(parse_spec({**given, "env": {"PAD_TOKEN": "<pad>", "HF_TOKEN": "/run/token", "TOP_K": "5"}}, origin="a"))
+    with pytest.raises(UsageError, match=r"env\.WANDB_API_KEY: it seems to hold a secret, but") as refused:
+        check_spec(parse_spec({**given, "env": {"WANDB_API_KEY": value}}, origin="a"))
+    assert value not in str(refused.value)
+
+
+def test_cuda_calls_are_named_for_a_stage_with_hpus(
+    stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "one/train.py": "import lib.device\n# torch.cuda.x\ntorch.cuda.manual_seed_all(1)\ninit_process_group('nccl')",
+        "lib/device.py": "from . import gaudi\ndevice = 'cuda' if on else 'cpu'\nmodel.cuda()\nmodel.to('cuda:1')\n",
+        "other.py": "torch.cuda.set_device(0)\n",
+        "lib/gaudi.py": "device = 'hpu' if x else 'cuda'\n",
+    }
+    write_files(tmp_path / "code", files)
+    hpus = replace(stage, emulated_processes=None, instance_type=instance_type("dl1.24xlarge"))
+
+    def notes(on: DeployedStage, **values: Any) -> list[str]:
+        arguments = {"code": "code", "command": "train.py", "workdir": "one"}
+        spec = parse_spec({"name": "a", "job": "script", "arguments": arguments, **values}, origin="a")
+        return cuda_note(on, spec, pack_code(spec, on)[1])
+
+    [note] = notes(hpus)
+    assert "one/train.py:4 ('nccl'), lib/device.py:2 ('cuda'), lib/device.py:3 (.cuda() and 1 more line" in note
+    assert not notes(replace(hpus, instance_type=instance_type("g5.48xlarge")))
+    assert not notes(hpus, env={"PT_HPU_GPU_MIGRATION": 1})
+    with pytest.raises(
+        UsageError, match=r"arguments\.workdir: .* has no folder 'ones' among the packed files; did you"
+    ):
+        notes(hpus, arguments={"code": "code", "command": "train.py", "workdir": "ones"})
 
 
 def test_equal_files_are_equal_code_with_the_commit_from_git(tmp_path: Path, stage: DeployedStage) -> None:

@@ -251,6 +251,28 @@ def test_a_run_ends_only_if_the_cards_of_all_nodes_are_idle(tmp_path: Path) -> N
     assert "the main node ended the attempt: all cards were idle" in (child.reason or "")
 
 
+@pytest.mark.parametrize(
+    ("idle_seconds", "works", "warns"), [(200.0, True, True), (10.0, True, False), (200.0, False, False)]
+)
+def test_a_script_that_uses_only_the_cpu_is_reported_within_minutes(
+    idle_seconds: float, works: bool, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = TwoNodes(tmp_path).watchdogs[0]
+    watchdog._idleness = Idleness(1800, lambda: idle_seconds, warn_of_cpu=True)
+    watchdog._warn_of_cpu(0.0, has_ranks=False)  # the instance still prepares packages and inputs
+    watchdog._warn_of_cpu(100.0, has_ranks=True)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        if not works:
+            time.sleep(0.5)
+    watchdog._warn_of_cpu(279.0, has_ranks=True)
+    assert not caplog.records
+    for _ in range(2):
+        watchdog._warn_of_cpu(281.0, has_ranks=True)
+    expected = "warning: no card has worked in the 3 minutes since the script started, but the CPU is busy. Unless"
+    assert [record.getMessage().startswith(expected) for record in caplog.records] == [True] * warns
+
+
 def test_a_rank_without_a_stack_handler_gets_no_sigusr1(tmp_path: Path) -> None:
     two = TwoNodes(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as deaf:
