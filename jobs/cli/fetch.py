@@ -1,5 +1,6 @@
 """`trainyard fetch RUN`: download the files of a run, or its code."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +23,14 @@ def fetch(
     ] = False,
     output: Output = "table",
 ) -> None:
-    """Download a run's files: model, metrics, TensorBoard events, receipt."""
+    """Download a run's files: model, metrics, TensorBoard events, receipt.
+
+    Of a script without output, the newest checkpoint.
+    """
     from jobs.cli import tables
     from jobs.cli.sweep_state import refuse_sweep
     from jobs.cli.terminal import print_text
+    from jobs.core.run import CHECKPOINTS
     from jobs.core.words import counted, printable_name, size
     from jobs.runs import batch, storage
     from jobs.runs.code_archive import fetch_code
@@ -43,6 +48,8 @@ def fetch(
         fetched.append(str(path))
         if output == "table":
             print_text(printable_name(str(path)))
+    if not checkpoints and any(path.startswith(f"{target / CHECKPOINTS}{os.sep}") for path in fetched):
+        tables.stderr().print("the run has no output, so its newest checkpoint was downloaded")
     if output == "json":
         tables.print_json(fetched)
     if left:

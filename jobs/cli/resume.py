@@ -266,7 +266,7 @@ def _first_step(aws: "Aws", run: "StoredRun", job: str) -> str:
     if step is None:
         return "starts from the beginning: there is no checkpoint"
     if job == "script":
-        return f"checkpoint step-{step} is restored; the script has to load it"
+        return f"checkpoint {step} is restored; the script has to load it"
     return f"resumes from checkpoint step-{step}"
 
 

@@ -133,15 +133,16 @@ def points(run: RecordedRun) -> Iterator[Point]:
 def began(attempt: Attempt) -> str:
     """Return how an attempt continued from an earlier one, as far as known."""
     if attempt.repeats_from_step is not None:
-        return f"started over: it saved steps again although step {attempt.restored_step} had been restored"
+        return f"started over: it saved again what it had saved before checkpoint {attempt.restored_step}"
     if attempt.restored_step:
-        return f"restored checkpoint step-{attempt.restored_step}; whether the script read it is unknown"
+        return f"restored checkpoint {attempt.restored_step}; whether the script read it is unknown"
     return f"resumed from step {attempt.resumed_from_step}"
 
 
 def events(run: RecordedRun) -> list[Event]:
     """Return the events of the run, in order."""
     found = []
+    of = "of step " if all(_counter(attempt) == "step" for attempt in run.attempts) else ""
     for number, attempt in enumerate(run.attempts):
         found.append(Event(at=attempt.started_at, kind="attempt", text=f"attempt {attempt.number} starts"))
         if attempt.resumed_from_step or attempt.restored_step:
@@ -151,10 +152,10 @@ def events(run: RecordedRun) -> list[Event]:
         if (attempt.finished_at is None and number + 1 < len(run.attempts)) or attempt.exit_code:
             reason = attempt.reason or "it was lost without a message"
             reclaimed = "Spot" in reason or is_reclaim(reason, None)
-            text = f"attempt {attempt.number} ends at step {attempt.last_step}: {reason}"
+            text = f"attempt {attempt.number} ends at {_counter(attempt)} {attempt.last_step}: {reason}"
             found.append(Event(at=ended_at(attempt), kind="reclaim" if reclaimed else "end", text=text))
     found += [
-        Event(at=checkpoint.at, kind="checkpoint", text=f"checkpoint of step {checkpoint.step}")
+        Event(at=checkpoint.at, kind="checkpoint", text=f"checkpoint {of}{checkpoint.step}")
         for checkpoint in run.checkpoints
     ]
     found += [
@@ -163,6 +164,11 @@ def events(run: RecordedRun) -> list[Event]:
         if any(name.startswith(_EVALUATION) for name in line)
     ]
     return sorted(found, key=lambda event: event.at)
+
+
+def _counter(attempt: Attempt) -> str:
+    """Return what an attempt's numbers count: the checkpoints of a script that saves by itself have no steps."""
+    return "step" if attempt.restored_step is None else "checkpoint"
 
 
 def time_axis(run: RecordedRun) -> TimeAxis:

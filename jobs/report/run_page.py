@@ -174,7 +174,8 @@ def _attempts(run: RecordedRun) -> list[tuple[str, ...]]:
             str(attempt.number),
             f"{attempt.started_at:%Y-%m-%d %H:%M:%S}",
             duration(duration_seconds(attempt)),
-            f"{attempt.start_step:,}{'?' if attempt.may_repeat else ''} to {attempt.last_step:,}",
+            ("" if attempt.restored_step is None else "checkpoint ")
+            + f"{attempt.start_step:,}{'?' if attempt.may_repeat else ''} to {attempt.last_step:,}",
             f"{lost_steps(attempt, later):,}",
             f"{spent([attempt]).usd:.2f}",
             attempt.reason or _ended_by(attempt, later[0] if later else None),

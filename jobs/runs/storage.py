@@ -34,6 +34,7 @@ from jobs.core.run import (
     spec_name,
 )
 from jobs.core.stage import DeployedStage
+from jobs.spec.code import CODE_RECORD
 
 _COORDINATION = (CLAIMS, RENDEZVOUS)
 """Folders that jobs use for coordination; no other program reads them."""
@@ -212,30 +213,34 @@ def fetch(
     """Download a run's files to `target`, yielding each path once its file is complete.
 
     Leaves out the files that jobs use for coordination, and checkpoints unless `checkpoints` is set: they are most of a
-    run's bytes and are not needed once there is a model. Calls `left_out` with the name and size of a checkpoint's file
-    that stays on S3. Links in the run's folders are restored at the end.
+    run's bytes and are not needed once there is a model. Of a script without output, the newest checkpoint is included.
+    Calls `left_out` with the name and size of a checkpoint's file that stays on S3. Links in the run's folders are
+    restored at the end.
     Raises UsageError for a key that would be written outside `target`, and OSError with the path if writing fails.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
+    sizes = {item["Key"].removeprefix(run.key): item["Size"] for page in pages for item in page.get("Contents", [])}
+    only_checkpoints = CODE_RECORD in sizes and not any(name.startswith("output") and "/" in name for name in sizes)
+    step = max((step for name in sizes if (step := checkpoint_step(name)) is not None), default=None)
+    newest = f"{CHECKPOINTS}step-{step}/"
     listings = []
-    for page in pages:
-        for item in page.get("Contents", []):
-            name = item["Key"].removeprefix(run.key)
-            if name.endswith("/") or name.startswith(_COORDINATION):
-                continue
-            if name.startswith(CHECKPOINTS) and not checkpoints:
-                left_out(name, item["Size"])
-                continue
-            path = object_store.path_below(target, run, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                aws.s3.download_file(run.bucket, item["Key"], str(path))  # to a temporary file, renamed when complete
-            except OSError as error:
-                error.filename = error.filename or str(path)  # the error of a full disk names no file
-                raise
-            yield path
-            if "/" not in name and name.endswith(LISTING_SUFFIX):
-                listings.append(path)
+    for name, size in sizes.items():
+        if name.endswith("/") or name.startswith(_COORDINATION):
+            continue
+        if name.startswith(CHECKPOINTS) and not checkpoints and not (only_checkpoints and name.startswith(newest)):
+            left_out(name, size)
+            continue
+        path = object_store.path_below(target, run, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # To a temporary file, renamed when complete.
+            aws.s3.download_file(run.bucket, f"{run.key}{name}", str(path))
+        except OSError as error:
+            error.filename = error.filename or str(path)  # the error of a full disk names no file
+            raise
+        yield path
+        if "/" not in name and name.endswith(LISTING_SUFFIX):
+            listings.append(path)
     for path in listings:
         found = read_record(Listing, path.read_bytes(), place=path)
         if found is not None:

@@ -37,6 +37,18 @@ def test_fetch_downloads_everything_except_checkpoints(
     with_checkpoints = json.loads(whole.stdout)
     assert str(tmp_path / f"home/all/{run_id}/checkpoints/step-1/manifest.json") in with_checkpoints
 
+    # Of a script without output, the newest checkpoint is downloaded too.
+    for name in ("code.json", "checkpoints/step-2/manifest.json", "checkpoints/step-2/checkpoints/ckpt.pt"):
+        emulated.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=b"{}")
+    assert "checkpoints/" not in aws_trainyard("fetch", run_id).stdout
+    for name in kept:
+        emulated.s3.delete_object(Bucket=place.bucket, Key=(place / name).key)
+    emulated.s3.delete_object(Bucket=place.bucket, Key=(place / odd).key)
+    finished = aws_trainyard("fetch", run_id)
+    assert str(folder / "checkpoints/step-2/checkpoints/ckpt.pt") in finished.stdout.splitlines()
+    assert "step-1/" not in finished.stdout
+    assert "the run has no output, so its newest checkpoint was downloaded" in finished.stderr
+
     emulated.s3.put_object(Bucket=place.bucket, Key=f"{place.key}../../escaped", Body=b"")
     assert "would be written outside" in aws_trainyard("fetch", run_id, expect=2).stderr
     assert not (tmp_path / "escaped").exists()
