@@ -12,7 +12,7 @@ from jobs.spec.kinds.script import Script
 from jobs.spec.spec import JobSpec
 
 MIGRATION_VARIABLE = "PT_HPU_GPU_MIGRATION"
-"""Set to 1, it lets Habana's GPU Migration Toolkit replace CUDA calls (docs.habana.ai, Runtime Flags)."""
+"""Set to 1, it lets Habana's GPU Migration Toolkit replace CUDA calls (docs.habana.ai, GPU Migration Toolkit)."""
 
 _CUDA = re.compile(
     r"torch\.cuda\.(?!manual_seed|empty_cache|amp\b)\w+|\.cuda\(|[\"'](?:nccl|cuda(?::\d+)?)[\"']|f[\"']cuda:"

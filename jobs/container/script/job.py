@@ -182,7 +182,7 @@ class ScriptJob:
         }
         lines = [
             *(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),
-            f"cd {shlex.quote(str(self._code))}\n",
+            f"cd {shlex.quote(str(self._workdir))}\n",
         ]
         (self._scratch / ENVIRONMENT_FILE).write_text("\n".join(lines))
         return variables

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,19 @@ def test_file_is_complete_once_unchanged_or_renamed(looks: Looks, tmp_path: Path
     assert found(looks) == ["ckpt.pt"]
     put(tmp_path / "other.tmp").rename(tmp_path / "other.pt")
     assert found(looks, "ended") == ["other.pt"]
+
+
+def test_file_with_its_end_is_complete_at_once(looks: Looks, tmp_path: Path) -> None:
+    """As written by torch.save and safetensors: a script that saves every second is never unchanged for long."""
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+        file.writestr("data", "weights")
+    header = json.dumps({"__metadata__": {"format": "pt"}, "w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}})
+    whole = len(header).to_bytes(8, "little") + header.encode() + b"1234"
+    (tmp_path / "b.safetensors").write_bytes(whole)
+    (tmp_path / "half.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:-5])
+    (tmp_path / "half.safetensors").write_bytes(whole[:-1])
+    (tmp_path / "empty.safetensors").touch()
+    assert sorted(found(looks, "ended")) == ["a.pt", "b.safetensors"]
 
 
 @pytest.fixture
