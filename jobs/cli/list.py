@@ -162,12 +162,12 @@ def _with_receipts(aws: "Aws", stage: "DeployedStage", jobs: "Sequence[Job]") ->
 
 def _by_metric(run: ListedRun) -> tuple[str, float]:
     """Return a sort key that puts the best metric first and runs without a result last."""
-    from jobs.spec.recipe import SMALLER_IS_BETTER
+    from jobs.core.words import smaller_is_better
 
     if run.metric is None:
         return "~", 0.0
     key, value = run.metric
-    return key, value if key in SMALLER_IS_BETTER else -value
+    return key, value if smaller_is_better(key) else -value
 
 
 _ORDERS: dict[Order, Callable[[ListedRun], Any]] = {

@@ -6,6 +6,7 @@ stopped            why a script's ranks saved and ended early with exit code 0
 checkpoint         the step of the newest checkpoint that the library has completed
 library            exists if a script's ranks use the library `trainyard`
 result.json        the result that a script reports; written by rank 0
+collected.json     the newest metrics of a script's files and log; written by the launcher
 halving.json       how a point of a sweep is compared with the others; written by the launcher
 verdict.json       how the point ranked at the last rung, and whether it stops there; written by rank 0
 status.json        the progress of the training, for the attempt's record; written by rank 0
@@ -185,6 +186,17 @@ def add_result(scratch: Path, values: Mapping[str, Any]) -> None:
 def read_result(scratch: Path) -> dict[str, Any]:
     """Return the result that the script has reported so far."""
     result: dict[str, Any] = json.loads(_get(scratch / "result.json") or "{}")
+    return result
+
+
+def write_collected(scratch: Path, values: Mapping[str, Any]) -> None:
+    """Record the result that follows from a script's files and log."""
+    _put(scratch / "collected.json", json.dumps(values))
+
+
+def read_collected(scratch: Path) -> dict[str, Any]:
+    """Return the result that follows from a script's files and log so far."""
+    result: dict[str, Any] = json.loads(_get(scratch / "collected.json") or "{}")
     return result
 
 

@@ -218,7 +218,7 @@ Record = TypeVar("Record", bound=BaseModel)
 _WARNINGS_KEPT = 4096
 """Number of warnings to remember: records are read every 30 s, and each warning is logged once."""
 
-_LARGEST_STEP = 2**53
+LARGEST_STEP = 2**53
 
 _SKIPPED = "cannot be read and is skipped"
 _NEXT_STEP = "trainyard fetch RUN downloads it unchanged; the run can be resumed without it"
@@ -310,7 +310,7 @@ def line_with_step(line: dict[str, Any]) -> dict[str, Any] | None:
 
 def is_step(value: object) -> bool:
     """Return whether a value is a step: a whole number that every language can represent exactly."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_STEP
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_STEP
 
 
 def _finite(values: dict[str, Any], place: object) -> dict[str, Any]:

@@ -5,7 +5,8 @@ One submission is one run, through all its attempts. A run writes only below `s3
     spec.yaml                 the resolved spec, as submitted or last resumed
     arguments/HASH.json       the job's arguments, if they are too long for a command line
     checkpoints/step-N/       a checkpoint; it is complete once it contains manifest.json
-    metrics.jsonl             one JSON object per line: `step`, `epoch`, `time`, and the metrics
+    metrics.jsonl             one JSON object per line: `step`, `epoch`, `time`, and the metrics; with `numbered`,
+                              the step is only the number of the value: the log of a script does not have it
     tensorboard/              event files
     model/                    the folder that `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends

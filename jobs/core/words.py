@@ -58,14 +58,11 @@ _RESULT_LABELS = {
 }
 """Readable names of metrics, including the metrics of transformers' Trainer."""
 
-_MAIN_RESULTS = (
-    "eval_accuracy",
-    "eval_f1",
-    "eval_combined_score",
-    "eval_matthews_correlation",
-    "eval_perplexity",
-    "eval_loss",
-)
+HELD_OUT = ("eval_", "val_", "valid_", "validation_", "dev_", "test_")
+"""Beginnings of the names of metrics of held-out data. Our kinds and transformers use the first."""
+
+_MEASURES = ("accuracy", "acc", "f1", "combined_score", "matthews_correlation", "score", "perplexity", "loss")
+_MAIN_RESULTS = (*(f"{part}{measure}" for part in (*HELD_OUT, "") for measure in _MEASURES), "train_loss")
 """Metrics that can represent a run; the first one that a run has is used."""
 
 
@@ -73,6 +70,19 @@ def main_result(result: Mapping[str, Any]) -> tuple[str, float] | None:
     """Return the metric that represents a run, as key and value; None if it has none of them."""
     known = ((key, result[key]) for key in _MAIN_RESULTS if isinstance(result.get(key), (int, float)))
     return next(known, None)
+
+
+def smaller_is_better(metric: str) -> bool:
+    """Return whether smaller values of a metric are better."""
+    return metric.endswith(("loss", "perplexity", "rmse", "mae"))
+
+
+_OF_A_PHASE = re.compile(r"(train|eval|test|predict)_(.*_)?(runtime|per_second|time|samples)|total_flos|epoch")
+
+
+def is_of_a_whole_phase(metric: str) -> bool:
+    """Return whether a metric describes a whole training or evaluation, such as its time, and has no curve."""
+    return _OF_A_PHASE.fullmatch(metric) is not None or metric == "num_input_tokens_seen"
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs.core.records import Receipt
-from jobs.core.words import counted, duration, figure, main_result, result_label
+from jobs.core.words import counted, duration, figure, is_of_a_whole_phase, main_result, result_label, smaller_is_better
 from jobs.report.charts import CURVE_HEIGHT, FEW_POINTS, chart, short, template
 from jobs.report.curves import (
     Curve,
@@ -20,7 +20,6 @@ from jobs.report.curves import (
 )
 from jobs.report.rendering import render
 from jobs.runs.recorded_run import RecordedRun
-from jobs.spec.recipe import SMALLER_IS_BETTER
 
 _COMPARED = (
     "eval_accuracy",
@@ -32,6 +31,8 @@ _COMPARED = (
     "train_samples_per_second",
 )
 _CURVES = ("loss", "eval_accuracy", "eval_f1", "eval_loss", "eval_perplexity", "learning_rate", "samples_per_second")
+_FURTHER = 12
+"""The most rows and charts of metrics that only scripts have."""
 _DASHES = ([1, 0], [6, 3], [2, 2], [10, 3, 2, 3])
 
 
@@ -50,7 +51,7 @@ class Fact:
 def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
     """Return the results, time and cost of the runs, and the arguments in which they differ."""
     found = [Fact(label="state", cells=[run.state for run in runs])]
-    for key in _COMPARED:
+    for key in _compared(runs):
         values = [run.result.get(key) for run in runs]
         if any(value is not None for value in values):
             cells = ["" if value is None else figure(value) for value in values]
@@ -71,6 +72,18 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
     return [fact for fact in found if any(fact.cells)]
 
 
+def _compared(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the metrics to compare: the known ones, and the numbers that scripts report."""
+    found = (
+        key
+        for run in runs
+        if run.receipt and run.receipt.job == "script"
+        for key, value in run.result.items()
+        if isinstance(value, (int, float)) and not is_of_a_whole_phase(key)
+    )
+    return [*_COMPARED, *[key for key in dict.fromkeys(found) if key not in _COMPARED][:_FURTHER]]
+
+
 def _usd_per_percent(runs: Sequence[RecordedRun]) -> Fact:
     """Return the cost per hundredth of the main metric, for each run.
 
@@ -81,7 +94,7 @@ def _usd_per_percent(runs: Sequence[RecordedRun]) -> Fact:
     if len(keys) != 1:
         return Fact(label="", cells=[])
     prices = [
-        cost / (100 * found[1]) if found and found[0] not in SMALLER_IS_BETTER and found[1] > 0 and cost else None
+        cost / (100 * found[1]) if found and not smaller_is_better(found[0]) and found[1] > 0 and cost else None
         for run, found in zip(runs, main, strict=True)
         for cost in (usd_of(run),)
     ]
@@ -150,7 +163,8 @@ def shared_curves(runs: Sequence[RecordedRun]) -> list[Curve]:
         for point in points(run):
             by_name.setdefault(point.series, {}).setdefault(name, []).append(point)
     found = []
-    for name in (each for each in _CURVES if each in by_name):
+    further = [name for name, of_runs in by_name.items() if name not in _CURVES and len(of_runs) > 1]
+    for name in (each for each in (*_CURVES, *further[:_FURTHER]) if each in by_name):
         by_run = by_name[name]
         words = "Final values: " + ", ".join(f"{run} {figure_of(of[-1].value)}" for run, of in by_run.items()) + "."
         drawn = [
@@ -223,7 +237,7 @@ def _best(key: str, values: Sequence[Any]) -> int | None:
     known = [(value, number) for number, value in enumerate(values) if isinstance(value, (int, float))]
     if len(known) < 2 or len({value for value, _ in known}) == 1:
         return None
-    return (min(known) if key in SMALLER_IS_BETTER else max(known))[1]
+    return (min(known) if smaller_is_better(key) else max(known))[1]
 
 
 def _saved(receipt: Receipt | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from jobs.core.output import MEMORY_KEY, UTILIZATION_KEY
 from jobs.core.records import Attempt
 from jobs.core.retries import is_reclaim
-from jobs.core.words import figure, result_label
+from jobs.core.words import HELD_OUT, figure, is_of_a_whole_phase, result_label
 from jobs.money.phases import ended_at
 from jobs.report.charts import FEW_POINTS, TimeAxis, chart, short
 from jobs.runs.recorded_run import RecordedRun
@@ -49,6 +49,7 @@ _TITLES = {
     UTILIZATION_KEY: "Accelerator utilization (%)",
     MEMORY_KEY: "Accelerator memory in use (%)",
 }
+_LOSSES = frozenset({"loss", "train_loss", *(f"{part}loss" for part in HELD_OUT)})
 _FIRST = ("loss", "evaluation", "learning_rate", "samples_per_second", UTILIZATION_KEY, MEMORY_KEY)
 
 
@@ -60,6 +61,8 @@ class Point:
     step: int
     value: float
     series: str
+    is_numbered: bool = False
+    """Whether `step` is only the number of the value, because a script's log does not have its step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +122,10 @@ def points(run: RecordedRun) -> Iterator[Point]:
     """Yield every measured value, in the order of the file."""
     for line in run.metrics:
         for name, value in line.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in _NO_CURVE:
-                yield Point(line["time"], line["step"], float(value), name)
-    step, steps = 0, deque((line["time"], line["step"]) for line in run.metrics)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if is_number and name not in _NO_CURVE and not is_of_a_whole_phase(name):
+                yield Point(line["time"], line["step"], float(value), name, "numbered" in line)
+    step, steps = 0, deque((line["time"], line["step"]) for line in run.metrics if "numbered" not in line)
     for line in run.utilization:
         while steps and steps[0][0] <= line["time"]:
             _, step = steps.popleft()
@@ -161,7 +165,7 @@ def events(run: RecordedRun) -> list[Event]:
     found += [
         Event(at=line["time"], kind="evaluation", text=f"evaluation at step {line['step']}")
         for line in run.metrics
-        if any(name.startswith(_EVALUATION) for name in line)
+        if any(name.startswith(HELD_OUT) for name in line) and "numbered" not in line
     ]
     return sorted(found, key=lambda event: event.at)
 
@@ -176,7 +180,7 @@ def time_axis(run: RecordedRun) -> TimeAxis:
     begins = [attempt.started_at for attempt in run.attempts] + [line["time"] for line in run.metrics[:1]]
     begin = min(begins, default=run.submitted_at)
     ends = [ended_at(attempt) for attempt in run.attempts] + [line["time"] for line in run.metrics[-1:]]
-    steps = sorted((line["time"], line["step"]) for line in run.metrics)
+    steps = sorted((line["time"], line["step"]) for line in run.metrics if "numbered" not in line)
     return TimeAxis(begin=begin, end=max(ends, default=begin + timedelta(seconds=1)), steps=steps)
 
 
@@ -207,9 +211,9 @@ def sections(values: Sequence[Point], starts: Sequence[datetime], *, at_most: in
 
 
 def _chart_of(point: Point) -> str:
-    if point.series in ("loss", "eval_loss"):
+    if point.series in _LOSSES:
         return "loss"
-    is_share = point.series.startswith(_EVALUATION) and -1 <= point.value <= 1
+    is_share = point.series.startswith(HELD_OUT) and -1 <= point.value <= 1
     return "evaluation" if is_share else point.series
 
 
@@ -225,12 +229,25 @@ def _curve(name: str, values: Sequence[Point], axis: TimeAxis, marks: Sequence[E
         id=f"curve-{name}",
         title=title,
         summary=summary,
-        spec=_chart(f"{title}. {summary}", drawn, axis, marks, logarithmic=name == "loss" and _spans_decades(values)),
+        spec=_chart(
+            f"{title}. {summary}",
+            drawn,
+            axis,
+            marks,
+            counted="value" if all(point.is_numbered for point in values) else "step",
+            logarithmic=name == "loss" and _spans_decades(values),
+        ),
     )
 
 
 def _chart(
-    description: str, points: Sequence[Drawn], axis: TimeAxis, marks: Sequence[Event], *, logarithmic: bool
+    description: str,
+    points: Sequence[Drawn],
+    axis: TimeAxis,
+    marks: Sequence[Event],
+    *,
+    counted: str,
+    logarithmic: bool,
 ) -> dict[str, Any]:
     counts = Counter(point.series for point in points)
     few = {name for name, count in counts.items() if count <= FEW_POINTS}
@@ -248,6 +265,7 @@ def _chart(
     return chart(
         "curve",
         description=description,
+        counted=counted,
         points=[
             {
                 "t": axis.value(point.at),
@@ -302,13 +320,16 @@ def _spans_decades(values: Sequence[Point]) -> bool:
 def in_words(series: str, values: Sequence[Point]) -> str:
     first, last = values[0], values[-1]
     if len(values) == 1:
-        return f"{series}: {figure_of(first.value)} at step {first.step:,}."
+        return f"{series}: {figure_of(first.value)} at {_place(first)}."
     low, high = min(values, key=lambda point: point.value), max(values, key=lambda point: point.value)
     return (
-        f"{series}: from {figure_of(first.value)} at step {first.step:,} to {figure_of(last.value)} at "
-        f"step {last.step:,}; lowest {figure_of(low.value)} at {low.step:,}, highest {figure_of(high.value)} at "
-        f"{high.step:,}."
+        f"{series}: from {figure_of(first.value)} at {_place(first)} to {figure_of(last.value)} at {_place(last)}; "
+        f"lowest {figure_of(low.value)} at {low.step:,}, highest {figure_of(high.value)} at {high.step:,}."
     )
+
+
+def _place(point: Point) -> str:
+    return f"{'value' if point.is_numbered else 'step'} {point.step:,}"
 
 
 def figure_of(value: float) -> str:

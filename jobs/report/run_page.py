@@ -6,14 +6,14 @@ from typing import Any
 
 from jobs.core.labels import quoted_name
 from jobs.core.records import IMAGE_DIGEST, Attempt
-from jobs.core.words import baseline_warning, counted, duration, figure, result_rows, usd
+from jobs.core.words import baseline_warning, counted, duration, figure, main_result, result_label, result_rows, usd
 from jobs.data_checks.classes import by_f1
 from jobs.money.budget import duration_seconds, spent
 from jobs.money.phases import PHASES, Phase, lost_steps, phases
 from jobs.money.receipt import cards_name, savings, stored_text
 from jobs.report import charts
 from jobs.report.comparison import argument_text
-from jobs.report.curves import EVENTS, curves, events, time_axis
+from jobs.report.curves import EVENTS, capitalized, curves, events, time_axis
 from jobs.report.rendering import Tile, render
 from jobs.runs.recorded_run import RecordedRun
 from jobs.spec.spec import JobSpec
@@ -134,6 +134,8 @@ def _tiles(run: RecordedRun) -> list[Tile]:
         found.append(Tile("F1", figure(result["eval_f1"]), f"on {result.get('eval_samples', '?')} held-out examples"))
     if "eval_perplexity" in result:
         found.append(Tile("Perplexity", figure(result["eval_perplexity"]), "on held-out data"))
+    if not found and (main := main_result(result)):
+        found.append(Tile(capitalized(result_label(main[0])), figure(main[1]), ""))
     if not result and run.metrics:
         last = run.metrics[-1]
         loss = (

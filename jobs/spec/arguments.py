@@ -364,7 +364,7 @@ class Arguments(Strict):
         """Return the arguments that a run keeps when it is resumed: all but `CHANGEABLE`."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.CHANGEABLE}
 
-    def metrics(self) -> tuple[str, ...] | None:
+    def evaluation_metrics(self) -> tuple[str, ...] | None:
         """Return the metrics of an evaluation during the job; empty if the job does not evaluate.
 
         None for scripts, whose metrics are unknown.

@@ -179,8 +179,10 @@ class Recipe(Arguments):
             return self
         if self.evaluate_every_steps is None:
             raise ValueError("'metric_for_best_model' compares evaluations: set 'evaluate_every_steps'")
-        if metric not in self.metrics():
-            raise ValueError(f"metric_for_best_model: unknown metric '{metric}'{did_you_mean(metric, self.metrics())}")
+        if metric not in self.evaluation_metrics():
+            raise ValueError(
+                f"metric_for_best_model: unknown metric '{metric}'{did_you_mean(metric, self.evaluation_metrics())}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -206,7 +208,7 @@ class Recipe(Arguments):
         if parameters.get("lr_end", 0) >= self.learning_rate or parameters.get("min_lr", 0) >= self.learning_rate:
             yield f"training_arguments.lr_scheduler_kwargs: the lowest rate must be below {self.learning_rate:g}"
 
-    def metrics(self) -> tuple[str, ...]:
+    def evaluation_metrics(self) -> tuple[str, ...]:
         """Return the metrics of an evaluation of this job."""
         return ("eval_loss",)
 

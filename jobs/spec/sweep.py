@@ -264,7 +264,7 @@ class Sweep(Strict):
         """
         if self.halving is None:
             return None
-        known = arguments.metrics()
+        known = arguments.evaluation_metrics()
         if known == ():
             raise UsageError("sweep.halving: this kind of job has no evaluations to compare points by")
         main = main_result(dict.fromkeys(known or (), 0.0))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
-from jobs.container.channel import RankStatus, read_result, read_verdict
+from jobs.container.channel import RankStatus, read_collected, read_result, read_verdict
 from jobs.container.environment import job_id, ran_with
 from jobs.container.instance import zone
 from jobs.container.launcher.outcome import End
@@ -204,7 +204,7 @@ class AttemptRecord:
             job=self._launch.kind.name,
             instance=self._launch.instance,
             state=state,
-            result={**status.result, **read_result(self._scratch)},
+            result={**read_collected(self._scratch), **status.result, **read_result(self._scratch)},
             budget=self._launch.options.budget,
             on_instance=self._launch.on_instance,
         ).model_copy(update={"halving": read_verdict(self._scratch)})

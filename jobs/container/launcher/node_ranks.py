@@ -83,8 +83,13 @@ def run_ranks(attempt: Attempt) -> End:
     _silence_torchrun()
     if launch.options.halving is not None:
         write_comparison(scratch, launch.options.halving)
-    lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
     script = _script(attempt)
+    lines = RankLines(
+        scratch,
+        node=launch.node,
+        nproc_per_node=launch.nproc_per_node,
+        listener=script.add_line if script is not None else None,
+    )
     try:
         os.environ.update(rank_environment(launch, attempt.accelerator, scratch))
     except TrainyardError as error:

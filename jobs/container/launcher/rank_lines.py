@@ -7,7 +7,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,12 @@ class RankLines:
     Torchrun would write each rank's output to a growing file and read it from there. A pipe also works on a full disk.
     """
 
-    def __init__(self, scratch: Path, *, node: Node, nproc_per_node: int) -> None:
+    def __init__(
+        self, scratch: Path, *, node: Node, nproc_per_node: int, listener: Callable[[str], None] | None = None
+    ) -> None:
+        """`listener` is called with each line of rank 0. The ranks wait until it returns."""
         self._scratch = scratch
+        self._listener = listener
         self._node = node
         self._nproc_per_node = nproc_per_node
         self.last_line_at = time.monotonic()
@@ -174,6 +178,8 @@ class RankLines:
     def _print(self, stream: _Stream, lines: list[bytes]) -> None:
         for line in lines:
             stream.newest.append(line)
+            if self._listener is not None and not stream.prefix:
+                self._listener(_text(line))
             if self._fits(line):
                 self._write_line(f"{stream.prefix}{_text(line)}")
 

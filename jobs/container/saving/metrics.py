@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
@@ -261,6 +262,14 @@ def tag(name: str) -> str:
     return f"{part}/{rest}" if part in ("eval", "train") and rest else f"train/{name}"
 
 
+_FOLDER = "metrics"
+
+
+def library_writes(scratch: Path) -> bool:
+    """Return whether a rank of this node writes the run's metrics."""
+    return (scratch / _FOLDER / METRICS).exists()
+
+
 class MetricsFiles:
     """metrics.jsonl and the event files, written locally and uploaded by a thread. `close` uploads the last state."""
 
@@ -270,7 +279,7 @@ class MetricsFiles:
         self._s3 = s3
         self._run = rank.run
         self._attempt = rank.attempt
-        self._folder = rank.scratch / "metrics"
+        self._folder = rank.scratch / _FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lines = (self._folder / METRICS).open("w+", encoding="utf-8")
         rows = _rows_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step, self._run / METRICS)

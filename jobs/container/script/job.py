@@ -26,6 +26,8 @@ from jobs.container.saving.saved_folder import SavedFolder
 from jobs.container.saving.script_checkpoints import CODE, ScriptCheckpoints, ShardedError
 from jobs.container.saving.script_complete import trainer_step
 from jobs.container.script.inputs import fetch, unpack
+from jobs.container.script.metrics import LOOK_SECONDS as METRICS_SECONDS
+from jobs.container.script.metrics import ScriptMetrics
 from jobs.container.script.own_environment import OwnEnvironment
 from jobs.core.errors import TrainyardError, UsageError
 from jobs.core.locations import S3Location
@@ -97,6 +99,8 @@ class ScriptJob:
         self._s3: S3Client | None = None
         self._uploads: ScriptCheckpoints | None = None
         """The uploads of checkpoints. Set on the main node only, which cannot vouch for files of other nodes."""
+        self._metrics: ScriptMetrics | None = None
+        """Set on the main node only."""
         self._saved: SavedFolder | None = None
         self._lock = threading.Lock()
         self._output_lock = threading.Lock()
@@ -105,7 +109,11 @@ class ScriptJob:
         self._output_is_due = threading.Event()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("script", self._watch), ("script-output", self._keep_output))
+            for name, work in (
+                ("script", self._watch),
+                ("script-output", self._keep_output),
+                ("script-metrics", self._collect),
+            )
         ]
         self._activity_at = time.monotonic()
         self._newest_time = 0
@@ -196,6 +204,11 @@ class ScriptJob:
     def __exit__(self, *_: object) -> None:
         self._close()
 
+    def add_line(self, line: str) -> None:
+        """Take a line of rank 0's log. Returns at once."""
+        if self._metrics is not None:
+            self._metrics.add_line(line)
+
     def last_activity(self) -> float:
         """Return when the script last wrote a file, by time.monotonic."""
         kept = (self._workdir / name for name in self._arguments.keep)
@@ -216,6 +229,7 @@ class ScriptJob:
             with self._lock:
                 if self._uploads is not None:
                     self._upload_last_checkpoint(self._uploads, ended_well=ended_well)
+            self._finish_metrics(ended_well=ended_well)
         finally:
             with self._output_lock:
                 if self._saved is not None:
@@ -240,6 +254,13 @@ class ScriptJob:
                 "{output} in its command, or name what it writes in arguments.keep",
                 OUTPUT_VARIABLE,
             )
+
+    def _finish_metrics(self, *, ended_well: bool) -> None:
+        try:
+            if self._metrics is not None:
+                self._metrics.finish(ended_well=ended_well)
+        except Exception as error:  # noqa: BLE001 - the script's files are worth more
+            log.warning("warning: not all of the script's metrics were saved: %s", one_line(error))
 
     def _kill_ranks(self) -> None:
         for pid in self.pids():
@@ -309,6 +330,15 @@ class ScriptJob:
         self._saved.restore_links()
         if self._is_main:
             self._uploads = checkpoints
+            self._metrics = ScriptMetrics(
+                s3,
+                self._run,
+                self._scratch,
+                folders=(self._output, self._checkpoints),
+                patterns=self._arguments.metrics,
+                attempt=attempt,
+            )
+            self._metrics.restored()
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -337,6 +367,16 @@ class ScriptJob:
         if has_saved:
             self._output_is_due.set()
 
+    def _collect(self) -> None:
+        """Collect the script's metrics, separate from uploads that take minutes."""
+        while self._metrics is not None and not self._closed.wait(METRICS_SECONDS):
+            try:
+                self._metrics.look()
+            except SupersededError:  # noqa: PERF203 - `_watch` ends the script
+                return
+            except Exception as error:  # noqa: BLE001 - the next round may succeed
+                log.warning("warning: the script's metrics are late: %s", one_line(error))
+
     def _keep_output(self) -> None:
         """Save the output after each checkpoint, while `_watch` looks for the next checkpoint."""
         while self._output_is_due.wait() and not self._closed.is_set():
@@ -344,6 +384,8 @@ class ScriptJob:
             try:
                 with self._output_lock:
                     if self._saved is not None and not self._closed.is_set():
+                        if self._metrics is not None:
+                            self._metrics.look(upload_now=True)  # the next attempt skips what this output contains
                         self._saved.save()
             except Exception as error:  # noqa: BLE001 - the next save may succeed
                 log.warning("warning: the upload of the script's output is late: %s", one_line(error))

@@ -141,7 +141,7 @@ class FinetuneClassification(Recipe):
             evaluation = [f"{GLUE}?config={task}&split={validation}"]
         return Inputs(train=train, evaluation=evaluation, text=text, text_pair=text_pair, label=label)
 
-    def metrics(self) -> tuple[str, ...]:
+    def evaluation_metrics(self) -> tuple[str, ...]:
         scores = {
             "mrpc": ("eval_combined_score",),
             "qqp": ("eval_combined_score",),

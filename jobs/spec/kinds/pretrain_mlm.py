@@ -57,7 +57,7 @@ class PretrainMlm(Recipe):
     helps if kernels are the bottleneck, not the host: with many sequences at once (max_batch_size_per_rank). On a
     laptop, compiling needs g++."""
 
-    def metrics(self) -> tuple[str, ...]:
+    def evaluation_metrics(self) -> tuple[str, ...]:
         return ("eval_loss", "eval_perplexity")
 
     @model_validator(mode="after")

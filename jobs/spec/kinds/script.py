@@ -40,6 +40,16 @@ _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _OPERATOR = re.compile(r"(?:^|\s)(?:(\|\|?|&&?|<|;)(?=\s|$)|(\d?>>?|&>)(?=\s|$|[\w./&]))|(?<=\S)(;)(?=\s|$)")
 """An operator of a shell at the beginning of a word, or `;` at its end."""
 
+_METRIC = re.compile(r"[A-Za-z_][\w.@%+-]{0,62}")
+
+STEP_METRIC = "step"
+"""The name in `metrics` whose pattern finds the step, not a metric."""
+
+_PATTERN_CHARACTERS = 500
+
+_REPEATS_A_REPEAT = re.compile(r"(?<!\\)[+*}]\)[+*{]")
+"""A pattern such as (a+)+, whose time is exponential in the length of a line."""
+
 OWN = "own"
 """Value of `environment` that installs only the requirements."""
 
@@ -89,6 +99,24 @@ def _check_kept(name: str) -> str:
     return folder
 
 
+def _check_pattern(pattern: str) -> str:
+    """Return the pattern of a metric unchanged. Raises ValueError if it cannot find one number in each line."""
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(
+            f"'{pattern}' has {groups} groups; put the number, and only that, in parentheses: loss[:=] ([0-9.]+); for "
+            "other parentheses use (?:...)"
+        )
+    if len(pattern) > _PATTERN_CHARACTERS:
+        raise ValueError(f"has {len(pattern)} characters, more than {_PATTERN_CHARACTERS}")
+    if _REPEATS_A_REPEAT.search(pattern):
+        raise ValueError(f"'{pattern}' repeats a group that ends in a repeat, which can take forever; repeat only one")
+    return pattern
+
+
 def _check_command(command: str) -> str:
     try:
         words = _without_python(shlex.split(command))
@@ -131,7 +159,7 @@ class Script(Arguments):
     """Run your training script, unchanged, in the stage's image."""
 
     CHANGEABLE: ClassVar[frozenset[str]] = frozenset(
-        {"silence_timeout_seconds", "wheelhouse", "resume_arguments", "keep"}
+        {"silence_timeout_seconds", "wheelhouse", "resume_arguments", "keep", "metrics"}
     )
 
     code: Annotated[str, Field(min_length=1), AfterValidator(_check_code)]
@@ -171,10 +199,14 @@ class Script(Arguments):
     processes: Literal[1] | None = None
     """1 starts one process per node without torchrun's variables, for launchers and single-process scripts. Default:
     one rank per card, started the way torchrun does."""
+    metrics: dict[str, Annotated[str, AfterValidator(_check_pattern)]] = Field(default_factory=dict, max_length=50)
+    """Regular expressions, each with one group, that find numbers in the log lines of rank 0: {loss: 'loss[:=]
+    ([0-9.]+)'}. The name step finds the step instead; without it, the word step or iter before a number does. Default:
+    only the script's files and what a Trainer prints."""
     silence_timeout_seconds: float = Field(default=1800.0, ge=0)
     """End the attempt after this many seconds without a log line, a new file or a heartbeat; 0 disables the limit."""
 
-    def metrics(self) -> None:
+    def evaluation_metrics(self) -> None:
         return None  # depends on the script
 
     @property
@@ -242,6 +274,16 @@ class Script(Arguments):
             if not _PARAMETER.fullmatch(name):
                 raise ValueError(f"'{name}' is not a valid parameter name: use letters, digits and '_', a letter first")
         return parameters
+
+    @field_validator("metrics")
+    @classmethod
+    def _check_metric_names(cls, metrics: dict[str, str]) -> dict[str, str]:
+        for name in metrics:
+            if not _METRIC.fullmatch(name) or name in ("time", "epoch"):
+                raise ValueError(f"'{name}' is not a valid metric name: use letters, digits and '_', as in eval_loss")
+        if metrics and not metrics.keys() - {STEP_METRIC}:
+            raise ValueError("only 'step' is given, which is not a metric; add one: {loss: 'loss[:=] ([0-9.]+)'}")
+        return metrics
 
     @field_validator("inputs")
     @classmethod

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.core.words import result_label, result_rows
+from jobs.core.words import main_result, result_label, result_rows
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,12 @@ def test_result_has_a_readable_name(key: str, label: str) -> None:
 
 def test_result_rows_start_with_known_metrics() -> None:
     assert result_rows({"eval_macro_f1": 0.5, "eval_loss": 0.25}) == [("loss", "0.250"), ("macro F1", "0.500")]
+
+
+def test_held_out_metrics_represent_a_run_before_others() -> None:
+    assert main_result({"loss": 1.0, "accuracy": 0.9, "val_loss": 2.0}) == ("val_loss", 2.0)
+    assert main_result({"loss": 1.0, "score": 0.5}) == ("score", 0.5)
+    assert main_result({"epoch": 1.0}) is None
 
 
 def test_null_metric_is_shown_as_not_a_number() -> None:

@@ -34,6 +34,16 @@ def test_results_time_and_cost_are_compared(runs: list[RecordedRun]) -> None:
     assert next(fact for fact in facts([runs[1], better]) if fact.label == "loss").best == 1
 
 
+def test_metrics_of_scripts_are_compared(runs: list[RecordedRun]) -> None:
+    scripts = [
+        replace(run, receipt=run.receipt.model_copy(update={"job": "script", "result": {"cats_score": score}}))
+        for run, score in zip(runs, (0.5, 0.75), strict=False)
+        if run.receipt
+    ]
+    [score] = [fact for fact in facts(scripts) if fact.label == "cats score"]
+    assert (score.cells, score.best) == (["0.500", "0.750"], 1)
+
+
 def test_only_differing_arguments_are_shown(runs: list[RecordedRun]) -> None:
     assert differing_arguments(runs) == {"learning_rate": [3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 3e-4]}
     assert differing_arguments(runs[:1] * 2) == {}

@@ -145,6 +145,22 @@ def test_custom_metrics_get_a_curve_if_they_are_numbers(run: RecordedRun) -> Non
     assert [curve.id for curve in curves(replace(run, metrics=lines, utilization=()), [])] == ["curve-my_reward"]
 
 
+def test_values_of_a_script_without_steps_are_numbered(run: RecordedRun) -> None:
+    lines = [{"step": n, "time": BEGIN + timedelta(seconds=n), "numbered": True, "val_loss": 1 / n} for n in (1, 2)]
+    of_script = replace(run, metrics=lines, utilization=())
+    [curve] = curves(of_script, ())
+    assert curve.title == "Loss"
+    assert "from 1.000 at value 1 to 0.500 at value 2" in curve.summary
+    assert '"title": "value"' in json.dumps(curve.spec)
+    assert "step" not in json.dumps(curve.spec["layer"])
+
+
+def test_main_metric_of_a_script_has_a_tile(run: RecordedRun) -> None:
+    assert run.receipt is not None
+    receipt = run.receipt.model_copy(update={"result": {"rate": 0.5, "val_loss": 1.5}})
+    assert "Val loss 1.500" in text_of(run_page(replace(run, receipt=receipt), now=NOW))
+
+
 def test_arguments_are_compared_with_a_spec_or_the_defaults(run: RecordedRun) -> None:
     assert run.spec is not None
     assert ("learning_rate", "3e-05", "5e-05") in differences(run.spec, None)
