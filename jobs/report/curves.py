@@ -320,16 +320,16 @@ def _spans_decades(values: Sequence[Point]) -> bool:
 def in_words(series: str, values: Sequence[Point]) -> str:
     first, last = values[0], values[-1]
     if len(values) == 1:
-        return f"{series}: {figure_of(first.value)} at {_place(first)}."
+        return f"{series}: {figure_of(first.value)} {_place(first)}."
     low, high = min(values, key=lambda point: point.value), max(values, key=lambda point: point.value)
     return (
-        f"{series}: from {figure_of(first.value)} at {_place(first)} to {figure_of(last.value)} at {_place(last)}; "
+        f"{series}: from {figure_of(first.value)} {_place(first)} to {figure_of(last.value)} {_place(last)}; "
         f"lowest {figure_of(low.value)} at {low.step:,}, highest {figure_of(high.value)} at {high.step:,}."
     )
 
 
 def _place(point: Point) -> str:
-    return f"{'value' if point.is_numbered else 'step'} {point.step:,}"
+    return f"{'as value' if point.is_numbered else 'at step'} {point.step:,}"
 
 
 def figure_of(value: float) -> str:

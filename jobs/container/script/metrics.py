@@ -572,7 +572,7 @@ def _report(found: Any, at: float) -> Report | None:
     if not isinstance(found, dict):
         return None
     known = (found.get(name) for name in _STEPS)
-    steps = (step for step in known if is_step(step) and step >= 0)
+    steps = (step for step in known if isinstance(step, int) and is_step(step) and step >= 0)
     numbers = dict(_numbers(found))
     epoch = numbers.get("epoch")
     values = {name: value for name, value in numbers.items() if name and name not in _NO_METRIC}

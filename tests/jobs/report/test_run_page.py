@@ -150,7 +150,7 @@ def test_values_of_a_script_without_steps_are_numbered(run: RecordedRun) -> None
     of_script = replace(run, metrics=lines, utilization=())
     [curve] = curves(of_script, ())
     assert curve.title == "Loss"
-    assert "from 1.000 at value 1 to 0.500 at value 2" in curve.summary
+    assert "from 1.000 as value 1 to 0.500 as value 2" in curve.summary
     assert '"title": "value"' in json.dumps(curve.spec)
     assert "step" not in json.dumps(curve.spec["layer"])
 
