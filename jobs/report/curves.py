@@ -23,22 +23,9 @@ peak is lost."""
 MAX_FURTHER_CURVES = 12
 
 _EVALUATION = "eval_"
-_NO_CURVE = frozenset(
-    {
-        "step",
-        "time",
-        "epoch",
-        "eval_majority_accuracy",
-        "eval_samples",
-        "eval_runtime",
-        "eval_samples_per_second",
-        "train_loss",
-        "train_samples_per_second",
-        "train_steps_per_second",
-        "train_runtime_seconds",
-        "total_memory_gib",
-    }
-)
+
+_RUNTIME = "train_runtime_seconds"
+_NO_CURVE = frozenset({"step", "time", "epoch", "eval_majority_accuracy", _RUNTIME, "total_memory_gib"})
 _TITLES = {
     "loss": "Loss",
     "learning_rate": "Learning rate",
@@ -120,10 +107,13 @@ def curves(run: RecordedRun, marks: Sequence[Event]) -> list[Curve]:
 
 def points(run: RecordedRun) -> Iterator[Point]:
     """Yield every measured value, in the order of the file."""
+    # A Trainer calls the mean of the whole training train_loss. Other scripts log each step under this name.
+    has_mean = not run.result.keys().isdisjoint(("train_runtime", _RUNTIME))
+    left_out = _NO_CURVE | {"train_loss"} if has_mean else _NO_CURVE
     for line in run.metrics:
         for name, value in line.items():
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if is_number and name not in _NO_CURVE and not is_of_a_whole_phase(name):
+            if is_number and name not in left_out and not is_of_a_whole_phase(name):
                 yield Point(line["time"], line["step"], float(value), name, "numbered" in line)
     step, steps = 0, deque((line["time"], line["step"]) for line in run.metrics if "numbered" not in line)
     for line in run.utilization:

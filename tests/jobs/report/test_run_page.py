@@ -155,6 +155,15 @@ def test_values_of_a_script_without_steps_are_numbered(run: RecordedRun) -> None
     assert "step" not in json.dumps(curve.spec["layer"])
 
 
+def test_only_a_trainers_mean_loss_has_no_curve(run: RecordedRun) -> None:
+    assert run.receipt is not None
+    lines = [{"step": n, "time": BEGIN + timedelta(seconds=n), "train_loss": 1 / n} for n in (1, 2)]
+    for result, titles in ({"train_runtime": 1.0}, []), ({}, ["Loss"]):
+        receipt = run.receipt.model_copy(update={"result": result})
+        found = curves(replace(run, receipt=receipt, metrics=lines, utilization=()), ())
+        assert [curve.title for curve in found] == titles
+
+
 def test_main_metric_of_a_script_has_a_tile(run: RecordedRun) -> None:
     assert run.receipt is not None
     receipt = run.receipt.model_copy(update={"result": {"rate": 0.5, "val_loss": 1.5}})
