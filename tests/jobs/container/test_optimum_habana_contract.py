@@ -104,7 +104,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
     memory = {"memory_gib": 1.5, "max_memory_gib": 3.25, "total_memory_gib": 31.73}
     assert all({name: line[name] for name in memory} == memory for line in logged)
     assert result["eval_samples"] == 37
-    assert result["eval_accuracy"] > result["eval_majority_accuracy"] + 0.2
+    assert result["eval_accuracy"] > result["eval_majority_accuracy"] + 0.1
     assert run.complete_checkpoints() == [40, 48]
     weights = run.read("model/model.safetensors")
     config = json.loads(run.read("model/config.json"))
