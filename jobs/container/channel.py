@@ -4,6 +4,7 @@ heartbeats/RANK    the progress of a rank; each rank writes its own file, the la
 requests/          requests of the launcher to the ranks (save, stop), and which ranks listen for them
 stopped            why a script's ranks saved and ended early with exit code 0
 checkpoint         the step of the newest checkpoint that the library has completed
+left-RANK          exists if the script of a rank has ended without an error
 library            exists if a script's ranks use the library `trainyard`
 result.json        the result that a script reports; written by rank 0
 collected.json     the newest metrics of a script's files and log; written by the launcher
@@ -156,6 +157,16 @@ def write_stopped(scratch: Path, reason: str) -> None:
 def read_stopped(scratch: Path) -> str | None:
     """Return the reason that `write_stopped` recorded, or None."""
     return _get(scratch / "stopped")
+
+
+def write_left(scratch: Path, rank: int) -> None:
+    """Record that the script of a rank has ended without an error."""
+    (scratch / f"left-{rank}").touch()
+
+
+def read_left(scratch: Path) -> list[int]:
+    """Return this node's ranks whose script has ended without an error."""
+    return sorted(int(path.name.removeprefix("left-")) for path in scratch.glob("left-*"))
 
 
 def mark_library_used(scratch: Path) -> None:

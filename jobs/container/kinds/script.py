@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from jobs.container.channel import write_left
 from jobs.container.rank import (
     ALONE,
     Rank,
@@ -68,12 +69,17 @@ def run_script(code: Path, folder: Path, command: list[str], *, alone: bool = Fa
         _add_to_path(code)
         if rank.world_size > 1 and rank.is_first and not alone:
             _watch_for_lone_ranks(rank.world_size)
-        if command[0] == "-m":
-            _run_module(folder, command[1], command[2:])
-        elif command[0].endswith(".py"):
-            _run_file(folder / command[0], command[1:])
-        else:
-            _exec(command)
+        try:
+            if command[0] == "-m":
+                _run_module(folder, command[1], command[2:])
+            elif command[0].endswith(".py"):
+                _run_file(folder / command[0], command[1:])
+            else:
+                _exec(command)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        write_left(rank.scratch, rank.rank)
     except (TrainyardError, ConfigurationError) as error:
         report_failure(one_line(error), explained=True)
         _fail()

@@ -18,6 +18,7 @@ from jobs.container.accelerator import Accelerator
 from jobs.container.channel import (
     STORE_TIMEOUT,
     loopback_sockets,
+    read_left,
     read_stopped,
     read_verdict,
     serve_store,
@@ -26,7 +27,15 @@ from jobs.container.channel import (
 )
 from jobs.container.instance import InstanceMetadata, cpus, source_address
 from jobs.container.launcher.attempt import Attempt
-from jobs.container.launcher.outcome import End, Failure, line_of_lost_peers, outcome, retried, with_full_disk
+from jobs.container.launcher.outcome import (
+    End,
+    Failure,
+    line_of_lost_peers,
+    outcome,
+    retried,
+    with_early_ends,
+    with_full_disk,
+)
 from jobs.container.launcher.rank_lines import RankLines
 from jobs.container.launcher.rendezvous import LatecomerWatch
 from jobs.container.launcher.request import Launch, Node
@@ -138,7 +147,8 @@ def run_ranks(attempt: Attempt) -> End:
         end = _interrupted(interruption, stopping)
     except ChildFailedError as error:
         out_of_memory = None if kills_before is None else oom_kills() != kills_before
-        end = with_full_disk(_failed(error.failures, launch, lines, stopping, out_of_memory=out_of_memory), scratch)
+        end = _failed(error.failures, launch, lines, stopping, out_of_memory=out_of_memory)
+        end = with_full_disk(with_early_ends(end, read_left(scratch), node=launch.node.index), scratch)
     if script is not None:
         end = _end_of_script(script, end, stopping, scratch)
     if end.code == 0 and (halving := launch.options.halving) is not None and read_verdict(scratch) is None:

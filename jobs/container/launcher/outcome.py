@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -138,6 +138,21 @@ def with_full_disk(end: End, scratch: Path) -> End:
     free = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
     next_step = "give the instance a larger volume and resume the run"
     return replace(end, reason=f"{end.reason}; the disk of {scratch} is full ({free}). Next: {next_step}")
+
+
+def with_early_ends(end: End, left: Sequence[int], *, node: int) -> End:
+    """If a rank failed because it lost its peers, add to the reason which ranks of the node had ended well before.
+
+    `left` are the ranks whose script has ended without an error.
+    """
+    if end.cause != "peers" or not left:
+        return end
+    ranks = f"rank{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} of node {node}"
+    return replace(
+        end,
+        reason=f"{end.reason}; {ranks} had already ended without an error. Next: make all ranks run the same number of "
+        "steps",
+    )
 
 
 def line_of_lost_peers(lines: Iterable[str]) -> str | None:

@@ -36,6 +36,14 @@ if os.environ["RANK"] == "1":
 time.sleep(600)
 """
 
+LEAVES_EARLY = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit()
+time.sleep(2)
+raise RuntimeError("Connection closed by peer")
+"""
+
 DEAF = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -72,6 +80,15 @@ def test_the_first_failed_rank_is_named_with_its_last_lines(run: Run, s3: "S3Cli
     # The log has only some of the bar's states. How many depends on time.
     assert len([line for line in failed.lines if re.match(r"\d+ %", line)]) < 10
     assert run.recorded_attempt(1).reason == "rank 1 of node 0: ValueError: no such column"
+
+
+def test_ranks_that_left_before_their_peers_are_named(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LEAVES_EARLY}), "train.py")
+    failed = run.attempt(*flags, expect=1, nproc=2, kind="script")
+    assert failed.lines[-1] == (
+        "error: rank 0 of node 0: RuntimeError: Connection closed by peer; rank 1 of node 0 had already ended without an "
+        "error. Next: make all ranks run the same number of steps\n"
+    )
 
 
 def test_a_script_that_ignores_sigterm_is_killed_with_children(run: Run, s3: "S3Client", tmp_path: Path) -> None:
