@@ -17,7 +17,7 @@ from urllib.parse import quote
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import hub_parts
 from jobs.core.urls import check_endpoint
-from jobs.data_checks.model_files import CHECKED_FILES, model_errors
+from jobs.data_checks.model_files import SMALL_FILES, model_errors
 
 _HUB_TIMEOUT_SECONDS = 5.0
 
@@ -43,7 +43,7 @@ def hub_model_errors(
             for item in _hub_json(f"api/models/{name}/revision/{quote(revision, safe='')}")["siblings"]
         ]
         contents = {}
-        for file in CHECKED_FILES:
+        for file in SMALL_FILES:
             if file in names and (content := _hub_get(f"{name}/resolve/{quote(revision, safe='')}/{file}")) is not None:
                 contents[file] = content
     except _NotOnHubError:

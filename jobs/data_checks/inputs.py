@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from jobs.aws import s3 as object_store
@@ -20,6 +21,7 @@ from jobs.core.run import MANIFEST
 from jobs.core.stage import DeployedStage
 from jobs.core.words import counted
 from jobs.data_checks import model_files
+from jobs.data_checks.conversations import conversations
 from jobs.data_checks.hub import hub_model_errors, hub_repository_errors
 from jobs.data_checks.table_rows import BadRows, TableRows, labelled_rows
 from jobs.data_checks.table_summary import class_names
@@ -51,6 +53,9 @@ _CLASSES_BYTES = 16 << 20
 
 _CONFIGURATION_BYTES = 16 << 20
 """Maximum size of a model's configuration file. A tokenizer's with all its added tokens has a few MB."""
+
+_TOKENIZER_BYTES = 64 << 20
+"""Maximum size of a tokenizer.json. One with 256,000 tokens has 33 MB."""
 
 
 def check_inputs(
@@ -164,7 +169,7 @@ def _content_errors(
     pytorch: str | None,
     note: Callable[[str], None],
 ) -> Iterator[TrainyardError]:
-    """Yield the errors in the content of an input."""
+    """Yield the errors in the content of an input, or raise one."""
     columns = arguments.columns(argument)
     max_length, classifies = arguments.longest_sequence, arguments.classifies
     if location.startswith(HUB):
@@ -176,12 +181,21 @@ def _content_errors(
             in_models = what in (CONFIGURATION_FOLDER, TOKENIZER_FOLDER, FILE_OR_FOLDER)
             yield from hub_repository_errors(location, "model" if in_models else "dataset", note=note)
     elif what == MODEL_FOLDER:
-        names, contents = _model(aws, location)
+        names, contents, weights = _model(aws, location)
         yield from model_files.model_errors(
-            location, names, contents, max_length=max_length, pytorch=pytorch, classifies=classifies
+            location,
+            names,
+            contents,
+            max_length=max_length,
+            pytorch=pytorch,
+            classifies=classifies,
+            weights=weights,
         )
     elif columns is not None:
         yield from table_errors(aws, location, columns, note)
+    elif arguments.has_conversations(argument):
+        first = head(aws, location)
+        conversations(io.BytesIO(first.content), location, is_whole=first.is_whole)
 
 
 def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, emulated: bool) -> None:
@@ -286,8 +300,8 @@ def _record(aws: Aws, place: S3Location) -> bytes | None:
         raise
 
 
-def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes]]:
-    """Return the names of a model's files, and the content of its CHECKED_FILES."""
+def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes], dict[str, model_files.Beginning]]:
+    """Return the names of a model's files, the content of its CHECKED_FILES, and the beginning of its weights."""
     if location.startswith(S3):
         place = S3Location.parse(location.rstrip("/"))
         sizes = object_store.sizes(aws.s3, place)
@@ -300,9 +314,10 @@ def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes]]:
                 raise UsageError(f"{location}: its {path.name} is not a file but a pipe or a device")
     contents: dict[str, bytes] = {}
     for name in sizes.keys() & model_files.CHECKED_FILES:
-        if sizes[name] > _CONFIGURATION_BYTES:
+        limit = _TOKENIZER_BYTES if name == model_files.TOKENIZER else _CONFIGURATION_BYTES
+        if sizes[name] > limit:
             raise UsageError(
-                f"{location}: its {name} has {sizes[name]:,} bytes; the limit is {_CONFIGURATION_BYTES:,}",
+                f"{location}: its {name} has {sizes[name]:,} bytes; the limit is {limit:,}",
                 next_step="save the model again",
             )
         if location.startswith(S3):
@@ -314,7 +329,12 @@ def _model(aws: Aws, location: str) -> tuple[list[str], dict[str, bytes]]:
                 raise unreadable(str(Path(location) / name), error) from None
         if content is not None:
             contents[name] = content
-    return list(sizes), contents
+    weights = {
+        name: model_files.beginning_of(sizes[name], partial(_read_range, aws, f"{location.rstrip('/')}/{name}"))
+        for name in model_files.model_files(sizes)
+        if model_files.is_weights(name)
+    }
+    return list(sizes), contents, weights
 
 
 @dataclass(frozen=True)
@@ -331,16 +351,18 @@ class Part:
 
 
 def head(aws: Aws, location: str) -> Part:
-    """Read the first HEAD_BYTES of a local file or S3 object. Raises UsageError if a local file cannot be read."""
-    if not location.startswith(S3):
-        try:
-            with Path(location).open("rb") as file:
-                content = file.read(HEAD_BYTES)
-            return Part(content, _size(aws, location))
-        except OSError as error:
-            raise unreadable(location, error) from None
-    size = _size(aws, location)
-    return Part(object_store.read_range(aws.s3, S3Location.parse(location), 0, min(size, HEAD_BYTES)), size)
+    """Read the first HEAD_BYTES of a local file or S3 object.
+
+    Raises UsageError if a local file cannot be read, or for a pointer of Git LFS.
+    """
+    try:
+        size = _size(aws, location)
+    except OSError as error:
+        raise unreadable(location, error) from None
+    content = _read_range(aws, location, 0, min(size, HEAD_BYTES) if location.startswith(S3) else HEAD_BYTES)
+    if content.startswith(model_files.LFS_POINTER):
+        raise model_files.lfs_pointer_error(location)
+    return Part(content, size)
 
 
 def unreadable(location: str, error: OSError) -> UsageError:
@@ -428,9 +450,16 @@ _NO_TEXT = re.compile(_NO_CLASS.pattern[:-1] + r"|u?int|\w*float|double|decimal|
 
 
 def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:
-    start = max(0, size - length)
+    return _read_range(aws, location, max(0, size - length), size)
+
+
+def _read_range(aws: Aws, location: str, start: int, stop: int) -> bytes:
+    """Return the bytes from `start` up to `stop`. Raises UsageError if a local file cannot be read."""
     if location.startswith(S3):
-        return object_store.read_range(aws.s3, S3Location.parse(location), start, size)
-    with Path(location).open("rb") as file:
-        file.seek(start)
-        return file.read()
+        return object_store.read_range(aws.s3, S3Location.parse(location), start, stop)
+    try:
+        with Path(location).open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+    except OSError as error:
+        raise unreadable(location, error) from None

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from jobs.core.errors import TrainyardError, UsageError
 
@@ -12,8 +14,14 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIGURATION = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 ADAPTER = "adapter_config.json"
-CHECKED_FILES = (CONFIGURATION, TOKENIZER_CONFIGURATION, SPECIAL_TOKENS)
-"""The files whose content is checked."""
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SMALL_FILES = (CONFIGURATION, TOKENIZER_CONFIGURATION, SPECIAL_TOKENS, *_INDEXES)
+"""The checked files that are small."""
+CHECKED_FILES = (*SMALL_FILES, TOKENIZER)
+"""The files whose content is checked. Of weights, only the beginning is checked."""
+
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that git, without its extension LFS, wrote in place of a large file."""
 
 TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIGURATION, SPECIAL_TOKENS, "added_tokens.json", "vocab.txt")
 """The files of a fast tokenizer, as `AutoTokenizer.from_pretrained` loads it."""
@@ -27,6 +35,12 @@ _SAFE_PICKLES = (2, 10)
 Its `weights_only` could be bypassed before 2.6 (CVE-2025-32434), and made to corrupt memory before 2.10
 (CVE-2026-24747).
 """
+
+_BEGINNING_BYTES = 64 << 10
+"""Bytes of weights that are read first: the whole header of a model with some hundred tensors."""
+
+_MAX_HEADER_BYTES = 100_000_000
+"""Maximum header that the library safetensors reads (MAX_HEADER_SIZE)."""
 
 _SAVED_NEXT = "name the folder that save_pretrained wrote, with its tokenizer"
 
@@ -66,7 +80,10 @@ _WITHOUT_TABLE = {
 (`DebertaConfig`), ESM-2 rotary embeddings (`EsmConfig`)."""
 
 _WITHOUT_PADDING = frozenset(
-    ["CodeGenTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "LlamaTokenizer", "PreTrainedTokenizer"]
+    [
+        *("CodeGenTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "LlamaTokenizer", "PreTrainedTokenizer"),
+        "TokenizersBackend",  # the same as PreTrainedTokenizerFast, in transformers 5
+    ]
 )
 """Tokenizers of transformers that have a padding token only if their files name one."""
 
@@ -82,12 +99,101 @@ def is_pickle(name: str) -> bool:
     return name.startswith("pytorch_model") and name.endswith(".bin")
 
 
+def is_weights(name: str) -> bool:
+    """Return whether a file of `model_files` has weights."""
+    return not name.endswith(MODEL_TEXT)
+
+
+class Beginning(NamedTuple):
+    """The beginning of a file with weights."""
+
+    content: bytes
+    size: int
+    """Size of the whole file, in bytes."""
+
+
+def beginning_of(size: int, read: Callable[[int, int], bytes]) -> Beginning:
+    """Read the beginning of weights: of safetensors the header, which describes the rest.
+
+    `read` returns the bytes from an offset up to another, at most `size`.
+    """
+    content = read(0, min(size, _BEGINNING_BYTES))
+    end = min(size, 8 + int.from_bytes(content[:8], "little"), _MAX_HEADER_BYTES)
+    return Beginning(content + read(len(content), end) if end > len(content) else content, size)
+
+
+def lfs_pointer_error(what: str) -> TrainyardError:
+    return UsageError(
+        f"{what} is only a pointer of Git LFS, not the file itself",
+        next_step="git lfs pull in the clone, and copy the file again from there",
+    )
+
+
+def _weights_error(location: str, name: str, weights: Beginning) -> TrainyardError | None:
+    """Return an error if a safetensors file is incomplete or something else."""
+    if not name.endswith(".safetensors"):
+        return None
+    header_bytes = int.from_bytes(weights.content[:8], "little")
+    try:
+        header = json.loads(weights.content[8 : 8 + header_bytes])
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+        expected = 8 + header_bytes + max(ends, default=0)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        problem = f"has {weights.size:,} bytes, but no complete header of a safetensors file"
+    else:
+        if weights.size == expected:
+            return None
+        problem = f"has {weights.size:,} bytes, but its header describes {expected:,}"
+    return UsageError(
+        f"{location}: its {name} {problem}; the file was probably cut off while it was copied",
+        next_step="download or save the model again, and compare the sizes of its files",
+    )
+
+
+def _missing_shards(location: str, names: Collection[str], contents: Mapping[str, bytes]) -> Iterator[TrainyardError]:
+    """Yield an error if an index of weights names files that are not there."""
+    name = next((index for index in _INDEXES if index in contents), "")
+    if not name or name.removesuffix(".index.json") in names:  # a whole file takes precedence
+        return
+    try:
+        named = {*json.loads(contents[name])["weight_map"].values()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        yield UsageError(f"{location}: its {name} is not an index of weights", next_step="save the model again")
+        return
+    if missing := sorted(named - {*names}):
+        yield UsageError(
+            f"{location}: {len(missing)} of the {len(named)} files in its {name} are missing: {', '.join(missing[:3])}"
+            f"{', …' if len(missing) > 3 else ''}",
+            next_step="copy the whole folder again, or save the model again",
+        )
+
+
+def _too_many_tokens(
+    location: str, configuration: Mapping[str, Any], contents: Mapping[str, bytes]
+) -> TrainyardError | None:
+    """Return an error if the tokenizer has tokens for which the model has no embeddings."""
+    rows = configuration.get("vocab_size")
+    try:
+        tokenizer = json.loads(contents[TOKENIZER])
+        vocabulary = tokenizer["model"]["vocab"]  # a list for SentencePiece's unigrams
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        tokens = 1 + max(chain(ids, (token["id"] for token in tokenizer.get("added_tokens") or ())))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None  # the job reports what `tokenizers` cannot load
+    if not isinstance(rows, int) or tokens <= rows:
+        return None
+    return UsageError(
+        f"{location}: its tokenizer has {tokens:,} tokens, but the model has embeddings for {rows:,} (vocab_size)",
+        next_step="resize the model (model.resize_token_embeddings(len(tokenizer))), and save it again",
+    )
+
+
 def missing_file(names: Collection[str], location: str) -> TrainyardError | None:
     """Return an error if files of these names are not a complete model, else None."""
     files = model_files(names)
     has = {
         CONFIGURATION: CONFIGURATION in files,
-        "weights (model.safetensors or pytorch_model.bin)": any(not name.endswith(MODEL_TEXT) for name in files),
+        "weights (model.safetensors or pytorch_model.bin)": any(map(is_weights, files)),
         "tokenizer (tokenizer.json or a vocabulary)": any(
             name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece")) for name in files
         ),
@@ -122,12 +228,18 @@ def model_errors(
     is_known: Callable[[str], bool] = lambda _: False,
     pytorch: str | None = None,
     classifies: bool = False,
+    weights: Mapping[str, Beginning] = MappingProxyType({}),
 ) -> Iterator[TrainyardError]:
     """Yield an error for each reason why the files are not a model that can be trained with `max_length`.
 
-    `contents` has the files of CHECKED_FILES that exist. `is_known` returns whether transformers itself has a model
-    type, so that the model needs no custom code. `classifies`: the model must be a classifier.
+    `contents` has the files of CHECKED_FILES that exist, `weights` the beginning of those with weights, if known.
+    `is_known` returns whether transformers itself has a model type, so that the model needs no custom code.
+    `classifies`: the model must be a classifier.
     """
+    beginnings = {**contents, **{name: each.content for name, each in weights.items()}}
+    if pointer := next((name for name, content in beginnings.items() if content.startswith(LFS_POINTER)), None):
+        yield lfs_pointer_error(f"{location}: its {pointer}")
+        return
     if ADAPTER in names:
         # from_pretrained would load the model that this file names, from any location.
         yield UsageError(
@@ -137,6 +249,8 @@ def model_errors(
         )
     elif error := missing_file(names, location):
         yield error
+    yield from _missing_shards(location, names, contents)
+    yield from filter(None, (_weights_error(location, name, each) for name, each in weights.items()))
     if pytorch is not None and (error := unsafe_pickle(names, location, pytorch)):
         yield error
     if CONFIGURATION in contents:
@@ -167,6 +281,8 @@ def model_errors(
             if most is not None and max_length is not None and max_length > most:
                 yield too_long(location, max_length, most)
             yield from _padding_errors(location, configuration, contents)
+            if error := _too_many_tokens(location, configuration, contents):
+                yield error
 
 
 def configuration_of(content: bytes, location: str) -> dict[str, Any]:

@@ -178,6 +178,8 @@ class TableRows:
     """Errors of lines that are not in the expected encoding."""
     non_ascii: list[int] = field(default_factory=list)
     """The first line that has other characters than ASCII's, in the expected encoding."""
+    whole_rows: bool = False
+    """Return each line of JSON as a dict, which is its only value, whatever the file's name. Needs no `columns`."""
     joined: list[JoinedLines] = field(default_factory=list)
     """Joined lines of a CSV or TSV file found so far; for a streamed table only the first."""
 
@@ -189,7 +191,8 @@ class TableRows:
         text = utf8_text(stream, self.location, self.format.encoding, is_head=self.is_head)
         others: list[TrainyardError] = []
         try:
-            yield from (_delimited_rows if table_suffix(self.location) in DELIMITERS else _json_rows)(self, text, start)
+            is_delimited = table_suffix(self.location) in DELIMITERS and not self.whole_rows
+            yield from (_delimited_rows if is_delimited else _json_rows)(self, text, start)
         except UsageError as error:
             if not self.invalid or self.bad is None:
                 raise
@@ -356,7 +359,7 @@ def _json_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[
             continue
         try:
             row = json.loads(text)
-            values = [row[column] for column in table.columns]
+            values = [{**row}] if table.whole_rows else [row[column] for column in table.columns]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             if text.strip():
                 reason = _json_error(text, table, line, error)

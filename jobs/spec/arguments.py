@@ -336,6 +336,11 @@ class Arguments(Strict):
         """Return the class names that arguments contain, by argument. They must be classes of the data."""
         return {}
 
+    def has_conversations(self, argument: str) -> bool:
+        """Return whether the lines of an argument's file are conversations, given its name in `sources`."""
+        del argument
+        return False
+
     @property
     def longest_sequence(self) -> int | None:
         """Return the maximum number of tokens in one input of the model; None if unknown before the job runs."""

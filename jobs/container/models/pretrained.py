@@ -49,8 +49,25 @@ def model_folder(
         names = [path.name for path in folder.iterdir()]
     _check_model(names, location)
     contents = {name: (folder / name).read_bytes() for name in model_files.CHECKED_FILES if name in names}
-    raise_all([*model_files.model_errors(location, names, contents, max_length=max_length, is_known=_is_known)])
+    found = [name for name in _wanted(names, weights=weights) if model_files.is_weights(name)]
+    beginnings = {name: _beginning_of(folder / name) for name in found if (folder / name).is_file()}
+    raise_all(
+        [
+            *model_files.model_errors(
+                location, names, contents, max_length=max_length, is_known=_is_known, weights=beginnings
+            )
+        ]
+    )
     return folder
+
+
+def _beginning_of(path: Path) -> model_files.Beginning:
+    def read(start: int, stop: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    return model_files.beginning_of(path.stat().st_size, read)
 
 
 def _wanted(names: Collection[str], *, weights: bool) -> list[str]:

@@ -50,6 +50,12 @@ _PATTERN_CHARACTERS = 500
 _REPEATS_A_REPEAT = re.compile(r"(?<!\\)[+*}]\)[+*{]")
 """A pattern such as (a+)+, whose time is exponential in the length of a line."""
 
+MAX_WORD_BYTES = 128_000
+"""Maximum size of a word of the command, and of all arguments as JSON, which the ranks get in one variable.
+
+Linux passes 131,071 bytes in one argument or variable (execve(2), MAX_ARG_STRLEN). The locations on S3 add a few bytes.
+"""
+
 OWN = "own"
 """Value of `environment` that installs only the requirements."""
 
@@ -159,7 +165,7 @@ class Script(Arguments):
     """Run your training script, unchanged, in the stage's image."""
 
     CHANGEABLE: ClassVar[frozenset[str]] = frozenset(
-        {"silence_timeout_seconds", "wheelhouse", "resume_arguments", "keep", "metrics"}
+        {"conversations", "silence_timeout_seconds", "wheelhouse", "resume_arguments", "keep", "metrics"}
     )
 
     code: Annotated[str, Field(min_length=1), AfterValidator(_check_code)]
@@ -185,6 +191,9 @@ class Script(Arguments):
     before its ranks start."""
     streamed_inputs: list[str] = Field(default_factory=list)
     """Names of inputs that are not downloaded; the script gets their s3:// locations."""
+    conversations: list[str] = Field(default_factory=list)
+    """Names of inputs whose lines are examples for a language model, to check before submission: JSON with `messages`,
+    with `prompt` and `completion`, or with `text`."""
     requirements: Annotated[str, AfterValidator(_check_file)] | None = None
     """Requirements file in that folder, installed on top of the image's packages, which it must not replace. Default:
     no further packages."""
@@ -208,6 +217,9 @@ class Script(Arguments):
 
     def evaluation_metrics(self) -> None:
         return None  # depends on the script
+
+    def has_conversations(self, argument: str) -> bool:
+        return argument.removeprefix("inputs.") in self.conversations
 
     @property
     def resumes_on_other_ranks(self) -> bool:
@@ -303,15 +315,26 @@ class Script(Arguments):
             for name in _PLACEHOLDER.findall(text):
                 if name not in known:
                     raise ValueError(f"'{key}': unknown placeholder {{{name}}}{did_you_mean(name, known)}")
+        for key in ("streamed_inputs", "conversations"):
+            for name in getattr(self, key):
+                if name not in self.inputs:
+                    raise ValueError(f"'{key}': unknown input '{name}'{did_you_mean(name, self.inputs)}")
         for name in self.streamed_inputs:
-            if name not in self.inputs:
-                raise ValueError(f"'streamed_inputs': unknown input '{name}'{did_you_mean(name, self.inputs)}")
             if self.inputs[name].startswith(HUB):
                 raise ValueError(f"'streamed_inputs': '{name}' is on the hub, which has no s3:// locations")
         if self.words[0] == "torchrun" and self.processes is None:
             raise ValueError(
                 "'command' starts with 'torchrun'; leave it and its options out, because the platform starts one rank "
                 "per card in the same way (resources.nproc_per_node changes the number)"
+            )
+        parameters = {f"parameters.{name}": text for name, text in self.parameter_texts.items()}
+        words = [json.dumps(self.fixed_arguments()), *self.filled(parameters)]
+        if (size := max(len(word.encode()) for word in words)) > MAX_WORD_BYTES:
+            sizes = {name: len(text.encode()) for name, text in {**parameters, "command": self.command}.items()}
+            longest = max(sizes, key=lambda name: sizes[name])
+            raise ValueError(
+                f"'{longest}' has {sizes[longest]:,} bytes, which makes a word of the script's command or environment "
+                f"{size:,} bytes long; the limit is {MAX_WORD_BYTES:,}: write it to a file, and name that in 'inputs'"
             )
         if not self.is_python and self.processes is None:
             raise ValueError(

@@ -5,7 +5,7 @@
     python train.py --full MODEL texts.jsonl      # lines with `text`: continued pre-training
 
 The lines with `trainyard` are for the platform. On a machine without the platform they have no effect, except that they
-create `output` in the current folder.
+create `output` in the current folder. The lines with `jobs` need trainyard's package there, not only its library.
 """
 
 import argparse
@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from peft import LoraConfig, get_peft_model
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
+from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
 
 import trainyard
+from jobs.container.versions import load_tokenizer, save_tokenizer
+from jobs.core.errors import UsageError
+from jobs.data_checks.conversations import Conversation, read_conversations
 
 PLAIN_TEMPLATE = (  # for a tokenizer without a chat template; saved with the model
     "{% for message in messages %}{{ '### ' + message['role'] + '\n' + message['content'] + eos_token + '\n' }}"
@@ -50,39 +54,26 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def conversations(path: Path) -> list[list[dict[str, str]]]:
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        row = json.loads(line)
-        if "text" in row:
-            found.append([{"role": "text", "content": row["text"]}])
-            continue
-        if "messages" not in row and not {"prompt", "completion"} <= row.keys():
-            raise SystemExit(
-                f"{path.name}, line {number}: has neither `messages` nor `prompt` and `completion` nor `text`"
-            )
-        pair = [
-            {"role": "user", "content": row.get("prompt")},
-            {"role": "assistant", "content": row.get("completion")},
-        ]
-        found.append(row.get("messages", pair))
-    return found
-
-
-def encoded(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> Example:
-    """Return the tokens and labels of a conversation. Only the assistant's turns and their end token have labels.
+def encoded(tokenizer: Any, talk: Conversation, max_length: int) -> Example:
+    """Return the tokens and labels of a conversation. Only the assistant's answers and their end token have labels.
 
     A text is not truncated, and all its tokens have labels.
     """
-    if messages[0]["role"] == "text":
+    messages = talk.messages
+    if talk.is_text:
         text = [*tokenizer(messages[0]["content"], add_special_tokens=False).input_ids, tokenizer.eos_token_id]
         return text, text
     tokens, labels, done = [], [], ""
     for number, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or number == 0:  # a greeting answers nothing
             continue
-        asked = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
-        answered = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
+        try:
+            asked = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
+            answered = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
+        except TemplateError as error:
+            raise UsageError(
+                f"line {talk.line} of the examples: the model's chat template rejects it: {error}"
+            ) from None
         if not (asked.startswith(done) and answered.startswith(asked)):
             raise SystemExit("this chat template changes earlier turns; set a simpler template")
         for text, has_labels in ((asked[len(done) :], False), (answered[len(asked) :], True)):
@@ -148,12 +139,14 @@ class MeasuresBaseLoss(TrainerCallback):
             set_seed(self.seed)
 
 
-def prompt_of(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[str, str]:
+def prompt_of(tokenizer: Any, talk: Conversation) -> tuple[str, str]:
     """Return the model's prompt and a short form to print: a conversation up to the answer, or the start of a text."""
-    if messages[0]["role"] == "text":
+    messages = talk.messages
+    if talk.is_text:
         begin = messages[0]["content"][:100]
         return begin, begin
-    asked = messages[: next(place for place, message in enumerate(messages) if message["role"] == "assistant")]
+    answers = (place for place, message in enumerate(messages) if place and message["role"] == "assistant")
+    asked = messages[: next(answers)]
     return tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True), asked[-1]["content"]
 
 
@@ -167,19 +160,27 @@ def answer(model: Any, tokenizer: Any, text: str, new_tokens: int) -> str:
 def main() -> None:
     args = arguments()
     set_seed(args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+    tokenizer = load_tokenizer(args.model)
     tokenizer.chat_template = tokenizer.chat_template or PLAIN_TEMPLATE
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    talks = conversations(args.data)
+    talks, left_out = read_conversations(args.data)
+    if left_out and os.environ.get("RANK", "0") == "0":
+        print(f"warning: {left_out} conversations without an answer are left out", flush=True)
     order = torch.randperm(len(talks), generator=torch.Generator().manual_seed(args.seed)).tolist()
-    count = max(1, round(len(talks) * args.held_out))
+    count = min(max(1, round(len(talks) * args.held_out)), len(talks) - 1)
     held_out, trained = ([talks[place] for place in part] for part in (order[:count], order[count:]))
     rows = [[encoded(tokenizer, talk, args.max_length) for talk in part] for part in (held_out, trained)]
-    # Examples that are truncated before the assistant's first turn have no labels.
+    # Examples that are truncated before the assistant's first answer have no labels.
     evaluated, examples = ([row for row in part if any(label >= 0 for label in row[1])] for part in rows)
-    is_text = talks[0][0]["role"] == "text"
+    is_text = talks[0].is_text
     blocks = (cut if is_text else packed)(examples, args.max_length)
     evaluated = cut(evaluated, args.max_length) if is_text else evaluated
+    if not (blocks and evaluated):
+        raise UsageError(
+            f"none of the {count if blocks else len(talks) - count} examples to {'hold out' if blocks else 'train on'} "
+            f"has an answer within {args.max_length} tokens",
+            next_step="raise --max-length, or add shorter examples",
+        )
 
     trainer_class, arguments_class, device_arguments, trainer_arguments = trainer_classes()
     is_hpu, has_bf16 = bool(trainer_arguments), torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -245,7 +246,7 @@ def main() -> None:
         tuned = trainer.model.eval()
         tuned.config.use_cache = True
         # The Trainer's argument to save the tokenizer differs between releases.
-        tokenizer.save_pretrained(trainyard.output() / "adapter")
+        save_tokenizer(tokenizer, trainyard.output() / "adapter")
     prompts = [prompt_of(tokenizer, talk) for talk in held_out[:5]]
     with contextlib.nullcontext() if args.full else tuned.disable_adapter():
         before = [answer(base if args.full else tuned, tokenizer, text, args.new_tokens) for text, _ in prompts]
@@ -257,7 +258,7 @@ def main() -> None:
                 print(f"prompt: {shown}\n  base:  {old}\n  tuned: {new}", flush=True)
     if not args.full:
         tuned.merge_and_unload().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     print(f"held-out loss on {len(evaluated)} examples: base model {base_loss:.4f}, tuned {loss:.4f}")
 
 

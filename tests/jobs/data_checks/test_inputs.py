@@ -23,9 +23,11 @@ from jobs.data_checks.inputs import HEAD_BYTES, check_inputs, input_errors
 from jobs.spec.arguments import Arguments
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.prepare_corpus import PrepareCorpus
+from jobs.spec.kinds.script import Script
 from jobs.spec.spec import JobSpec
 from tests.jobs.conftest import point_at
 from tests.support.jobs.planning import EMULATED, STAGE
+from tests.support.jobs.submitting import NO_WEIGHTS
 from tests.support.running_emulator import Emulator
 
 BUCKET = "looked-at"
@@ -72,10 +74,10 @@ def parquet(columns: dict[str, Any]) -> bytes:
 
 
 def put_model(put: Put, configuration: object = BERT, **files: object) -> str:
-    contents = {"config.json": configuration, "tokenizer.json": {}, "model.safetensors": "", **files}
+    contents = {"config.json": configuration, "tokenizer.json": {}, "model.safetensors": NO_WEIGHTS, **files}
     for name, content in contents.items():
         if content is not None:
-            put(f"model/{name}", json.dumps(content).encode())
+            put(f"model/{name}", content if isinstance(content, bytes) else json.dumps(content).encode())
     return put("model/README.md", b"").removesuffix("/README.md")
 
 
@@ -307,6 +309,95 @@ def test_files_and_configuration_of_a_model_are_checked(
     assert message.format(model) in error
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 438007537\n"
+WEIGHTS = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {"format": "pt"}})
+SAFETENSORS = len(WEIGHTS).to_bytes(8, "little") + WEIGHTS.encode() + bytes(8)
+INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+UNIGRAM = {"model": {"vocab": [["a", 0.0], ["b", -1.0]]}, "added_tokens": [{"id": 2}]}
+
+
+@ANYWHERE
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"model.safetensors": LFS}, "its model.safetensors is only a pointer of Git LFS"),
+        ({"tokenizer.json": LFS}, "its tokenizer.json is only a pointer of Git LFS"),
+        (
+            {"model.safetensors": SAFETENSORS[:-3]},
+            f"has {len(SAFETENSORS) - 3} bytes, but its header describes {len(SAFETENSORS)}; the file was probably",
+        ),
+        ({"model.safetensors": SAFETENSORS[:50]}, "has 50 bytes, but no complete header of a safetensors file"),
+        ({"model.safetensors": b"<html>"}, "has 6 bytes, but no complete header"),
+        (
+            {
+                "model.safetensors": None,
+                "model-1.safetensors": NO_WEIGHTS,
+                "model.safetensors.index.json": INDEX,
+            },
+            "1 of the 2 files in its model.safetensors.index.json are missing: model-2.safetensors",
+        ),
+        ({"tokenizer.json": UNIGRAM}, "its tokenizer has 3 tokens, but the model has embeddings for 2 (vocab_size)"),
+        ({"model.safetensors": SAFETENSORS}, None),
+        ({"model.safetensors.index.json": INDEX}, None),
+        ({"tokenizer.json": {"model": {"vocab": {"a": 0, "b": 1}}}}, None),
+    ],
+)
+def test_model_files_that_are_incomplete_are_refused(
+    aws: Aws, put: Put, files: dict[str, object], message: str | None
+) -> None:
+    model = put_model(put, {**BERT, "vocab_size": 2}, **files)
+    errors = errors_of(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE)))
+    assert [message in error for error in errors] == [True] if message else errors == []
+
+
+TALK = b'{"messages": [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]}\n'
+
+
+@ANYWHERE
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xef\xbb\xbf" + TALK + b"\n" + TALK.replace(b"why", "a\u2028b\x85".encode()) + b"\n", None),
+        (
+            b'{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}\n'
+            * 2,
+            None,
+        ),
+        (TALK.replace(b'"why"', b'[{"type": "text", "text": "why"}]') * 2, None),
+        (TALK + b'{"messages": []}\n' + TALK, None),
+        (
+            TALK + b'{"messages": [\n' + TALK.replace(b'"so"', b"null"),
+            "2 bad lines:\n{0}, line 2: not JSON: Expecting value at position",
+        ),
+        (TALK + b'{"text": "a"}\n', "{0}, line 2: only one of this line and line 1 has `text`"),
+        (
+            b'{"conversations": []}\n' * 9,
+            "{0}, line 1: has neither `messages` nor `prompt` and `completion` nor `text`; it has",
+        ),
+        (b"1\n" + TALK, "{0}, line 1: not a JSON object but '1'"),
+        (b"", "{0} has 0 examples\nNext: add examples: a training needs at least 2"),
+        (TALK + TALK.replace(b"assistant", b"user"), "{0} has 1 example, and 1 conversation without an answer"),
+        (LFS, "{0} is only a pointer of Git LFS"),
+    ],
+)
+def test_conversations_are_checked(aws: Aws, put: Put, content: bytes, message: str | None) -> None:
+    data = put("talks.jsonl", content)
+    arguments = Script(code="s3://c/x.tar.gz", command="train.py", inputs={"data": data}, conversations=["data"])
+    errors = errors_of(aws, arguments)
+    if message is None:
+        assert errors == []
+    else:
+        [error] = errors
+        assert error.startswith(f"arguments.inputs.data: {message.format(data)}")
+    assert errors_of(aws, arguments.model_copy(update={"conversations": []})) == []
+
+
+def test_pointers_of_lfs_in_place_of_tables_are_refused(aws: Aws, put: Put) -> None:
+    for name in ("t.csv", "t.jsonl", "t.parquet"):
+        [error] = errors_of(aws, finetuning(put, put(name, LFS)))
+        assert f"{name} is only a pointer of Git LFS, not the file itself\nNext: git lfs pull" in error
+
+
 def test_pickles_are_refused_for_images_with_an_old_pytorch(aws: Aws) -> None:
     for name, content in {"config.json": json.dumps(BERT), "tokenizer.json": "{}", "pytorch_model.bin": ""}.items():
         aws.s3.put_object(Bucket=BUCKET, Key=f"pickled/{name}", Body=content.encode())
@@ -320,7 +411,7 @@ def test_pickles_are_refused_for_images_with_an_old_pytorch(aws: Aws) -> None:
     # The other images have later versions, and so does the environment in which the emulator runs jobs
     assert check_inputs(aws, replace(stage, instance_type=instance_type("g5.4xlarge")), spec) == []
     assert check_inputs(aws, replace(EMULATED, releases={"gaudi": "1.21.0"}), spec) == []
-    aws.s3.put_object(Bucket=BUCKET, Key="pickled/model.safetensors", Body=b"")
+    aws.s3.put_object(Bucket=BUCKET, Key="pickled/model.safetensors", Body=NO_WEIGHTS)
     assert check_inputs(aws, stage, spec) == []
 
 

@@ -264,6 +264,11 @@ def test_unknown_metric_is_rejected_with_the_closest_one() -> None:
             "arguments: 'command': unknown placeholder {ouput}; did you mean 'output'?",
         ),
         ("script", {"code": ".", "command": "a.py", "streamed_inputs": ["x"]}, "arguments: 'streamed_inputs': unknown"),
+        (
+            "script",
+            {"code": ".", "command": "a.py", "conversations": ["x"]},
+            "arguments: 'conversations': unknown input",
+        ),
         ("script", {"code": ".", "command": "a.py", "inputs": {"A": "x"}}, "arguments.inputs: 'A' is not a valid inp"),
         *(
             ("script", {"code": ".", "command": command}, f"arguments.command: {message}")
@@ -286,6 +291,16 @@ def test_unknown_metric_is_rejected_with_the_closest_one() -> None:
 )
 def test_each_kind_rejects_invalid_arguments(kind: str, arguments: dict[str, Any], message: str) -> None:
     assert refused({"name": "a", "job": kind, "arguments": arguments}).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("command", "length", "word"), [("a.py", 150_000, "150,"), ("a.py {parameters.x}{parameters.x}", 70_000, "140,000")]
+)
+def test_parameters_too_long_for_a_process_are_refused(command: str, length: int, word: str) -> None:
+    arguments = {"code": ".", "command": command, "parameters": {"x": "z" * length}}
+    message = refused({"name": "a", "job": "script", "arguments": arguments})
+    assert message.startswith(f"arguments: 'parameters.x' has {length:,} bytes, which makes a word of the script's ")
+    assert f"environment {word}" in message
 
 
 @pytest.mark.parametrize(

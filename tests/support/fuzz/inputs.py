@@ -19,6 +19,7 @@ from jobs.aws.connection import Aws
 from tests.support.fuzz import hostile
 from tests.support.fuzz.findings import Nonsense, Round, draw_each
 from tests.support.fuzz.specs import dry_run
+from tests.support.jobs.submitting import NO_WEIGHTS
 
 Make = Callable[[Path], object]
 """A function that creates something at a path."""
@@ -118,7 +119,11 @@ def _submit(aws: Aws, stage: str, folder: Path, case: Case) -> bool:
 
 def _files(table: str, content: bytes, **model: bytes) -> dict[str, bytes]:
     whole = {"config": json.dumps(_BERT).encode(), "tokenizer": b"{}", **model}
-    return {table: content, "model/model.safetensors": b"", **{f"model/{name}.json": whole[name] for name in whole}}
+    return {
+        table: content,
+        "model/model.safetensors": NO_WEIGHTS,
+        **{f"model/{name}.json": whole[name] for name in whole},
+    }
 
 
 def _certain() -> Iterator[Case]:

@@ -17,10 +17,12 @@ from tests.support.waiting import PATIENCE_SECONDS, pause
 
 MODEL_KEY = "tests/model"
 DATA_KEY = "tests/train.jsonl"
+NO_WEIGHTS = b"\2" + bytes(7) + b"{}"
+"""A safetensors file without tensors."""
 MODEL_FILES = {
     "config.json": b'{"model_type": "bert", "max_position_embeddings": 512}',
     "tokenizer.json": b"{}",
-    "model.safetensors": b"",
+    "model.safetensors": NO_WEIGHTS,
 }
 """Files that are accepted as a model before a job is submitted."""
 DATA = (

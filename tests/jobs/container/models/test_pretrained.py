@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import jobs
+from jobs.container import versions
 from jobs.container.kinds import finetune_classification
 from jobs.container.models import pretrained
 from jobs.container.rank import one_line
@@ -218,6 +219,32 @@ def test_damaged_model_file_error_names_the_model(tiny_bert: Path, tmp_path: Pat
     (model / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
         load_model(model)
+
+
+def test_incomplete_weights_are_refused_before_they_are_loaded(place: Place, tiny_bert: Path) -> None:
+    folder = Path(shutil.copytree(tiny_bert, place.folder / "cut"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UsageError, match=r"its model.safetensors has .* bytes, but its header describes"):
+        place.model(put_model(place, folder))
+
+
+@pytest.mark.parametrize("is_4", [True, False])
+def test_tokenizers_of_transformers_5_are_loaded_and_saved_for_4(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_4: bool
+) -> None:
+    folder = Path(shutil.copytree(tiny_bert, tmp_path / "of-5"))
+    settings = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<ask>"], "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    monkeypatch.setattr(versions, "_IS_TRANSFORMERS_4", is_4)
+    tokenizer = versions.load_tokenizer(folder)
+    versions.save_tokenizer(tokenizer, tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved/tokenizer_config.json").read_text())
+    assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (saved["extra_special_tokens"], saved["additional_special_tokens"]) == ({}, ["<ask>"])
+    again = versions.load_tokenizer(tmp_path / "saved")
+    assert again("so good <ask>").input_ids == tokenizer("so good <ask>").input_ids
+    assert "<ask>" in again.all_special_tokens
 
 
 def test_copied_weights_do_not_depend_on_their_file(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_ranks_that_left_before_their_peers_are_named(run: Run, s3: "S3Client", 
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LEAVES_EARLY}), "train.py")
     failed = run.attempt(*flags, expect=1, nproc=2, kind="script")
     assert failed.lines[-1] == (
-        "error: rank 0 of node 0: RuntimeError: Connection closed by peer; rank 1 of node 0 had already ended without an "
-        "error. Next: make all ranks run the same number of steps\n"
+        "error: rank 0 of node 0: RuntimeError: Connection closed by peer; rank 1 of node 0 had already ended without "
+        "an error. Next: make all ranks run the same number of steps\n"
     )
 
 

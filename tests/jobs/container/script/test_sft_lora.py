@@ -25,7 +25,9 @@ def test_sft_saves_a_better_model_its_adapter_and_samples(
     model = save_tiny_llama(tmp_path / "llama", chat_template=None)
     rows = instructions(200)
     talks = [{"messages": [{"role": "user", "content": row["prompt"]}, _said(row["completion"])]} for row in rows[:20]]
-    data = write_lines(tmp_path / "talks.jsonl", [*rows[20:], *talks])
+    greeting = {"messages": [_said("Good day."), *talks[0]["messages"]]}
+    unanswered = [{"messages": talk["messages"][:1]} for talk in talks]
+    data = write_lines(tmp_path / "talks.jsonl", [*rows[20:], *talks[1:], greeting, *unanswered])
     inputs = {"model": put(model, "sft/llama"), "data": put(data, "sft/talks.jsonl")}
     command = (
         f"{spec.arguments['command']} --max-length 96 --batch-size 4 --learning-rate 0.01 --new-tokens 8 --epochs 5"
@@ -42,6 +44,7 @@ def test_sft_saves_a_better_model_its_adapter_and_samples(
     done = run.attempt(*flags, kind="script", attempt=2)
 
     assert f"start: resumed from checkpoint step-{step}\n" in done.lines
+    assert "warning: 20 conversations without an answer are left out\n" in done.lines
     result = run.receipt().result
     assert result["eval_loss"] < result["base_eval_loss"] - 0.05
     assert result["blocks"] < result["training_examples"] <= 190
