@@ -1,14 +1,19 @@
 """Which values are valid class labels and texts; the command line and the container use the same rules."""
 
 import json
+import math
 import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from jobs.core.errors import UsageError, did_you_mean
+
+Problem = Literal["single-label", "multi-label", "regression"]
+"""What a model predicts for a text: one class, any number of classes, or a number."""
 
 _WHOLE = re.compile(r"(0|-?[1-9]\d{0,17})(\.0+)?", re.ASCII)
 """Text that a 64-bit integer round-trips, also with the `.0` that untyped tables add to a column with missing cells."""
@@ -31,6 +36,26 @@ tokenizers reject them."""
 
 INVALID_CLASS_NEXT = "write each class as a name or as a whole number"
 MIXED_NEXT = "write all labels as numbers, or all as names"
+_SCORE_NEXT = "write it with a decimal point, or leave the row out"
+
+
+@dataclass(frozen=True)
+class LabelFormat:
+    """How the values of a label column are read."""
+
+    problem: Problem | None = "single-label"
+    """None: unknown before a model is read, so that labels cannot be checked."""
+    delimiter: str = ","
+    """Separates the classes in a text with several."""
+
+    def classes(self, value: Any) -> list[str]:
+        """Return the class names of a valid label; a regression's label has none."""
+        if self.problem == "multi-label":
+            return class_names_of(value, self.delimiter) or []
+        return [class_name(value)] if self.problem == "single-label" else []
+
+
+SINGLE_LABEL = LabelFormat()
 
 
 def label_kind(value: Any) -> str | None:
@@ -62,27 +87,72 @@ def class_name(value: Any) -> str:
     return str(value)
 
 
+def class_names_of(value: Any, delimiter: str) -> list[str] | None:
+    """Return the class names of a label with any number of classes, or None if it is not one.
+
+    It is a list, or text with the delimiter between the classes. An empty list or text has no class.
+    """
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(delimiter)] if value.strip() else []
+        value = None if value.strip().startswith("[") else parts  # a list that was written as text
+    elif label_kind(value):
+        value = [value]
+    if not isinstance(value, list) or not all(map(label_kind, value)):
+        return None
+    return list(dict.fromkeys(map(class_name, value)))
+
+
+def score(value: Any) -> float | None:
+    """Return the number of a regression's label, or None if it is not a finite number."""
+    try:
+        number = math.nan if isinstance(value, bool) or "_" in str(value) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 def sorted_classes(names: Iterable[str]) -> list[str]:
     """Return the distinct class names, sorted by value if all are numbers, else alphabetically."""
     distinct = set(names)
     return sorted(distinct, key=int if all(label_kind(name) == "number" for name in distinct) else None)
 
 
-def label_errors(column: str, values: Sequence[Any], place: Callable[[int], str]) -> Iterator[tuple[int, str, str]]:
+def label_errors(
+    column: str, values: Sequence[Any], place: Callable[[int], str], labels: LabelFormat = SINGLE_LABEL
+) -> Iterator[tuple[int, str, str]]:
     """Yield the unusable labels of a column: the row, the error, and the next step.
 
-    Numbers and names must not be mixed, unless the column has a code, which makes all labels names. `place` describes
-    a row.
+    If each label is one class, numbers and names must not be mixed, unless the column has a code, which makes all
+    labels names. `place` describes a row.
     """
+    if labels.problem is None:
+        return
+    if labels.problem == "regression":
+        for row in (row for row, value in enumerate(values) if score(value) is None):
+            yield row, f"'{column}' is {values[row]!r}, which is not a number", _SCORE_NEXT
+        return
+    if labels.problem == "multi-label":
+        for row in (row for row, value in enumerate(values) if class_names_of(value, labels.delimiter) is None):
+            next_step = f"write a list in JSON lines or Parquet, or the classes with '{labels.delimiter}' between them"
+            yield row, f"'{column}' is {values[row]!r}, which is not a list of classes", next_step
+        return
     kinds = [label_kind(value) for value in values]
     first = next((row for row, kind in enumerate(kinds) if kind), 0)
     may_mix = "code" in kinds
     for row, kind in enumerate(kinds):
         if kind is None:
-            yield row, f"'{column}' is {values[row]!r}, which is not a class", INVALID_CLASS_NEXT
+            yield row, f"'{column}' is {values[row]!r}, which is not a class", _class_next(values[row])
         elif not may_mix and kind != kinds[first]:
             other = f"the {kinds[first]} {values[first]!r} in {place(first)}"
             yield row, f"'{column}' is the {kind} {values[row]!r}, but {other}", MIXED_NEXT
+
+
+def _class_next(value: Any) -> str:
+    """Return what to do about a label that is not a class."""
+    if isinstance(value, list):
+        return "for examples with several classes, train with problem: multi-label"
+    is_score = score(value) is not None
+    return f"{INVALID_CLASS_NEXT}, or train with problem: regression" if is_score else INVALID_CLASS_NEXT
 
 
 def names_in_parquet(schema: Any, column: str) -> list[str] | None:
@@ -93,12 +163,14 @@ def names_in_parquet(schema: Any, column: str) -> list[str] | None:
     """
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
+        feature = feature.get("feature", feature)  # of a list
         names = feature["names"] if feature["_type"] == "ClassLabel" else None
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     if not isinstance(names, list) or not all(label_kind(name) and isinstance(name, str) for name in names):
         return None
-    is_whole = str(schema.field(column).type).startswith(("int", "uint"))
+    kind = schema.field(column).type
+    is_whole = str(getattr(kind, "value_type", kind)).startswith(("int", "uint"))
     return names if names and is_whole and len({*names}) == len(names) else None
 
 

@@ -17,6 +17,11 @@ _RESULT_LABELS = {
     "eval_f1_micro": "micro F1",
     "eval_combined_score": "mean of accuracy, F1",
     "eval_matthews_correlation": "Matthews correlation",
+    "eval_rmse": "RMSE",
+    "eval_mean_rmse": "RMSE of the mean",
+    "eval_mae": "MAE",
+    "eval_pearson": "Pearson correlation",
+    "eval_spearman": "Spearman correlation",
     "eval_perplexity": "perplexity",
     "eval_loss": "loss",
     "best_step": "best step",
@@ -61,7 +66,7 @@ _RESULT_LABELS = {
 HELD_OUT = ("eval_", "val_", "valid_", "validation_", "dev_", "test_")
 """Beginnings of the names of metrics of held-out data. Our kinds and transformers use the first."""
 
-_MEASURES = ("accuracy", "acc", "f1", "combined_score", "matthews_correlation", "score", "perplexity", "loss")
+_MEASURES = ("accuracy", "acc", "f1", "combined_score", "matthews_correlation", "rmse", "score", "perplexity", "loss")
 _MAIN_RESULTS = (*(f"{part}{measure}" for part in (*HELD_OUT, "") for measure in _MEASURES), "train_loss")
 """Metrics that can represent a run; the first one that a run has is used."""
 
@@ -155,7 +160,11 @@ def figure(value: Any) -> str:
 
 
 def baseline_warning(result: Mapping[str, Any]) -> str:
-    """Return a warning if a classifier is no better than always predicting the largest class; else an empty string."""
+    """Return a warning if a model is no better than always predicting the largest class or the mean; else ""."""
+    rmse, of_mean = result.get("eval_rmse"), result.get("eval_mean_rmse")
+    if rmse is not None and of_mean is not None and rmse >= of_mean:
+        shown = f"always predicting the mean has RMSE {figure(of_mean)}, the model {figure(rmse)}"
+        return f"The model learned nothing useful: {shown}."
     accuracy, baseline = result.get("eval_accuracy"), result.get("eval_majority_accuracy")
     if accuracy is None or baseline is None or accuracy > baseline:
         return ""

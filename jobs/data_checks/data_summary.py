@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -53,6 +55,7 @@ class DataSummary(BaseModel):
     training: int
     held_out: int = 0
     classes: list[ClassCount]
+    """Empty for a regression. An example with several classes counts in each."""
     lengths: list[Lengths] = []
     cut: Cut | None = None
     length_buckets: int | None = None
@@ -79,15 +82,9 @@ class DataSummary(BaseModel):
     def lines(self) -> Iterator[str]:
         """Yield the summary for a terminal or a log, in lines of at most 80 characters, except for long names."""
         held_out = f" and {_number(self.held_out)} held-out" if self.held_out else ""
-        yield f"{_number(self.training)} training{held_out} examples, {counted(len(self.classes), 'class', 'classes')}"
-        shown = sorted(self.classes, key=lambda item: -item.training)[:MAX_CLASSES]
-        width = max([len("class"), *(len(shown_name(item.name)) for item in shown)])
-        yield f"  {'class':<{width}}  {'training':>10}" + (f"{'held out':>10}" if self.held_out else "")
-        for item in shown:
-            held_out_cell = f"{item.held_out:>10,}" if self.held_out else ""
-            yield f"  {shown_name(item.name):<{width}}  {item.training:>10,}{held_out_cell}"
-        if more := self.classes[len(shown) :]:
-            yield f"  and {len(more)} more"
+        classes = f", {counted(len(self.classes), 'class', 'classes')}" if self.classes else ""
+        yield f"{_number(self.training)} training{held_out} examples{classes}"
+        yield from self._class_lines()
         if self.dropped:
             yield f"drop_duplicates left out {counted(self.dropped, 'training example')}"
         for lengths in self.lengths:
@@ -101,6 +98,18 @@ class DataSummary(BaseModel):
             yield f"warning: {warning}"
         for line in self.named_bad_rows:
             yield f"  {line}"
+
+    def _class_lines(self) -> Iterator[str]:
+        if not self.classes:
+            return
+        shown = sorted(self.classes, key=lambda item: -item.training)[:MAX_CLASSES]
+        width = max([len("class"), *(len(shown_name(item.name)) for item in shown)])
+        yield f"  {'class':<{width}}  {'training':>10}" + (f"{'held out':>10}" if self.held_out else "")
+        for item in shown:
+            held_out_cell = f"{item.held_out:>10,}" if self.held_out else ""
+            yield f"  {shown_name(item.name):<{width}}  {item.training:>10,}{held_out_cell}"
+        if more := self.classes[len(shown) :]:
+            yield f"  and {len(more)} more"
 
     def warnings(self) -> Iterator[str]:
         """Yield warnings of likely mistakes."""
@@ -138,12 +147,18 @@ class DataSummary(BaseModel):
 
 def summary(
     names: Sequence[str],
-    training: tuple[Iterable[tuple[str, ...]], Sequence[int]],
-    held_out: tuple[Iterable[tuple[str, ...]], Sequence[int]] = ((), ()),
+    training: tuple[Iterable[tuple[str, ...]], Sequence[Any]],
+    held_out: tuple[Iterable[tuple[str, ...]], Sequence[Any]] = ((), ()),
 ) -> DataSummary:
-    """Count the texts, or pairs of texts, and the class numbers of the training and the held-out data."""
+    """Count the texts, or pairs of texts, and the class numbers of the training and the held-out data.
+
+    A label is a class number, a list of them, or a regression's number.
+    """
     (texts, labels), (held_out_texts, held_out_labels) = training, held_out
-    training_counts, held_out_counts = Counter(labels), Counter(held_out_labels)
+    training_counts, held_out_counts = (
+        Counter(chain.from_iterable(label if isinstance(label, list) else (label,) for label in part))
+        for part in (labels, held_out_labels)
+    )
     empty = 0
 
     def hashes(part: Iterable[tuple[str, ...]]) -> Iterator[int]:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from jobs.aws.errors import error_code
 from jobs.core.artifact import POINTER
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.images import releases
-from jobs.core.labels import INVALID_CLASS_NEXT, class_name, one_class_error, unknown_classes
+from jobs.core.labels import INVALID_CLASS_NEXT, Problem, one_class_error, unknown_classes
 from jobs.core.locations import HUB, S3, S3Location, hub_suggestion, table_suffix
 from jobs.core.run import MANIFEST
 from jobs.core.stage import DeployedStage
@@ -192,10 +192,22 @@ def _content_errors(
             weights=weights,
         )
     elif columns is not None:
+        if columns.labels.problem is None:
+            columns = replace(columns, labels=replace(columns.labels, problem=_problem_of_model(aws, arguments)))
         yield from table_errors(aws, location, columns, note)
     elif arguments.has_conversations(argument):
         first = head(aws, location)
         conversations(io.BytesIO(first.content), location, is_whole=first.is_whole)
+
+
+def _problem_of_model(aws: Aws, arguments: Arguments) -> Problem | None:
+    """Return what the job's model predicts, or None if that is unknown: it is on the hub, damaged or does not exist."""
+    location = next(location for _, location, what in arguments.sources() if what == MODEL_FOLDER)
+    try:
+        contents = {} if location.startswith(HUB) else _model(aws, location)[1]
+        return model_files.problem_of(model_files.configuration_of(contents[model_files.CONFIGURATION], location))
+    except (TrainyardError, LookupError, OSError):
+        return None  # reported with the model
 
 
 def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, emulated: bool) -> None:
@@ -397,8 +409,8 @@ def table_errors(
             count = sum(1 for _ in rows)
             table.refuse_joined()
         else:
-            usable = labelled_rows(table, rows, columns.texts, columns.label)
-            count, classes = len(usable), {class_name(label) for _, label in usable}
+            usable = labelled_rows(table, rows, columns.texts, columns.label, columns.labels)
+            count, classes = len(usable), {name for _, label in usable for name in columns.labels.classes(label)}
         for warning in bad.warnings:
             note(f"warning: {warning}")
         if bad.skip and bad.counts:
@@ -411,7 +423,7 @@ def table_errors(
         return
     if first.is_whole and not count:
         yield empty
-    if first.is_whole and columns.trains and len(classes) == 1:
+    if first.is_whole and columns.trains and columns.labels.problem == "single-label" and len(classes) == 1:
         yield one_class_error(location, str(columns.label), [*classes])
 
 
@@ -432,10 +444,11 @@ def _parquet_errors(
         yield UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}")
         return
     table = TableRows(location=location, columns=columns.texts, missing_next=columns.missing_next)
+    no_value = _NO_CLASSES if columns.labels.problem in ("multi-label", None) else _NO_CLASS
     for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
         if column not in schema.names:
             yield table.no_column(column, schema.names, location)
-        elif (_NO_CLASS if column == columns.label else _NO_TEXT).match(kind := str(schema.field(column).type)):
+        elif (no_value if column == columns.label else _NO_TEXT).match(kind := str(schema.field(column).type)):
             what, next_step = (
                 ("a class", INVALID_CLASS_NEXT) if column == columns.label else ("text", "cast the column to text")
             )
@@ -445,8 +458,9 @@ def _parquet_errors(
 
 
 _NO_CLASS = re.compile(r"(dictionary<values=)?(\w*list|struct|map|date|time|duration|\w*interval|null)")
+_NO_CLASSES = re.compile(_NO_CLASS.pattern.replace(r"\w*list|", ""))
 _NO_TEXT = re.compile(_NO_CLASS.pattern[:-1] + r"|u?int|\w*float|double|decimal|bool)")
-"""Arrow types of columns that cannot be classes, or texts."""
+"""Arrow types of columns that cannot be one class, lists of classes, or texts."""
 
 
 def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jobs.core.errors import TrainyardError, UsageError
+from jobs.core.labels import Problem
 
 CONFIGURATION = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -301,9 +302,9 @@ def configuration_of(content: bytes, location: str) -> dict[str, Any]:
 
 
 def class_names(configuration: Mapping[str, Any], location: str) -> list[str]:
-    """Return the names of a classifier's classes.
+    """Return the names of a classifier's classes, or of a regression's single output.
 
-    Raises UsageError if the model is not a classifier, or if it predicts several classes or a number per example.
+    Raises UsageError if the model is neither.
     """
     heads = configuration.get("architectures") or []
     if not any(str(name).endswith("ForSequenceClassification") for name in heads):
@@ -315,17 +316,20 @@ def class_names(configuration: Mapping[str, Any], location: str) -> list[str]:
     # Without names, transformers assumes two classes.
     names = {int(number): str(name) for number, name in (configuration.get("id2label") or {}).items()}
     names = names or {number: f"LABEL_{number}" for number in range(2)}
-    problem = configuration.get("problem_type")
-    if problem == "multi_label_classification":
-        predicts = "several classes at once (problem_type multi_label_classification)"
-    elif problem == "regression" or len(names) == 1:
-        predicts = "a number (regression)"
-    else:
-        return [names[number] for number in sorted(names)]
-    raise UsageError(
-        f"{location} predicts {predicts}, but evaluate measures models that predict one class per example",
-        next_step="name a classifier, or fine-tune this model for classes (job: finetune-classification)",
-    )
+    if problem_of(configuration) == "regression" and len(names) > 1:
+        raise UsageError(
+            f"{location} predicts {len(names)} numbers for each text, but evaluate measures only one",
+            next_step="name another model, or fine-tune this one (job: finetune-classification)",
+        )
+    return [names[number] for number in sorted(names)]
+
+
+def problem_of(configuration: Mapping[str, Any]) -> Problem:
+    """Return what a model with a classifier's head predicts."""
+    if configuration.get("problem_type") == "multi_label_classification":
+        return "multi-label"
+    has_one = len(configuration.get("id2label") or {}) == 1
+    return "regression" if configuration.get("problem_type") == "regression" or has_one else "single-label"
 
 
 def positions(configuration: Mapping[str, Any]) -> int | None:

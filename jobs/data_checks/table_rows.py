@@ -17,7 +17,7 @@ from io import BufferedIOBase
 from typing import Any, NamedTuple
 
 from jobs.core.errors import TrainyardError, UsageError, did_you_mean, raise_all
-from jobs.core.labels import label_errors, stripped, text_error
+from jobs.core.labels import SINGLE_LABEL, LabelFormat, label_errors, stripped, text_error
 from jobs.core.locations import DELIMITERS, HUB, table_suffix
 from jobs.core.words import counted
 from jobs.data_checks.table_text import UTF8, utf8_text
@@ -579,7 +579,11 @@ def _positions(table: TableRows, header: list[str], line: int) -> list[int]:
 
 
 def labelled_rows(
-    table: TableRows, rows: Iterable[tuple[Sequence[Any] | Broken, int]], texts: Sequence[str], label: str
+    table: TableRows,
+    rows: Iterable[tuple[Sequence[Any] | Broken, int]],
+    texts: Sequence[str],
+    label: str,
+    labels_are: LabelFormat = SINGLE_LABEL,
 ) -> list[tuple[tuple[str, ...], Any]]:
     """Return the texts and the label of each usable row, and add the others to the table's bad rows.
 
@@ -593,7 +597,7 @@ def labelled_rows(
             lines.append(line)
     labels = [value for _, value in found]
     merged = table.refuse_joined(labels, lines)
-    invalid = label_errors(label, labels, lambda number: f"{table.unit} {lines[number]}")
+    invalid = label_errors(label, labels, lambda number: f"{table.unit} {lines[number]}", labels_are)
     label_problems = {number: (reason, next_step) for number, reason, next_step in invalid}
     usable = []
     for number, row in enumerate(found):

@@ -10,7 +10,7 @@ from typing import Any
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.core.errors import ConfigurationError, NotFoundError, UsageError
-from jobs.core.labels import class_name, names_in_parquet, sorted_classes
+from jobs.core.labels import names_in_parquet, sorted_classes
 from jobs.core.locations import S3, S3Location, table_suffix
 from jobs.data_checks.data_summary import Cut, DataSummary, lengths_at_shares, summary
 from jobs.data_checks.model_files import TOKENIZER
@@ -26,7 +26,8 @@ class _Part:
     """The examples of one part of the data, training or held-out."""
 
     texts: list[tuple[str, ...]] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
+    labels: list[list[str]] = field(default_factory=list)
+    """The classes of each text. A regression has none."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,11 @@ def summarize(
             "\n".join([f"{training[0]} has no examples", *bad.named(training[0])]),
             next_step=bad.next_step(training[0]) or "check the file",
         )
-    names = sorted_classes(label for part in parts for label in part.labels)
+    names = sorted_classes(name for part in parts for classes in part.labels for name in classes)
     numbers = {name: number for number, name in enumerate(names)}
-    found = summary(names, *((part.texts, [numbers[label] for label in part.labels]) for part in parts))
+    found = summary(
+        names, *((part.texts, [[numbers[name] for name in classes] for classes in part.labels]) for part in parts)
+    )
     texts = [" ".join(text) for part in parts for text in part.texts]
     found.lengths = [
         lengths_at_shares("characters", map(len, texts)),
@@ -94,7 +97,7 @@ def class_names(aws: Callable[[], Aws], locations: Sequence[str], columns: Colum
     for location in locations:
         with tempfile.TemporaryDirectory() as folder:
             _read(part, location, _local_file(aws, location, Path(folder)), columns, bad)
-    return sorted_classes(part.labels)
+    return sorted_classes(name for names in part.labels for name in names)
 
 
 def _tokens(aws: Callable[[], Aws], model: str, texts: Sequence[tuple[str, ...]], folder: Path) -> list[int]:
@@ -141,9 +144,10 @@ def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows
         bad=bad,
         format=columns.format,
     )
-    for texts, label in labelled_rows(table, _rows(table, path, columns.label), columns.texts, columns.label):
+    rows = _rows(table, path, columns.label)
+    for texts, label in labelled_rows(table, rows, columns.texts, columns.label, columns.labels):
         part.texts.append(texts)
-        part.labels.append(class_name(label))
+        part.labels.append(columns.labels.classes(label))
 
 
 def _rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Sequence[Any] | Broken, int]]:

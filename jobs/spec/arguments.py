@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import Self
 
-from jobs.core.labels import class_name, label_kind
+from jobs.core.labels import SINGLE_LABEL, LabelFormat, class_name, label_kind
 from jobs.core.locations import (
     artifact_location,
     documents_location,
@@ -180,6 +180,7 @@ class Columns:
     """How text is decoded, divided into columns and cleaned."""
     trains: bool = False
     """Whether the job learns its classes from this table alone."""
+    labels: LabelFormat = SINGLE_LABEL
 
 
 MODEL_FOLDER = "a pretrained model's folder"

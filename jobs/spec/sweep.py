@@ -194,8 +194,8 @@ class Sweep(Strict):
     metric: str | None = None
     """Metric that ranks the points. Default: the main metric of the kind."""
     direction: Literal["minimize", "maximize"] | None = None
-    """Whether smaller or larger values of the metric are better. Default: minimize if the metric ends in loss or
-    perplexity, else maximize."""
+    """Whether smaller or larger values of the metric are better. Default: minimize if the metric ends in loss,
+    perplexity, rmse or mae, else maximize."""
     halving: Halving | None = None
     """Stop points early if they are behind the others. Default: every point runs to its end."""
 
@@ -247,7 +247,7 @@ class Sweep(Strict):
     def smaller_is_better(self, metric: str) -> bool:
         if self.direction is not None:
             return self.direction == "minimize"
-        return metric in SMALLER_IS_BETTER or metric.endswith(("loss", "perplexity"))
+        return metric in SMALLER_IS_BETTER or metric.endswith(("loss", "perplexity", "rmse", "mae"))
 
     def metric_of(self, result: Mapping[str, Any]) -> tuple[str, float] | None:
         """Return the metric that ranks a point, as name and value; None if its result does not have it."""

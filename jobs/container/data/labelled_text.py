@@ -11,7 +11,18 @@ import numpy as np
 
 from jobs.container.data.tables import TableReader
 from jobs.core.errors import UsageError, did_you_mean
-from jobs.core.labels import class_name, label_errors, label_kind, one_class_error, sorted_classes, text_error
+from jobs.core.labels import (
+    SINGLE_LABEL,
+    LabelFormat,
+    Problem,
+    class_name,
+    label_errors,
+    label_kind,
+    one_class_error,
+    score,
+    sorted_classes,
+    text_error,
+)
 from jobs.core.words import counted
 from jobs.data_checks.table_rows import BadRows
 from jobs.spec.arguments import DEFAULT_FORMAT, TextFormat
@@ -127,7 +138,8 @@ class Examples:
 
     texts: list[str]
     pairs: list[str] | None
-    labels: list[int]
+    labels: list[Any]
+    """A class number, a list of class numbers, or a number for each text, depending on the problem."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -157,7 +169,7 @@ def load(
     read = partial(_read, columns=source.columns, s3=s3, bad=bad, text_format=TextFormat.of(arguments))
     train = read(source.train)
     held_out = read(source.evaluation) if source.evaluation else None
-    names = class_names(train, source.label)
+    names = class_names(train, source.label, source.labels)
     examples = _examples(train, source, names)
     evaluated = None if held_out is None else _examples(held_out, source, names)
     bad.refuse()
@@ -177,8 +189,8 @@ def load(
 def _distinct(examples: Examples, bad: BadRows, held_out: Examples | None = None) -> Examples:
     """Return the examples without repeated ones and without held-out texts. `bad` counts those that are dropped."""
     texts = set() if held_out is None else set(held_out.together())
-    first: dict[tuple[tuple[str, ...], int], int] = {}
-    for row, example in enumerate(zip(examples.together(), examples.labels, strict=True)):
+    first: dict[tuple[tuple[str, ...], str], int] = {}
+    for row, example in enumerate(zip(examples.together(), map(str, examples.labels), strict=True)):
         first.setdefault(example, row)
     rows = [row for (text, _), row in first.items() if text not in texts]
     bad.duplicates += len(examples) - len(rows)
@@ -188,7 +200,10 @@ def _distinct(examples: Examples, bad: BadRows, held_out: Examples | None = None
 def _held_out(examples: Examples, arguments: FinetuneClassification, train: Table) -> tuple[Examples, Examples]:
     """Split the examples into training and held-out ones. Raises UsageError if there are too few."""
     count = max(1, round(len(examples) * arguments.eval_fraction))
-    chosen = stratified(examples.labels, min(count, len(examples)), seed=arguments.seed)
+    if arguments.labels.problem == "single-label":
+        chosen = stratified(examples.labels, min(count, len(examples)), seed=arguments.seed)
+    else:
+        chosen = np.random.default_rng(arguments.seed).choice(len(examples), min(count, len(examples)), replace=False)
     if count >= len(examples) or not len(chosen):
         raise UsageError(
             f"{train.location} has {counted(len(examples), 'example')}, too few to hold some out; set eval_data"
@@ -203,9 +218,14 @@ def bad_rows(arguments: FinetuneClassification | Evaluate) -> BadRows:
 
 
 def read_to_evaluate(
-    arguments: Evaluate, names: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows
+    arguments: Evaluate,
+    names: Sequence[str],
+    *,
+    problem: Problem = "single-label",
+    s3: Callable[[], "S3Client"],
+    bad: BadRows,
 ) -> Examples:
-    """Read the examples that a model should classify. `names` are the model's classes.
+    """Read the examples that a model should classify or score. `names` are the model's classes.
 
     Raises UsageError if a table's content is not as expected, or if its classes are not the model's. With
     `predict_only`, the class numbers mean nothing.
@@ -216,6 +236,7 @@ def read_to_evaluate(
         text=arguments.text_column,
         text_pair=arguments.text_pair_column,
         label="" if arguments.predict_only else arguments.label_column,
+        labels=LabelFormat(problem, arguments.label_delimiter),
     )
     columns = [column for column in source.columns if column]
     table = _read(source.evaluation, columns, s3=s3, bad=bad, text_format=TextFormat.of(arguments))
@@ -274,19 +295,27 @@ def _shown(names: Sequence[str] | None, *, at_most: int = 6) -> str:
     return ", ".join(f"'{name}'" for name in names[:at_most]) + (", …" if len(names) > at_most else "")
 
 
-def class_names(table: Table, column: str) -> list[str]:
+def class_names(table: Table, column: str, labels: LabelFormat = SINGLE_LABEL) -> list[str]:
     """List the classes of a label column in a fixed order. A number is its own name unless the data set names it.
 
-    Raises UsageError for missing labels, numbers mixed with names, fractions, and a column with only one class.
+    A regression has none. Raises UsageError for missing labels, numbers mixed with names, fractions, and a column with
+    only one class.
     """
     values = table.columns[column]
-    for row, reason, next_step in label_errors(column, values, table.place_in_part):
+    for row, reason, next_step in label_errors(column, values, table.place_in_part, labels):
         table.refuse(row, reason, next_step=next_step)
+    usable = [value for row, value in enumerate(values) if row not in table.unusable]
+    if labels.problem == "regression":
+        if len(set(map(score, usable))) == 1:
+            raise UsageError(f"{table.location}: every '{column}' is {usable[0]!r}, so there is nothing to learn")
+        return []
     if table.class_names is not None:
         return list(table.class_names)
-    usable = [value for row, value in enumerate(values) if row not in table.unusable]
-    names = sorted_classes(map(class_name, usable))
-    if len(names) < 2:
+    names = sorted_classes(chain.from_iterable(map(labels.classes, usable)))
+    if labels.problem == "multi-label" and not names:
+        table.bad.refuse()
+        raise UsageError(f"{table.location}: no '{column}' names a class, but training needs at least one")
+    if labels.problem == "single-label" and len(names) < 2:
         table.bad.refuse()
         raise one_class_error(table.location, column, usable)
     return names
@@ -298,18 +327,30 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
     own = table.class_names
     if own is not None and _are_numbers(names):
         own = names  # the model's labels are numbers, so compare numbers with numbers
-    labels: list[int] = [] if source.label else [0] * len(table)
-    for row, value in enumerate(table.columns[source.label] if source.label else ()):
-        name = _class_of(value, own)
-        label = None if name is None else numbers.get(name)
-        if label is None and row not in table.unusable:
-            shown = value if own is None or name is None else name
-            table.refuse(
-                row,
-                f"label {shown!r} is not one of {whose} classes{did_you_mean(str(shown), names)}",
-                next_step="correct the label, or remove the examples of that class",
-            )
-        labels.append(-1 if label is None else label)
+    several = source.labels.problem == "multi-label"
+    labels: list[Any] = [] if source.label else [[] if several else 0] * len(table)
+    values = table.columns[source.label] if source.label else []
+    if source.labels.problem != "single-label":
+        for row, error, next_step in label_errors(source.label, values, table.place_in_part, source.labels):
+            if row not in table.unusable:
+                table.refuse(row, error, next_step=next_step)
+    for row, value in enumerate(values):
+        if source.labels.problem == "regression":
+            labels.append(score(value))
+            continue
+        found: list[int] = []
+        for each in _parts(value, own, source.labels) if several else [value]:
+            class_of_part = _class_of(each, own)
+            if class_of_part is not None and class_of_part in numbers:
+                found.append(numbers[class_of_part])
+            elif row not in table.unusable:
+                shown = each if own is None or class_of_part is None else class_of_part
+                table.refuse(
+                    row,
+                    f"label {shown!r} is not one of {whose} classes{did_you_mean(str(shown), names)}",
+                    next_step="correct the label, or remove the examples of that class",
+                )
+        labels.append(found if several else (found or [-1])[0])
     columns = [source.text, *([source.text_pair] if source.text_pair else [])]
     for column in columns:
         for row, text in enumerate(table.columns[column]):
@@ -333,6 +374,11 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
 def _are_numbers(names: Sequence[str]) -> bool:
     """Return whether the classes are named only by their numbers."""
     return list(names) == [str(number) for number in range(len(names))]
+
+
+def _parts(value: Any, names: Sequence[str] | None, labels: LabelFormat) -> Sequence[Any]:
+    """Return the classes of a label with several, as names, or as numbers if the data set has `names` for them."""
+    return value if names is not None and isinstance(value, list) else labels.classes(value)
 
 
 def _class_of(value: Any, names: Sequence[str] | None) -> str | None:

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from jobs.container.data.labelled_text import Examples
 from jobs.core.errors import UsageError
+from jobs.core.labels import Problem
 from jobs.data_checks.data_summary import Cut, DataSummary, lengths_at_shares, summary
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Prepared(BaseModel):
 
     folder: Path
     class_names: list[str]
+    problem: Problem = "single-label"
     train_examples: int
     eval_examples: int
     widths: list[int] = []
@@ -141,6 +143,7 @@ def prepare(
     tokenizer: Any,
     max_length: int,
     folder: Path,
+    problem: Problem = "single-label",
 ) -> Prepared:
     """Tokenize the examples of both parts (`train`, `eval`), or of `eval` alone, into .npy files in `folder`."""
     if tokenizer.pad_token_id is None:
@@ -157,7 +160,7 @@ def prepare(
         for column, flat in columns.items():
             _save(folder / f"{part}.{column}.npy", flat)
         _save(folder / f"{part}.lengths.npy", lengths[part])
-        _save(folder / f"{part}.labels.npy", np.asarray(examples.labels, dtype=np.int64))
+        np.save(folder / f"{part}.labels.npy", _label_array(examples.labels, names, problem))
     _write_texts(parts["eval"], folder / _EVALUATION_TEXTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     found = _summary(names, parts, uncut, max_length)
@@ -167,6 +170,7 @@ def prepare(
     return Prepared(
         folder=folder,
         class_names=names,
+        problem=problem,
         train_examples=len(parts.get("train", ())),
         eval_examples=len(parts["eval"]),
         longest=int(max(lengths.max() for lengths in uncut.values())),
@@ -175,6 +179,18 @@ def prepare(
         padding_type=tokenizer.pad_token_type_id,
         padded_on=tokenizer.padding_side,
     )
+
+
+def _label_array(labels: Sequence[Any], names: Sequence[str], problem: Problem) -> "NDArray[Any]":
+    """Return class numbers, for several classes a row of zeros and ones per example, or a regression's numbers."""
+    if problem == "regression":
+        return np.asarray(labels, dtype=np.float64)
+    if problem == "single-label":
+        return np.asarray(labels, dtype=np.int64)
+    rows = np.zeros((len(labels), len(names)), dtype=np.uint8)
+    for row, numbers in enumerate(labels):
+        rows[row, numbers] = 1
+    return rows
 
 
 _SPECIAL = ("bos_token", "eos_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -289,7 +305,9 @@ class TokenizedExamples:
             for column in ("input_ids", "token_type_ids")
             if (path := prepared.folder / f"{part}.{column}.npy").exists()
         }
-        self.labels = np.load(prepared.folder / f"{part}.labels.npy").astype(np.int64)
+        self.labels = np.load(prepared.folder / f"{part}.labels.npy")
+        # A loss of several classes or of a number needs labels of the logits' type.
+        self._label_type = np.int64 if prepared.problem == "single-label" else np.float32
         self.lengths = _lengths(prepared.folder, part)
         self._starts = np.cumsum(self.lengths) - self.lengths
 
@@ -331,7 +349,7 @@ class TokenizedExamples:
         width = prepared.widths[buckets.max()]
         positions = np.arange(width) if prepared.padded_on == "right" else np.arange(width)[::-1]
         mask = positions < self.lengths[rows, None]
-        batch = {"attention_mask": mask.astype(np.int64), "labels": self.labels[rows]}
+        batch = {"attention_mask": mask.astype(np.int64), "labels": self.labels[rows].astype(self._label_type)}
         for column, tokens in self.tokens(rows).items():
             batch[column] = np.full(mask.shape, self.padding[column])
             batch[column][mask] = tokens

@@ -1,4 +1,4 @@
-"""Evaluate a classifier's predictions on held-out examples: metrics, scores of each class, and the worst mistakes."""
+"""Evaluate predictions on held-out examples: metrics, scores of each class, and the worst mistakes."""
 
 import heapq
 import json
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobs.core.errors import UsageError, did_you_mean
+from jobs.core.labels import Problem
 from jobs.core.run import CLASSES, PREDICTIONS
 from jobs.data_checks.classes import (
     MAX_CONFUSED,
@@ -43,6 +44,80 @@ def positive_class(names: Sequence[str], requested: str | None, *, glue_task: st
     return list(names).index(requested)
 
 
+def metrics(
+    problem: Problem,
+    logits: "NDArray[np.floating[Any]]",
+    labels: "NDArray[Any]",
+    *,
+    positive: int | None = None,
+    glue_task: str | None = None,
+) -> dict[str, float]:
+    """Return the metrics of held-out examples for what the model predicts."""
+    if problem == "regression":
+        return regression_metrics(logits[:, 0], labels, glue_task=glue_task)
+    if problem == "multi-label":
+        return multi_label_metrics(logits, labels, positive=positive)
+    return classification_metrics(logits, labels, positive=positive, glue_task=glue_task)
+
+
+def multi_label_metrics(
+    logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", *, positive: int | None = None
+) -> dict[str, float]:
+    """Return F1, accuracy and binary cross-entropy for examples with any number of classes each.
+
+    The micro F1 counts all decisions together. The macro F1 is the mean over the classes, without classes that neither
+    occur nor are predicted. The accuracy is the share of examples with all classes right.
+    """
+    predicted = logits > 0
+    right, occurring, guessed = _counts(predicted, labels, logits.shape[-1])
+    relevant = occurring + guessed
+    f1 = 2 * right / np.maximum(relevant, 1)
+    macro_f1 = float(f1[relevant > 0].mean()) if relevant.any() else 0.0
+    exact = logits.astype(np.float64)
+    return {
+        "eval_accuracy": float((predicted == labels).all(axis=-1).mean()),
+        "eval_f1": macro_f1 if positive is None else float(f1[positive]),
+        "eval_f1_macro": macro_f1,
+        "eval_f1_micro": float(2 * right.sum() / max(1, relevant.sum())),
+        "eval_loss": float((np.logaddexp(0, exact) - exact * labels).mean()),
+    }
+
+
+def regression_metrics(
+    predicted: "NDArray[np.floating[Any]]", labels: "NDArray[np.float64]", *, glue_task: str | None = None
+) -> dict[str, float]:
+    """Return errors and correlations of predicted numbers, and the error of always predicting the mean.
+
+    GLUE scores STS-B by the mean of the correlations.
+    """
+    errors = predicted.astype(np.float64) - labels
+    pearson, spearman = _correlation(predicted, labels), _correlation(_ranks(predicted), _ranks(labels))
+    loss = float(np.square(errors).mean())
+    found = {
+        "eval_rmse": loss**0.5,
+        "eval_mean_rmse": float(labels.std()),
+        "eval_mae": float(np.abs(errors).mean()),
+        "eval_pearson": pearson,
+        "eval_spearman": spearman,
+        "eval_loss": loss,
+    }
+    return {**found, "eval_combined_score": (pearson + spearman) / 2} if glue_task else found
+
+
+def _correlation(one: "NDArray[Any]", other: "NDArray[Any]") -> float:
+    """Return Pearson's correlation, or 0 if all values of one side are equal."""
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _ranks(values: "NDArray[Any]") -> "NDArray[np.float64]":
+    """Return each value's rank; equal values share the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
+
+
 def classification_metrics(
     logits: "NDArray[np.floating[Any]]",
     labels: "NDArray[np.integer[Any]]",
@@ -58,16 +133,14 @@ def classification_metrics(
     correlation, and its other tasks by accuracy alone.
     """
     predicted = logits.argmax(axis=-1)
-    classes = logits.shape[-1]
-    true_positives = np.bincount(labels[predicted == labels], minlength=classes)
-    support = np.bincount(labels, minlength=classes)
-    relevant = support + np.bincount(predicted, minlength=classes)
+    true_positives, support, guessed = _counts(predicted, labels, logits.shape[-1])
+    relevant = support + guessed
     f1 = 2 * true_positives / np.maximum(relevant, 1)
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
     accuracy = float((predicted == labels).mean())
     macro_f1 = float(f1[relevant > 0].mean())
-    metrics = {
+    found = {
         "eval_accuracy": accuracy,
         "eval_f1": macro_f1 if positive is None else float(f1[positive]),
         "eval_f1_macro": macro_f1,
@@ -76,36 +149,72 @@ def classification_metrics(
         "eval_loss": float(-log_likelihood.mean()),
     }
     if glue_task in ("mrpc", "qqp"):
-        metrics["eval_combined_score"] = (accuracy + metrics["eval_f1"]) / 2
+        found["eval_combined_score"] = (accuracy + found["eval_f1"]) / 2
     if glue_task == "cola":
-        metrics["eval_matthews_correlation"] = _matthews_correlation(predicted == 1, labels == 1)
-    return metrics
+        found["eval_matthews_correlation"] = _correlation((predicted == 1).astype(int), (labels == 1).astype(int))
+    return found
 
 
-def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
-    """Return Matthews' correlation, or 0 if all labels or all predictions are of one class."""
-    if predicted.all() or true.all() or not (predicted.any() and true.any()):
-        return 0.0
-    return float(np.corrcoef(predicted, true)[0, 1])
+def predicted_columns(
+    problem: Problem, logits: "NDArray[np.floating[Any]]", names: Sequence[str]
+) -> dict[str, "Sequence[Any] | NDArray[Any]"]:
+    """Return the columns of a table of predictions: `predicted`, and for classes also how sure the model is.
+
+    `probabilities` is a matrix with a column per class.
+    """
+    if problem == "regression":
+        return {"predicted": logits[:, 0].astype(np.float64)}
+    if problem == "multi-label":
+        shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        return {"predicted": label_values(problem, logits > 0, names), "probabilities": shares}
+    shares = probabilities(logits)
+    return {
+        "predicted": [names[number] for number in logits.argmax(axis=-1).tolist()],
+        "confidence": shares.max(axis=-1),
+        "probabilities": shares,
+    }
+
+
+def label_values(problem: Problem, labels: "NDArray[Any]", names: Sequence[str]) -> list[Any]:
+    """Return labels as in a table: names, lists of names, or numbers."""
+    if problem == "regression":
+        return list(labels.tolist())
+    if problem == "multi-label":
+        return [[names[number] for number in np.flatnonzero(row).tolist()] for row in labels]
+    return [names[number] for number in labels.tolist()]
 
 
 def write_predictions(
     folder: Path,
     logits: "NDArray[np.floating[Any]]",
-    labels: "NDArray[np.integer[Any]]",
+    labels: "NDArray[Any]",
     names: Sequence[str],
     texts: Iterable[Mapping[str, str]],
+    *,
+    problem: Problem = "single-label",
 ) -> None:
     """Write the prediction for each example, in order, and a report on all examples into the folder."""
     with (folder / PREDICTIONS).open("w", encoding="utf-8") as lines:
-        write_report(
-            folder,
-            logits,
-            labels,
-            names,
-            texts,
-            each=lambda row: lines.write(json.dumps(row, ensure_ascii=False) + "\n"),
-        )
+
+        def write(row: Mapping[str, Any]) -> None:
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+        if problem == "single-label":
+            write_report(folder, logits, labels, names, texts, each=write)
+            return
+        predicted = predicted_columns(problem, logits, names)["predicted"]
+        for text, label, guess in zip(texts, label_values(problem, labels, names), predicted, strict=True):
+            write({**text, "label": label, "predicted": float(guess) if problem == "regression" else guess})
+    if problem == "multi-label":
+        write_class_scores(folder, logits, labels, names)
+
+
+def write_class_scores(
+    folder: Path, logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", names: Sequence[str]
+) -> None:
+    """Write the scores of each class into the folder, for examples with any number of classes."""
+    report = ClassReport(classes=_scores(logits > 0, labels, names))
+    (folder / CLASSES).write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def write_report(
@@ -150,12 +259,18 @@ def probabilities(logits: "NDArray[np.floating[Any]]") -> "NDArray[np.float64]":
     return shares
 
 
-def _scores(
-    predicted: "NDArray[np.integer[Any]]", labels: "NDArray[np.integer[Any]]", names: Sequence[str]
-) -> list[ClassScore]:
-    right = np.bincount(labels[predicted == labels], minlength=len(names)).tolist()
-    occurring = np.bincount(labels, minlength=len(names)).tolist()
-    guessed = np.bincount(predicted, minlength=len(names)).tolist()
+def _counts(
+    predicted: "NDArray[Any]", labels: "NDArray[np.integer[Any]]", classes: int
+) -> "tuple[NDArray[Any], NDArray[Any], NDArray[Any]]":
+    """Return for each class how often it is rightly predicted, how often it occurs, and how often it is predicted."""
+    if labels.ndim == 2:
+        return (predicted & (labels > 0)).sum(axis=0), labels.sum(axis=0), predicted.sum(axis=0)
+    right = np.bincount(labels[predicted == labels], minlength=classes)
+    return right, np.bincount(labels, minlength=classes), np.bincount(predicted, minlength=classes)
+
+
+def _scores(predicted: "NDArray[Any]", labels: "NDArray[np.integer[Any]]", names: Sequence[str]) -> list[ClassScore]:
+    right, occurring, guessed = (counts.tolist() for counts in _counts(predicted, labels, len(names)))
     return [
         ClassScore(
             name=name,

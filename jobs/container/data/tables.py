@@ -49,6 +49,7 @@ class TableReader(TableRows):
         import datasets
 
         feature = self.data_set.features[column]
+        feature = getattr(feature, "feature", feature)  # of a list
         return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
 
     @cached_property

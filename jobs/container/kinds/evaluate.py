@@ -1,9 +1,10 @@
-r"""Predict the classes of a table with a classifier, and compare them with the table's labels.
+r"""Predict the classes or numbers of a table with a fine-tuned model, and compare them with the table's labels.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 evaluate --model=s3://…/model --data=s3://…/eval.jsonl
 
 Writes output/predictions.parquet, with the texts in the order of the table. If the table has labels, also writes
-output/metrics.parquet and classes.json. There are no checkpoints, so the job starts over after an interruption.
+output/metrics.parquet, and for classes classes.json. There are no checkpoints, so the job starts over after an
+interruption.
 """
 
 import functools
@@ -22,7 +23,14 @@ from jobs.container import versions
 from jobs.container.accelerator import Accelerator, of_rank
 from jobs.container.data import artifacts, labelled_text, sources
 from jobs.container.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, number_of_widths, prepare
-from jobs.container.data.predictions import classification_metrics, positive_class, probabilities, write_report
+from jobs.container.data.predictions import (
+    label_values,
+    metrics,
+    positive_class,
+    predicted_columns,
+    write_class_scores,
+    write_report,
+)
 from jobs.container.kinds.artifact_job import JobMetrics
 from jobs.container.models import pretrained
 from jobs.container.rank import Rank, run
@@ -52,18 +60,18 @@ def evaluate(rank: Rank, arguments: Evaluate) -> None:
     if not rank.is_first_on_node:
         accelerator.trainer_class()  # importing it takes seconds, during which the first rank prepares the data
     folder, prepared = _prepare(rank, arguments, s3)
-    metrics = JobMetrics(rank, s3) if rank.is_first and s3 is not None else None
+    job_metrics = JobMetrics(rank, s3) if rank.is_first and s3 is not None else None
     started = time.monotonic()
     examples = prepared.evaluation
     batches = InBatches(examples, arguments.batch_size)
-    trainer, heartbeats = _trainer(rank, arguments, folder, accelerator, metrics)
+    trainer, heartbeats = _trainer(rank, arguments, folder, accelerator, job_metrics)
     logits = batches.in_order(trainer.predict(batches).predictions)
     heartbeats.end()
-    if metrics is not None and s3 is not None:
+    if job_metrics is not None and s3 is not None:
         result = _upload(rank, arguments, prepared, logits, s3)
         seconds = time.monotonic() - started
         speed = {"samples_per_second": round(len(examples) / seconds, 3), "runtime_seconds": round(seconds, 3)}
-        metrics.result(1, {**result, "eval_samples": len(examples), **speed})
+        job_metrics.result(1, {**result, "eval_samples": len(examples), **speed})
     # All ranks wait until rank 0 has uploaded everything. Otherwise the launcher would consider their node done.
     rank.once("finished", lambda: True)
 
@@ -82,10 +90,12 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
     def data() -> dict[str, Any]:
         assert s3 is not None  # noqa: S101
         configuration = json.loads((folder / model_files.CONFIGURATION).read_bytes())
-        names = model_files.class_names(configuration, arguments.model)
+        problem = model_files.problem_of(configuration)
+        outputs = model_files.class_names(configuration, arguments.model)
+        names = [] if problem == "regression" else outputs
         positive_class(names, arguments.positive_class)
         bad = labelled_text.bad_rows(arguments)
-        examples = labelled_text.read_to_evaluate(arguments, names, s3=lambda: s3, bad=bad)
+        examples = labelled_text.read_to_evaluate(arguments, names, problem=problem, s3=lambda: s3, bad=bad)
         for location, count in bad.counts.items():
             log.warning("warning: %s of %s skipped", counted(count, "bad row"), location)
         with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
@@ -96,6 +106,7 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
             tokenizer=tokenizer,
             max_length=arguments.max_length,
             folder=rank.scratch / "examples",
+            problem=problem,
         ).bucketed(
             number_of_widths(arguments.length_buckets, compiles=of_rank(os.environ).compiles),
             max_length=arguments.max_length,
@@ -105,7 +116,10 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
                 log.warning("warning: %s", warning)
             artifacts.record_inputs(rank.run, (arguments.model, *arguments.tables()), s3=s3)
             log.info(
-                "data: %s texts, the longest has %s tokens, %s classes", len(examples), prepared.longest, len(names)
+                "data: %s texts, the longest has %s tokens, %s",
+                len(examples),
+                prepared.longest,
+                "a number for each" if problem == "regression" else counted(len(names), "class", "classes"),
             )
         return prepared.model_dump(mode="json")
 
@@ -114,7 +128,7 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
 
 
 def _trainer(
-    rank: Rank, arguments: Evaluate, folder: Path, accelerator: Accelerator, metrics: JobMetrics | None
+    rank: Rank, arguments: Evaluate, folder: Path, accelerator: Accelerator, job_metrics: JobMetrics | None
 ) -> "tuple[Any, Heartbeats]":
     """Return a Trainer that predicts on the rank's device, and its heartbeats, one for each batch."""
     from transformers import AutoModelForSequenceClassification
@@ -132,8 +146,10 @@ def _trainer(
 
         def on_prediction_step(self, _args: Any, _state: Any, _control: Any, eval_dataloader: Any, **_: Any) -> None:
             self.done += 1
-            if metrics is not None:
-                metrics.show(self.done, len(eval_dataloader), "evaluating", at_once=self.done == len(eval_dataloader))
+            if job_metrics is not None:
+                job_metrics.show(
+                    self.done, len(eval_dataloader), "evaluating", at_once=self.done == len(eval_dataloader)
+                )
 
     heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     alone = rank.world_size == 1
@@ -174,12 +190,14 @@ def _upload(
     """Upload the predictions and metrics, and return the metrics."""
     folder = rank.scratch / "result"
     (folder / OUTPUT).mkdir(parents=True)
-    labels = prepared.evaluation.labels
+    labels, names = prepared.evaluation.labels, prepared.class_names
     result: dict[str, float] = {}
     if not arguments.predict_only:
-        positive = positive_class(prepared.class_names, arguments.positive_class)
-        result = classification_metrics(logits, labels, positive=positive)
-        write_report(folder, logits, labels, prepared.class_names, prepared.evaluation_texts())
+        result = metrics(prepared.problem, logits, labels, positive=positive_class(names, arguments.positive_class))
+        if prepared.problem == "single-label":
+            write_report(folder, logits, labels, names, prepared.evaluation_texts())
+        elif prepared.problem == "multi-label":
+            write_class_scores(folder, logits, labels, names)
         _write_parquet(folder / OUTPUT / METRICS, {name: [value] for name, value in result.items()})
     _write_parquet(folder / OUTPUT / PREDICTIONS, _predictions(arguments, prepared, logits))
     check = functools.partial(check_newest, s3, rank.run, rank.attempt)
@@ -194,20 +212,17 @@ def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]"
 
     names = prepared.class_names
     columns = {"text": arguments.text_column, "pair": arguments.text_pair_column}
-    given: dict[str, list[str]] = {}
+    given: dict[str, list[Any]] = {}
     for row in prepared.evaluation_texts():
         for part, text in row.items():
             given.setdefault(str(columns[part]), []).append(text)
     if not arguments.predict_only:
-        given[arguments.label_column] = [names[number] for number in prepared.evaluation.labels.tolist()]
-    shares = probabilities(logits)
-    by_class = np.ascontiguousarray(shares.T, dtype=np.float32)
-    return {
-        **given,
-        "predicted": [names[number] for number in logits.argmax(axis=-1).tolist()],
-        "confidence": shares.max(axis=-1),
-        "probabilities": pa.StructArray.from_arrays([pa.array(column) for column in by_class], names=names),
-    }
+        given[arguments.label_column] = label_values(prepared.problem, prepared.evaluation.labels, names)
+    predicted: dict[str, Any] = predicted_columns(prepared.problem, logits, names)
+    if (shares := predicted.get("probabilities")) is not None:
+        by_class = [pa.array(column) for column in np.ascontiguousarray(shares.T, dtype=np.float32)]
+        predicted["probabilities"] = pa.StructArray.from_arrays(by_class, names=names)
+    return {**given, **predicted}
 
 
 def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-r"""Fine-tune a pretrained encoder to classify sentences or pairs of sentences.
+r"""Fine-tune a pretrained encoder to classify or score sentences or pairs of sentences.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=2 finetune-classification \
         --model=s3://…/minilm --train-data=s3://…/train.jsonl --eval-data=s3://…/eval.jsonl
@@ -29,13 +29,13 @@ from jobs.container.data.labelled_tokens import (
     number_of_widths,
     prepare,
 )
-from jobs.container.data.predictions import classification_metrics, positive_class, write_predictions
+from jobs.container.data.predictions import metrics, positive_class, write_predictions
 from jobs.container.models import pretrained
 from jobs.container.rank import Rank, run
 from jobs.container.saving.manifest import check_newest
 from jobs.core.artifact import content_fingerprint
 from jobs.core.errors import raise_all
-from jobs.core.labels import unknown_classes
+from jobs.core.labels import Problem, unknown_classes
 from jobs.core.run import DATA
 from jobs.data_checks import model_files
 from jobs.data_checks.data_summary import DataSummary
@@ -58,8 +58,8 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
     train_data, order = _training_data(rank, arguments, prepared)
-    weights = class_weights(arguments, prepared.class_names, train_data.labels)
-    if arguments.class_weights and rank.is_first:
+    weights = class_weights(arguments, prepared.class_names, train_data.labels) if arguments.has_own_loss else None
+    if arguments.class_weights and weights is not None and rank.is_first:
         named = [f"{name} {weight:.3g}" for name, weight in zip(prepared.class_names, weights, strict=True)]
         log.info("class weights: %s", ", ".join(named[:10]) + (", …" if len(named) > 10 else ""))
     evaluation = _Evaluation(prepared, arguments)
@@ -76,6 +76,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             arguments.model,
             prepared.class_names,
             _tokenizer(model_folder, arguments.model),
+            problem=prepared.problem,
             max_length=arguments.max_length,
             **of_rank(os.environ).model_arguments(),
         )
@@ -93,7 +94,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             order=order,
             eval_data=prepared.evaluation,
             collate=train_data.collate,
-            loss=class_loss(weights, arguments.label_smoothing_factor) if arguments.has_own_loss else None,
+            loss=class_loss(weights, arguments.label_smoothing_factor) if weights is not None else None,
             evaluate=evaluation,
             write_extras=evaluation.write,
             save_beside=lambda folder: versions.save_tokenizer(_tokenizer(model_folder, arguments.model), folder),
@@ -145,6 +146,7 @@ def _tokenized(rank: Rank, arguments: FinetuneClassification, folder: Path, s3: 
         tokenizer=_tokenizer(folder, arguments.model),
         max_length=arguments.max_length,
         folder=rank.scratch / "examples",
+        problem=arguments.inputs().labels.problem or "single-label",
     )
     prepared.summary.table_warnings += bad.warnings
     prepared.summary.bad_rows = dict(bad.counts)
@@ -198,9 +200,16 @@ def _tokenizer(folder: Path, location: str) -> Any:
 
 
 def _model(
-    folder: Path, location: str, names: list[str], tokenizer: Any, *, max_length: int, **further: Any
+    folder: Path,
+    location: str,
+    names: list[str],
+    tokenizer: Any,
+    *,
+    problem: Problem = "single-label",
+    max_length: int,
+    **further: Any,
 ) -> tuple[Any, str]:
-    """Return the model with the data's classes, and a note about its head."""
+    """Return the model with the data's classes, or one output for a regression, and a note about its head."""
     from transformers import AutoModelForSequenceClassification
 
     from jobs.container.models import fitting
@@ -210,7 +219,7 @@ def _model(
         folder,
         location,
         "it cannot be loaded as an encoder for classification",
-        settings=fitting.TRAINING_SETTINGS,
+        settings={**fitting.TRAINING_SETTINGS, "problem_type": fitting.PROBLEM_TYPES[problem]},
         new_head=True,
         **further,
     )
@@ -268,8 +277,12 @@ class _Evaluation:
         examples = self._prepared.evaluation
         batches = InBatches(examples, self._arguments.eval_batch_size)
         self._logits = logits = batches.in_order(trainer.predict(batches).predictions)
-        return classification_metrics(
-            logits, examples.labels, positive=self._positive, glue_task=self._arguments.glue_task
+        return metrics(
+            self._prepared.problem,
+            logits,
+            examples.labels,
+            positive=self._positive,
+            glue_task=self._arguments.glue_task,
         )
 
     def write(self, folder: Path) -> None:
@@ -277,7 +290,12 @@ class _Evaluation:
         assert self._logits is not None  # noqa: S101 - set by the last evaluation
         prepared = self._prepared
         write_predictions(
-            folder, self._logits, prepared.evaluation.labels, prepared.class_names, prepared.evaluation_texts()
+            folder,
+            self._logits,
+            prepared.evaluation.labels,
+            prepared.class_names,
+            prepared.evaluation_texts(),
+            problem=prepared.problem,
         )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from jobs.container.models.pretrained import explained_loading
 from jobs.core.errors import UsageError
-from jobs.core.labels import class_name
+from jobs.core.labels import Problem, class_name
 from jobs.core.words import counted
 
 OUTPUT_SETTINGS: Mapping[str, Any] = {
@@ -27,9 +27,16 @@ OUTPUT_SETTINGS: Mapping[str, Any] = {
 }
 """Settings that a job sets in every model it loads. They change what a model returns, not what it computes."""
 
+PROBLEM_TYPES: Mapping[Problem, str] = {
+    "single-label": "single_label_classification",
+    "multi-label": "multi_label_classification",
+    "regression": "regression",
+}
+"""The names in transformers, whose models compute the loss for them."""
+
 TRAINING_SETTINGS: Mapping[str, Any] = {
     **OUTPUT_SETTINGS,
-    # One class per example, not several classes or a number.
+    # Fine-tuning sets what its labels are.
     "problem_type": "single_label_classification",
     # A classifier of this type reads the first token, which sees no other token in a decoder.
     "is_decoder": False,
@@ -157,11 +164,12 @@ def set_classes(start: LoadedModel, names: Sequence[str], location: str) -> str:
     """Set a classifier's classes to `names`, in this order. Return a description of the head for the log.
 
     If the model's classes have the same names, the head is kept and its rows are reordered. Unnamed classes (LABEL_0,
-    LABEL_1, …) are matched by their numbers. Otherwise the head is new.
+    LABEL_1, …) are matched by their numbers. Otherwise the head is new. Without names, it has one output.
     """
     model = start.model
     path, layer = _output_layer(model, location)
     own = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
+    names = names or (own if len(own) == 1 else ["LABEL_0"])
     rows = None if start.new else _rows(own, names)
     if rows is None:
         # Keep a layer that transformers has just initialized.

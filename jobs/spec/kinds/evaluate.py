@@ -1,10 +1,11 @@
-"""evaluate: predictions of a classifier for a table, in Parquet, and their accuracy."""
+"""evaluate: predictions of a classifier or regression for a table, in Parquet, and their metrics."""
 
 from typing import Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from jobs.core.labels import LabelFormat
 from jobs.spec.arguments import Arguments, ClassName, Columns, Delimiter, Encoding, JobKind, Model, Tables, TextFormat
 from jobs.spec.recipe import MAX_BATCH_SIZE, HpuTrainer, LengthBuckets
 
@@ -15,7 +16,7 @@ ADDED_COLUMNS = ("predicted", "confidence", "probabilities")
 
 
 class Evaluate(Arguments):
-    """Predict the classes of a table with a fine-tuned classifier, and compare them with the table's labels."""
+    """Predict the classes or numbers of a table with a fine-tuned model, and compare them with the table's labels."""
 
     model: Model
     """A classifier with its tokenizer: run://NAME/model, hf://…, data://…, s3://… or a folder."""
@@ -28,7 +29,10 @@ class Evaluate(Arguments):
     text_pair_column: str | None = Field(default=None, min_length=1)
     """Column of the second text of a pair. Default: no pairs."""
     label_column: str = Field(default="label", min_length=1)
-    """Column of the label: the model's name of the class, or its number if the model has no names."""
+    """Column of the label: the model's name of the class, or its number if the model has no names; several classes; or
+    a number, depending on the model."""
+    label_delimiter: str = Field(default=",", min_length=1)
+    """Separates the classes in a text with several, if the model predicts several."""
     positive_class: ClassName | None = None
     """The class whose F1 is eval_f1. Default: class 1 if there are two numeric classes, else the mean F1 of all
     classes."""
@@ -79,6 +83,7 @@ class Evaluate(Arguments):
             missing_next=COLUMNS_NEXT,
             skip_at_most=self.max_bad_rows if self.on_bad_rows == "skip" else None,
             format=TextFormat.of(self),
+            labels=LabelFormat(None, self.label_delimiter),  # the model decides
         )
 
     def tables(self) -> list[str]:

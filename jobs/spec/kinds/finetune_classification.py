@@ -1,4 +1,4 @@
-"""finetune-classification: fine-tune an encoder to classify texts or pairs of texts."""
+"""finetune-classification: fine-tune an encoder to classify or score texts or pairs of texts."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from jobs.core.labels import SINGLE_LABEL, LabelFormat, Problem
 from jobs.spec.arguments import ClassName, Columns, Delimiter, Encoding, JobKind, Model, Tables, TextFormat
 from jobs.spec.recipe import LengthBuckets, Recipe
 
-GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"]
-"""GLUE's classification tasks (all but STS-B, which is a regression)."""
-
+GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli", "stsb"]
 
 GLUE = "hf://nyu-mll/glue"
 
@@ -29,6 +28,7 @@ class Inputs:
     text: str
     text_pair: str | None
     label: str
+    labels: LabelFormat = SINGLE_LABEL
 
     @property
     def columns(self) -> list[str]:
@@ -44,6 +44,7 @@ _GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
     "qnli": ("question", "sentence"),
     "rte": ("sentence1", "sentence2"),
     "wnli": ("sentence1", "sentence2"),
+    "stsb": ("sentence1", "sentence2"),
 }
 """Columns as listed on the data set's card on the hub; the label column is `label` in all of them."""
 
@@ -56,17 +57,19 @@ GLUE_TRAINING_EXAMPLES: dict[GlueTask, int] = {
     "qnli": 104_743,
     "rte": 2_490,
     "wnli": 635,
+    "stsb": 5_749,
 }
 """Rows of each task's split `train`, from the card of nyu-mll/glue."""
 
 
 class FinetuneClassification(Recipe):
-    """Fine-tune a pretrained encoder to classify texts or pairs of texts."""
+    """Fine-tune a pretrained encoder to classify or score texts or pairs of texts."""
 
     model: Model
     """Pretrained model with its tokenizer: hf://org/name, data://…, s3://… or a folder."""
     glue_task: GlueTask | None = None
-    """A GLUE task, which sets columns and metrics. Default: none. Without train_data, its data is read from the hub."""
+    """A GLUE task, which sets columns, problem and metrics. Default: none. Without train_data, its data is read from
+    the hub."""
     train_data: Tables | None = None
     """Labelled examples: a .csv, .tsv, .jsonl, .json or .parquet file, hf://org/name?config=…&split=…, or a list of
     them. Default: the data of glue_task."""
@@ -79,7 +82,12 @@ class FinetuneClassification(Recipe):
     text_pair_column: str | None = Field(default=None, min_length=1)
     """Column of the second text of a pair. Default: no pairs."""
     label_column: str = Field(default="label", min_length=1)
-    """Column of the label, a number or a name."""
+    """Column of the label: a class, as a number or a name; several classes; or a number. See problem."""
+    problem: Problem = "single-label"
+    """What a label is: one class; any number of classes, as a list or as text with label_delimiter; or a number that
+    the model learns to predict."""
+    label_delimiter: str = Field(default=",", min_length=1)
+    """Separates the classes in a text with several (problem: multi-label)."""
     positive_class: ClassName | None = None
     """The class whose F1 is eval_f1. Default: class 1 if there are two classes that are numeric or a GLUE task's, else
     the mean F1 of all classes."""
@@ -118,7 +126,18 @@ class FinetuneClassification(Recipe):
                 raise ValueError("set 'train_data' or 'glue_task'")
             if self.eval_data is not None:
                 raise ValueError("without 'train_data', 'glue_task' uses its own held-out data; remove 'eval_data'")
+        if self.glue_task is not None and self.problem != "single-label":
+            raise ValueError(f"glue_task {self.glue_task} sets the problem; remove 'problem'")
+        if self.labels.problem != "single-label" and self.has_own_loss:
+            raise ValueError("'class_weights' and 'label_smoothing_factor' need 'problem: single-label'; remove them")
+        if self.labels.problem == "regression" and self.positive_class is not None:
+            raise ValueError("'positive_class' is a class, but a regression has none; remove it")
         return self
+
+    @property
+    def labels(self) -> LabelFormat:
+        """How labels are read."""
+        return LabelFormat("regression" if self.glue_task == "stsb" else self.problem, self.label_delimiter)
 
     def inputs(self) -> Inputs:
         """Return the tables and columns to read.
@@ -139,9 +158,14 @@ class FinetuneClassification(Recipe):
             validation = "validation_matched" if task == "mnli" else "validation"
             train = [f"{GLUE}?config={task}&split=train"]
             evaluation = [f"{GLUE}?config={task}&split={validation}"]
-        return Inputs(train=train, evaluation=evaluation, text=text, text_pair=text_pair, label=label)
+        return Inputs(
+            train=train, evaluation=evaluation, text=text, text_pair=text_pair, label=label, labels=self.labels
+        )
 
     def evaluation_metrics(self) -> tuple[str, ...]:
+        if self.labels.problem == "regression":
+            combined = ("eval_combined_score",) if self.glue_task else ()
+            return ("eval_loss", "eval_rmse", "eval_mae", "eval_pearson", "eval_spearman", *combined)
         scores = {
             "mrpc": ("eval_combined_score",),
             "qqp": ("eval_combined_score",),
@@ -183,6 +207,7 @@ class FinetuneClassification(Recipe):
             skip_at_most=self.max_bad_rows if self.on_bad_rows == "skip" else None,
             format=TextFormat.of(self),
             trains=argument.startswith("train_data") and len(source.train) == 1,
+            labels=self.labels,
         )
 
 

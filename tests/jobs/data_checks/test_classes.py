@@ -49,9 +49,11 @@ def test_only_the_worst_of_many_classes_are_shown() -> None:
         ({"eval_accuracy": 0.4, "eval_majority_accuracy": 0.5}, True),
         ({"eval_accuracy": 0.51, "eval_majority_accuracy": 0.5}, False),
         ({"eval_loss": 0.4}, False),
+        ({"eval_rmse": 0.51, "eval_mean_rmse": 0.5}, True),
+        ({"eval_rmse": 0.4, "eval_mean_rmse": 0.5}, False),
     ],
 )
-def test_warning_if_the_largest_class_is_as_accurate(result: dict[str, float], warns: bool) -> None:
+def test_warning_if_the_largest_class_or_the_mean_is_as_good(result: dict[str, float], warns: bool) -> None:
     text = baseline_warning(result)
     assert bool(text) == warns
     if warns:

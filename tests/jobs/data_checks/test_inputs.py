@@ -21,6 +21,7 @@ from jobs.aws.connection import Aws
 from jobs.core.instance_types import instance_type
 from jobs.data_checks.inputs import HEAD_BYTES, check_inputs, input_errors
 from jobs.spec.arguments import Arguments
+from jobs.spec.kinds.evaluate import Evaluate
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.kinds.prepare_corpus import PrepareCorpus
 from jobs.spec.kinds.script import Script
@@ -515,3 +516,47 @@ def test_inputs_on_the_hub_are_checked_if_it_answers(hub: dict[str, tuple[int, b
         "arguments.model: max_length 600 is more than the 512 tokens that hf://acme/long?revision=v1"
     )
     assert table.startswith("arguments.train_data: hf://acme/films?split=train: data set not found on the hub")
+
+
+@pytest.mark.parametrize(
+    ("problem", "label", "error"),
+    [
+        ("multi-label", "", None),
+        ("multi-label", ["a", "b"], None),
+        (
+            "multi-label",
+            "['a', 'b']",
+            "which is not a list of classes\nNext: write a list in JSON lines or Parquet, or",
+        ),
+        ("multi-label", None, "'label' is None, which is not a list of classes"),
+        ("regression", "-0.5", None),
+        ("regression", "3,5", "'label' is '3,5', which is not a number\nNext: write it with a decimal point"),
+        (
+            "single-label",
+            0.5,
+            "which is not a class\nNext: write each class as a name or as a whole number, or train with",
+        ),
+        (
+            "single-label",
+            ["a"],
+            "which is not a class\nNext: for examples with several classes, train with problem: mul",
+        ),
+    ],
+)
+def test_labels_are_checked_by_what_the_model_learns(
+    aws: Aws, put: Put, problem: str, label: object, error: str | None
+) -> None:
+    rows = [{"text": "one", "label": "1" if problem == "regression" else "a"}, {"text": "two", "label": label}]
+    table = put("t.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    training = FinetuneClassification(model=put_model(put), train_data=table, problem=problem)
+    types = {"multi-label": "multi_label_classification", "regression": "regression"}
+    model = {**BERT, "architectures": ["BertForSequenceClassification"], "problem_type": types.get(problem)}
+    if problem == "regression":
+        model["id2label"] = {"0": "LABEL_0"}
+    for arguments in (training, Evaluate(model=put_model(put, model), data=table)):
+        found = errors_of(aws, arguments)
+        if error is None:
+            assert found == []
+        else:
+            [line] = found
+            assert error in line

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from jobs.container.data.predictions import classification_metrics, positive_class, write_predictions
+from jobs.container.data.predictions import (
+    classification_metrics,
+    multi_label_metrics,
+    positive_class,
+    regression_metrics,
+    write_predictions,
+)
 from jobs.core.errors import UsageError
 from jobs.data_checks.classes import ClassReport, Confused, Mistake
 from jobs.spec.kinds.evaluate import Evaluate
@@ -173,3 +180,27 @@ def test_report_omits_confusion_above_50_classes(tmp_path: Path) -> None:
     assert [(pair.label, pair.predicted) for pair in report.confused] == [(name, names[0]) for name in names[1:11]]
     assert len(report.classes) == 51
     assert [mistake.label for mistake in report.mistakes] == names[1:21]
+
+
+def test_multi_label_metrics_count_each_decision() -> None:
+    labels = np.array([[1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]], dtype=np.uint8)
+    logits = np.array([[2, -1, -1, -1], [-1, -1, 1, -1], [1, -1, 3, -1]], dtype=np.float32)
+    found = multi_label_metrics(logits, labels)
+    # Two of three examples have a wrong class. Class 0 has F1 1, class 1 0, class 2 2/3; class 3 does not occur.
+    assert found["eval_accuracy"] == pytest.approx(1 / 3)
+    assert found["eval_f1_macro"] == found["eval_f1"] == pytest.approx((1 + 0 + 2 / 3) / 3)
+    assert found["eval_f1_micro"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels).float())
+    assert found["eval_loss"] == pytest.approx(float(loss))
+
+
+def test_regression_metrics_give_equal_numbers_equal_ranks() -> None:
+    found = regression_metrics(np.array([1, 2, 2, 9], dtype=np.float32), np.array([1, 2, 3, 4.0]), glue_task="stsb")
+    assert found["eval_mae"] == pytest.approx(1.5)
+    assert found["eval_rmse"] == pytest.approx(math.sqrt(26 / 4))
+    assert found["eval_mean_rmse"] == pytest.approx(math.sqrt(1.25))
+    ranks = [1, 2.5, 2.5, 4]
+    assert found["eval_spearman"] == pytest.approx(np.corrcoef(ranks, [1, 2, 3, 4])[0, 1])
+    assert found["eval_combined_score"] == pytest.approx((found["eval_pearson"] + found["eval_spearman"]) / 2)
+    constant = regression_metrics(np.ones(4, dtype=np.float32), np.array([1, 2, 3, 4.0]))
+    assert constant["eval_pearson"] == constant["eval_spearman"] == 0

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import tempfile
 import uuid
@@ -13,8 +14,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from jobs.container.kinds.finetune_classification import class_loss, class_weights
 from jobs.core.errors import UsageError
@@ -22,7 +25,7 @@ from jobs.core.output import Progress
 from jobs.data_checks.classes import ClassReport
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from tests.support.container.launching import NewRun, Run
-from tests.support.container.reviews import reviews
+from tests.support.container.reviews import BAD, GOOD, reviews, write_jsonl
 
 
 @pytest.mark.every_release
@@ -239,7 +242,6 @@ def test_the_global_batch_is_split_over_ranks_and_accumulated(
 def _evaluated_by_hand(folder: Path) -> dict[str, float]:
     """The metrics of the model in `folder` on the recipe's held-out examples, without our code."""
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     rows = reviews(37, seed=2)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -261,3 +263,54 @@ def _evaluated_by_hand(folder: Path) -> dict[str, float]:
         "eval_loss": float(torch.nn.functional.cross_entropy(logits, labels)),
         "eval_majority_accuracy": 19 / 37,
     }
+
+
+@pytest.mark.parametrize("problem", ["multi-label", "regression"])
+def test_several_classes_and_numbers_are_learned_and_evaluated(
+    run: Run, new_run: NewRun, tiny_bert: Path, problem: str, tmp_path: Path
+) -> None:
+    """The start model has a head of another problem, which is replaced."""
+    start, data = tmp_path / "start", tmp_path / "data.jsonl"
+    model = AutoModelForSequenceClassification.from_pretrained(
+        tiny_bert, num_labels=2, problem_type="regression" if problem == "multi-label" else "multi_label_classification"
+    )
+    model.save_pretrained(start)
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(start)
+    texts = [row["text"] for row in reviews(160, seed=1)]
+    kinds = {"praise": GOOD, "criticism": BAD, "plot": ("plot", "story"), "cast": ("cast",)}
+    classes = [[name for name, words in kinds.items() if {*words} & {*text.split()}] for text in texts]
+    labels: list[Any] = [",".join(found) for found in classes]
+    if problem == "regression":
+        labels = [4.5 if "praise" in found else 1 for found in classes]
+    write_jsonl(data, [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)])
+
+    run.attempt(
+        *(f"--model={start}", f"--train-data={data}", f"--problem={problem}", "--max-length=16", "--epochs=16"),
+        *("--learning-rate=0.005", "--global-batch-size=16"),
+    )
+
+    result = run.receipt().result
+    predictions = [json.loads(line) for line in run.read("predictions.jsonl").splitlines()]
+    assert len(predictions) == result["eval_samples"] == 16
+    if problem == "regression":
+        assert result["eval_pearson"] > 0.9
+        errors = [line["label"] - line["predicted"] for line in predictions]
+        assert result["eval_rmse"] == pytest.approx(math.sqrt(sum(error**2 for error in errors) / 16))
+        assert result["eval_loss"] == pytest.approx(result["eval_rmse"] ** 2)
+    else:
+        assert result["eval_f1_micro"] > 0.8
+        right = [{*line["label"]} == {*line["predicted"]} for line in predictions]
+        assert result["eval_accuracy"] == pytest.approx(sum(right) / 16)
+        report = ClassReport.model_validate_json(run.read("classes.json"))
+        assert [score.name for score in report.classes] == ["cast", "criticism", "plot", "praise"]
+
+    evaluation = new_run()
+    trained = run.download("model/", tmp_path / "trained")
+    evaluation.attempt(f"--model={trained}", f"--data={data}", "--max-length=16", kind="evaluate")
+    found = pq.read_table(io.BytesIO(evaluation.read("output/predictions.parquet"))).to_pydict()
+    columns = ["text", "label", "predicted", *(["probabilities"] if problem == "multi-label" else [])]
+    assert list(found) == columns
+    expected = labels if problem == "regression" else [sorted(names) for names in classes]
+    assert found["label"] == expected
+    main = "eval_pearson" if problem == "regression" else "eval_f1_micro"
+    assert evaluation.receipt().result[main] > 0.8
