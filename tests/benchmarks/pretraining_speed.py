@@ -201,7 +201,7 @@ def _train_plainly(folder: Path, job: PretrainMlm, device: str) -> Result:
 def _held_out_loss(model: Any, job: PretrainMlm) -> float:
     """Return the loss on the same sequences and masks as in the entrypoint's evaluation."""
     _, data = masked_data(job, Inputs(folder=Path(job.data), fingerprint="", config={}))
-    masked = masked_bert.BertForMaskedLM(model.config).to(model.device).eval()
+    masked = masked_bert.masked_lm("bert")(model.config).to(model.device).eval()
     masked.load_state_dict(model.state_dict())
     sums = torch.zeros(2, dtype=torch.float64)
     with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):

@@ -37,7 +37,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from jobs.aws import s3 as object_store
 from jobs.container.channel import LOOPBACK, serve_store
-from jobs.container.models.masked_bert import BertForMaskedLM
+from jobs.container.models.masked_bert import masked_lm
 from jobs.container.rank import Rank
 from jobs.container.saving.manifest import Retention, Throughput
 from jobs.container.saving.metrics import RunMetrics
@@ -63,7 +63,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     config = BertConfig(num_hidden_layers=options.layers)
-    megabytes = 3 * 4 * sum(each.numel() for each in BertForMaskedLM(config).parameters()) / 1e6
+    megabytes = 3 * 4 * sum(each.numel() for each in masked_lm("bert")(config).parameters()) / 1e6
     print(f"{megabytes:.0f} MB, {os.cpu_count()} cores", flush=True)
     steps = EVERY_STEPS * options.saves
     watches = {}
@@ -79,7 +79,7 @@ def main() -> int:
             if title == "meanwhile" and uploads:
                 background_save = BackgroundSave(new_run().location, uploads)
             trainer = trainer_class(base)(
-                model=BertForMaskedLM(config),
+                model=masked_lm("bert")(config),
                 args=TrainingArguments(
                     output_dir=f"{name}/checkpoints",
                     max_steps=steps,

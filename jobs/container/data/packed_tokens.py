@@ -68,7 +68,7 @@ class Index(BaseModel):
     vocabulary_size: int
     """Size of the tokenizer's vocabulary, including added tokens. Each id is below it."""
     special_ids: dict[str, int]
-    """Ids of `pad`, `unk`, `cls`, `sep` and `mask`."""
+    """Ids of `pad`, `cls`, `sep`, `mask`, and `unk` if the tokenizer has an unknown token."""
     files: dict[Split, list[PackedFile]]
 
     @property

@@ -22,7 +22,7 @@ from jobs.core.artifact import POINTER
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.locations import S3, S3Location, refuse_unresolved
 from jobs.core.run import MANIFEST
-from jobs.data_checks.model_files import TOKENIZER, TOKENIZER_FILES
+from jobs.data_checks.model_files import CONFIGURATION, TOKENIZER, TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -66,7 +66,7 @@ class Encoder(Protocol):
     name: str
 
     def encode(self, documents: list[bytes]) -> "NDArray[np.uint32]":
-        """Return the ids of `[CLS] … [SEP]` of each document, concatenated."""
+        """Return the ids of each document with its special tokens (`[CLS] … [SEP]`), concatenated."""
 
 
 class HuggingFace:
@@ -232,7 +232,7 @@ def tokenizer_files(location: str, *, s3: Callable[[], "S3Client"], scratch: Pat
     refuse_unresolved(location)
     source: Path | None = None
     if is_on_hub(location):
-        source = hub_folder(location, "model", [*TOKENIZER_FILES, MANIFEST])
+        source = hub_folder(location, "model", [*TOKENIZER_FILES, CONFIGURATION, MANIFEST])
         present = object_store.files_below(source)
     elif location.startswith(S3):
         present = [*object_store.sizes(s3(), S3Location.parse(location))]
@@ -252,9 +252,17 @@ def tokenizer_files(location: str, *, s3: Callable[[], "S3Client"], scratch: Pat
         )
     folder = scratch / "tokenizer"
     folder.mkdir()
-    for name in names:
+
+    def copy(name: str) -> None:
         if source is None:
             object_store.download_below(s3(), S3Location.parse(location), name, folder)
         else:
             shutil.copyfile(source / name, folder / name)
-    return TokenizerFiles(folder=folder, names=names, identity=identity_of(str(folder), s3=s3))
+
+    for name in names:
+        copy(name)
+    identity = identity_of(str(folder), s3=s3)
+    if CONFIGURATION in present:  # has the model's type, which decides a tokenizer's class and special tokens
+        copy(CONFIGURATION)
+        names.append(CONFIGURATION)
+    return TokenizerFiles(folder=folder, names=names, identity=identity)

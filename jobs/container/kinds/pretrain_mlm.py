@@ -1,4 +1,4 @@
-r"""Pre-train a BERT by masked language modelling on packed tokens, from random weights or from an existing model.
+r"""Pre-train an encoder by masked language modelling on packed tokens, from random weights or from an existing model.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=8 pretrain-mlm --data=s3://…/packed-tokens-…/
 
@@ -31,7 +31,7 @@ from jobs.container.versions import load_tokenizer, save_tokenizer
 from jobs.core.errors import ConfigurationError, NotFoundError, UsageError
 from jobs.core.locations import S3, S3Location
 from jobs.data_checks import model_files
-from jobs.spec.kinds.pretrain_mlm import PretrainMlm
+from jobs.spec.kinds.pretrain_mlm import MODEL_TYPES, PretrainMlm
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -162,14 +162,10 @@ def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Input
 
 
 def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_tokens.Index) -> None:
-    """Raise UsageError if the model is not a BERT, or was trained with another vocabulary or fewer positions."""
+    """Raise UsageError if the model has another type, or was trained with another vocabulary or fewer positions."""
     location = arguments.model
     config = json.loads((model / CONFIG).read_bytes())
-    if config["model_type"] != "bert":
-        raise UsageError(
-            f"{location} is of type '{config['model_type']}'; only a 'bert' can be pre-trained",
-            next_step="set model to a BERT, or remove it",
-        )
+    _check_type(config, f"{location}", "model")
     most = model_files.positions(config)
     if most is not None and most < index.sequence_length:
         raise UsageError(
@@ -185,6 +181,14 @@ def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_
             f"{arguments.data} does not have the vocabulary of {location}: the id of '{token}' is "
             f"{found.get(token, 'missing')} instead of {expected.get(token, 'missing')}",
             next_step=f"tokenize the corpus with tokenizer: {location}, and set data to the result",
+        )
+
+
+def _check_type(config: dict[str, Any], location: str, argument: str) -> None:
+    if config.get("model_type") not in MODEL_TYPES:
+        raise UsageError(
+            f"{location} is of type '{config.get('model_type')}', which cannot be pre-trained",
+            next_step=f"set {argument} to a model of type {', '.join(MODEL_TYPES)}, or remove it",
         )
 
 
@@ -223,10 +227,10 @@ def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerato
         assert inputs.config is not None  # noqa: S101 - set if there is no model
         return new_model(inputs.config, accelerator)
     from jobs.container.models import fitting
-    from jobs.container.models.masked_bert import BertForMaskedLM
+    from jobs.container.models.masked_bert import masked_lm
 
     start = fitting.load_model(
-        BertForMaskedLM,
+        masked_lm(json.loads((inputs.model / CONFIG).read_bytes())["model_type"]),
         inputs.model,
         str(arguments.model),
         "it cannot be loaded for masked language modelling",
@@ -243,12 +247,13 @@ def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerato
 
 
 def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
-    """Return a BERT with random weights. Its head computes only the masked positions."""
-    from transformers import BertConfig
+    """Return a model with random weights. Its head computes only the masked positions."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from jobs.container.models.masked_bert import BertForMaskedLM
+    from jobs.container.models.masked_bert import masked_lm
 
-    return BertForMaskedLM(BertConfig.from_dict(config, **accelerator.model_arguments()))
+    model_type = config["model_type"]
+    return masked_lm(model_type)(CONFIG_MAPPING[model_type].from_dict(config, **accelerator.model_arguments()))
 
 
 def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
@@ -259,13 +264,14 @@ def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
 
 
 def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Client") -> dict[str, Any]:
-    """Return the configuration for BertConfig, with as many embeddings as the data's tokenizer needs.
+    """Return the configuration of a new model, with as many embeddings as the data's tokenizer needs.
 
     Raises UsageError if the given configuration does not match the data.
     """
     vocabulary = -(-index.vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     if arguments.config is None:
         return {
+            "model_type": "bert",
             "hidden_size": arguments.hidden_size,
             "num_hidden_layers": arguments.layers,
             "num_attention_heads": arguments.heads,
@@ -275,17 +281,15 @@ def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Cl
             "pad_token_id": index.pad_id,
         }
     config = _read_configuration(arguments.config, s3)
-    if config.get("model_type") != "bert":
+    _check_type(config, f"{arguments.config}: {CONFIG}", "config")
+    known = {"max_position_embeddings": POSITIONS, **config, "pad_token_id": index.pad_id}
+    positions = model_files.positions(known)
+    if positions is not None and positions < index.sequence_length:
+        need = index.sequence_length + known["max_position_embeddings"] - positions  # RoBERTa's has unused rows
         raise UsageError(
-            f"{arguments.config}: {CONFIG} is of type '{config.get('model_type')}'; only 'bert' can be pre-trained",
-            next_step="set config to a BERT's, or remove it",
-        )
-    positions = config.get("max_position_embeddings", POSITIONS)
-    if positions < index.sequence_length:
-        raise UsageError(
-            f"{arguments.config}: max_position_embeddings is {positions}, but {arguments.data} needs "
-            f"{index.sequence_length}",
-            next_step=f"set max_position_embeddings to {index.sequence_length} or more, or remove config",
+            f"{arguments.config}: max_position_embeddings is {known['max_position_embeddings']}, but {arguments.data} "
+            f"needs {need}",
+            next_step=f"set max_position_embeddings to {need} or more, or remove config",
         )
     log.info(
         "model: %s embeddings for the tokenizer's %s tokens; %s has %s",

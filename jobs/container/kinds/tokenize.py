@@ -24,10 +24,12 @@ from jobs.container.data.packed_tokens import CorpusPacking, Index, PackedFile
 from jobs.container.data.tokenizer import SPECIAL, TokenizerFiles, load_tokenizer, tokenizer_files
 from jobs.container.hub import push_artifact
 from jobs.container.kinds.artifact_job import UPLOADS, JobMetrics
+from jobs.container.models.pretrained import explained_loading
 from jobs.container.rank import Rank, run
 from jobs.core.artifact import ArtifactFile
 from jobs.core.errors import UsageError
 from jobs.core.words import counted
+from jobs.data_checks.model_files import TOKENIZER
 from jobs.spec.kinds.tokenize import Tokenize
 
 if TYPE_CHECKING:
@@ -76,9 +78,9 @@ class _Tokenization:
         self._packed.mkdir()
         self._tokenizer_folder = tokenizer.folder
         self._tokenizer_files = tokenizer.names
-        loaded = load_tokenizer(self._tokenizer_folder / "tokenizer.json")
+        loaded, self._special_ids = _load(self._tokenizer_folder, arguments.tokenizer)
         self._vocabulary_size = loaded.get_vocab_size(with_added_tokens=True)
-        self._special_ids = _special_ids(loaded, arguments.tokenizer)
+        self._special_tokens = {name: loaded.id_to_token(number) for name, number in self._special_ids.items()}
         self._packing = CorpusPacking(
             loaded,
             sequence_length=arguments.sequence_length,
@@ -148,7 +150,7 @@ class _Tokenization:
         """Return how often the text of documents contains special tokens, and warn about them."""
         counts = {name: sum(file.counts.get(f"spelled_{name}", 0) for file in done.values()) for name in _COUNTED}
         if any(counts.values()):
-            shown = ", ".join(f"{count:,} [{name.upper()}]" for name, count in counts.items() if count)
+            shown = ", ".join(f"{count:,} {self._special_tokens[name]}" for name, count in counts.items() if count)
             log.warning("warning: the text of the corpus contains special tokens, which are encoded as such: %s", shown)
         return sum(counts.values())
 
@@ -168,12 +170,12 @@ class _Tokenization:
 
 
 _COUNTED = ("pad", "cls", "sep", "mask")
-"""Special tokens whose text in a document is encoded as the token itself, as in Hugging Face's tokenizers. [UNK] is not
-counted, because it also replaces unknown characters."""
+"""Special tokens whose text in a document is encoded as the token itself, as in Hugging Face's tokenizers. The unknown
+token is not counted, because it also replaces unknown characters."""
 
 
 def _count_special(path: Path, tokens: int, documents: int, ids: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of special tokens in a file's documents, without the [CLS] and [SEP] around each."""
+    """Return the counts of special tokens in a file's documents, without the two tokens around each."""
     packed = np.load(path, mmap_mode="r").reshape(-1)[:tokens]
     found = {name: int(np.count_nonzero(packed == ids[name])) for name in _COUNTED}
     return {f"spelled_{name}": max(0, n - documents * (name in ("cls", "sep"))) for name, n in found.items()}
@@ -191,15 +193,28 @@ def _packed_files(done: Mapping[str, ArtifactFile], part: str) -> list[PackedFil
     ]
 
 
-def _special_ids(tokenizer: Any, location: str) -> dict[str, int]:
+def _load(folder: Path, location: str) -> tuple[Any, dict[str, int]]:
+    """Return a tokenizer and the ids of its special tokens.
+
+    If it does not have BERT's, its class in transformers decides which they are, and how texts are split.
+    """
+    tokenizer = load_tokenizer(folder / TOKENIZER)
     ids = {token.strip("[]").lower(): tokenizer.token_to_id(token) for token in SPECIAL}
-    missing = [name for name, number in ids.items() if number is None]
-    if missing:
+    if None in ids.values():
+        from transformers import AutoTokenizer
+
+        with explained_loading(location, "its tokenizer cannot be loaded"):
+            loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            tokenizer = loaded.backend_tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        ids = {name: getattr(loaded, f"{name}_token_id") for name in ids}
+    if missing := next((name for name in _COUNTED if ids[name] is None), None):
         raise UsageError(
-            f"{location}: its tokenizer has no [{missing[0].upper()}]",
-            next_step="use a tokenizer of train-tokenizer, or a BERT's",
+            f"{location}: its tokenizer has no {missing} token",
+            next_step="use a tokenizer of train-tokenizer, or of a model that pretrain-mlm takes",
         )
-    return ids
+    return tokenizer, {name: number for name, number in ids.items() if number is not None}
 
 
 if __name__ == "__main__":

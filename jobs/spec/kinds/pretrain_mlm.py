@@ -1,4 +1,4 @@
-"""pretrain-mlm: pre-train a BERT by masked language modelling on packed tokens."""
+"""pretrain-mlm: pre-train an encoder by masked language modelling on packed tokens."""
 
 from typing import Annotated, Literal
 
@@ -8,11 +8,14 @@ from typing_extensions import Self
 from jobs.spec.arguments import Artifact, Configuration, JobKind, Model, OfKind
 from jobs.spec.recipe import MAX_BATCH_SIZE, Recipe
 
+MODEL_TYPES = ("bert", "camembert", "distilbert", "modernbert", "roberta", "xlm-roberta")
+"""Values of `model_type` in config.json. jobs.container.models.masked_bert has the heads of these models."""
+
 _SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")
 
 
 class PretrainMlm(Recipe):
-    """Pre-train a BERT by masked language modelling on packed tokens, from random weights or from a model's.
+    """Pre-train an encoder by masked language modelling on packed tokens, from random weights or from a model's.
 
     Defaults that differ from other kinds are those of BERT's training: 256 sequences per step, a peak
     learning rate of 1e-4, weight decay 0.01, and with 100,000 steps a warm-up of 10,000.
@@ -23,11 +26,12 @@ class PretrainMlm(Recipe):
     data_fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{16,64}$")
     """The first 16 to 64 digits of the data's fingerprint; other data is rejected. Default: accept any data."""
     model: Model | None = None
-    """A BERT to continue from, for example on texts of your domain: run://…/model, hf://…, data://…, s3://… or a
-    folder. Default: random weights. The tokens must be from this model's tokenizer."""
+    """A BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT or ModernBERT to continue from, for example on texts of your
+    domain: run://…/model, hf://…, data://…, s3://… or a folder. Default: random weights. The tokens must be from this
+    model's tokenizer."""
     config: Configuration | None = None
-    """A BERT's config.json, in place of the next four keys: hf://org/name or a folder. vocab_size follows from the
-    data's tokenizer. Default: use the four keys."""
+    """The config.json of such a model, in place of the next four keys: hf://org/name or a folder. vocab_size follows
+    from the data's tokenizer. Default: a BERT of the four keys."""
     hidden_size: int = Field(default=768, ge=8)
     """Width of the model."""
     layers: int = Field(default=12, ge=1)
@@ -75,7 +79,7 @@ class PretrainMlm(Recipe):
 
 KIND = JobKind(
     name="pretrain-mlm",
-    summary="pre-train a BERT by masked language modelling",
+    summary="pre-train an encoder by masked language modelling",
     entrypoint="jobs.container.kinds.pretrain_mlm",
     arguments=PretrainMlm,
     accelerated=True,

@@ -16,10 +16,10 @@ class Tokenize(Arguments):
     corpus: Annotated[Artifact, OfKind("corpus")]
     """Corpus from a prepare-corpus run: run://name or its folder."""
     tokenizer: Tokenizer
-    """Tokenizer from a train-tokenizer run (run://name or its folder), or of a BERT (hf://org/name,
-    run://name/model)."""
+    """Tokenizer from a train-tokenizer run (run://name or its folder), or of a model that pretrain-mlm takes
+    (hf://org/name, run://name/model)."""
     sequence_length: int = Field(default=512, ge=8, le=65_536)
-    """Tokens per sequence, including [CLS] and [SEP]."""
+    """Tokens per sequence, including those around a text."""
     encoder: Literal["auto", "tokenizers"] = "auto"
     """Library that encodes the text. auto uses nanotoken if it gives the same ids as Hugging Face's tokenizers."""
     push_to_hub: HubRepository | None = None

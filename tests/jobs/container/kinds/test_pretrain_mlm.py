@@ -5,11 +5,13 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import AutoTokenizer
 
 from jobs.container.accelerator import Accelerator
 from jobs.container.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking
@@ -18,6 +20,8 @@ from jobs.container.kinds.pretrain_mlm import bert, fetch_inputs, new_model
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.locations import S3Location
 from jobs.spec.kinds.pretrain_mlm import PretrainMlm
+from tests.support.container.corpora import Workshop, paragraphs, put_jsonl, texts_of
+from tests.support.container.encoders import save_tiny_encoder
 from tests.support.container.hub_server import Hub
 from tests.support.container.launching import Run
 from tests.support.container.packing import publish
@@ -53,6 +57,7 @@ def test_pre_training_resumes_as_if_uninterrupted(
     assert receipt.result["eval_loss"] == evaluated[-1]["eval_loss"]
     assert receipt.result["eval_perplexity"] == pytest.approx(math.exp(receipt.result["eval_loss"]))
     assert receipt.result["eval_loss"] == pytest.approx(_evaluated_by_hand(run, packed, tmp_path), abs=1e-5)
+    assert json.loads(run.read("model/config.json"))["vocab_size"] == 128
 
     # A second attempt, after one that was interrupted in its last upload.
     weights = run.read(MODEL)
@@ -70,12 +75,11 @@ def test_pre_training_resumes_as_if_uninterrupted(
 
 
 def _evaluated_by_hand(run: Run, packed: Path, folder: Path) -> float:
-    """The loss of the saved model on all held-out sequences, with transformers' head on every position."""
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
+    """Return the loss of the saved model on all held-out sequences, with transformers' head on every position."""
+    from transformers import AutoModelForMaskedLM
 
     left = run.download("model/", folder / "model")
     model = AutoModelForMaskedLM.from_pretrained(left).eval()
-    assert model.config.vocab_size == 128
     batch = _held_out(packed, AutoTokenizer.from_pretrained(left))
     labels = torch.full_like(batch["input_ids"], -100).scatter(1, batch["masked_positions"], batch["labels"])
     with torch.no_grad():
@@ -109,7 +113,7 @@ def _held_out(packed: Path, tokenizer: Any) -> dict[str, torch.Tensor]:
         ),
         ({"data": "s3://runs/research/corpus/"}, "is a 'corpus', not a 'packed-tokens'\nNext: "),
         ({"config": "s3://runs/nowhere/"}, "s3://runs/nowhere/ has no config.json\nNext: "),
-        ({"config": "gpt2"}, "gpt2: config.json is of type 'gpt2'; only 'bert' can be pre-trained\nNext: "),
+        ({"config": "gpt2"}, "gpt2: config.json is of type 'gpt2', which cannot be pre-trained\nNext: set config to "),
         ({"config": "small"}, r"small: max_position_embeddings is 8, but s3://.* needs 16\nNext: set .* to 16 or more"),
         ({"config": "text"}, "text: its config.json is not JSON"),
     ],
@@ -154,7 +158,7 @@ def test_a_configuration_sets_the_shape_and_the_tokenizer_the_vocabulary(
 def test_training_starts_from_a_model_with_the_same_tokenizer(
     s3: "S3Client", pretraining: tuple[str, ...], tiny_bert: Path, put: Put, tmp_path: Path
 ) -> None:
-    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification
+    from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
     def model(name: str, made: Any, tokens: list[str] | None = None) -> str:
         tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
@@ -191,6 +195,34 @@ def test_training_starts_from_a_model_with_the_same_tokenizer(
     shutil.rmtree(tmp_path / "wrong")
     with pytest.raises(UsageError, match=r"sequences of 16 tokens, .* only 8 positions\nNext"):
         started(model("wrong", BertForMaskedLM(BertConfig(**shape, max_position_embeddings=8))))
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "modernbert"])
+def test_other_encoders_continue_on_tokens_of_their_tokenizers(
+    model_type: str, workshop: Workshop, run: Run, tmp_path: Path
+) -> None:
+    texts = [*paragraphs(200), "this text spells <mask> and [MASK] itself"]
+    corpus = workshop.corpus(data=[str(put_jsonl(tmp_path / "corpus.jsonl", texts))], held_out_fraction=0.1)
+    model = save_tiny_encoder(tmp_path / "start", model_type, texts)
+    packed = workshop.packed(corpus, SimpleNamespace(location=str(model)), sequence_length=32)
+    assert workshop.result()["special_tokens_in_text"] == 1
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = PackedTokens(packed.download(), "train")
+    ids = [number for text in texts_of(corpus) for number in tokenizer(text)["input_ids"]]
+    assert rows.__getitems__(range(len(rows))).flatten().tolist()[: len(ids)] == ids
+
+    launched = run.attempt(
+        *(f"--data={packed.location}", f"--model={model}", "--max-steps=30", "--global-batch-size=16"),
+        *("--learning-rate=0.01", "--log-every-steps=10"),
+        kind=KIND,
+    )
+
+    assert f"start: from the weights of {model}\n" in launched.lines
+    assert "warning" not in launched.output
+    result = run.receipt().result
+    assert result["eval_loss"] < run.metrics()[0]["loss"] - 0.3, "it did not learn"
+    assert result["eval_loss"] == pytest.approx(_evaluated_by_hand(run, packed.download(), tmp_path), abs=1e-4)
+    assert json.loads(run.read("model/config.json"))["model_type"] == model_type
 
 
 @pytest.mark.parametrize(

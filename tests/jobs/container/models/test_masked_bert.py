@@ -1,29 +1,32 @@
 """A head that computes only masked positions, compared with transformers' full head."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from jobs.container.data.masked_tokens import IGNORED, MaskedSequences
-from jobs.container.models.masked_bert import BertForMaskedLM
+from jobs.container.models.masked_bert import HEADS, masked_lm
 from tests.jobs.container.data.test_masked_tokens import VOCABULARY, Rows, masking
 
 
 @pytest.fixture
-def model() -> BertForMaskedLM:
+def model(request: pytest.FixtureRequest) -> Any:
+    """A BERT, or a model of the type that the test names."""
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    return BertForMaskedLM(config)
+    model_type = getattr(request, "param", "bert")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    if model_type == "distilbert":
+        sizes = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}
+    dropouts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+    config = CONFIG_MAPPING[model_type](vocab_size=VOCABULARY, pad_token_id=0, **sizes)
+    for name in dropouts:
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    return masked_lm(model_type)(config)
 
 
 def full_labels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -32,10 +35,11 @@ def full_labels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return labels.scatter(1, batch["masked_positions"], batch["labels"])
 
 
-def test_loss_and_gradients_equal_those_of_the_full_head(model: BertForMaskedLM) -> None:
+@pytest.mark.parametrize("model", HEADS, indirect=True)
+def test_loss_and_gradients_equal_those_of_the_full_head(model: Any) -> None:
     rows = Rows(8)
     batch = MaskedSequences(rows, masking()).__getitems__(range(8))  # the last is padded, and has fewer masks
-    whole = transformers.BertForMaskedLM(model.config)
+    whole = transformers.AutoModelForMaskedLM.from_config(model.config)
     whole.load_state_dict(model.state_dict())
 
     found = model.train()(**batch)
@@ -56,7 +60,7 @@ def test_loss_and_gradients_equal_those_of_the_full_head(model: BertForMaskedLM)
         torch.testing.assert_close(parameter.grad, of_whole[name].grad, atol=1e-6, rtol=1e-4)
 
 
-def test_unpadded_batch_needs_no_attention_mask(model: BertForMaskedLM) -> None:
+def test_unpadded_batch_needs_no_attention_mask(model: Any) -> None:
     data = MaskedSequences(Rows(8), masking())
     batch = data.collate_unpadded(data.__getitems__(range(7)))
     assert "attention_mask" not in batch
@@ -76,7 +80,7 @@ def test_unpadded_batch_needs_no_attention_mask(model: BertForMaskedLM) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # by Dynamo itself
-def test_compiled_model_learns_the_same_with_one_layer_graph(model: BertForMaskedLM) -> None:
+def test_compiled_model_learns_the_same_with_one_layer_graph(model: Any) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds to import, and only this test needs it
 
     data = MaskedSequences(Rows(8), masking())
@@ -104,13 +108,13 @@ def test_compiled_model_learns_the_same_with_one_layer_graph(model: BertForMaske
     assert torch.equal(evaluated[:, 1], torch.full((7,), 19.0))
 
 
-def test_batch_without_masks_has_a_loss_of_zero(model: BertForMaskedLM) -> None:
+def test_batch_without_masks_has_a_loss_of_zero(model: Any) -> None:
     batch = MaskedSequences(Rows(2), masking()).__getitems__([0])
     batch["labels"][:] = IGNORED
     assert model(**batch)["loss"].item() == 0
 
 
-def test_saved_model_is_a_plain_bert_with_tied_embeddings(model: BertForMaskedLM, tmp_path: Path) -> None:
+def test_saved_model_is_a_plain_bert_with_tied_embeddings(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     plain = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
     assert type(plain) is transformers.BertForMaskedLM
