@@ -125,7 +125,7 @@ def beginning_of(size: int, read: Callable[[int, int], bytes]) -> Beginning:
 
 def lfs_pointer_error(what: str) -> TrainyardError:
     return UsageError(
-        f"{what} is only a pointer of Git LFS, not the file itself",
+        f"{what} is a pointer of Git LFS, not the file itself",
         next_step="git lfs pull in the clone, and copy the file again from there",
     )
 

@@ -146,7 +146,11 @@ def test_valid_inputs_pass(aws: Aws, put: Put) -> None:
         ("t.csv", b"text,label\ngood,1\nbad,1\n", "{0}: every 'label' is '1', but training needs at least two classes"),
         ("t.csv", b"text,label\ngo\0od,1\nbad,2\n", "{0}, line 2: "),
         ("t.csv", b"PK\3\4" + bytes(90), "{0} is an Excel workbook or a ZIP archive\nNext: open it in a spreadsheet"),
-        ("t.csv", b"version https://git-lfs.github.com/spec/v1\n", "{0} is a pointer of Git LFS\nNext: git lfs pull"),
+        (
+            "t.csv",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "{0} is a pointer of Git LFS, not the file itself\nNext: git lfs",
+        ),
         (
             "t.csv",
             TABLE.decode().encode("utf-16-le"),
@@ -321,8 +325,8 @@ UNIGRAM = {"model": {"vocab": [["a", 0.0], ["b", -1.0]]}, "added_tokens": [{"id"
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"model.safetensors": LFS}, "its model.safetensors is only a pointer of Git LFS"),
-        ({"tokenizer.json": LFS}, "its tokenizer.json is only a pointer of Git LFS"),
+        ({"model.safetensors": LFS}, "its model.safetensors is a pointer of Git LFS"),
+        ({"tokenizer.json": LFS}, "its tokenizer.json is a pointer of Git LFS"),
         (
             {"model.safetensors": SAFETENSORS[:-3]},
             f"has {len(SAFETENSORS) - 3} bytes, but its header describes {len(SAFETENSORS)}; the file was probably",
@@ -378,7 +382,7 @@ TALK = b'{"messages": [{"role": "user", "content": "why"}, {"role": "assistant",
         (b"1\n" + TALK, "{0}, line 1: not a JSON object but '1'"),
         (b"", "{0} has 0 examples\nNext: add examples: a training needs at least 2"),
         (TALK + TALK.replace(b"assistant", b"user"), "{0} has 1 example, and 1 conversation without an answer"),
-        (LFS, "{0} is only a pointer of Git LFS"),
+        (LFS, "{0} is a pointer of Git LFS"),
     ],
 )
 def test_conversations_are_checked(aws: Aws, put: Put, content: bytes, message: str | None) -> None:
@@ -396,7 +400,7 @@ def test_conversations_are_checked(aws: Aws, put: Put, content: bytes, message: 
 def test_pointers_of_lfs_in_place_of_tables_are_refused(aws: Aws, put: Put) -> None:
     for name in ("t.csv", "t.jsonl", "t.parquet"):
         [error] = errors_of(aws, finetuning(put, put(name, LFS)))
-        assert f"{name} is only a pointer of Git LFS, not the file itself\nNext: git lfs pull" in error
+        assert f"{name} is a pointer of Git LFS, not the file itself\nNext: git lfs pull" in error
 
 
 def test_pickles_are_refused_for_images_with_an_old_pytorch(aws: Aws) -> None:
