@@ -334,7 +334,7 @@ class ScriptJob:
                 s3,
                 self._run,
                 self._scratch,
-                folders=(self._output, self._checkpoints),
+                folders=(self._output, self._checkpoints, *(self._workdir / name for name in self._arguments.keep)),
                 patterns=self._arguments.metrics,
                 attempt=attempt,
             )

@@ -1,6 +1,6 @@
 """Collect the metrics of a script that does not report them through the library, from its files and its log.
 
-Below the script's output and checkpoints:
+Below the script's output, its checkpoints and the folders that it keeps (`keep`):
 
 - TensorBoard's event files: each scalar;
 - trainer_state.json of a transformers Trainer: its `log_history`;

@@ -40,6 +40,8 @@ for step in range(begin + 1, 7):
     if step == 5 and not begin:
         raise SystemExit(1)
 (output / "all_results.json").write_text(json.dumps({"epoch": 1.0, "eval_accuracy": 0.75, "train_runtime": 2.5}))
+Path("out").mkdir(exist_ok=True)
+Path("out/eval_results.json").write_text(json.dumps({"eval_f1": 0.5}))
 (output / "predictions.jsonl").write_text(json.dumps({"label": 1, "confidence": 0.5}) + "\\n")
 """
 
@@ -47,7 +49,7 @@ for step in range(begin + 1, 7):
 def test_files_and_log_of_all_attempts_make_one_curve(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"train.py": COUNTS})
     patterns = {"loss": r"train loss ([\d.]+)", "never": "absent=(.*)"}
-    flags = script_flags(s3, code, "train.py {output}", metrics=patterns)
+    flags = script_flags(s3, code, "train.py {output}", metrics=patterns, keep=["out"])
     # GIVEN an attempt that fails at step 5, after a checkpoint of step 3
     run.attempt(*flags, attempt=1, kind="script", expect=1)
     assert [line["step"] for line in run.metrics() if "loss" in line] == [1, 2, 3, 4, 5]
@@ -67,7 +69,7 @@ def test_files_and_log_of_all_attempts_make_one_curve(run: Run, s3: "S3Client", 
         (step, step / 10) for step in range(1, 7)
     ]
     assert sorted(line["time"] for line in lines) == [line["time"] for line in lines]
-    result = {"loss": 4.667, "scores_f1": 0.6, "eval_accuracy": 0.75, "train_runtime": 2.5}
+    result = {"loss": 4.667, "scores_f1": 0.6, "eval_accuracy": 0.75, "train_runtime": 2.5, "eval_f1": 0.5}
     assert run.receipt().result == result
     assert (
         "warning: no log line of rank 0 matches the pattern of never. Next: correct arguments.metrics\n" in last.lines
