@@ -72,12 +72,16 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
     return [fact for fact in found if any(fact.cells)]
 
 
+def _is_script(run: RecordedRun) -> bool:
+    return run.receipt is not None and run.receipt.job == "script"
+
+
 def _compared(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the metrics to compare: the known ones, and the numbers that scripts report."""
     found = (
         key
         for run in runs
-        if run.receipt and run.receipt.job == "script"
+        if _is_script(run)
         for key, value in run.result.items()
         if isinstance(value, (int, float)) and not is_of_a_whole_phase(key)
     )
@@ -163,7 +167,8 @@ def shared_curves(runs: Sequence[RecordedRun]) -> list[Curve]:
         for point in points(run):
             by_name.setdefault(point.series, {}).setdefault(name, []).append(point)
     found = []
-    further = [name for name, of_runs in by_name.items() if name not in _CURVES and len(of_runs) > 1]
+    measured_by_scripts = {name for run in runs if _is_script(run) for line in run.metrics for name in line}
+    further = [name for name in by_name if name not in _CURVES and name in measured_by_scripts]
     for name in (each for each in (*_CURVES, *further[:_FURTHER]) if each in by_name):
         by_run = by_name[name]
         words = "Final values: " + ", ".join(f"{run} {figure_of(of[-1].value)}" for run, of in by_run.items()) + "."

@@ -42,6 +42,8 @@ def test_metrics_of_scripts_are_compared(runs: list[RecordedRun]) -> None:
     ]
     [score] = [fact for fact in facts(scripts) if fact.label == "cats score"]
     assert (score.cells, score.best) == (["0.500", "0.750"], 1)
+    assert "curve-grad_norm" in [curve.id for curve in shared_curves(scripts)]
+    assert "curve-grad_norm" not in [curve.id for curve in shared_curves(runs)]
 
 
 def test_only_differing_arguments_are_shown(runs: list[RecordedRun]) -> None:
