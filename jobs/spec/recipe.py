@@ -16,9 +16,6 @@ MAX_SEED = 2**32 - 1
 MAX_BATCH_SIZE = 2**20
 """Far more sequences than any recipe needs in one step."""
 
-SMALLER_IS_BETTER = frozenset({"eval_loss", "eval_perplexity", "eval_rmse", "eval_mae"})
-"""Metrics to minimize; all others are maximized."""
-
 Tracker = Literal["wandb", "mlflow"]
 
 TRACKER_VARIABLES: Mapping[Tracker, str] = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}

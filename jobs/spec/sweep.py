@@ -40,9 +40,9 @@ from typing_extensions import Self
 from jobs.core.errors import UsageError, did_you_mean
 from jobs.core.records import Verdict
 from jobs.core.run import new_run_id
-from jobs.core.words import main_result
+from jobs.core.words import main_result, smaller_is_better
 from jobs.spec.arguments import Arguments, Strict
-from jobs.spec.recipe import SMALLER_IS_BETTER, Recipe
+from jobs.spec.recipe import Recipe
 
 _FOLDER = "halving"
 
@@ -247,7 +247,7 @@ class Sweep(Strict):
     def smaller_is_better(self, metric: str) -> bool:
         if self.direction is not None:
             return self.direction == "minimize"
-        return metric in SMALLER_IS_BETTER or metric.endswith(("loss", "perplexity", "rmse", "mae"))
+        return smaller_is_better(metric)
 
     def metric_of(self, result: Mapping[str, Any]) -> tuple[str, float] | None:
         """Return the metric that ranks a point, as name and value; None if its result does not have it."""

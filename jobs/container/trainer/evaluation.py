@@ -19,8 +19,7 @@ from jobs.container.trainer.halving import Rungs
 from jobs.container.trainer.trainer import TrainedEnoughError
 from jobs.core.errors import TrainyardError
 from jobs.core.run import CHECKPOINTS
-from jobs.core.words import counted, result_label
-from jobs.spec.recipe import SMALLER_IS_BETTER
+from jobs.core.words import counted, result_label, smaller_is_better
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -50,7 +49,7 @@ class BestEvaluation:
 
     def of(self, history: Sequence[Mapping[str, Any]]) -> Best | None:
         """Return the best evaluation in a log, or None if there is none or no value is a finite number."""
-        sign = -1 if self.metric in SMALLER_IS_BETTER else 1
+        sign = -1 if smaller_is_better(self.metric) else 1
         best: Best | None = None
         for entry in history:
             if self.metric not in entry:
