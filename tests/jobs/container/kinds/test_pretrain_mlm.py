@@ -190,8 +190,9 @@ def test_training_starts_from_a_model_with_the_same_tokenizer(
         state["bert.encoder.layer.0.output.dense.weight"], classifier.bert.encoder.layer[0].output.dense.weight
     )
 
+    more = BertForMaskedLM(BertConfig(**{**shape, "vocab_size": shape["vocab_size"] + 1}))
     with pytest.raises(UsageError, match=r"does not have the vocabulary of s3://.*: the id of 'another' is missing"):
-        started(model("wrong", whole, ["another"]))
+        started(model("wrong", more, ["another"]))
     shutil.rmtree(tmp_path / "wrong")
     with pytest.raises(UsageError, match=r"sequences of 16 tokens, .* only 8 positions\nNext"):
         started(model("wrong", BertForMaskedLM(BertConfig(**shape, max_position_embeddings=8))))
