@@ -54,7 +54,7 @@ def test_both_nodes_get_the_inputs_and_save_their_output(run: Run, s3: "S3Client
     # WHEN a node is reclaimed after the first checkpoint of the main node
     first = nodes(1)
     first[0].wait_for_line("node 0 of 2 with of_mine, begun before: False")
-    first[0].wait_for_line("checkpoint: step 1 (step)")
+    first[0].wait_for_line("checkpoint: step (number 1)")
     assert any(line.startswith("packages: of_mine in ") for line in first[0].lines)
     first[1].process.send_signal(signal.SIGTERM)
     # THEN both end, to be retried
