@@ -53,7 +53,7 @@ def test_a_script_runs_and_resumes_in_the_environment_of_its_lock(run: Run, s3: 
     assert importlib.metadata.version("packaging") != "24.0"
     flags = script_flags(s3, project(tmp_path / "code"), "train.py", environment="uv.lock")
     first = run.start(*flags, kind="script", attempt=1, **uv_settings())
-    first.wait_for_line("checkpoint: step 1 (step-1)")
+    first.wait_for_line("checkpoint: step-1 (number 1)")
     assert "packaging 24.0 in packages" in first.output
     assert "of the image: []" in first.output
     assert any(line.startswith("packages: 1 package of uv.lock in ") for line in first.lines)
