@@ -26,7 +26,8 @@ MODEL_FILES = {
 }
 """Files that are accepted as a model before a job is submitted."""
 DATA = (
-    b"".join(b'{"text": "%s", "label": %d}\n' % (b"good " * 200, row % 2) for row in range(600)) + b'{"text": "late"}\n'
+    b"".join(b'{"text": "%s", "label": %d}\n' % (b"good " * 2000, row % 2) for row in range(600))
+    + b'{"text": "late"}\n'
 )
 """A table whose only error is after the rows that are checked before submission, so that its job fails soon."""
 SPEC = {
