@@ -16,7 +16,7 @@ from jobs.spec.arguments import TextFormat
     ("name", "content"),
     [
         ("t.txt", b"f\xfcnf\r\xe9\r"),
-        ("t.txt.gz", gzip.compress(b"f\xfcnf\n\xe9\n")),
+        ("t.txt.gz", gzip.compress(b"f\xfcnf\n\xe9\n", mtime=0)),
         ("t.csv", b"text;more\nf\xfcnf;1\n\xe9;2\n"),
     ],
 )

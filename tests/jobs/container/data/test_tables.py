@@ -87,10 +87,10 @@ ARRAY = json.dumps([{"label": label, "text": text} for text, label in zip(*TEXTS
         ("excel.csv", rows_of(";", "\r\n", "sep=;\r\n").encode("utf-8-sig"), TextFormat()),
         ("old-mac.csv", rows_of(",", "\r").encode("mac-roman"), TextFormat(encoding="mac-roman")),
         ("unicode-text.tsv", rows_of("\t", "\r\n").encode("utf-16"), TextFormat()),
-        ("t.csv.gz", gzip.compress(rows_of(",", "\n", "\n\n").encode()), TextFormat()),
+        ("t.csv.gz", gzip.compress(rows_of(",", "\n", "\n\n").encode(), mtime=0), TextFormat()),
         ("T.TSV.ZST", pa.compress(rows_of("\t", "\n").encode(), "zstd", asbytes=True), TextFormat()),
         ("t.csv.bz2", bz2.compress(rows_of(",", "\n").encode("cp1252")), TextFormat(encoding="cp1252")),
-        ("no-suffix.csv", gzip.compress(rows_of(",", "\n").encode()), TextFormat()),
+        ("no-suffix.csv", gzip.compress(rows_of(",", "\n").encode(), mtime=0), TextFormat()),
         ("array.json", ARRAY.encode(), TextFormat()),
         ("array.jsonl", json.dumps(json.loads(ARRAY), ensure_ascii=False).encode("utf-8-sig"), TextFormat()),
         (
