@@ -85,7 +85,7 @@ def test_roles_only_trust_services_and_configured_principals(all_resources: list
                     case "Federated":
                         # By the repository in the token, never by the provider alone.
                         assert row.deploy_from is not None, f"{path} {name}"
-                        assert row.deploy_from.repository in json.dumps(statement["Condition"]), f"{path} {name}"
+                        assert f'"{row.deploy_from.subject}"' in json.dumps(statement["Condition"]), f"{path} {name}"
                     case _:
                         pytest.fail(f"{path} {name} trusts {kind} {trusted}")
 
