@@ -23,10 +23,10 @@ parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--learning-rate", type=float, default=5e-5)
 given = parser.parse_args()
 
-rows = datasets.load_dataset("imagefolder", data_dir=given.pictures, split="train")
+rows = datasets.load_dataset("imagefolder", data_dir=given.pictures, split="train", trust_remote_code=False)
 names = rows.features["label"].names
 parts = rows.train_test_split(test_size=0.1, seed=42, stratify_by_column="label")
-processor = AutoImageProcessor.from_pretrained(given.model)
+processor = AutoImageProcessor.from_pretrained(given.model, trust_remote_code=False)
 
 
 def prepared(batch: dict[str, list], *, mirror: bool = False) -> dict[str, object]:
@@ -39,6 +39,7 @@ def prepared(batch: dict[str, list], *, mirror: bool = False) -> dict[str, objec
 
 model = AutoModelForImageClassification.from_pretrained(
     given.model,
+    trust_remote_code=False,
     num_labels=len(names),
     id2label=dict(enumerate(names)),
     label2id={name: number for number, name in enumerate(names)},

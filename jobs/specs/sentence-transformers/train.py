@@ -55,7 +55,7 @@ def measured(prefix: str) -> dict[str, float]:
     return {f"{prefix}{name}": found[f"held_out_cosine_{key}"] for name, key in names.items()}
 
 
-model = SentenceTransformer(given.model)
+model = SentenceTransformer(given.model, trust_remote_code=False)
 before = measured("base_")  # a resumed attempt loads its checkpoint below
 trainer = SentenceTransformerTrainer(
     model=model,

@@ -35,7 +35,9 @@ def start(emulated: Aws, stage: DeployedStage, name: str) -> Iterator[Start]:
         plan = planned_to_run(emulated, stage, command, name=name)
         table = plan.run_location / "train.jsonl"
         submitted.append(send(emulated, plan))
-        emulated.s3.put_object(Bucket=table.bucket, Key=table.key, Body=b'{"text": "good", "label": 1}\n')
+        emulated.s3.put_object(
+            Bucket=table.bucket, Key=table.key, Body=b'{"text": "good", "label": 1}\n{"text": "bad", "label": 0}\n'
+        )
         return plan, wait_for(emulated, stage, submitted[-1], state=state)
 
     yield start_one
