@@ -44,7 +44,7 @@ class LabelFormat:
     """How the values of a label column are read."""
 
     problem: Problem | None = "single-label"
-    """None: unknown before a model is read, so that labels cannot be checked."""
+    """None if unknown: before a model is read, labels cannot be checked."""
     delimiter: str = ","
     """Separates the classes in a text with several."""
 

@@ -87,7 +87,7 @@ def write(upgrades: Sequence[Upgrade], root: Path) -> None:
 def run_steps(root: Path, upgrades: Sequence[Upgrade], *, torch_index: str) -> None:
     """Pin the laptop's packages, lock the new releases, and write their table in images/README.md.
 
-    Each step is a process of its own, because this one has read the files before they changed. Raises TrainyardError if
+    Each step is a separate process, because this one has read the files before they changed. Raises TrainyardError if
     a step fails; the steps can be repeated.
     """
     names = [upgrade.after.name for upgrade in upgrades if upgrade.changes]

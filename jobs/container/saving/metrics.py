@@ -169,7 +169,7 @@ class RunMetrics(Callback):
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._status()
         if self._files and self._shown_step != state.global_step:
-            # There were too few steps since the last log line for another one.
+            # Too few steps have passed since the last log line to write another.
             self._show(state, "trained" if state.global_step >= state.max_steps else "stopped")
 
     def evaluated(self, step: int, values: Mapping[str, Any]) -> None:

@@ -170,7 +170,7 @@ def test_two_spot_nodes_restart_together_after_a_reclaim(
         following.read_until("[node 0] rendezvous: node 0 of 2")
         [job] = batch.find_jobs(emulated, stage, following.run_id)
         assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot@research", {"RUNNABLE": 1, "RUNNING": 1})
-        batch.terminate(emulated, other, reason="the test goes on")
+        batch.terminate(emulated, other, reason="no longer needed")
         following.read_until("checkpoint: step ")
         emulator.reclaim(f"{job.id}:1")
         assert following.wait() == 0, following.stderr + "".join(following.log)
