@@ -14,7 +14,10 @@ from jobs.spec.spec import parse_spec
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(page for part in ("images", "infra", "jobs") for page in ROOT.glob(f"{part}/**/*.md"))]
+    [
+        *ROOT.glob("*.md"),
+        *(page for part in ("images", "infra", "jobs", "skills") for page in ROOT.glob(f"{part}/**/*.md")),
+    ]
 )
 
 
@@ -28,7 +31,8 @@ def commands(page: Path) -> Iterator[list[str]]:
     lines = [line for line in lines if re.match(r"(trainyard|make|python -m) [a-z]", line)]
     for line in [*lines, *re.findall(r"`(trainyard [a-z][^`…]*)`", page.read_text())]:
         words = shlex.split(line, comments=True)
-        yield words[: words.index("|")] if "|" in words else words
+        end = next((place for place, word in enumerate(words) if word in ("|", ">")), None)
+        yield words[:end]
 
 
 def error_of(words: list[str], targets: list[str]) -> str:
