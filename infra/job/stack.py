@@ -27,7 +27,7 @@ from jobs.core.stage import (
 from jobs.spec.arguments import JobKind
 from jobs.spec.catalog import CATALOG
 from jobs.spec.spec import JobSpec
-from jobs.spec.submit_job import CONTAINER_NAME
+from jobs.spec.submit_job import CONTAINER_NAME, SCHEDULING_PRIORITY
 
 DEFAULT_NODES = 2
 """Nodes of a multi-node job submitted without a number; plans always give one."""
@@ -74,8 +74,8 @@ class TeamJobs:
             type="multinode" if several_nodes else "container",
             platform_capabilities=["EC2"],
             propagate_tags=True,
-            # Jobs of a team run in the order of submission, but a queue with fair share requires a priority.
-            scheduling_priority=1,
+            # Jobs of a team run in the order of submission, unless a spec has a priority.
+            scheduling_priority=SCHEDULING_PRIORITY,
             retry_strategy=_Batch.RetryStrategyProperty(
                 attempts=JobSpec.model_fields["attempts"].default,
                 evaluate_on_exit=[_evaluate_on_exit(rule) for rule in RETRY_RULES],

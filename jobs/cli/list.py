@@ -194,11 +194,13 @@ def show_runs(runs: Sequence[ListedRun], *, on: "Console") -> None:
         "TOOK": ["" if run.seconds is None else duration(run.seconds) for run in runs],
         "ATTEMPT": ["" if job.points else f"{job.attempt} of {job.max_attempts}" for job in jobs],
         "TEAM": [job.team for job in jobs],
+        "PRIORITY": [str(job.priority or "") for job in jobs],
         "QUEUE": [job.queue for job in jobs],
         "SUBMITTED": [tables.moment(job.created_at) for job in jobs],
     }
-    if not any(cells["POINTS"]):
-        del cells["POINTS"]
+    for column in ("POINTS", "PRIORITY"):
+        if not any(cells[column]):
+            del cells[column]
     # Left out in this order. SUBMITTED is optional because a run's id contains the time.
-    optional = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC")
-    tables.show(tables.fitted(cells, width=on.width, leave_out=optional, right=("USD",), wrapped=2), on=on)
+    optional = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "PRIORITY", "POINTS", "TOOK", "USD", "METRIC")
+    tables.show(tables.fitted(cells, width=on.width, leave_out=optional, right=("USD", "PRIORITY"), wrapped=2), on=on)

@@ -80,6 +80,7 @@ def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     reason = "" if job.state == "SUCCEEDED" or job.reason in (EXITED_REASON, ended_by) else job.reason
     attempt = "" if sweep else f", attempt {job.attempt} of {job.max_attempts}{' of this job' if job.origin else ''}"
     took = f"{duration((job.stopped_at - job.created_at).total_seconds())} including the wait" if job.stopped_at else ""
+    priority = f", priority {job.priority}" if job.priority else ""
     rows: list[tuple[str, str | Text]] = [
         ("run", job.run_id),
         ("state", tables.state(job) + attempt),
@@ -88,7 +89,7 @@ def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
         ("reason", reason),
         ("waited for" if job.ended else "waits for", waits_for),
         ("continues", f"{job.origin}{before}"),
-        ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
+        ("job", f"{job.kind}, team {job.team}, queue {job.queue}{priority}"),
         ("submitted", tables.moment(job.created_at)),
         ("started", tables.moment(job.started_at)),
         ("stopped", tables.moment(job.stopped_at)),

@@ -180,6 +180,7 @@ def plan_table(plan: Plan, *, emulated: bool) -> Pairs:
             ("run", plan.run_id),
             ("sweep", _sweep(plan)),
             ("queue", f"{plan.queue} ({plan.queue_reason})"),
+            ("priority", f"{plan.spec.priority} among the team's waiting runs" if plan.spec.priority else ""),
             ("instances", nodes),
             ("accelerator", f"{plan.accelerator} ({plan.accelerator_reason})"),
             ("price", _price(plan, emulated=emulated)),

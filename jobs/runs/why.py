@@ -19,6 +19,7 @@ from jobs.core.instance_types import InstanceType
 from jobs.core.queues import owner_of_queue
 from jobs.core.stage import BudgetStop, DeployedStage, deploy_command, share_identifier
 from jobs.runs.job import Job
+from jobs.spec.submit_job import SCHEDULING_PRIORITY
 
 Verdict = Literal["cause", "fine", "unknown"]
 
@@ -265,11 +266,19 @@ def _queue_position(aws: Aws, facts: Facts) -> Iterator[Finding]:
     first = aws.batch.describe_jobs(jobs=front[:1])["jobs"]
     share = first[0].get("shareIdentifier", "") if first and facts.is_shared else ""
     whose = f", the first of team {facts.teams.get(share, share)}" if share else ""
+    if first and first[0].get("shareIdentifier") == facts.detail.get("shareIdentifier"):
+        whose += _priorities(facts.detail, first[0])
     turns = ": teams take turns by their recent use" if facts.is_shared else ""
     waiting = "jobs wait" if ahead > 1 else "job waits"
     text = f"{ahead} {waiting} ahead of it{whose}{turns}"
     next_step = f"trainyard why {first[0]['jobName']}" if first else ""
     yield Finding(verdict="cause", about="queue position", text=text, next_step=next_step)
+
+
+def _priorities(waiting: Mapping[str, Any], ahead: Mapping[str, Any]) -> str:
+    """Return the priorities of a waiting job and of the one ahead of it, if they differ."""
+    own, other = (job.get("schedulingPriority", SCHEDULING_PRIORITY) - SCHEDULING_PRIORITY for job in (waiting, ahead))
+    return f" (priority {other}, this run has {own})" if own != other else ""
 
 
 def _availability(aws: Aws, facts: Facts) -> Iterator[Finding]:

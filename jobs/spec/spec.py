@@ -101,6 +101,8 @@ class _Submission(Strict):
     """Lower-case letters, digits and hyphens, at most 31 characters; the team of infra/settings.py that pays."""
     resources: Resources = Resources()
     """Instances and ranks."""
+    priority: int = Field(default=0, ge=-10, le=10)
+    """Order among the team's waiting runs: a higher priority starts first. Other teams' turns and running jobs stay."""
     attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
     """Maximum attempts; reclaims and interruptions are retried, the job's own errors are not."""
     timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=MAX_TIMEOUT_HOURS)

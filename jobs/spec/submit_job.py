@@ -47,6 +47,9 @@ class Dependency:
         )
 
 
+SCHEDULING_PRIORITY = 10
+"""Batch's scheduling priority of a run with priority 0. Batch takes no negative ones (SubmitJob's API reference)."""
+
 CONTAINER_NAME = "main"
 """Name of the only container in every job definition; overrides refer to it."""
 
@@ -91,6 +94,7 @@ def submit_job_request(
         "jobDefinition": stage.job_definition(spec.team, spec.job, several_nodes=several_nodes),
         # A queue with fair-share scheduling rejects a job without a share.
         "shareIdentifier": share_identifier(spec.team),
+        **({"schedulingPriorityOverride": SCHEDULING_PRIORITY + spec.priority} if spec.priority else {}),
         **(_node_overrides(placement.nnodes, overrides) if several_nodes else {"ecsPropertiesOverride": overrides}),
         # AWS Batch rejects an array of one child.
         **({"arrayProperties": {"size": children}} if children > 1 else {}),

@@ -27,8 +27,10 @@ QUEUE = team_queue_name(SPOT, DEFAULT_TEAM)
 def submit(emulated: Aws, stage: DeployedStage, begin: Begin) -> Submit:
     """Return a function that submits a job, and returns it once it is in `state`. It ends with the test."""
 
-    def submit_one(state: str, *, name: str = "waits", depends_on: Job | None = None, nodes: int = 1) -> Job:
-        plan = planned_to_run(emulated, stage, ["sleep", "300"], name=name)
+    def submit_one(
+        state: str, *, name: str = "waits", depends_on: Job | None = None, nodes: int = 1, **keys: int
+    ) -> Job:
+        plan = planned_to_run(emulated, stage, ["sleep", "300"], name=name, **keys)
         if depends_on is not None:
             plan.request["dependsOn"] = [{"jobId": depends_on.id}]
         if nodes > 1:
@@ -42,7 +44,9 @@ def causes(found: list[Finding]) -> dict[str, str]:
     return {finding.about: finding.text for finding in found if finding.verdict == "cause"}
 
 
-def test_a_job_waits_for_room_and_for_earlier_jobs(emulated: Aws, stage: DeployedStage, submit: Submit) -> None:
+def test_a_job_waits_for_room_and_for_earlier_jobs(
+    emulated: Aws, stage: DeployedStage, submit: Submit, aws_trainyard: Trainyard
+) -> None:
     # GIVEN that both instances of `dev` are in use
     for _ in range(2):
         submit("RUNNING")
@@ -58,6 +62,16 @@ def test_a_job_waits_for_room_and_for_earlier_jobs(emulated: Aws, stage: Deploye
     assert next(item.next_step for item in found if item.about == "queue position") == f"trainyard why {third.run_id}"
     fifth = submit("RUNNABLE", name="fifth")
     assert causes(findings(emulated, stage, fifth))["queue position"] == "2 jobs wait ahead of it"
+    # AND the team's urgent run is first, which the others are told, also in lists
+    urgent = submit("RUNNABLE", name="urgent", priority=5)
+    [place] = [item.text for item in findings(emulated, stage, urgent) if item.about == "queue position"]
+    assert place == "it is the first waiting job"
+    waits = causes(findings(emulated, stage, third))["queue position"]
+    assert waits == "1 job waits ahead of it (priority 5, this run has 0)"
+    listed = aws_trainyard("list", "--state", "RUNNABLE", expect=0).stdout.splitlines()
+    assert listed[0].split()[-3] == "PRIORITY"
+    assert [line.split()[-4] for line in listed if urgent.run_id in line] == ["5"]
+    assert "priority 5" in aws_trainyard("status", urgent.run_id, expect=0).stdout
     # AND the other checks follow after the causes
     assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)
     assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}

@@ -97,6 +97,8 @@ def test_plan_has_placement_inputs_and_prices() -> None:
     assert other.run_location.key == f"nlp-core/{RUN_ID}/"
     assert other.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
     assert (other.nproc_per_node, other.spot_usd_per_hour) == (2, 3.93)
+    assert "schedulingPriorityOverride" not in other.request
+    assert plan(spec(priority=-3), STAGE, run_id=RUN_ID).request["schedulingPriorityOverride"] == 7
     assert other.notes == ("uses 2 of the 8 HPUs of a dl1.24xlarge; you pay for the whole instance",)
 
 

@@ -53,9 +53,11 @@ RunCommand = Callable[..., Run]
 """`run_command(["sh", "-c", …], name="probe")` submits a job with the command and waits for its end."""
 
 
-def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe") -> Plan:
-    """Return the plan of `SPEC` with `command` in the container."""
-    plan = plan_run(aws, stage, parse_spec({**SPEC, "name": name}, origin="the test"))
+def planned_to_run(
+    aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe", **keys: object
+) -> Plan:
+    """Return the plan of `SPEC` with `command` in the container, and with other keys of the spec."""
+    plan = plan_run(aws, stage, parse_spec({**SPEC, "name": name, **keys}, origin="the test"))
     request = copy.deepcopy(plan.request)
     request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = list(command)
     return replace(plan, request=request)
