@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mypy_boto3_ssm.client import SSMClient
 
 _HEALTH_SECONDS = 10.0
+_QUICK_SECONDS = 4.0
 
 CONNECTIONS = 16
 """Connections that a client keeps, and the maximum number of threads that share a client: with more threads, requests
@@ -39,6 +40,8 @@ class Aws:
     """Profile of the AWS configuration. Default: AWS_PROFILE, else boto3's default chain."""
     region: str | None = None
     """Region of every client. Default: AWS_REGION, else the profile's region."""
+    quick: bool = False
+    """Give up each request within seconds, without retries."""
 
     @cached_property
     def batch(self) -> "BatchClient":
@@ -68,7 +71,9 @@ class Aws:
     @cached_property
     def quick_ec2(self) -> "EC2Client":
         """Return a client for optional requests, which gives up within seconds."""
-        return self._session.client("ec2", config=self._config(attempts=1, seconds=4), region_name=self._region)
+        return self._session.client(
+            "ec2", config=self._config(attempts=1, seconds=_QUICK_SECONDS), region_name=self._region
+        )
 
     @cached_property
     def pricing(self) -> Any:
@@ -77,7 +82,9 @@ class Aws:
         The API has endpoints in only a few regions, including us-east-1, and covers all regions (API reference,
         "Endpoints").
         """
-        return self._session.client("pricing", config=self._config(attempts=1, seconds=4), region_name="us-east-1")
+        return self._session.client(
+            "pricing", config=self._config(attempts=1, seconds=_QUICK_SECONDS), region_name="us-east-1"
+        )
 
     @cached_property
     def ecs(self) -> "ECSClient":
@@ -176,11 +183,12 @@ class Aws:
         # boto3 reads only AWS_DEFAULT_REGION; the AWS CLI and the other SDKs read AWS_REGION first.
         return self.region or os.environ.get("AWS_REGION") or None
 
-    @staticmethod
-    def _config(*, attempts: int = 5, seconds: float | None = None) -> "Config":
+    def _config(self, *, attempts: int = 5, seconds: float | None = None) -> "Config":
         """Return a client configuration. `seconds`: timeout for connecting and reading. Default: 10 and 60."""
         from botocore.config import Config
 
+        if self.quick:
+            attempts, seconds = 1, _QUICK_SECONDS
         retries: Any = {"mode": "standard", "total_max_attempts": attempts}
         return Config(
             retries=retries,

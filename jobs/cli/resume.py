@@ -80,6 +80,7 @@ def _plan(
     from functools import partial
 
     from jobs.cli.spec_file import read_spec_text
+    from jobs.cli.submission import node_limit_errors
     from jobs.cli.sweep_state import read_state, refuse_point
     from jobs.core.errors import NotFoundError, raise_all
     from jobs.core.run import SPEC
@@ -114,6 +115,7 @@ def _plan(
     _check_fixed(run, before, spec)
     if overrides:
         check_spec(spec)
+    raise_all(node_limit_errors(aws, spec, stage))
     points_left = _points_left(sweep, before, spec) if sweep else None
     with_code, pack = pack_code(spec, stage)
     check_requirements(stage, spec, pack)

@@ -32,10 +32,10 @@ from jobs.core.retries import EXITED_REASON, is_reclaim
 from jobs.core.run import new_run_id
 from jobs.core.stage import DeployedStage
 from jobs.core.words import counted, log_text, printable_name
-from jobs.data_checks.inputs import check_inputs
+from jobs.data_checks.inputs import check_inputs, input_errors
 from jobs.money.aws_prices import current_prices
 from jobs.runs.batch import cause_of_failure, room_of, terminate
-from jobs.runs.code_archive import pack_code, put_code
+from jobs.runs.code_archive import pack_code, packed, put_code
 from jobs.runs.cuda_calls import cuda_note
 from jobs.runs.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.runs.logs import LogReader, follow
@@ -76,11 +76,35 @@ def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec], *, check
             plans.append(plan_run(aws, stage, spec, earlier=plans, later=later, check_contents=check_contents))
         except TrainyardError as error:
             refused.add(spec.name)
-            if len(specs) > 1:
-                error.args = ("\n".join(f"{spec.name}: {line}" for line in str(error.args[0]).splitlines()),)
-            errors.append(error)
+            errors.append(_naming(error, spec, specs))
     raise_all(errors)
     return plans
+
+
+def errors_without_aws(aws: Aws, specs: Sequence[JobSpec]) -> list[TrainyardError]:
+    """Return errors of specs that are found without a request: secrets, errors of the code, missing local files.
+
+    With several specs, each error begins with the spec's name.
+    """
+    found: list[TrainyardError] = []
+    for spec in specs:
+        arguments = spec.entrypoint_arguments()
+        elsewhere = {argument for argument, location, _ in arguments.sources() if "://" in location}
+        errors = input_errors(aws, arguments, pending=elsewhere, emulated=True, check_contents=False)
+        try:
+            check_spec(spec)
+            packed(spec)
+        except TrainyardError as error:
+            errors.insert(0, error)
+        found += [_naming(error, spec, specs) for error in errors]
+    return found
+
+
+def _naming(error: TrainyardError, spec: JobSpec, specs: Sequence[JobSpec]) -> TrainyardError:
+    """Return the error with the spec's name before each line, if there are several specs."""
+    if len(specs) > 1:
+        error.args = ("\n".join(f"{spec.name}: {line}" for line in str(error.args[0]).splitlines()),)
+    return error
 
 
 def _runs_read_by(spec: JobSpec) -> set[str]:
@@ -126,7 +150,7 @@ def plan_run(
         planned = replace(planned, pack=pack)
     except TrainyardError as error:
         errors.append(error)
-    errors += _node_limit_errors(aws, spec, stage)
+    errors += node_limit_errors(aws, spec, stage)
     check = partial(
         check_inputs, aws, stage, dependencies=dependencies, check_contents=check_contents, note=notes.append
     )
@@ -146,11 +170,12 @@ def placement_errors(aws: Aws, spec: JobSpec, stage: DeployedStage) -> list[Trai
     try:
         place(spec, stage)
     except UsageError as error:
-        return [error, *_node_limit_errors(aws, spec, stage)]
-    return _node_limit_errors(aws, spec, stage)
+        return [error, *node_limit_errors(aws, spec, stage)]
+    return node_limit_errors(aws, spec, stage)
 
 
-def _node_limit_errors(aws: Aws, spec: JobSpec, stage: DeployedStage) -> list[TrainyardError]:
+def node_limit_errors(aws: Aws, spec: JobSpec, stage: DeployedStage) -> list[TrainyardError]:
+    """Return an error if the stage has no room for the spec's nodes, so that its job would wait forever."""
     if spec.resources.nnodes == 1:
         return []
     try:

@@ -10,7 +10,6 @@ from jobs.cli.options import Detach, DryRun, Mode, NoCheck, Output, Overrides, W
 
 if TYPE_CHECKING:
     from jobs.aws.connection import Aws
-    from jobs.core.errors import TrainyardError
     from jobs.spec.spec import JobSpec
 
 
@@ -66,25 +65,36 @@ def submit_specs(
     check_contents: bool = True,
 ) -> list[str]:
     """Submit the specs of a file and return their run ids. Raises the error of the first run that failed."""
+    from dataclasses import replace
+
+    from jobs.cli import submission
     from jobs.cli.spec_file import read_specs
-    from jobs.cli.submission import confirm, finish, placement_errors, plan_runs, send_all, show_dry_run, show_plans
+    from jobs.core.errors import TrainyardError, raise_all
     from jobs.runs.batch import read_stage
+
+    quick = replace(aws, quick=True)  # to complete a list of errors that are known without AWS
 
     def errors_in_stage(invalid: "JobSpec") -> "list[TrainyardError]":
         try:
-            return placement_errors(aws, invalid, read_stage(aws, stage_name))
+            return submission.placement_errors(quick, invalid, read_stage(quick, stage_name))
         except Exception:  # noqa: BLE001 - the errors of the file are reported, even if AWS cannot be reached
             return []
 
     specs = read_specs(path, overrides, also=errors_in_stage)
-    stage = read_stage(aws, stage_name)
-    plans = plan_runs(aws, stage, specs, check_contents=check_contents)
+    errors = submission.errors_without_aws(aws, specs)
+    try:
+        stage = read_stage(quick if errors else aws, stage_name)
+    except Exception as error:
+        if errors:
+            raise_all([*errors, *([error] if isinstance(error, TrainyardError) else [])])
+        raise
+    plans = submission.plan_runs(aws, stage, specs, check_contents=check_contents)
     if mode is Mode.DRY_RUN:
-        show_dry_run(plans, emulated=stage.emulated, output=output)
+        submission.show_dry_run(plans, emulated=stage.emulated, output=output)
         return []
-    show_plans(plans, emulated=stage.emulated)
+    submission.show_plans(plans, emulated=stage.emulated)
     if not yes and not stage.emulated:
-        confirm(plans)
-    job_ids = send_all(aws, plans, print_ids=output == "table")
-    finish(aws, stage, plans, job_ids, mode=mode, output=output)
+        submission.confirm(plans)
+    job_ids = submission.send_all(aws, plans, print_ids=output == "table")
+    submission.finish(aws, stage, plans, job_ids, mode=mode, output=output)
     return list(job_ids)

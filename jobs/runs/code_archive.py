@@ -63,14 +63,22 @@ def pack_code(spec: JobSpec, stage: DeployedStage) -> tuple[JobSpec, Pack | None
     The code is None if the spec has none or its code is already on S3. Raises UsageError for code that must not be
     uploaded.
     """
+    pack = packed(spec)
+    if pack is None:
+        return spec, None
+    location = pack.location(stage.run_bucket, spec.team)
+    return spec.model_copy(update={"arguments": {**spec.arguments, "code": str(location)}}), pack
+
+
+def packed(spec: JobSpec) -> Pack | None:
+    """Return the code to upload, or None like `pack_code`. Raises UsageError for code that must not be uploaded."""
     arguments = spec.entrypoint_arguments()
     code = getattr(arguments, "code", None)
     if code is None or is_packed(code):
-        return spec, None
+        return None
     pack = pack_folder(Path(os.path.expanduser(code)))  # noqa: PTH111 - leaves an unknown ~user unchanged
     _check_command(arguments, pack)  # type: ignore[arg-type]  # the one kind with code
-    location = pack.location(stage.run_bucket, spec.team)
-    return spec.model_copy(update={"arguments": {**spec.arguments, "code": str(location)}}), pack
+    return pack
 
 
 def pack_folder(folder: Path) -> Pack:

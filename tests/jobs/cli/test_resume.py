@@ -99,6 +99,8 @@ def test_changes_that_affect_the_result_need_an_option(
     refused = resume(run_id, *change, expect=2)
     assert "arguments.learning_rate: was 5e-05, is 0.5" in refused.stderr
     assert "--allow-changes" in refused.stderr.splitlines()[-1]
+    more = resume(run_id, "--set", "nnodes=9", "--set", "capacity=spot", "--dry-run", expect=2)
+    assert "resources.nnodes: stage 'dev' has room for 2 nodes of dl1.24xlarge (Spot), not for 9" in more.stderr
 
     allowed = resume(run_id, *change, "--allow-changes", "-o", "json", expect=0)
     assert "learning_rate is 0.5 from this step on; it was 5e-05" in allowed.stderr

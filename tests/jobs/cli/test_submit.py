@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,24 @@ def test_all_errors_are_reported_and_nothing_is_sent(
         assert "error: stage 'nowhere' is not deployed here" in finished.stderr
     aws_trainyard("list", environment={"TRAINYARD_STAGE": "nowhere"}, expect=3)
     assert runs_of(emulated, stage) == before
+
+
+def test_errors_that_need_no_aws_are_reported_offline(trainyard: Trainyard, spec: Path, tmp_path: Path) -> None:
+    offline = {**environment_of("http://localhost:9"), "AWS_DEFAULT_REGION": "us-east-1"}
+    script = tmp_path / "script.yaml"
+    arguments = {"code": "nowhere", "command": "train.py", "inputs": {"data": str(tmp_path / "none")}}
+    script.write_text(yaml.safe_dump({"name": "mine", "job": "script", "arguments": arguments}))
+    for environment in (offline, {}):
+        began = time.monotonic()
+        refused = trainyard("submit", script, environment=environment)
+        assert f"error: arguments.code: {tmp_path}/nowhere does not exist; next: " in refused.stderr
+        assert (
+            f"error: arguments.inputs.data: a file or a folder was expected at {tmp_path}/none, but" in refused.stderr
+        )
+        wrong = trainyard("submit", spec, "--set", "attempts=99", environment=environment)
+        assert wrong.stderr.startswith(f"error: {spec}: attempts: must be at most 10")
+        assert time.monotonic() - began < 10
+        assert (refused.returncode, wrong.returncode) == (4, 2)
 
 
 def test_the_team_and_the_node_limit_are_among_all_errors(aws_trainyard: Trainyard, spec: Path) -> None:
