@@ -60,8 +60,7 @@ def read_specs(
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror or error}") from None
     documents = parse_documents(text, origin=name) or [Document(1, None)]
-    for override in overrides:
-        _override([document.data for document in documents], override)
+    _override_all([document.data for document in documents], overrides)
     specs: dict[str, JobSpec] = {}
     errors: list[str] = []
     for number, document in enumerate(documents, start=1):
@@ -101,16 +100,39 @@ def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple
     specs = []
     for replaced in ((), overrides):
         data = [document.data for document in parse_documents(text, origin=origin)] or [None]
-        for override in replaced:
-            _override(data, override)
+        _override_all(data, replaced)
         specs.append(with_absolute_paths(parse_spec(data[0], origin=origin)))
     return specs[0], specs[1]
 
 
-def _override(documents: Sequence[Any], override: str) -> None:
+def _override_all(documents: Sequence[Any], overrides: Sequence[str]) -> None:
+    """Apply all overrides. Raises UsageError for one without effect, because a sweep varies its argument."""
+    for override, places in [(override, [*_override(documents, override)]) for override in overrides]:
+        for data, place in places:
+            if (swept := _swept(data, place)) is not None:
+                raise UsageError(
+                    f"--set {override}: it would have no effect, because the sweep varies arguments.{swept}",
+                    next_step=f"--set 'sweep.arguments.{swept}=[VALUE, …]', or remove the argument from the sweep",
+                )
+
+
+def _swept(data: Any, place: Sequence[str]) -> str | None:
+    """Return the argument of a document's sweep whose values replace that at `place`; None if there is none."""
+    sweep = data.get("sweep") if isinstance(data, dict) else None
+    if not isinstance(sweep, dict) or place[0] != "arguments":
+        return None
+    named = sweep.get("arguments")
+    names = [*sweep, *(f"arguments.{name}" for name in (named if isinstance(named, dict) else ()))]
+    path = ".".join(place)
+    found = (name for name in names if str(name).startswith("arguments.") and f"{path}.".startswith(f"{name}."))
+    return next((name.removeprefix("arguments.") for name in found), None)
+
+
+def _override(documents: Sequence[Any], override: str) -> Iterator[tuple[Any, list[str]]]:
     """Apply `KEY=VALUE` to all documents that have this key, or `NAME.KEY=VALUE` to the document NAME.
 
-    KEY may be the end of a key's path: `epochs` stands for `arguments.epochs`.
+    KEY may be the end of a key's path: `epochs` stands for `arguments.epochs`. Yields each document and the path of its
+    key.
     """
     path, equals, text = override.partition("=")
     keys = path.split(".")
@@ -135,7 +157,10 @@ def _override(documents: Sequence[Any], override: str) -> None:
         if len(values) > 1:
             raise UsageError(f"--set {override}: expected one value, got {len(values)}")
         place = found[number].split(".") if found else keys
+        if place[:2] == ["sweep", "arguments"] and len(place) > 2:  # one key with dots, before which others yield
+            place = ["sweep", ".".join(place[1:])]
         set_path(data, place, values[0].data if values else None, what=f"--set {override}: '{path}'")
+        yield data, place
 
 
 def _whole_path(data: Any, keys: Sequence[str], override: str) -> str | None:

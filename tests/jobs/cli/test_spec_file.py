@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
@@ -133,6 +133,7 @@ PLAIN = st.one_of(
 )
 
 
+@example({"a\x85b": "\x85\x85", "\u2028": ["c \u2029 d", "\x85"]})
 @settings(deadline=None, max_examples=50)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
 def test_written_yaml_is_read_equally_by_all_readers(value: object) -> None:
@@ -198,6 +199,22 @@ def test_the_end_of_a_key_is_enough_for_an_override(tmp_path: Path) -> None:
     assert (first.arguments["epochs"], second.arguments["parameters"]["lr"]) == (2, 3)
     with pytest.raises(UsageError, match=r"spec\.yaml: lr: unknown key; use arguments\.learning_rate"):
         read_spec(write(tmp_path, GOOD), ["lr=1e-4"])
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_an_override_that_a_sweep_replaces_is_refused(tmp_path: Path, short: bool) -> None:
+    values = "arguments.epochs: [1, 2]" if short else "arguments: {epochs: [1, 2]}"
+    path = write(tmp_path, f"{GOOD}sweep: {{{values}}}\n")
+    for override in ("epochs=3", "arguments.epochs=3"):
+        with pytest.raises(UsageError, match=f"^--set {override}: it would have no effect") as refused:
+            read_spec(path, [override, "seed=3"])
+        assert refused.value.next_step == (
+            "--set 'sweep.arguments.epochs=[VALUE, …]', or remove the argument from the sweep"
+        )
+    changed = read_spec(path, ["sweep.arguments.epochs=[3]", "seed=3", "sweep.arguments.max_length=[16, 32]"])
+    assert [point.arguments["epochs"] for point in changed.point_specs()] == [3, 3]
+    assert [point.arguments["max_length"] for point in changed.point_specs()] == [16, 32]
+    assert read_spec(path, ["epochs=3", "sweep="]).arguments["epochs"] == 3
 
 
 @pytest.mark.parametrize(
