@@ -23,7 +23,7 @@ from jobs.spec.launcher_options import RENDEZVOUS_WAIT_SECONDS, LauncherOptions
 from jobs.spec.placement import Placement, place
 from jobs.spec.recipe import TRACKER_VARIABLES, Recipe
 from jobs.spec.spec import JobSpec, PlannedPoint
-from jobs.spec.submit_job import Dependency, is_too_long, submit_job_request
+from jobs.spec.submit_job import Dependency, excess, submit_job_request
 from jobs.spec.sweep import SweepSize, points
 
 
@@ -196,10 +196,16 @@ def plan(
     job_flags = [] if sweep else container_arguments.to_flags()
     request = request_with(flags=[*options.to_flags(), spec.job, *job_flags])
     arguments_file = None
-    if is_too_long(request):
+    if excess(request) > 0:
         arguments_file = ArgumentsFile.of(container_arguments)
         options = options.model_copy(update={"arguments_file": arguments_file.name})
         request = request_with(flags=[*options.to_flags(), spec.job])
+        if (more := excess(request)) > 0:
+            raise UsageError(
+                f'env: the variables have {more:,} more characters than a job has room for, counting {{"name": …}} '
+                "around each, and escapes",
+                next_step="put long values into a file of the code, or into a script's parameters",
+            )
     return Plan(
         run_id=run_id,
         run_location=run_location,

@@ -45,9 +45,6 @@ MAX_TIMEOUT_HOURS = 14 * 24
 MAX_SPOT_NODES = 10_000
 """Limit of AWS Batch: children of an array job."""
 
-MAX_ENV_CHARACTERS = 4096
-"""Limit on a spec's variables: Amazon ECS allows 8192 characters for the command, the variables and their names."""
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 MAX_REPORTED_ERRORS = 20
@@ -142,12 +139,6 @@ class JobSpec(Limits, _Submission):  # the fields of the last base come first
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 raise ValueError(f'{name}: must be text; put the value in quotes: {name}: "1"')  # noqa: TRY004 - pydantic
             texts[name] = str(value)
-        size = sum(len(name) + len(value) for name, value in texts.items())
-        if size > MAX_ENV_CHARACTERS:
-            raise ValueError(
-                f"has {size} characters, but a job has room for {MAX_ENV_CHARACTERS}; put the values into a file "
-                "of the code, or into a script's parameters"
-            )
         return texts
 
     @model_validator(mode="after")

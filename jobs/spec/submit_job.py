@@ -54,7 +54,11 @@ CONTAINER_NAME = "main"
 """Name of the only container in every job definition; overrides refer to it."""
 
 MAX_OVERRIDES_CHARACTERS = 8192
-"""Limit of Amazon ECS. AWS Batch accepts a job with longer overrides, but the job cannot start on its instance."""
+"""Limit of Amazon ECS, JSON's own characters included (API reference, TaskOverride of RunTask). AWS Batch accepts a job
+with longer overrides, but the job cannot start on its instance."""
+
+MAX_REQUEST_BYTES = 30 << 10
+"""Limit of AWS Batch on a SubmitJob request (User Guide, "AWS Batch service quotas")."""
 
 _BATCH_VARIABLES_CHARACTERS = 1024
 """Reserved for the variables that AWS Batch adds, with the names of the queue and the compute environment."""
@@ -117,11 +121,15 @@ def submit_job_request(
     }
 
 
-def is_too_long(request: Mapping[str, Any]) -> bool:
-    """Return whether a request's command line and variables are too long for its container to start."""
+def excess(request: Mapping[str, Any]) -> int:
+    """Return by how many characters a request's command line and variables are too long; at most 0 if they are not.
+
+    AWS Batch limits the request, in which boto3 escapes letters outside ASCII, and Amazon ECS the container's part.
+    """
     overrides = {name: request[name] for name in ("ecsPropertiesOverride", "nodeOverrides") if name in request}
     length = len(json.dumps(overrides, separators=(",", ":"), ensure_ascii=False))
-    return length > MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS
+    most = MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS
+    return max(length - most, len(json.dumps(request)) - MAX_REQUEST_BYTES)
 
 
 def _container_overrides(

@@ -221,6 +221,17 @@ def test_arguments_too_long_for_ecs_are_stored_as_a_file() -> None:
     assert any(flag.startswith("--train-data=") for flag in command_of(short))
 
 
+@pytest.mark.parametrize(
+    "env",
+    [{"TEXT": '"' * 4000}, {f"V{number}": "1" for number in range(400)}, {"TEXT": "\N{GRINNING FACE}" * 4000}],
+    ids=["escapes", "many", "emoji"],
+)
+def test_variables_too_long_for_batch_or_ecs_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"^env: the variables have [\d,]+ more characters than a job has room for"):
+        plan(spec(arguments=ARGUMENTS, env=env), STAGE, run_id=RUN_ID)
+    plan(spec(arguments=ARGUMENTS, env={"TEXT": "x" * 4000}), STAGE, run_id=RUN_ID)
+
+
 @pytest.mark.parametrize("location", ["data://nlp-core/t.jsonl", "s3://run-bucket/nlp-core/t.jsonl"])
 def test_data_of_another_team_is_rejected(location: str) -> None:
     with pytest.raises(
