@@ -155,7 +155,17 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that a reader of YAML 1.1 or 1.2 would take for another type."""
+    """Quotes text that readers of YAML 1.1 and 1.2 would take for another type, or divide into different lines."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # U+0085, U+2028 and U+2029 end a line in YAML 1.1 only (YAML 1.2, 5.4). Double quotes escape them.
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, '"' if re.search("[\x85\u2028\u2029]", text) else None
+    )
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 _PLAIN = {
