@@ -190,9 +190,9 @@ class Worker:
         limit = self._options.sweep_timeout_seconds
         until = None if limit is None else time.monotonic() + limit
         while True:
-            left = self._left()
+            budget = self._left()
             pauses = [LOOK_SECONDS]
-            pauses += [(left.seconds - SAVE_SECONDS) / 2] if left is not None else []
+            pauses += [(budget[0].seconds - SAVE_SECONDS) / 2] if budget is not None else []
             pauses += [until - time.monotonic()] if until is not None else []
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._process.wait(max(_LEAST_PAUSE_SECONDS, min(pauses))), None
@@ -218,8 +218,11 @@ class Worker:
         place = self._sweep / claim_name(self._job, point.number)
         object_store.write(self._s3, place, claim.model_dump_json().encode())
 
-    def _left(self, *, of_new_point: bool = False) -> RemainingBudget | None:
-        """Return each running point's share of the remaining budget, or None without a budget."""
+    def _left(self, *, of_new_point: bool = False) -> tuple[RemainingBudget, Spent, int] | None:
+        """Return each running point's share of what is left, the cost so far, and the number of running points.
+
+        None without a budget, or if S3 fails.
+        """
         budget = self._options.budget
         if budget == Budget():
             return None
@@ -233,14 +236,15 @@ class Worker:
             self._capacity,
             spot_usd_per_hour=self._options.spot_usd_per_hour,
         )
-        return budget.left(so_far, usd_per_hour=price, nnodes=max(1, running + of_new_point))
+        left = budget.left(so_far, usd_per_hour=price, nnodes=max(1, running + of_new_point))
+        return None if left is None else (left, so_far, running)
 
     def _over(self, *, of_new_point: bool = False) -> str | None:
         """Return why no point may continue (with `of_new_point`: start) within the budget, or None if it may."""
-        left = self._left(of_new_point=of_new_point)
-        if left is None or left.seconds > (MIN_SECONDS if of_new_point else SAVE_SECONDS):
+        budget = self._left(of_new_point=of_new_point)
+        if budget is None or budget[0].seconds > (MIN_SECONDS if of_new_point else SAVE_SECONDS):
             return None
-        so_far, running = self._spending.now()
+        left, so_far, running = budget
         return budget_stop_reason(
             left,
             so_far,

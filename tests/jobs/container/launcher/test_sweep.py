@@ -16,10 +16,11 @@ from jobs.aws import s3 as object_store
 from jobs.container.launcher import sweep as module
 from jobs.container.launcher.accounting import receipt
 from jobs.container.launcher.sweep import Worker
-from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
+from jobs.core.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE, TrainyardError
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.records import Attempt
+from jobs.money.budget import Spent
 from jobs.spec.catalog import CATALOG
 from jobs.spec.launcher_options import LauncherOptions
 from jobs.spec.sweep import Claim, PointRecord, SweepRecord
@@ -195,3 +196,25 @@ def test_a_point_fails_after_its_timeout_or_all_attempts(
     assert claim(run, 1).reason == "all 2 attempts were interrupted"
     assert (claim(run, 2).ended, claim(run, 2).reason) == ("failed", "it exceeded timeout_hours: 0.000277778")
     assert (claim(run, 3).ended, claim(run, 3).reason) == ("failed", "exit code 3")
+
+
+def test_a_budget_stops_a_point_even_if_s3_fails_now_and_then(
+    make_worker: MakeWorker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(Worker, "_start_launcher", lambda *_: subprocess.Popen(["sh", "-c", "exec sleep 60"]))
+    worker = make_worker(max_hours=10)
+    # GIVEN that the cost is read before the point, at its start, and twice in each round
+    hours = iter([0.0, 0.0, 0.0, None, 0.0, 9.99, None])
+
+    def now() -> tuple[Spent, int]:
+        if (used := next(hours)) is None:
+            raise TrainyardError("S3 fails")
+        return Spent(instance_hours=used), 1
+
+    monkeypatch.setattr(worker._spending, "now", now)
+    # THEN the worker ends after its point, not before
+    assert worker.work() == SWEEP_OVER_EXIT_CODE
+    assert claim(run, 1).ended == "stopped"
+    assert claim(run, 1).reason.startswith("budget: 9.99 instance hours of max_hours 10 used")
+    assert next(hours) is None
