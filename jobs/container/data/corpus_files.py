@@ -228,15 +228,6 @@ class Input:
     def _text(self, file: io.BufferedIOBase) -> io.BufferedIOBase:
         return utf8_text(file, self.location, self.text_format.encoding)
 
-    def identity(self) -> Any:
-        """Return a value that identifies the input's content. Raises NotFoundError if the input does not exist."""
-        if not is_on_hub(self.location):
-            return artifacts.identity_of(self.location, s3=self.s3)
-        name, options = hub_parts(self.location)
-        if Path(name).is_dir():  # `datasets` prefers a local folder to the hub's data set of that name
-            return {**options, "files": artifacts.identity_of(name, s3=self.s3)}
-        return {**options, "data_set": name, "commit": data_set_commit(self.location)}
-
     def size(self) -> int | None:
         """Return the input's size in units of `At.offset`, or None if it is unknown."""
         if unit(self.location) == "row" or self.location.lower().endswith(COMPRESSED):
@@ -244,6 +235,16 @@ class Input:
         if not self.location.startswith(S3):
             return Path(self.location).stat().st_size
         return object_store.size(self.s3(), S3Location.parse(self.location))
+
+
+def input_identity(location: str, *, s3: Callable[[], "S3Client"]) -> Any:
+    """Return a value that identifies an input's content. Raises NotFoundError if the input does not exist."""
+    if not is_on_hub(location):
+        return artifacts.identity_of(location, s3=s3)
+    name, options = hub_parts(location)
+    if Path(name).is_dir():  # `datasets` prefers a local folder to the hub's data set of that name
+        return {**options, "files": artifacts.identity_of(name, s3=s3)}
+    return {**options, "data_set": name, "commit": data_set_commit(location)}
 
 
 def split(content: bytes, at_most_bytes: int) -> Iterator[bytes]:

@@ -59,7 +59,7 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
         version=corpus_files.VERSION,
         options=options,
         # A list, because the order of the inputs is the order of the documents.
-        inputs={"data": [source.identity() for source in inputs]},
+        inputs={"data": [corpus_files.input_identity(location, s3=lambda: s3) for location in arguments.data]},
     )
     if not builder.existing():
         _Preparation(rank, arguments, inputs, builder, s3).make()

@@ -1,4 +1,4 @@
-r"""Encode a corpus as token ids, packed into sequences of one length, shard by shard.
+r"""Encode a corpus as token ids, or take the ids of a table, packed into sequences of one length, shard by shard.
 
     python -m jobs.container.launch --instance-type=… --nproc-per-node=1 tokenize \
         --corpus=s3://…/artifacts/corpus-… --tokenizer=s3://…/artifacts/tokenizer-…
@@ -21,6 +21,7 @@ from jobs.aws import s3 as object_store
 from jobs.container.data import corpus_files, packed_tokens
 from jobs.container.data.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.container.data.packed_tokens import CorpusPacking, Index, PackedFile
+from jobs.container.data.token_table import shards
 from jobs.container.data.tokenizer import SPECIAL, TokenizerFiles, load_tokenizer, tokenizer_files
 from jobs.container.hub import push_artifact
 from jobs.container.kinds.artifact_job import UPLOADS, JobMetrics
@@ -41,18 +42,24 @@ log = logging.getLogger("trainyard")
 def tokenize(rank: Rank, arguments: Tokenize) -> None:
     """Produce the packed tokens, unless they exist."""
     s3 = object_store.connect()
-    corpus = open_artifact(arguments.corpus, kind=corpus_files.KIND, s3=lambda: s3, scratch=rank.scratch)
     tokenizer = tokenizer_files(arguments.tokenizer, s3=lambda: s3, scratch=rank.scratch)
+    corpus = None
+    inputs: dict[str, Any] = {"tokenizer": tokenizer.identity}
+    options: dict[str, Any] = {"sequence_length": arguments.sequence_length}
+    if arguments.token_table is not None:
+        inputs["token_table"] = corpus_files.input_identity(arguments.token_table, s3=lambda: s3)
+        options["held_out_fraction"] = arguments.held_out_fraction
+    else:
+        corpus = open_artifact(str(arguments.corpus), kind=corpus_files.KIND, s3=lambda: s3, scratch=rank.scratch)
+        inputs["corpus"] = corpus.manifest.fingerprint
     builder = Builder(
-        s3,
-        rank.run,
-        kind=packed_tokens.KIND,
-        version=packed_tokens.VERSION,
-        options={"sequence_length": arguments.sequence_length},
-        inputs={"corpus": corpus.manifest.fingerprint, "tokenizer": tokenizer.identity},
+        s3, rank.run, kind=packed_tokens.KIND, version=packed_tokens.VERSION, options=options, inputs=inputs
     )
     if not builder.existing():
-        _Tokenization(rank, arguments, corpus=corpus, tokenizer=tokenizer, builder=builder, s3=s3).make()
+        if corpus is not None:
+            _Tokenization(rank, arguments, corpus=corpus, tokenizer=tokenizer, builder=builder, s3=s3).make()
+        else:
+            _pack_table(rank, arguments, tokenizer=tokenizer, builder=builder, s3=s3)
     push_artifact(
         builder.location, kind=packed_tokens.KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch
     )
@@ -76,10 +83,9 @@ class _Tokenization:
         self._sequence_length = arguments.sequence_length
         self._packed = rank.scratch / "packed"
         self._packed.mkdir()
-        self._tokenizer_folder = tokenizer.folder
-        self._tokenizer_files = tokenizer.names
-        loaded, self._special_ids = _load(self._tokenizer_folder, arguments.tokenizer)
-        self._vocabulary_size = loaded.get_vocab_size(with_added_tokens=True)
+        self._tokenizer = tokenizer
+        loaded, self._special_ids = _load(tokenizer.folder, arguments.tokenizer)
+        self._meaning = _meaning(loaded, self._special_ids, arguments)
         self._special_tokens = {name: loaded.id_to_token(number) for name, number in self._special_ids.items()}
         self._packing = CorpusPacking(
             loaded,
@@ -126,14 +132,8 @@ class _Tokenization:
 
     def _finish(self, new_tokens: int, new_bytes: int, seconds: float) -> None:
         done = self._builder.done_shards()
-        index = self._put_index(done)
         result = {
-            "tokens": index.tokens("train"),
-            "sequences": index.sequences("train"),
-            "held_out_tokens": index.tokens("held-out"),
-            "held_out_sequences": index.sequences("held-out"),
-            "sequence_length": self._sequence_length,
-            "bytes": sum(file.bytes for name, file in done.items() if name.endswith(".npy")),
+            **_put_index(done, self._builder, self._tokenizer, self._packed, **self._meaning),
             "text_bytes": self._corpus.manifest.count("text_bytes"),
             "special_tokens_in_text": self._special_in_text(done),
         }
@@ -154,19 +154,56 @@ class _Tokenization:
             log.warning("warning: the text of the corpus contains special tokens, which are encoded as such: %s", shown)
         return sum(counts.values())
 
-    def _put_index(self, done: Mapping[str, ArtifactFile]) -> Index:
-        """Upload the index and the tokenizer, which are needed to read the files."""
-        index = Index(
-            sequence_length=self._sequence_length,
-            vocabulary_size=self._vocabulary_size,
-            special_ids=self._special_ids,
-            files={part: _packed_files(done, part) for part in packed_tokens.SPLITS},
-        )
-        (self._packed / packed_tokens.INDEX).write_text(index.model_dump_json(indent=2) + "\n")
-        self._builder.put_file(self._packed / packed_tokens.INDEX)
-        for name in self._tokenizer_files:
-            self._builder.put_file(self._tokenizer_folder / name, f"{packed_tokens.TOKENIZER}{name}")
-        return index
+
+def _meaning(tokenizer: Any, special_ids: dict[str, int], arguments: Tokenize) -> dict[str, Any]:
+    """Return what an index says about the ids."""
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return {"sequence_length": arguments.sequence_length, "vocabulary_size": size, "special_ids": special_ids}
+
+
+def _put_index(
+    done: Mapping[str, ArtifactFile], builder: Builder, tokenizer: TokenizerFiles, scratch: Path, **meaning: Any
+) -> dict[str, int]:
+    """Upload the index and the tokenizer, which are needed to read the files. Returns the counts for the result."""
+    index = Index(files={split: _packed_files(done, split) for split in packed_tokens.SPLITS}, **meaning)
+    (scratch / packed_tokens.INDEX).write_text(index.model_dump_json(indent=2) + "\n")
+    builder.put_file(scratch / packed_tokens.INDEX)
+    for name in tokenizer.names:
+        builder.put_file(tokenizer.folder / name, f"{packed_tokens.TOKENIZER}{name}")
+    return {
+        "tokens": index.tokens("train"),
+        "sequences": index.sequences("train"),
+        "held_out_tokens": index.tokens("held-out"),
+        "held_out_sequences": index.sequences("held-out"),
+        "sequence_length": index.sequence_length,
+        "bytes": sum(file.bytes for name, file in done.items() if name.endswith(".npy")),
+    }
+
+
+def _pack_table(
+    rank: Rank, arguments: Tokenize, *, tokenizer: TokenizerFiles, builder: Builder, s3: "S3Client"
+) -> None:
+    """Produce the packed tokens of a table, shard by shard. A shard is complete once its training file is uploaded."""
+    loaded, special_ids = _load(tokenizer.folder, arguments.tokenizer)
+    meaning = _meaning(loaded, special_ids, arguments)
+    sizes = {"vocabulary_size": meaning["vocabulary_size"], "pad_id": special_ids["pad"]}
+    done = {int(name[len("train-") : -len(".npy")]) for name in builder.done_shards() if name.startswith("train-")}
+    metrics = JobMetrics(rank, s3, done_steps=len(done))
+    fraction, length = arguments.held_out_fraction, arguments.sequence_length
+    for number, parts in shards(str(arguments.token_table), done, held_out_fraction=fraction, s3=lambda: s3, **sizes):
+        for split in reversed(packed_tokens.SPLITS):
+            if any(map(len, parts[split])):
+                path = rank.scratch / f"{split}-{number:05d}.npy"
+                file = packed_tokens.pack(parts[split], path, sequence_length=length, **sizes)
+                builder.put_file(path, counts={"sequences": file.sequences, "tokens": file.tokens})
+                path.unlink()
+        tokens = sum(map(len, parts["train"]))
+        log.info("shard %s: %s training tokens", number, f"{tokens:,}")
+        metrics.step(number + 1, {"tokens": tokens})
+    files = builder.done_shards()
+    result = _put_index(files, builder, tokenizer, rank.scratch, **meaning)
+    builder.finish(result)
+    metrics.result(len(files), result)
 
 
 _COUNTED = ("pad", "cls", "sep", "mask")

@@ -7,14 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from jobs.container.data import packed_tokens
+from jobs.container.data import packed_tokens, token_table
 from jobs.container.data.artifacts import OpenArtifact
 from jobs.container.data.corpus_files import END
-from jobs.container.data.packed_tokens import CorpusPacking, Index, PackedTokens, Split
+from jobs.container.data.packed_tokens import SPLITS, CorpusPacking, Index, PackedTokens, Split
 from jobs.container.data.tokenizer import Nanotoken, load_tokenizer
+from jobs.container.kinds.tokenize import tokenize
 from jobs.core.errors import NotFoundError, UsageError
+from jobs.spec.kinds.tokenize import Tokenize
 from tests.support.container.corpora import Workshop, contents, paragraphs, texts_of
 
 VOCABULARY = 1500
@@ -101,6 +105,47 @@ def test_only_missing_files_are_produced_again(
     assert workshop.packed(corpus, tokenizer, sequence_length=64).location == packed.location
     assert workshop.modified(packed) == after
     assert workshop.packed(corpus, tokenizer, sequence_length=128).location != packed.location
+
+
+def test_tokens_of_a_hub_data_set_are_packed(
+    workshop: Workshop, tokenizer: OpenArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(token_table, "ROWS", 40)
+    # GIVEN a data set of the hub, in the form that run_mlm.py trains on, and another with padding
+    encode = load_tokenizer(tokenizer.download() / "tokenizer.json").encode
+    rows = [encode(text).ids for text in paragraphs(100)]
+    for name, padding in (("plain", 0), ("padded", 3)):
+        folder = tmp_path / "acme" / name / "data"
+        folder.mkdir(parents=True)
+        columns = {"input_ids": [row + [0] * padding for row in rows], "attention_mask": [[1]] * len(rows)}
+        pq.write_table(pa.table(columns), folder / "train-00000-of-00001.parquet")
+    arguments = {"token_table": "hf://acme/plain", "held_out_fraction": 0.1, "sequence_length": 64}
+    wanted = Tokenize(tokenizer=tokenizer.location, **arguments)
+    # WHEN it is packed
+    workshop.run(tokenize, wanted)
+    packed = workshop.made("packed-tokens")
+    # THEN no token is lost, and each row is in one split
+    splits = {split: packed_ids(packed, split) for split in SPLITS}
+    assert sorted(splits["train"] + splits["held-out"]) == sorted(number for row in rows for number in row)
+    assert len(splits["held-out"]) > 100
+    assert len(Index.read(packed.download()).files["train"]) == 3
+    assert workshop.result()["tokens"] == len(splits["train"])
+    # AND missing shards are made again, in place
+    workshop.delete(packed, "train-00001.npy", "index.json")
+    workshop.again(tokenize, wanted)
+    assert contents(workshop.made("packed-tokens").manifest) == contents(packed.manifest)
+    # AND padding makes no difference to the tokens
+    workshop.run(tokenize, wanted.model_copy(update={"token_table": "hf://acme/padded"}))
+    assert packed_ids(workshop.made("packed-tokens"), "train") == splits["train"]
+    monkeypatch.setattr(token_table, "ROWS", 1000)
+    pq.write_table(pa.table({"input_ids": [[5, VOCABULARY]]}), tmp_path / "t.parquet")
+    other = Tokenize(tokenizer=tokenizer.location, token_table=str(tmp_path / "t.parquet"))
+    with pytest.raises(UsageError, match="row 1: 'input_ids' has other values than the ids of a token"):
+        workshop.run(tokenize, other)
 
 
 def mistaken(how: Callable[[list[bytes], Any], Any]) -> type[Nanotoken]:
