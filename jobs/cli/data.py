@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.cli.options import Group, Output, Yes, user_path
+from jobs.core.labels import Problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +41,13 @@ def data_show(
     text_pair_column: Annotated[
         str | None, typer.Option(help="Column of the second text of a pair. Default: single texts.")
     ] = None,
-    label_column: Annotated[str, typer.Option(help="Column of the class.")] = "label",
+    label_column: Annotated[str, typer.Option(help="Column of the label: a class, several, or a number.")] = "label",
+    problem: Annotated[
+        Problem, typer.Option(help="What a label is: one class, any number of classes, or a number.")
+    ] = "single-label",
+    label_delimiter: Annotated[
+        str, typer.Option(help="With --problem multi-label: separates the classes in a text.")
+    ] = ",",
     delimiter: Annotated[
         str | None, typer.Option(help="Character between columns, or tab. Default: comma in .csv, tab in .tsv.")
     ] = None,
@@ -64,12 +71,13 @@ def data_show(
     """Show what a table contains, and likely mistakes in it.
 
     Shows examples, classes, lengths and bad rows. Lengths are in characters and words, and with --model also in tokens.
-    The options for the table's format are keys of a spec, too.
+    The options for the table's format and --problem are keys of a spec, too.
     """
     from rich.text import Text
 
     from jobs.cli import tables as printed
     from jobs.core.errors import UsageError
+    from jobs.core.labels import LabelFormat
     from jobs.data_checks.table_summary import Model, summarize
     from jobs.spec.arguments import Columns, TextFormat, delimiter_named, encoding_named
 
@@ -88,6 +96,7 @@ def data_show(
         label=label_column,
         missing_next="name it with --text-column, --label-column",
         format=text_format,
+        labels=LabelFormat(problem, label_delimiter),
     )
     connect, stage = ctx.obj.aws, ctx.obj.stage
     found = summarize(

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jobs.core.labels import quoted_name, shown_name, similar_names, stripped
+from jobs.core.labels import Problem, quoted_name, shown_name, similar_names, stripped
 from jobs.core.words import counted
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
@@ -54,6 +54,7 @@ class DataSummary(BaseModel):
 
     training: int
     held_out: int = 0
+    problem: Problem | None = "single-label"
     classes: list[ClassCount]
     """Empty for a regression. An example with several classes counts in each."""
     lengths: list[Lengths] = []
@@ -81,9 +82,10 @@ class DataSummary(BaseModel):
 
     def lines(self) -> Iterator[str]:
         """Yield the summary for a terminal or a log, in lines of at most 80 characters, except for long names."""
-        held_out = f" and {_number(self.held_out)} held-out" if self.held_out else ""
-        classes = f", {counted(len(self.classes), 'class', 'classes')}" if self.classes else ""
-        yield f"{_number(self.training)} training{held_out} examples{classes}"
+        examples = counted(self.training, "training example")
+        if self.held_out:
+            examples = f"{_number(self.training)} training and {_number(self.held_out)} held-out examples"
+        yield f"{examples}, {counted(len(self.classes), 'class', 'classes')}" if self.classes else examples
         yield from self._class_lines()
         if self.dropped:
             yield f"drop_duplicates left out {counted(self.dropped, 'training example')}"
@@ -134,8 +136,10 @@ class DataSummary(BaseModel):
             yield f"{counted(self.empty, 'example')} with an empty text, used like any other"
         if self.repeated:
             yield f"{counted(self.repeated, 'training example')} repeating an earlier text"
-        if len(self.classes) == 1:
+        if self.problem == "single-label" and len(self.classes) == 1:
             yield "there is only one class: training refuses this data"
+        if self.problem == "multi-label" and not self.classes:
+            yield "no example has a class: training refuses this data"
         for table, count in self.bad_rows.items():
             end = (
                 "skipped"

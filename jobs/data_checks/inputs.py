@@ -447,7 +447,7 @@ def _parquet_errors(
     no_value = _NO_CLASSES if columns.labels.problem in ("multi-label", None) else _NO_CLASS
     for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
         if column not in schema.names:
-            yield table.no_column(column, schema.names, location)
+            yield table.no_column(column, schema.names)
         elif (no_value if column == columns.label else _NO_TEXT).match(kind := str(schema.field(column).type)):
             what, next_step = (
                 ("a class", INVALID_CLASS_NEXT) if column == columns.label else ("text", "cast the column to text")

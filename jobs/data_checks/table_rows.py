@@ -145,6 +145,9 @@ JSON_NEXT = "write one JSON object in each line, or one array of objects"
 
 ENCODING_NEXT = "set encoding: cp1252, or the encoding in which the text reads right"
 
+_UTF8_NEXT = "save the file as UTF-8"
+"""For files of scripts, which have no key `encoding`."""
+
 _LIKELY_ENCODINGS = ("cp1252", "mac-roman")
 """Encodings of spreadsheet programs on Windows and older Macs. Neither can be told from the bytes alone."""
 
@@ -188,7 +191,7 @@ class TableRows:
 
         Raises UsageError if the file has another format or encoding, or a row that is too long.
         """
-        text = utf8_text(stream, self.location, self.format.encoding, is_head=self.is_head)
+        text = utf8_text(stream, self.location, self.format.encoding, is_head=self.is_head, has_key=not self.whole_rows)
         others: list[TrainyardError] = []
         try:
             is_delimited = table_suffix(self.location) in DELIMITERS and not self.whole_rows
@@ -204,6 +207,11 @@ class TableRows:
             raise_all([UsageError(f"{first.args[0]}{and_more}", next_step=first.next_step), *others])
         for line_error in self.invalid:
             self.refuse(line_error)
+
+    @property
+    def encoding_next(self) -> str:
+        """The next step for text in another encoding."""
+        return _UTF8_NEXT if self.whole_rows else ENCODING_NEXT
 
     def cleaned(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the values of a row, without blanks around texts if the format says so."""
@@ -224,13 +232,16 @@ class TableRows:
     def max_row_bytes(self) -> int | None:
         return None if self.max_document_bytes is None else ROW_TO_DOCUMENT * self.max_document_bytes
 
-    def check_columns(self, present: Collection[str], place: str) -> None:
+    def check_columns(self, present: Collection[str], line: int | None = None) -> None:
         """Raise UsageError if a column is missing."""
         for column in self.columns:
             if column not in present:
-                raise self.no_column(column, present, place)
+                raise self.no_column(column, present, line)
 
-    def no_column(self, column: str, present: Iterable[str], place: str) -> TrainyardError:
+    def no_column(self, column: str, present: Iterable[str], line: int | None = None) -> TrainyardError:
+        """Return the error for a column that a line lacks or, without a line, the header or the schema."""
+        suffix = "" if self.location.startswith(HUB) else table_suffix(self.location)
+        place = self.place(line) if line else f"{self.location}, {'header' if suffix in DELIMITERS else 'schema'}"
         return UsageError(f"{place}: no column '{column}'{did_you_mean(column, present)}", next_step=self.missing_next)
 
     def refuse(self, error: TrainyardError, *, rows: int = 1) -> None:
@@ -275,7 +286,7 @@ class TableRows:
         reason = invalid_text(f"{self.location}, line {line}", error, self.format.encoding)
         if self.streamed:
             return Broken(reason)
-        self.invalid.append(UsageError(reason, next_step=ENCODING_NEXT))
+        self.invalid.append(UsageError(reason, next_step=self.encoding_next))
         if self.bad is None:
             raise self.invalid[0] from None
         return None
@@ -395,7 +406,7 @@ def _array_items(table: TableRows, stream: BufferedIOBase, start: At) -> Iterato
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=not table.is_head)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(invalid_text(table.place(line), error), next_step=ENCODING_NEXT) from None
+        raise UsageError(invalid_text(table.place(line), error), next_step=table.encoding_next) from None
     decoder = json.JSONDecoder()
     offset, line = start if start != BEGINNING else (text.index("[") + 1, text.count("\n", 0, text.index("[")) + 1)
     while True:
@@ -425,7 +436,7 @@ def _json_error(text: str, table: TableRows, line: int, error: Exception) -> Tra
         reason = f"{place}: not JSON: {error.msg.removesuffix(' at')} at position {error.colno}"
         return UsageError(reason, next_step=JSON_NEXT)
     if isinstance(error, KeyError):
-        return table.no_column(error.args[0], json.loads(text), place)
+        return table.no_column(error.args[0], json.loads(text), line)
     if isinstance(error, TypeError):  # a list, a number
         return UsageError(f"{place}: not a JSON object but {text.strip()[:40]!r}", next_step=JSON_NEXT)
     # A number with thousands of digits, or unclosed brackets without end.
@@ -545,7 +556,7 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
         lines.check_delimiter([stream.readline().decode(errors="replace").strip()])
         raise UsageError(f"{table.place(lines.at.line)}: {error}") from None
     # A table of examples without rows is reported as empty, whatever its header.
-    wanted = _positions(table, header, 1) if table.streamed else None
+    wanted = _positions(table, header) if table.streamed else None
     for fields in lines.rows(max(start, lines.at)):
         offset, line = lines.at
         if not fields:
@@ -559,21 +570,21 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
             table.refuse(UsageError(reason, next_step=f"quote each text that contains {lines.delimiter!r}"))
             continue
         if wanted is None:
-            wanted = _positions(table, header, line)
+            wanted = _positions(table, header)
         lines.note_joined(wanted, len(header))
         yield [fields[position] for position in wanted], offset, line
     if wanted is None and table.invalid:  # also report errors of the header
         lines.check_delimiter(header)
-        _positions(table, header, 1)
+        _positions(table, header)
 
 
-def _positions(table: TableRows, header: list[str], line: int) -> list[int]:
+def _positions(table: TableRows, header: list[str]) -> list[int]:
     """Return the positions of the columns. Raises UsageError if one is missing or occurs twice."""
-    table.check_columns(header, table.place(line))
+    table.check_columns(header)
     for column in table.columns:
         if header.count(column) > 1:
             raise UsageError(
-                f"{table.location}, line 1: two columns are named '{column}'", next_step="rename one of them"
+                f"{table.location}, header: two columns are named '{column}'", next_step="rename one of them"
             )
     return [header.index(column) for column in table.columns]
 

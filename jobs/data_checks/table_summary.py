@@ -81,6 +81,7 @@ def summarize(
         found.cut = Cut(
             max_length=model.max_length, texts=len(cut), of_texts=len(tokens), tokens=sum(cut), of_tokens=sum(tokens)
         )
+    found.problem = columns.labels.problem
     found.trained = False
     found.table_warnings = bad.warnings
     found.bad_rows = dict(bad.counts)
@@ -165,7 +166,7 @@ def _parquet_rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Se
 
     try:
         file = pq.ParquetFile(path)
-        table.check_columns(file.schema_arrow.names, table.location)
+        table.check_columns(file.schema_arrow.names)
         content = file.read(columns=list(table.columns))
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{table.location} cannot be read as Parquet: {str(error).splitlines()[0]}") from None

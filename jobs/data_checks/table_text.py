@@ -33,11 +33,12 @@ _MARKS = {codecs.BOM_UTF8: UTF8, codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16
 
 
 def utf8_text(
-    stream: io.BufferedIOBase, location: str, encoding: str = UTF8, *, is_head: bool = False
+    stream: io.BufferedIOBase, location: str, encoding: str = UTF8, *, is_head: bool = False, has_key: bool = True
 ) -> io.BufferedIOBase:
     """Return a file's text as UTF-8. Bytes that are not valid in `encoding` are kept, so that their line can be named.
 
-    `is_head` says that the stream is only the beginning of the file, and may end in the middle of a compressed block.
+    `is_head` says that the stream is only the beginning of the file, and may end in the middle of a compressed block,
+    `has_key` that a spec can set the encoding.
     Raises UsageError if the file is not text in this encoding.
     """
     head = _head(stream)
@@ -51,7 +52,8 @@ def utf8_text(
     mark = next((name for start, name in _MARKS.items() if head.startswith(start)), None)
     encoding = mark or encoding
     if encoding == UTF8 and head[:64].count(0) > len(head[:64]) // 4:
-        step = f"set encoding: {'utf-16-be' if head[0] == 0 else 'utf-16-le'}"
+        found = "utf-16-be" if head[0] == 0 else "utf-16-le"
+        step = f"set encoding: {found}" if has_key else f"convert it to UTF-8: iconv -f {found} -t utf-8 OLD > NEW"
         raise UsageError(f"{location} contains NUL bytes like a file in UTF-16", next_step=step)
     if encoding != UTF8:
         if mark is None and _is_utf8(head):

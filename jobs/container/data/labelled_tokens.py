@@ -164,6 +164,7 @@ def prepare(
     _write_texts(parts["eval"], folder / _EVALUATION_TEXTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     found = _summary(names, parts, uncut, max_length)
+    found.problem = problem
     if special:
         shown = ", ".join(f"{count:,} {token}" for token, count in special.items())
         found.table_warnings.append(f"texts contain special tokens, which the tokenizer encodes as such: {shown}")

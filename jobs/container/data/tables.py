@@ -70,7 +70,7 @@ def _parquet_rows(table: TableReader, start: At) -> Iterator[Row]:
     row = 0
     try:
         with open_stream(table.location, s3=table.s3) as stream, pq.ParquetFile(stream) as file:
-            table.check_columns(file.schema_arrow.names, table.location)
+            table.check_columns(file.schema_arrow.names)
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
                 if row + group.num_rows <= start.offset:
@@ -130,7 +130,7 @@ def _hub_rows(table: TableReader, start: At) -> Iterator[Row]:
 
     row = start.offset
     if table.data_set.column_names is not None:
-        table.check_columns(table.data_set.column_names, table.location)
+        table.check_columns(table.data_set.column_names)
     try:
         for values, row, _ in _numbered(table, _hub_values(table, start), start.offset + 1):
             yield values, row, row
@@ -142,7 +142,7 @@ def _hub_values(table: TableReader, start: At) -> Iterator[Sequence[Any]]:
     content = table.data_set.skip(start.offset) if start.offset else table.data_set
     if table.streamed:
         for number, row in enumerate(content, start=start.offset + 1):
-            table.check_columns(row, table.place(number))
+            table.check_columns(row, number)
             yield [row[column] for column in table.columns]
         return
     for batch in content.select_columns(list(table.columns)).iter(_HELD_ROWS):

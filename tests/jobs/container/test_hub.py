@@ -60,7 +60,7 @@ def test_a_hub_data_set_is_read_with_options_and_class_names(local: Place, optio
     [
         ("config=fr", ["text", "label"], " cannot be loaded: BuilderConfig 'fr' not found. Available: ['en', 'de']"),
         ("config=en&split=dev", ["text", "label"], ' cannot be loaded: Unknown split "dev"'),
-        ("config=en", ["txt", "label"], ": no column 'txt'; did you mean 'text'?"),
+        ("config=en", ["txt", "label"], ", schema: no column 'txt'; did you mean 'text'?"),
     ],
 )
 def test_missing_parts_of_a_hub_data_set_are_named(

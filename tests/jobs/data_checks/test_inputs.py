@@ -110,7 +110,7 @@ def test_valid_inputs_pass(aws: Aws, put: Put) -> None:
         (
             "t.csv",
             b"text,lable\ngood,1\n",
-            "{0}, line 2: no column 'label'; did you mean 'lable'?\nNext: name the columns",
+            "{0}, header: no column 'label'; did you mean 'lable'?\nNext: name the columns",
         ),
         (
             "t.csv",
@@ -246,7 +246,7 @@ def test_parquet_table_is_checked_by_its_footer(aws: Aws, put: Put) -> None:
     table = put("many.parquet", many.getvalue())
     assert errors_of(aws, PrepareCorpus(data=[table], text_columns=["column 1999"])) == []
     [error] = errors_of(aws, PrepareCorpus(data=[table], text_columns=["text"]))
-    assert error.startswith(f"arguments.data.0: {table}: no column 'text'")
+    assert error.startswith(f"arguments.data.0: {table}, schema: no column 'text'")
     empty = io.BytesIO()
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), empty)
     [error] = errors_of(aws, PrepareCorpus(data=[put("empty.parquet", empty.getvalue())]))
@@ -383,6 +383,12 @@ TALK = b'{"messages": [{"role": "user", "content": "why"}, {"role": "assistant",
         (b"", "{0} has 0 examples\nNext: add examples: a training needs at least 2"),
         (TALK + TALK.replace(b"assistant", b"user"), "{0} has 1 example, and 1 conversation without an answer"),
         (LFS, "{0} is a pointer of Git LFS"),
+        # A script has no key for an encoding.
+        (
+            TALK.decode().encode("utf-16-le"),
+            "{0} contains NUL bytes like a file in UTF-16\nNext: convert it to UTF-8: iconv -f utf-16-le -t utf-8",
+        ),
+        (TALK.replace(b"why", b"\xfc") * 2, "{0}, line 1: not UTF-8 (byte 0xfc at position 44: "),
     ],
 )
 def test_conversations_are_checked(aws: Aws, put: Put, content: bytes, message: str | None) -> None:
@@ -394,6 +400,7 @@ def test_conversations_are_checked(aws: Aws, put: Put, content: bytes, message: 
     else:
         [error] = errors
         assert error.startswith(f"arguments.inputs.data: {message.format(data)}")
+        assert "set encoding" not in error
     assert errors_of(aws, arguments.model_copy(update={"conversations": []})) == []
 
 

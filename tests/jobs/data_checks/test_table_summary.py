@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from jobs.cli.app import app
 from jobs.core.errors import NotFoundError, UsageError
+from jobs.core.labels import LabelFormat
 from jobs.data_checks.data_summary import DataSummary
 from jobs.data_checks.table_summary import Model, summarize
 from jobs.spec.arguments import Columns
@@ -115,6 +117,24 @@ def test_summary_with_a_model_shows_truncation(table: Path, tmp_path: Path) -> N
         summarize(no_aws, [str(table)], [], COLUMNS, Model(str(tmp_path), 3))
     with pytest.raises(NotFoundError, match=r"none/tokenizer\.json does not exist"):
         summarize(no_aws, [str(table)], [], COLUMNS, Model(str(tmp_path / "none"), 3))
+
+
+def test_tables_of_scores_and_of_several_classes_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na,red;blue\nb,red\nc,0.5\nd,\n")
+    command = ["data", "show", str(tmp_path / "t.csv"), "--problem"]
+    several = CliRunner().invoke(app, [*command, "multi-label", "--label-delimiter", ";"]).stdout.splitlines()
+    assert several[0] == "3 training examples, 2 classes"
+    assert [line.split() for line in several[2:4]] == [["red", "2"], ["blue", "1"]]
+    assert any("line 4: 'label' is '0.5', which is not a list of classes" in line for line in several)
+    scores = CliRunner().invoke(app, [*command, "regression"]).stdout.splitlines()
+    assert scores[0] == "1 training example"
+    assert any("line 2: 'label' is 'red;blue', which is not a number" in line for line in scores)
+    # One class is enough for examples with any number of them, but none is not.
+    for labels, warnings in (("red,red", []), (",", ["no example has a class: training refuses this data"])):
+        (tmp_path / "t.jsonl").write_text("".join(f'{{"text": "{x}", "label": "{x}"}}\n' for x in labels.split(",")))
+        columns = replace(COLUMNS, labels=LabelFormat("multi-label"))
+        found = [*summarize(no_aws, [str(tmp_path / "t.jsonl")], [], columns).warnings()]
+        assert [line for line in found if "refuses this data" in line and "class" in line] == warnings
 
 
 def test_unreadable_tables_are_refused(table: Path, tmp_path: Path) -> None:

@@ -189,8 +189,8 @@ def test_damaged_table_is_refused_with_the_place(local: Place, name: str, conten
     ("name", "content", "at"),
     [
         ("t.jsonl", GOOD_LINE + b'{"txt": "b", "label": 1}\n', ", line 2"),
-        ("t.csv", b"txt,label\na,1\n", ", line 2"),
-        ("t.parquet", parquet({"txt": ["a"], "label": [1]}), ""),
+        ("t.csv", b"txt,label\na,1\n", ", header"),
+        ("t.parquet", parquet({"txt": ["a"], "label": [1]}), ", schema"),
     ],
     ids=["jsonl", "csv", "parquet"],
 )

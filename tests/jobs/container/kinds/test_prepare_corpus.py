@@ -207,7 +207,7 @@ def test_broken_text_is_reported_or_skipped_and_counted(
         ("a.jsonl", b'{"text": ""}\n{"text": " "}\n', r"no text \(2 documents are empty"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', "line 2: 'text' is not text but 5"),
         ("a.jsonl", b'{"text": "fine"}\n{"text": "\\ud800 alone"}\n', r"line 2: not UTF-8 \(half of a surrogate pair"),
-        ("a.csv", b"", "line 1: no column 'text'"),
+        ("a.csv", b"", "header: no column 'text'"),
         ("a.jsonl", b'{"text": "only one"}\n', "none of 1 documents is in the split"),
     ],
 )
