@@ -50,8 +50,13 @@ class Price:
         """Return the monthly cost of a resource, or None if it depends on the amount of stored data."""
         if self.per not in _UNITS_PER_MONTH:
             return None
-        amount = properties[self.times] if self.times else 1
-        return self.usd * _UNITS_PER_MONTH[self.per] * (len(amount) if isinstance(amount, list) else float(amount))
+        size = properties[self.times] if self.times and not isinstance(properties[self.times], list) else 1
+        return self.usd * _UNITS_PER_MONTH[self.per] * float(size) * self.count(properties)
+
+    def count(self, properties: Mapping[str, Any]) -> int:
+        """Return how often a resource is paid: once per item if `times` is a list, such as an endpoint's subnets."""
+        listed = properties.get(self.times) if self.times else None
+        return len(listed) if isinstance(listed, list) else 1
 
 
 PRICES = tuple(Price(**row) for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["price"])
@@ -72,10 +77,11 @@ def idle_costs(templates: Sequence[Template]) -> list[Line]:
     resources = [resource for template in templates for resource in template["Resources"].values()]
     lines = []
     for price in PRICES:
-        costs = [price.usd_per_month(found.get("Properties", {})) for found in resources if price.applies_to(found)]
-        if costs:
+        paid = [found.get("Properties", {}) for found in resources if price.applies_to(found)]
+        if paid:
+            costs = [price.usd_per_month(properties) for properties in paid]
             total = None if None in costs else sum(filter(None, costs))
-            lines.append(Line(price=price, count=len(costs), usd_per_month=total))
+            lines.append(Line(price=price, count=sum(map(price.count, paid)), usd_per_month=total))
     return lines
 
 

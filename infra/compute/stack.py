@@ -64,7 +64,7 @@ class InstancePool:
 
     scope: Construct
     instances: Instances
-    subnets: list[ec2.ISubnet]
+    subnets: Mapping[Capacity, list[ec2.ISubnet]]
     retiring: str | None = None
     """Id of the pool if it is retiring."""
     environments: dict[tuple[Capacity, bool], ComputeEnvironment] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class ComputeStack(StageStack):
                 instances=pool.instances,
                 capacity=capacity,
                 max_nodes=self._max_nodes(queue, capacity),
-                subnets=pool.subnets,
+                subnets=pool.subnets[capacity],
                 multinode=queue.several_nodes,
             )
         return pool.environments[key]
@@ -215,7 +215,10 @@ class ComputeStack(StageStack):
                 file_system=self._file_system,
                 reservation=pool.capacity_reservation,
             ),
-            subnets=list(self._network.subnets_offering(pool.row)),
+            subnets={
+                "spot": self._network.subnets_offering(pool.row),
+                "on-demand": self._network.on_demand_subnets(pool),
+            },
             retiring=pool.id if retiring else None,
         )
 
@@ -229,7 +232,7 @@ class ComputeStack(StageStack):
                 machine_image=self._recommended_by_ecs(stage.cpu_row),
                 root_volume_gib=stage.cpu_root_volume_gib,
             ),
-            subnets=list(self._network.job_subnets),
+            subnets={"spot": list(self._network.job_subnets)},
         )
 
     def _pool_scope(self, name: str, owner: TeamInstances | None) -> Construct:

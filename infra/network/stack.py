@@ -11,13 +11,15 @@ from constructs import Construct
 
 from infra.constructs.security_groups import job_security_group
 from infra.constructs.stage_stack import RetainedLogGroup, StageStack, acknowledge
-from infra.stages import ExistingVpc, Stage
+from infra.stages import ExistingVpc, Pool, Stage
 from infra.stages.network_plan import (
     DEFAULT_ZONE_COUNT,
     ENDPOINT_SERVICES,
+    endpoint_zone_count,
     has_interface_endpoints,
     multinode_subnet_index,
     offering_indices,
+    reserved_subnet_index,
     uses_default_security_group,
     zone_ids,
 )
@@ -96,9 +98,10 @@ class TaskNetwork(Construct):
     """Rules in the VPC's default security group that let the nodes of a multi-node job reach each other and AWS.
 
     Every node's container has its own network interface (ECS's awsvpc mode), which Batch puts into the security groups
-    of the compute environment. If the launch template defines EFA interfaces, the environment cannot have security
-    groups, and Batch uses the VPC's default group (Batch user guide, "Compute environment considerations for MNP"),
-    which the network stack has emptied. EFA traffic does not pass these interfaces.
+    of the compute environment. If the launch template defines EFA interfaces, Batch refuses security groups of the
+    environment (its error is in issue 21577 of aws/aws-cdk), and uses the VPC's default group (Batch user guide,
+    "Compute environment considerations for MNP"), which the network stack has emptied. EFA traffic does not pass these
+    interfaces.
     """
 
     def __init__(
@@ -194,6 +197,11 @@ class NetworkStack(StageStack):
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
         """Return the subnets in zones that are known to offer the instance type, or all subnets if none is."""
         return [self.job_subnets[index] for index in offering_indices(self.stage_row, row)] or list(self.job_subnets)
+
+    def on_demand_subnets(self, pool: Pool) -> list[ec2.ISubnet]:
+        """Return the subnets of a pool's On-Demand instances: one if they run in reserved capacity."""
+        reserved = reserved_subnet_index(self.stage_row, pool)
+        return self.subnets_offering(pool.row) if reserved is None else [self.job_subnets[reserved]]
 
     @property
     def availability_zones(self) -> list[str]:
@@ -333,7 +341,7 @@ class NetworkStack(StageStack):
                 f"Endpoint-{name}",
                 vpc=self.vpc,
                 service=ec2.InterfaceVpcEndpointAwsService(name),
-                subnets=ec2.SubnetSelection(subnets=list(self.job_subnets)),
+                subnets=ec2.SubnetSelection(subnets=list(self.job_subnets[: endpoint_zone_count(self.stage_row)])),
                 security_groups=[group],
                 open=False,  # the rule above is narrower than the whole VPC
             )

@@ -28,6 +28,7 @@ _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] =
     (capacity.BATCH, capacity.batch_quotas),
     (capacity.RESERVATION, capacity.reservation),
     (network.VPC, network.existing_vpc),
+    (network.ENDPOINTS, network.endpoint_services),
     (prerequisites.BOOTSTRAP, prerequisites.bootstrap),
     (prerequisites.ROLES, prerequisites.service_linked_roles),
     (prerequisites.IMAGE, prerequisites.machine_image),

@@ -6,9 +6,10 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from infra.preflight.account import Account, Finding, error_code, ok, problem, unknown
+from infra.preflight.network import subnet_zones
 from infra.stages import Stage
 from infra.stages.limits import MAX_QUEUES
-from infra.stages.network_plan import DEFAULT_ZONE_COUNT, multinode_subnet_index, zone_ids
+from infra.stages.network_plan import multinode_subnet_index, reserved_subnet_index
 from jobs.core.instance_types import INSTANCE_TYPES, InstanceType
 
 WITHDRAWN = {
@@ -29,7 +30,7 @@ RESERVATION = "reserved capacity"
 def offers(account: Account, stage: Stage) -> Iterator[Finding]:
     """Check that the instance types of new jobs are offered in the region, in zones of the stage's subnets."""
     offered = _offered(account, INSTANCE_TYPES)
-    zones = _zones(account, stage)
+    zones = subnet_zones(account, stage)
     for row in (stage.row, stage.cpu_row):
         yield _offer(account, stage, row, offered, zones)
     if stage.max_multinode_nodes and offered[stage.row.name]:
@@ -64,7 +65,7 @@ def batch_quotas(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def reservation(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Check that the capacity reservation in the settings exists, with the stage's type, in its subnets' zones."""
+    """Check that the capacity reservation in the settings exists, with the stage's type, in its subnet's zone."""
     configured = stage.capacity_reservation
     if configured is None:
         yield ok(RESERVATION, "not configured; On-Demand instances take any capacity that EC2 has")
@@ -85,31 +86,31 @@ def reservation(account: Account, stage: Stage) -> Iterator[Finding]:
     if not found:
         yield problem(RESERVATION, f"account {account.id} has no {configured.target} in {account.region}", edit)
         return
-    yield from _reservation_findings(found[0], stage, _zones(account, stage), edit)
+    index = reserved_subnet_index(stage, stage.pool) or 0  # a stage without it has one subnet
+    yield _reservation_finding(found[0], stage, subnet_zones(account, stage)[index:][:1], edit)
 
 
-def _reservation_findings(found: Mapping[str, Any], stage: Stage, zones: list[str], edit: str) -> Iterator[Finding]:
+def _reservation_finding(found: Mapping[str, Any], stage: Stage, zones: list[str], edit: str) -> Finding:
     configured = stage.capacity_reservation
     assert configured is not None  # noqa: S101 - narrows the type; the caller has checked
     is_block = found.get("ReservationType") == "capacity-block"
     zone, kind = found["AvailabilityZoneId"], "a Capacity Block" if is_block else "an On-Demand Capacity Reservation"
     ends = f" until {found['EndDate']:%Y-%m-%d %H:%M}" if "EndDate" in found else ""
     text = f"{configured.target} is {kind} of {found['TotalInstanceCount']} x {found['InstanceType']} in {zone}{ends}"
-    usable = zones[multinode_subnet_index(stage) :][:1] if stage.max_multinode_nodes else zones
     if found["InstanceType"] != stage.instance_type:
-        yield problem(RESERVATION, f"{text}; the stage uses {stage.instance_type}", edit)
-    elif is_block != configured.is_block:
-        yield problem(RESERVATION, text, f"set is_block={is_block} in infra/settings.py")
-    elif zone not in usable:
-        yield problem(
+        return problem(RESERVATION, f"{text}; the stage uses {stage.instance_type}", edit)
+    if is_block != configured.is_block:
+        return problem(RESERVATION, text, f"set is_block={is_block} in infra/settings.py")
+    if zone not in zones:
+        setting = f'zone_id="{zone}"' if stage.vpc is None else f"subnet_id to a subnet in {zone}"
+        return problem(
             RESERVATION,
-            f"{text}; On-Demand instances of the stage start in {', '.join(usable)}",
-            f'set availability_zone_ids=("{zone}", …) in infra/settings.py, with this zone first',
+            f"{text}; On-Demand instances of the stage start in {', '.join(zones)}",
+            f"set {setting} under `capacity_reservation` in infra/settings.py",
         )
-    elif found["State"] not in ("active", "scheduled"):
-        yield problem(RESERVATION, f"{text}; it is {found['State']}", edit)
-    else:
-        yield ok(RESERVATION, f"{text}: {found['State']}, {found['AvailableInstanceCount']} free")
+    if found["State"] not in ("active", "scheduled"):
+        return problem(RESERVATION, f"{text}; it is {found['State']}", edit)
+    return ok(RESERVATION, f"{text}: {found['State']}, {found['AvailableInstanceCount']} free")
 
 
 def _offered(account: Account, names: Iterable[str]) -> dict[str, list[str]]:
@@ -124,23 +125,6 @@ def _offered(account: Account, names: Iterable[str]) -> dict[str, list[str]]:
     ):
         found[item["InstanceType"]].append(item["Location"])
     return {name: sorted(zones) for name, zones in found.items()}
-
-
-def _zones(account: Account, stage: Stage) -> list[str]:
-    """Return the ids of the zones of the stage's current or future subnets, in the subnets' order."""
-    if stage.vpc is not None:
-        ids = list(stage.vpc.private_subnet_ids)
-        subnets = account.client("ec2").describe_subnets(Filters=[{"Name": "subnet-id", "Values": ids}])["Subnets"]
-        ordered = sorted(subnets, key=lambda subnet: ids.index(subnet["SubnetId"]))
-        return list(dict.fromkeys(subnet["AvailabilityZoneId"] for subnet in ordered))
-    known = zone_ids(stage)
-    if known:
-        return list(known)
-    region = account.client("ec2").describe_availability_zones(
-        Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
-    )["AvailabilityZones"]
-    first = sorted(region, key=lambda zone: str(zone["ZoneName"]))[:DEFAULT_ZONE_COUNT]
-    return [zone["ZoneId"] for zone in first]
 
 
 def _offer(
@@ -165,7 +149,8 @@ def _offer(
     in_reach = [zone for zone in offering if zone in zones]
     if in_reach:
         return ok(OFFER, f"EC2 offers {row.name} in {', '.join(in_reach)}, where the stage has subnets")
-    text = f"EC2 offers {row.name} in {', '.join(offering)}; the stage's subnets are in {', '.join(zones) or 'no zone'}"
+    reached = ", ".join(dict.fromkeys(zones)) or "no zone"
+    text = f"EC2 offers {row.name} in {', '.join(offering)}; the stage's subnets are in {reached}"
     if stage.vpc is not None:
         return problem(OFFER, text, "list subnets in one of these zones under `vpc` in infra/settings.py")
     listed = ", ".join(f'"{zone}"' for zone in offering)
@@ -175,8 +160,10 @@ def _offer(
 def _multinode_offer(account: Account, stage: Stage, offering: list[str], zones: list[str]) -> Finding:
     """Check the only zone in which multi-node jobs, whose nodes start together, and FSx can be."""
     name = stage.row.name
-    zone = zones[multinode_subnet_index(stage)] if zones else "no zone"
-    users = "multi-node jobs and FSx" if stage.fsx_gib else "multi-node jobs"
+    reserved = reserved_subnet_index(stage, stage.pool)
+    index = multinode_subnet_index(stage) if reserved is None else reserved
+    zone = zones[index] if index < len(zones) else "no zone"
+    users = "multi-node jobs and FSx" if stage.fsx_gib and reserved is None else "multi-node jobs"
     if zone in offering:
         return ok(OFFER, f"EC2 offers {name} in {zone}, the zone of {users}")
     text = f"EC2 does not offer {name} in {zone}, the only zone of {users}; it does in {', '.join(offering)}"

@@ -1,5 +1,6 @@
-"""Checks of an existing VPC: its subnets, their routes to AWS, and conflicts with the stage's endpoints."""
+"""Checks of the network: services of endpoints in each zone; an existing VPC's subnets, routes and endpoints."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,12 +8,74 @@ from botocore.exceptions import ClientError
 
 from infra.preflight.account import Account, Finding, error_code, ok, problem
 from infra.stages import ExistingVpc, Stage
-from infra.stages.network_plan import ENDPOINT_SERVICES, has_interface_endpoints, uses_default_security_group
+from infra.stages.network_plan import (
+    DEFAULT_ZONE_COUNT,
+    ENDPOINT_SERVICES,
+    endpoint_zone_count,
+    has_interface_endpoints,
+    uses_default_security_group,
+    zone_ids,
+)
 
 VPC = "VPC"
+ENDPOINTS = "VPC endpoints"
 
 _ROUTES_OUT = ("NatGatewayId", "TransitGatewayId", "VpcPeeringConnectionId", "NetworkInterfaceId", "InstanceId")
 """Targets of a default route that work for instances without a public address."""
+
+
+def subnet_zones(account: Account, stage: Stage) -> list[str]:
+    """Return the ids of the zones of the stage's current or future subnets, in the subnets' order."""
+    if stage.vpc is not None:
+        ids = list(stage.vpc.private_subnet_ids)
+        subnets = account.client("ec2").describe_subnets(Filters=[{"Name": "subnet-id", "Values": ids}])["Subnets"]
+        ordered = sorted(subnets, key=lambda subnet: ids.index(subnet["SubnetId"]))
+        return [subnet["AvailabilityZoneId"] for subnet in ordered]
+    return list(zone_ids(stage) or list(_zone_names(account).values())[:DEFAULT_ZONE_COUNT])
+
+
+def _zone_names(account: Account) -> dict[str, str]:
+    """Return the region's zones: their names in this account (`us-east-1a`), in order, and their ids."""
+    zones = account.client("ec2").describe_availability_zones(
+        Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
+    )["AvailabilityZones"]
+    return dict(sorted((zone["ZoneName"], zone["ZoneId"]) for zone in zones))
+
+
+def endpoint_services(account: Account, stage: Stage) -> Iterator[Finding]:
+    """Check that each endpoint's service exists in each zone, because the deployment fails at the first gap."""
+    if not has_interface_endpoints(stage):
+        yield ok(ENDPOINTS, "the stage creates no interface endpoints")
+        return
+    names, zones = _zone_names(account), Counter(subnet_zones(account, stage)[: endpoint_zone_count(stage)])
+    found = account.pages(
+        "ec2",
+        "describe_vpc_endpoint_services",
+        "ServiceDetails",
+        Filters=[{"Name": "service-type", "Values": ["Interface"]}],
+    )
+    available = {_service(item): [names.get(zone) for zone in item["AvailabilityZones"]] for item in found}
+    setting = "`availability_zone_ids`" if stage.vpc is None else "`private_subnet_ids`"
+    lacking = {zone: [name for name in ENDPOINT_SERVICES if zone not in available.get(name, ())] for zone in zones}
+    for zone, missing in lacking.items():
+        if missing:
+            yield problem(
+                ENDPOINTS,
+                f"{zone} has no endpoint services for {', '.join(missing)}, so the deployment would fail",
+                f"list zones that have them in {setting} in infra/settings.py, or use NAT instead of endpoints",
+            )
+        if zones[zone] > 1:
+            yield problem(
+                ENDPOINTS,
+                f"{zones[zone]} subnets are in {zone}, and an endpoint takes one per zone",
+                f"list one subnet per zone in {setting} in infra/settings.py",
+            )
+    if not any(lacking.values()):
+        yield ok(
+            ENDPOINTS,
+            f"{len(ENDPOINT_SERVICES)} services are available in {', '.join(zones)}, and paid in each zone "
+            "(python -m infra.idle_costs)",
+        )
 
 
 def existing_vpc(account: Account, stage: Stage) -> Iterator[Finding]:

@@ -14,7 +14,14 @@ from pydantic_core import ErrorDetails
 
 from infra.stages.limits import MAX_QUEUES, OUT_OF_LIMITS
 from infra.stages.model import Pool, Stage, Team
-from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group, zone_ids
+from infra.stages.network_plan import (
+    DEFAULT_ZONE_COUNT,
+    has_interface_endpoints,
+    reserved_subnet_index,
+    subnet_names,
+    uses_default_security_group,
+    zone_ids,
+)
 from jobs.core.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.core.stage import SHARED_PREFIX, share_identifier
 from jobs.core.words import printable
@@ -118,9 +125,6 @@ def _conflicts(stage: Stage) -> Iterator[str]:
     source = stage.deploy_from
     if source is not None and (source.owner_id is None) != (source.repository_id is None):
         yield "deploy_from: set both owner_id and repository_id, or neither: GitHub's tokens contain both or none"
-    zones = len(stage.availability_zone_ids) or 2
-    if not 0 <= stage.nat_gateways <= zones:
-        yield f"nat_gateways: must be from 0 to {zones}, at most one per zone, not {stage.nat_gateways}"
     if stage.vpc and stage.availability_zone_ids:
         yield "availability_zone_ids: follow from the subnets in 'vpc'; leave them out"
     if stage.vpc and stage.vpc_cidr != Stage.vpc_cidr:
@@ -189,7 +193,10 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         yield "retiring: lists a pool twice"
     if len(ids) == 1 + len(stage.retiring):  # all pools have a row and a release
         yield from _default_group_mistakes(stage)
-        yield from _unknown_zone_mistakes(stage)
+        yield from _zone_mistakes(stage)
+        yield from _reservation_mistakes(stage, stage.pool, "capacity_reservation")
+        for pool in stage.retiring:
+            yield from _reservation_mistakes(stage, pool, "retiring: capacity_reservation")
 
 
 def _default_group_mistakes(stage: Stage) -> Iterator[str]:
@@ -202,8 +209,36 @@ def _default_group_mistakes(stage: Stage) -> Iterator[str]:
         )
 
 
-def _unknown_zone_mistakes(stage: Stage) -> Iterator[str]:
-    """Yield settings that need one zone, if the region's first zone would be used and may not offer the instances."""
+def _reservation_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[str]:
+    """Yield a zone or subnet that the stage does not have, or the field that is missing although it has several."""
+    reservation, own = pool.capacity_reservation, stage.vpc is None
+    if reservation is None:
+        return
+    places = (reservation.zone_id, reservation.subnet_id)
+    place, misplaced = places if own else reversed(places)
+    if misplaced is not None:
+        yield f"{field}: " + (
+            "subnet_id is for an existing `vpc`; set zone_id instead"
+            if own
+            else "zone_id is for a VPC that the stage creates; set subnet_id instead"
+        )
+    elif place is not None:
+        if reserved_subnet_index(stage, pool) is None:
+            yield f"{field}: add {place} to {'availability_zone_ids' if own else 'private_subnet_ids of `vpc`'}"
+    # A group may have reservations in several zones.
+    elif len(subnet_names(stage)) != 1 and not reservation.target.startswith("arn:"):
+        yield (
+            f"{field}: set {'zone_id to' if own else 'subnet_id to a subnet in'} the zone of the capacity: aws ec2 "
+            f"describe-capacity-reservations --capacity-reservation-ids {reservation.target} --query "
+            "'CapacityReservations[].AvailabilityZoneId'"
+        )
+
+
+def _zone_mistakes(stage: Stage) -> Iterator[str]:
+    """Yield too many NAT gateways, and settings for one zone if the region's first may not offer the instances."""
+    zones = len(zone_ids(stage)) or DEFAULT_ZONE_COUNT
+    if stage.vpc is None and not 0 <= stage.nat_gateways <= zones:
+        yield f"nat_gateways: must be from 0 to {zones}, at most one per zone, not {stage.nat_gateways}"
     limits = {"max_multinode_nodes": stage.max_multinode_nodes, "fsx_gib": stage.fsx_gib}
     enabled = [name for name, limit in limits.items() if limit]
     if not enabled or stage.vpc is not None or zone_ids(stage):

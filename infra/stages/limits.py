@@ -151,8 +151,9 @@ OidcProvider = Annotated[
 # The network
 VpcId = Annotated[str, _ec2_id("vpc")]
 SecurityGroupId = Annotated[str, _ec2_id("sg")]
+SubnetId = Annotated[str, _ec2_id("subnet")]
 SubnetIds = Annotated[
-    tuple[Annotated[str, _ec2_id("subnet")], ...],
+    tuple[SubnetId, ...],
     distinct("lists a subnet twice"),
     require(bool, "at least one is needed"),
 ]
@@ -161,14 +162,9 @@ VpcCidr = Annotated[
     str,
     require(_is_private_sixteen, "must be a private /16 other than Docker's, such as '10.1.0.0/16', not '{}'"),
 ]
-ZoneIds = Annotated[
-    tuple[
-        # infra/network/stack.py reserves addresses for eight zones; no region has more than six.
-        Annotated[str, matches(r"[a-z]+\d-az[1-8]", "ids such as 'use1-az2'")],
-        ...,
-    ],
-    distinct("lists a zone twice"),
-]
+# infra/network/stack.py reserves addresses for eight zones; no region has more than six.
+ZoneId = Annotated[str, matches(r"[a-z]+\d-az[1-8]", "an id such as 'use1-az2'")]
+ZoneIds = Annotated[tuple[ZoneId, ...], distinct("lists a zone twice")]
 
 # Numbers
 Nodes = Annotated[int, between(0, 1_000)]

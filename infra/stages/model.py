@@ -52,8 +52,14 @@ class CapacityReservation:
 
     target: limits.ReservationTarget
     """Id (`cr-…`) of an On-Demand Capacity Reservation or a Capacity Block, or ARN of a resource group of reservations.
-    The capacity must be of the pool's instance type, in a zone of the stage's subnets; for multi-node jobs, in the zone
-    of the first subnet."""
+    The capacity must be of the pool's instance type."""
+    zone_id: limits.ZoneId | None = None
+    """Zone of the capacity, by id (`use1-az2`), for a `cr-…` if the stage has several zones. On-Demand instances start
+    only in this zone, which must be in `availability_zone_ids` if zones are set or unknown. To find the zone: `aws ec2
+    describe-capacity-reservations --capacity-reservation-ids cr-… --query
+    'CapacityReservations[].AvailabilityZoneId'`."""
+    subnet_id: limits.SubnetId | None = None
+    """Subnet in the zone of the capacity, instead of `zone_id`, if the stage uses an existing `vpc`."""
     is_block: bool = False
     """Set this if `target` is a Capacity Block. A block ends on a fixed day, and EC2 terminates its instances half an
     hour before the end."""
@@ -270,7 +276,8 @@ class Stage:
     `machine_image`."""
     interface_endpoints: bool | None = None
     """Create VPC endpoints for the AWS services that instances and jobs call. By default, only a VPC that the stage
-    creates without NAT gets them."""
+    creates without NAT gets them. They are in the first three zones, or in all zones or subnets that the settings name,
+    and serve the whole VPC."""
 
     # Storage
     own_kms_key: bool = False

@@ -3,11 +3,15 @@
 The network stack and the preflight use this module. The preflight must not load the CDK.
 """
 
-from infra.stages import Stage
+from infra.stages import Pool, Stage
 from jobs.core.instance_types import InstanceType
 
 DEFAULT_ZONE_COUNT = 2
 """Number of the region's first zones to use if neither the settings nor the instance types' rows name zones."""
+
+MAX_ENDPOINT_ZONES = 3
+"""Maximum number of zones with endpoints, unless the settings name zones. Each endpoint is paid per zone, and serves
+the whole VPC, because its name resolves to its addresses (repost.aws/knowledge-center/vpc-interface-configure-dns)."""
 
 ENDPOINT_SERVICES = (
     *("ecr.api", "ecr.dkr"),
@@ -28,11 +32,14 @@ def zone_ids(stage: Stage) -> tuple[str, ...]:
 
     Empty if neither is known. `python -m infra.preflight` checks with EC2.
     """
-    if stage.availability_zone_ids or stage.region is None:
+    if stage.availability_zone_ids:
         return stage.availability_zone_ids
     # Include the zones of retiring pools, because their instances run there.
-    rows = [pool.row for pool in (stage.pool, *stage.retiring)]
-    return tuple(dict.fromkeys(zone for row in rows for zone in row.zone_ids.get(stage.region, ())))
+    pools = (stage.pool, *stage.retiring)
+    offering = [zone for pool in pools for zone in pool.row.zone_ids.get(stage.region or "", ())]
+    # Last, so that they move no subnet. Never alone, because then they would replace the first two zones.
+    reserved = [pool.capacity_reservation.zone_id for pool in pools if offering and pool.capacity_reservation]
+    return tuple(dict.fromkeys((*offering, *filter(None, reserved))))
 
 
 def offering_indices(stage: Stage, row: InstanceType) -> list[int]:
@@ -41,6 +48,22 @@ def offering_indices(stage: Stage, row: InstanceType) -> list[int]:
         return []
     known = row.zone_ids.get(stage.region or "", ())
     return [index for index, zone in enumerate(zone_ids(stage)) if zone in known]
+
+
+def subnet_names(stage: Stage) -> tuple[str, ...]:
+    """Return the ids of an existing VPC's subnets, or of the zones of the stage's subnets if they are known."""
+    return zone_ids(stage) if stage.vpc is None else stage.vpc.private_subnet_ids
+
+
+def reserved_subnet_index(stage: Stage, pool: Pool) -> int | None:
+    """Return the index of the only subnet for the pool's On-Demand instances, or None if they may use several.
+
+    A launch that targets a reservation fails in every other zone (Amazon EC2 user guide, "Launch instances into an
+    existing Capacity Reservation" and "Launch instances using Capacity Blocks").
+    """
+    reservation, names = pool.capacity_reservation, subnet_names(stage)
+    place = reservation and (reservation.zone_id or reservation.subnet_id)
+    return names.index(place) if place in names else None
 
 
 def multinode_subnet_index(stage: Stage) -> int:
@@ -52,6 +75,11 @@ def uses_default_security_group(stage: Stage) -> bool:
     """Return whether containers of the stage's jobs are in the VPC's default group; see infra/network/stack.py."""
     pools = (stage.pool, *stage.retiring)
     return bool(stage.max_multinode_nodes) and any(pool.row.network_cards for pool in pools)
+
+
+def endpoint_zone_count(stage: Stage) -> int | None:
+    """Return how many of the stage's subnets get endpoints, or None for all: those that the settings name."""
+    return None if stage.vpc or stage.availability_zone_ids else MAX_ENDPOINT_ZONES
 
 
 def has_interface_endpoints(stage: Stage) -> bool:

@@ -45,6 +45,8 @@ def test_optional_resources_are_counted(variants: Templates) -> None:
     assert costs["AWS::KMS::Key"] == 1
     # Eleven interface endpoints in two zones; gateway endpoints are free.
     assert costs["AWS::EC2::VPCEndpoint"] == pytest.approx(11 * 2 * 7.3)
+    [row] = (row for row in table({"all": lines_of(variants, "all")}) if "interface endpoint" in row)
+    assert "| 22: $160.60 |" in row
     assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & by_type(variants, "closed").keys()
     # Runs and stages use the same price of S3.
     [bucket] = (price for price in PRICES if price.type == "AWS::S3::Bucket")

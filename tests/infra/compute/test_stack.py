@@ -121,6 +121,33 @@ def test_on_demand_instances_run_in_reserved_capacity(*, block: bool) -> None:
     assert not {"CapacityReservationSpecification", "InstanceMarketOptions"} & spot.keys()
 
 
+@pytest.mark.parametrize("own_vpc", [True, False])
+def test_reserved_capacity_pins_instances_to_its_zone(*, own_vpc: bool) -> None:
+    # A launch in another zone than the reservation's fails. `use1-az5` is not known to offer the type.
+    ids = tuple(f"subnet-{number:017}" for number in range(3))
+    place: dict[str, str] = {"zone_id": "use1-az5"} if own_vpc else {"subnet_id": ids[2]}
+    row = replace(
+        PLAIN,
+        region="us-east-1",
+        vpc=None if own_vpc else ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=ids),
+        instance_type="p5en.48xlarge",
+        max_on_demand_nodes=1,
+        max_multinode_nodes=2,
+        capacity_reservation=CapacityReservation(target="cr-0123456789abcdef0", is_block=True, **place),
+    )
+    stacks, pool = up_to("compute", row), row.pool.id
+    subnets = {name: item["Subnets"] for name, item in environments(stacks["compute"]).items()}
+    assert subnets[f"{pool}-on-demand"] == subnets[f"{pool}-multinode"]
+    (only,) = subnets[f"{pool}-on-demand"]
+    if own_vpc:
+        assert "use1az5" in only["Fn::ImportValue"]
+        # Spot does not move.
+        assert only not in subnets[f"{pool}-spot"]
+    else:
+        assert only == ids[2]
+    assert len(subnets[f"{pool}-spot"]) == (2 if own_vpc else 3)
+
+
 def test_adding_a_teams_own_instances_keeps_the_shared_ones() -> None:
     # A new logical id or instance name would end waiting and running jobs.
     own = Team(name="health")

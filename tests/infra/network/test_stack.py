@@ -7,7 +7,7 @@ import aws_cdk as cdk
 import pytest
 
 from infra.network.stack import NetworkStack
-from infra.stages import Pool, Stage, Team
+from infra.stages import CapacityReservation, Pool, Stage, Team
 from infra.stages.network_plan import ENDPOINT_SERVICES
 from jobs.core.instance_types import INSTANCE_TYPES
 from tests.support.infra.goldens import assert_as_reviewed
@@ -69,6 +69,18 @@ def test_subnets_are_in_the_zones_that_offer_the_instance_type() -> None:
     assert len(_subnets(network_of(region="eu-west-1"), "Private")) == 2
 
 
+def test_endpoints_are_in_at_most_three_zones_unless_named() -> None:
+    # Six zones offer p5, and every endpoint is paid in each zone.
+    p5 = {"region": "us-east-1", "instance_type": "p5.48xlarge"}
+    network = network_of(**p5, nat_gateways=0)
+    first = list(_subnets(network, "Private"))[:3]
+    for endpoint in _interface_endpoints(network):
+        assert [subnet["Ref"] for subnet in endpoint["SubnetIds"]] == first
+    named = network_of(**p5, nat_gateways=0, availability_zone_ids=tuple(f"use1-az{number}" for number in range(1, 7)))
+    assert {len(endpoint["SubnetIds"]) for endpoint in _interface_endpoints(named)} == {6}
+    assert len(resources(network_of(**p5, nat_gateways=3), "AWS::EC2::NatGateway")) == 3
+
+
 def test_multinode_jobs_use_a_zone_that_offers_the_type(tmp_path: Path) -> None:
     # GIVEN a stage whose first zone does not offer DL1
     row = stage_of(region="us-east-1", availability_zone_ids=("use1-az6", "use1-az2"))
@@ -91,8 +103,16 @@ def test_multinode_jobs_use_a_zone_that_offers_the_type(tmp_path: Path) -> None:
             {"region": "us-east-1", "instance_type": "p4d.24xlarge"},
             {"region": "us-east-1", "retiring": (Pool(instance_type="p4d.24xlarge"),)},
         ),
+        (
+            {"region": "us-east-1", "instance_type": "p5en.48xlarge"},
+            {
+                "region": "us-east-1",
+                "instance_type": "p5en.48xlarge",
+                "capacity_reservation": CapacityReservation(target="cr-0123456789abcdef0", zone_id="use1-az4"),
+            },
+        ),
     ],
-    ids=["no NAT", "endpoints and more NAT", "zone added in first place", "other instance type"],
+    ids=["no NAT", "endpoints and more NAT", "zone added in first place", "other instance type", "reservation"],
 )
 def test_subnets_do_not_change_when_the_network_does(before: dict[str, Any], after: dict[str, Any]) -> None:
     # Instances run in the subnets, and compute environments refer to them, so replacing one fails the deployment.

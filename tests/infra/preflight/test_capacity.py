@@ -195,20 +195,18 @@ BLOCK = {"ReservationType": "capacity-block", "EndDate": datetime(2026, 12, 1, 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "nodes", "verdict", "text"),
+    ("changes", "verdict", "text"),
     [
-        ({}, 0, "ok", "is an On-Demand Capacity Reservation of 4 x p5.48xlarge in use1-az1: active, 3 free"),
-        ({"InstanceType": "p4d.24xlarge"}, 0, "problem", "; the stage uses p5.48xlarge"),
-        ({"State": "expired"}, 0, "problem", "; it is expired"),
-        # Multi-node jobs use the first zone only.
-        ({"AvailabilityZoneId": "use1-az2"}, 0, "ok", "in use1-az2"),
-        ({"AvailabilityZoneId": "use1-az2"}, 2, "problem", "; On-Demand instances of the stage start in use1-az1"),
-        (BLOCK, 0, "problem", "is a Capacity Block of 4 x p5.48xlarge in use1-az1 until 2026-12-01 11:30"),
-        (None, 0, "problem", "account 123456789012 has no cr-0123456789abcdef0 in us-east-1"),
+        ({}, "ok", "is an On-Demand Capacity Reservation of 4 x p5.48xlarge in use1-az1: active, 3 free"),
+        ({"InstanceType": "p4d.24xlarge"}, "problem", "; the stage uses p5.48xlarge"),
+        ({"State": "expired"}, "problem", "; it is expired"),
+        ({"AvailabilityZoneId": "use1-az2"}, "problem", "; On-Demand instances of the stage start in use1-az1"),
+        (BLOCK, "problem", "is a Capacity Block of 4 x p5.48xlarge in use1-az1 until 2026-12-01 11:30"),
+        (None, "problem", "account 123456789012 has no cr-0123456789abcdef0 in us-east-1"),
     ],
 )
 def test_reserved_capacity_must_match_the_stages_type_and_zone(
-    *, changes: dict[str, Any] | None, nodes: int, verdict: str, text: str
+    changes: dict[str, Any] | None, verdict: str, text: str
 ) -> None:
     answer = (
         refusal("InvalidCapacityReservationId.NotFound")
@@ -220,8 +218,7 @@ def test_reserved_capacity_must_match_the_stages_type_and_zone(
         {"describe_capacity_reservations": answer},
         instance_type="p5.48xlarge",
         max_on_demand_nodes=1,
-        max_multinode_nodes=nodes,
-        availability_zone_ids=("use1-az1", "use1-az2"),
-        capacity_reservation=CapacityReservation(target="cr-0123456789abcdef0"),
+        availability_zone_ids=("use1-az2", "use1-az1"),
+        capacity_reservation=CapacityReservation(target="cr-0123456789abcdef0", zone_id="use1-az1"),
     )
     assert (found.verdict, text in found.text) == (verdict, True), found

@@ -14,7 +14,14 @@ from tests.support.running_emulator import Emulator, run_emulator
 
 CHECKS = {
     *("instance types", "vCPU quotas", "Batch quotas", "reserved capacity", "VPC", "CDK bootstrap"),
-    *("service-linked roles", "machine image", "permissions boundary", "OIDC provider", "OIDC subject"),
+    *(
+        "VPC endpoints",
+        "service-linked roles",
+        "machine image",
+        "permissions boundary",
+        "OIDC provider",
+        "OIDC subject",
+    ),
 }
 
 
@@ -68,7 +75,7 @@ def test_scripts_read_json_and_a_ready_account_exits_with_0(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row: dict[str, Any] = {"instance_type": "p4d.24xlarge", "region": "us-east-2"}
+    row: dict[str, Any] = {"instance_type": "p4d.24xlarge", "region": "us-east-2", "nat_gateways": 0}
     assert preflight("-o", "json", **row) == 3
     rows = json.loads(capsys.readouterr().out)
     assert {row["check"] for row in rows} == CHECKS

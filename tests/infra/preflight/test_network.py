@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infra.preflight.account import Finding
-from infra.preflight.network import existing_vpc
+from infra.preflight.network import endpoint_services, existing_vpc
 from infra.stages import ExistingVpc
 from infra.stages.network_plan import ENDPOINT_SERVICES
 from tests.infra.preflight.conftest import REGION, findings, refusal
@@ -119,6 +119,41 @@ def test_a_missing_vpc_is_a_problem() -> None:
 )
 def test_the_stages_endpoints_must_resolve_and_not_conflict(given: dict[str, Any], problems: list[str]) -> None:
     assert [one.text for one in find(interface_endpoints=True, **given) if one.verdict == "problem"] == problems
+
+
+def test_every_zone_needs_every_endpoint_service() -> None:
+    # GIVEN a region whose third zone lacks a service
+    letters = {"us-east-1a": "use1-az4", "us-east-1b": "use1-az1", "us-east-1c": "use1-az3"}
+    services = [
+        {**endpoint(name), "AvailabilityZones": [zone for zone in letters if (name, zone) != ("sts", "us-east-1c")]}
+        for name in ENDPOINT_SERVICES
+    ]
+    answers: dict[str, Any] = {
+        "describe_vpc_endpoint_services": {"ServiceDetails": [*services, {**endpoint("ec2"), "AvailabilityZones": []}]},
+        "describe_availability_zones": {
+            "AvailabilityZones": [{"ZoneName": n, "ZoneId": z} for n, z in letters.items()]
+        },
+        "describe_subnets": {
+            "Subnets": [{"SubnetId": name, "AvailabilityZoneId": "use1-az1"} for name in (SUBNET, SUBNET[:-1] + "1")]
+        },
+    }
+    # THEN a stage with a subnet there is refused, and one without is not
+    found = {
+        zones: [
+            (one.verdict, one.text.partition(",")[0])
+            for one in findings(endpoint_services, answers, nat_gateways=0, availability_zone_ids=zones)
+        ]
+        for zones in (("use1-az1", "use1-az3"), ("use1-az1", "use1-az4"))
+    }
+    assert found[("use1-az1", "use1-az3")] == [("problem", "use1-az3 has no endpoint services for sts")]
+    assert found[("use1-az1", "use1-az4")] == [("ok", "11 services are available in use1-az1")]
+    # AND an existing VPC needs one subnet per zone
+    vpc = ExistingVpc(vpc_id=VPC, private_subnet_ids=(SUBNET, SUBNET[:-1] + "1"))
+    twice, _ = findings(endpoint_services, answers, vpc=vpc, interface_endpoints=True)
+    assert (twice.verdict, twice.text.partition(",")[0]) == ("problem", "2 subnets are in use1-az1")
+    # AND a stage without endpoints needs none
+    (none,) = findings(endpoint_services, {})
+    assert none.verdict == "ok"
 
 
 def test_a_route_table_allows_only_one_route_to_s3() -> None:

@@ -70,7 +70,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("root_volume_gib", 99, 100, 16_384, 16_385),
         ("checkpoint_retention_days", 0, 1, 3650, 3651),
         ("reclaims_before_on_demand", 0, 1, 10, 11),
-        ("nat_gateways", -1, 1, 2, 3),
+        ("nat_gateways", -1, 1, 1, 2),  # DL1 is in one zone of the region
         ("spot_wait_hours", 0.1, 1 / 6, 24.0, 24.1),
         ("monthly_budget_usd", 0.0, 0.01, 1e9, float("inf")),
     ],
@@ -131,7 +131,10 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
         *(("root_device_name", value, "must be a device such as '/dev/sda1', not") for value in ("sda1",)),
         *(("region", value, "must be a region's name") for value in ("\ud800", "us-east-1a")),
         ("image_tag", "a b", "must be at most 128 letters, digits, '_', '.' and '-', not 'a b'"),
-        *(("availability_zone_ids", (zone,), "must be ids such as 'use1-az2'") for zone in ("us-east-1a", "use1-az9")),
+        *(
+            ("availability_zone_ids", (zone,), "must be an id such as 'use1-az2'")
+            for zone in ("us-east-1a", "use1-az9")
+        ),
         ("availability_zone_ids", ("use1-az2", "use1-az2"), "lists a zone twice"),
         ("cpu_instance_type", "dl1.24xlarge", "must be a type without an accelerator, not 'dl1.24xlarge'"),
         ("cpu_instance_type", "m6i", "unknown instance type 'm6i'"),
@@ -214,6 +217,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"nat_gateways": 0, "machine_image": CUSTOM_AMI},
     {"nat_gateways": 0, "vpc": VPC},  # only the VPC's owner knows whether it has a route to AWS
     {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
+    {"nat_gateways": 3, "instance_type": "p5.48xlarge", "region": "us-east-1"},
     {"fsx_gib": 1_200, "region": "us-east-1"},
     {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
     {"retiring": (RETIRING, replace(RETIRING, instance_type="g5.4xlarge", release=None))},
@@ -253,6 +257,34 @@ def test_reserved_capacity_needs_on_demand_nodes_and_an_id() -> None:
     wrong = CapacityReservation(target="cr-1")
     message = refusal(max_on_demand_nodes=1, capacity_reservation=wrong)
     assert message.startswith("capacity_reservation: target: must be the id of a capacity reservation")
+
+
+@pytest.mark.parametrize(
+    ("stage", "reservation", "message"),
+    [
+        ({"region": "us-east-1"}, {}, "set zone_id to the zone of the capacity: aws ec2 describe-capacity"),
+        ({}, {}, "set zone_id to the zone of the capacity"),
+        ({"availability_zone_ids": ("use1-az1", "use1-az2")}, {"zone_id": "use1-az4"}, "add use1-az4 to availability"),
+        ({"region": "eu-central-1"}, {"zone_id": "euc1-az2"}, "add euc1-az2 to availability_zone_ids"),
+        ({}, {"subnet_id": SUBNET}, "subnet_id is for an existing `vpc`; set zone_id instead"),
+        ({"vpc": VPC}, {"zone_id": "use1-az4"}, "zone_id is for a VPC that the stage creates; set subnet_id instead"),
+        ({"vpc": VPC}, {"subnet_id": f"{SUBNET[:-1]}9"}, f"add {SUBNET[:-1]}9 to private_subnet_ids of `vpc`"),
+        # One subnet, or reservations in several zones
+        ({"vpc": VPC}, {}, None),
+        ({}, {"target": "arn:aws:resource-groups:us-east-1:123456789012:group/promised"}, None),
+        # The stage adds the zone's subnet.
+        ({"region": "us-east-1"}, {"zone_id": "use1-az6"}, None),
+    ],
+)
+def test_a_reservation_in_one_zone_needs_that_zone(
+    stage: dict[str, Any], reservation: dict[str, Any], message: str | None
+) -> None:
+    promised = CapacityReservation(**{"target": "cr-0123456789abcdef0", **reservation})
+    row: dict[str, Any] = {"instance_type": "p5.48xlarge", "max_on_demand_nodes": 1, "region": None, **stage}
+    if message:
+        assert refusal(capacity_reservation=promised, **row).startswith(f"capacity_reservation: {message}")
+    else:
+        check(Stage(name="test", teams=TEAMS, capacity_reservation=promised, **row))
 
 
 def test_a_stage_with_more_queues_than_batch_allows_is_refused() -> None:
