@@ -38,6 +38,7 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
         *,
         root_device_name: str,
         root_volume_gib: int,
+        ebs_key_arn: str | None,
         user_data: str,
         tags: dict[str, str],
         efa: "EfaInterfaces | None" = None,
@@ -69,6 +70,7 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
                             volume_size=root_volume_gib,
                             throughput=ROOT_VOLUME_MIB_PER_SECOND,
                             encrypted=True,
+                            kms_key_id=ebs_key_arn,
                             delete_on_termination=True,
                         ),
                     )
@@ -161,6 +163,10 @@ class Instances:
     row: InstanceType
     machine_image: MachineImage
     root_volume_gib: int
+    ebs_key_arn: str | None
+    """KMS key of the volumes, or None for the account's default key."""
+    proxy: Mapping[str, str]
+    """Proxy variables of the instances' services, empty without a proxy."""
     security_group: ec2.ISecurityGroup
     instance_profile: iam.IInstanceProfile
     log_group_name: str
@@ -208,8 +214,10 @@ class ComputeEnvironment(Construct):
             "LaunchTemplate",
             root_device_name=instances.machine_image.root_device_name,
             root_volume_gib=instances.root_volume_gib,
+            ebs_key_arn=instances.ebs_key_arn,
             user_data=user_data(
                 row,
+                proxy=instances.proxy,
                 log_group_name=instances.log_group_name,
                 team=instances.team,
                 file_system=instances.file_system,

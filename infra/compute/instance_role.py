@@ -14,6 +14,7 @@ from constructs import Construct
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.security_groups import BOTH_WAYS, job_security_group, lustre_rules
 from infra.constructs.stage_stack import acknowledge
+from infra.stages import Stage
 
 _ECS_AGENT_CALLS = (
     "ecs:DeregisterContainerInstance",
@@ -98,6 +99,7 @@ class TeamInstances(Construct):
         team: str,
         *,
         vpc: ec2.IVpc,
+        stage: Stage,
         boot_logs: logs.ILogGroup,
         endpoint_group_id: str | None,
         file_server_group_id: str | None,
@@ -111,7 +113,7 @@ class TeamInstances(Construct):
         super().__init__(scope, f"isolated-{team}")
         self.team = team
         workload = f"jobs of team {team}"
-        self.security_group = job_security_group(self, vpc=vpc, workload=workload)
+        self.security_group = job_security_group(self, vpc=vpc, stage=stage, workload=workload)
         role = InstanceRole(self, boot_logs=boot_logs, workload=workload)
         role.deny_other_teams(team)
         self.instance_profile = iam.InstanceProfile(self, "InstanceProfile", role=role)

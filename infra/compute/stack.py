@@ -18,6 +18,7 @@ from constructs import Construct
 from infra.compute.compute_environment import ComputeEnvironment, Instances, MachineImage
 from infra.compute.instance_role import InstanceRole, TeamInstances
 from infra.compute.user_data import FileSystem
+from infra.constructs.proxy import proxy_variables
 from infra.constructs.stage_stack import RetainedLogGroup, StageStack
 from infra.machine_image.build import ROOT_DEVICE_NAME as BUILT_ROOT_DEVICE_NAME
 from infra.machine_image.stack import machine_image_parameter
@@ -123,6 +124,7 @@ class ComputeStack(StageStack):
             self,
             team.name,
             vpc=self._network.vpc,
+            stage=self.stage_row,
             boot_logs=self._logs,
             endpoint_group_id=(
                 self._network.published(ENDPOINT_SECURITY_GROUP, reader=self) if has_endpoints else None
@@ -258,6 +260,8 @@ class ComputeStack(StageStack):
             row=row,
             machine_image=machine_image,
             root_volume_gib=root_volume_gib,
+            ebs_key_arn=self.stage_row.ebs_key_arn,
+            proxy=proxy_variables(self.stage_row),
             security_group=owner.security_group if owner else self._network.job_security_group,
             instance_profile=owner.instance_profile if owner else self._shared_profile,
             log_group_name=self._logs.log_group_name,

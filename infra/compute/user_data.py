@@ -5,6 +5,7 @@ the ECS agent starts; a boothook runs in an early stage, before Docker starts.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +43,22 @@ class FileSystem:
 
 
 def user_data(
-    row: InstanceType, *, log_group_name: str, team: str | None = None, file_system: FileSystem | None = None
+    row: InstanceType,
+    *,
+    log_group_name: str,
+    proxy: Mapping[str, str],
+    team: str | None = None,
+    file_system: FileSystem | None = None,
 ) -> str:
     """Return the user data of instances of `row`, which mount `file_system` if it is given.
 
-    `log_group_name`: log group of boot logs. `team`: the team whose jobs the instances run, or None if
-    teams share them.
+    `log_group_name`: log group of boot logs. `proxy`: variables for the instance's services, empty without a proxy.
+    `team`: the team whose jobs the instances run, or None if teams share them.
     """
     parts = ec2.MultipartUserData()
+    if proxy:
+        script = _script(*_lines("proxy", PROXY=proxy["HTTP_PROXY"], DIRECT=proxy["NO_PROXY"]))
+        parts.add_part(ec2.MultipartBody.from_user_data(script, _BOOTHOOK))
     # AMIs that the stage builds set up the disks themselves.
     if row.nvme_disks and row.machine_image != "stage":
         parts.add_part(ec2.MultipartBody.from_user_data(_script(*_lines("instance_store")), _BOOTHOOK))

@@ -8,10 +8,12 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from infra.constructs.stage_stack import acknowledge
+from infra.stages import Stage
+from infra.stages.network_plan import egress_ports
 
 
-def job_security_group(scope: Construct, *, vpc: ec2.IVpc, workload: str = "jobs") -> ec2.SecurityGroup:
-    """Create a group whose members may use HTTPS and reach each other; nothing else can reach them.
+def job_security_group(scope: Construct, *, vpc: ec2.IVpc, stage: Stage, workload: str = "jobs") -> ec2.SecurityGroup:
+    """Create a group whose members may use the stage's egress ports and reach each other; nothing else can reach them.
 
     `workload` completes the description "Instances that run …".
     """
@@ -19,10 +21,13 @@ def job_security_group(scope: Construct, *, vpc: ec2.IVpc, workload: str = "jobs
         scope,
         "JobSecurityGroup",
         vpc=vpc,
+        # Another description would replace the group, whichever ports the settings allow.
         description=f"Instances that run {workload}: HTTPS out, anything among themselves, nothing in",
         allow_all_outbound=False,
     )
-    group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")
+    for (protocol, port), description in egress_ports(stage).items():
+        allowed = ec2.Port.tcp(port) if protocol == "tcp" else ec2.Port.udp(port)
+        group.add_egress_rule(ec2.Peer.any_ipv4(), allowed, description)
     # EFA traffic only matches rules that name the group, in both directions, never 0.0.0.0/0. These are bare rules,
     # because the L2 would drop the egress rule if the group ever allowed all outbound traffic.
     _, from_jobs = _rules(

@@ -9,6 +9,7 @@ from aws_cdk import aws_batch as batch
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
+from infra.constructs.proxy import proxy_variables
 from infra.constructs.stage_stack import RetainedLogGroup, StageStack
 from infra.image.stack import ImageStack, PublishedImages, images_of_all_jobs, row_of
 from infra.job.roles import ExecutionRole, MemberRole, TeamFiles, TeamRole
@@ -57,6 +58,8 @@ class TeamJobs:
     execution_role: iam.IRole
     """Role of the ECS agent that starts the container."""
     logs: RetainedLogGroup
+    environment: Mapping[str, str]
+    """Proxy variables of the container, empty without a proxy."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the container, each with the reference to its value in a secret."""
     shared_data_mount: str | None = None
@@ -155,6 +158,8 @@ class TeamJobs:
             ),
             # Accelerator drivers and EFA pin the memory they transfer from.
             ulimits=[_Batch.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)] if kind.accelerated else None,
+            environment=[_Batch.EnvironmentProperty(name=name, value=value) for name, value in self.environment.items()]
+            or None,
             # The agent reads the values when the container starts: definitions do not contain them, and new values take
             # effect with the next attempt.
             secrets=[_Batch.SecretProperty(name=name, value_from=reference) for name, reference in self.secrets.items()]
@@ -289,6 +294,7 @@ class JobStack(StageStack):
                 secrets=secrets,
             ),
             logs=self._logs,
+            environment=proxy_variables(self._stage),
             secrets={name: reference for secret in secrets for name, reference in secret.values.items()},
             shared_data_mount=CONTAINER_PATH if self._stage.fsx_gib else None,
             allows_exec=self._stage.allows_exec,

@@ -112,7 +112,7 @@ class MachineImageBuild(Construct):
         self.version = _recipe_version(stage, pool, job_image, components, tags)
         log_group = self._logs(stage).ref
         content: dict[str, Any] = {
-            "image_recipe_arn": self._recipe(pool, _steps(stage, pool, job_image), components, tags).attr_arn,
+            "image_recipe_arn": self._recipe(stage, pool, _steps(stage, pool, job_image), components, tags).attr_arn,
             "infrastructure_configuration_arn": self._infrastructure(site, tags).attr_arn,
             "enhanced_image_metadata_enabled": True,
         }
@@ -197,6 +197,7 @@ class MachineImageBuild(Construct):
 
     def _recipe(
         self,
+        stage: Stage,
         pool: Pool,
         steps: Sequence[tuple[str, dict[str, str]]],
         components: Mapping[str, Component],
@@ -222,9 +223,13 @@ class MachineImageBuild(Construct):
             block_device_mappings=[
                 imagebuilder.CfnImageRecipe.InstanceBlockDeviceMappingProperty(
                     device_name=ROOT_DEVICE_NAME,
-                    # AWS's key: the stage's own key would need grants for the service roles of Spot and Auto Scaling.
+                    # Not the key of own_kms_key, which admits no service roles of Spot and Auto Scaling.
                     ebs=imagebuilder.CfnImageRecipe.EbsInstanceBlockDeviceSpecificationProperty(
-                        volume_type="gp3", volume_size=_ROOT_VOLUME_GIB, encrypted=True, delete_on_termination=True
+                        volume_type="gp3",
+                        volume_size=_ROOT_VOLUME_GIB,
+                        encrypted=True,
+                        kms_key_id=stage.ebs_key_arn,
+                        delete_on_termination=True,
                     ),
                 )
             ],
@@ -313,6 +318,7 @@ def _recipe_version(
             "documents": [components[document].data for document in documents(stage, pool)],
             "parameters": _steps(stage, pool, known_part_of_job_image),
             "own_kms_key": stage.own_kms_key,
+            **({"ebs_key_arn": stage.ebs_key_arn} if stage.ebs_key_arn else {}),
             "parent_image": _parent_image(pool.software.os),
             "root_volume_gib": _ROOT_VOLUME_GIB,
             "tags": sorted(tags),

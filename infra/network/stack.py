@@ -15,6 +15,7 @@ from infra.stages import ExistingVpc, Pool, Stage
 from infra.stages.network_plan import (
     DEFAULT_ZONE_COUNT,
     ENDPOINT_SERVICES,
+    egress_ports,
     endpoint_zone_count,
     has_interface_endpoints,
     multinode_subnet_index,
@@ -105,7 +106,13 @@ class TaskNetwork(Construct):
     """
 
     def __init__(
-        self, scope: Construct, name: str, *, default_group_id: str, endpoint_group: ec2.ISecurityGroup | None
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        stage: Stage,
+        default_group_id: str,
+        endpoint_group: ec2.ISecurityGroup | None,
     ) -> None:
         """Create the rules. `endpoint_group`: security group of the VPC's interface endpoints, if there are any."""
         super().__init__(scope, name)
@@ -136,16 +143,17 @@ class TaskNetwork(Construct):
             to_port=65535,
             description=nodes,
         )
-        ec2.CfnSecurityGroupEgress(
-            self,
-            "NodesOut",
-            group_id=default_group_id,
-            cidr_ip="0.0.0.0/0",
-            ip_protocol="tcp",
-            from_port=443,
-            to_port=443,
-            description="AWS, Hugging Face, package registries",
-        )
+        for (protocol, port), description in egress_ports(stage).items():
+            ec2.CfnSecurityGroupEgress(
+                self,
+                "NodesOut" if (protocol, port) == ("tcp", 443) else f"NodesOut-{protocol}-{port}",
+                group_id=default_group_id,
+                cidr_ip="0.0.0.0/0",
+                ip_protocol=protocol,
+                from_port=port,
+                to_port=port,
+                description=description,
+            )
         if endpoint_group:
             admit_nodes(self, endpoint_group, default_group_id=default_group_id)
 
@@ -185,7 +193,7 @@ class NetworkStack(StageStack):
                 vpc_endpoint_type="Gateway",
                 route_table_ids=list(route_tables),
             )
-        self.job_security_group = job_security_group(self, vpc=self.vpc)
+        self.job_security_group = job_security_group(self, vpc=self.vpc, stage=stage)
         endpoint_group = self._interface_endpoints() if has_interface_endpoints(stage) else None
         if endpoint_group:
             # Published instead of exported, because endpoints may be removed later.
@@ -216,7 +224,13 @@ class NetworkStack(StageStack):
     def _admit_multinode_containers(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
         if isinstance(self.vpc, ec2.Vpc):
             default_group_id = self.vpc.vpc_default_security_group
-            TaskNetwork(self, "TaskNetwork", default_group_id=default_group_id, endpoint_group=endpoint_group)
+            TaskNetwork(
+                self,
+                "TaskNetwork",
+                stage=self.stage_row,
+                default_group_id=default_group_id,
+                endpoint_group=endpoint_group,
+            )
         # The stage does not change the default group of an existing VPC.
         elif endpoint_group and self.stage_row.vpc and self.stage_row.vpc.default_security_group_id:
             admit_nodes(self, endpoint_group, default_group_id=self.stage_row.vpc.default_security_group_id)

@@ -31,6 +31,7 @@ _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] =
     (network.ENDPOINTS, network.endpoint_services),
     (prerequisites.BOOTSTRAP, prerequisites.bootstrap),
     (prerequisites.ROLES, prerequisites.service_linked_roles),
+    (prerequisites.EBS, prerequisites.ebs_key),
     (prerequisites.IMAGE, prerequisites.machine_image),
     (prerequisites.BOUNDARY, prerequisites.permissions_boundary),
     (prerequisites.OIDC, prerequisites.oidc_provider),

@@ -149,8 +149,8 @@ def _offer(
     in_reach = [zone for zone in offering if zone in zones]
     if in_reach:
         return ok(OFFER, f"EC2 offers {row.name} in {', '.join(in_reach)}, where the stage has subnets")
-    reached = ", ".join(dict.fromkeys(zones)) or "no zone"
-    text = f"EC2 offers {row.name} in {', '.join(offering)}; the stage's subnets are in {reached}"
+    zones = list(dict.fromkeys(zones)) or ["no zone"]
+    text = f"EC2 offers {row.name} in {', '.join(offering)}; the stage's subnets are in {', '.join(zones)}"
     if stage.vpc is not None:
         return problem(OFFER, text, "list subnets in one of these zones under `vpc` in infra/settings.py")
     listed = ", ".join(f'"{zone}"' for zone in offering)

@@ -11,6 +11,7 @@ from infra.stages import ExistingVpc, Stage
 from infra.stages.network_plan import (
     DEFAULT_ZONE_COUNT,
     ENDPOINT_SERVICES,
+    egress_ports,
     endpoint_zone_count,
     has_interface_endpoints,
     uses_default_security_group,
@@ -98,7 +99,7 @@ def existing_vpc(account: Account, stage: Stage) -> Iterator[Finding]:
     if vpc.private_route_table_ids:
         yield from _route_tables(account, vpc, endpoints)
     if uses_default_security_group(stage):
-        yield from _default_group(account, vpc)
+        yield from _default_group(account, stage, vpc)
 
 
 def _subnets(
@@ -245,7 +246,7 @@ def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mappin
             yield ok(VPC, f"{table_id} will get a route to the S3 gateway endpoint")
 
 
-def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
+def _default_group(account: Account, stage: Stage, vpc: ExistingVpc) -> Iterator[Finding]:
     """Check that the VPC's default group, which nodes of multi-node jobs use, lets them reach each other and AWS."""
     filters = [{"Name": "vpc-id", "Values": [vpc.vpc_id]}, {"Name": "group-name", "Values": ["default"]}]
     (group,) = account.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
@@ -276,11 +277,14 @@ def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
                     for rule in outgoing
                 ),
             ),
-            (
-                "send over HTTPS",
-                "egress",
-                "--protocol tcp --port 443 --cidr 0.0.0.0/0",
-                any(_covers(rule, (443, 443)) and _allows_any_address(rule) for rule in outgoing),
+            *(
+                (
+                    "send over HTTPS" if port == 443 else f"send to {protocol} port {port}",
+                    "egress",
+                    f"--protocol {protocol} --port {port} --cidr 0.0.0.0/0",
+                    any(_covers(rule, (port, port), protocol) and _allows_any_address(rule) for rule in outgoing),
+                )
+                for protocol, port in egress_ports(stage)
             ),
         )
         if not exists
@@ -293,12 +297,12 @@ def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
         yield ok(VPC, f"{group_id}, the VPC's default group, lets nodes of a job reach each other and AWS")
 
 
-def _covers(rule: Mapping[str, Any], ports: tuple[int, int]) -> bool:
-    """Return whether a rule allows TCP on all of these ports."""
+def _covers(rule: Mapping[str, Any], ports: tuple[int, int], protocol: str = "tcp") -> bool:
+    """Return whether a rule allows the protocol on all of these ports."""
     low, high = ports
     if rule["IpProtocol"] == "-1":
         return True
-    return bool(rule["IpProtocol"] == "tcp" and rule["FromPort"] <= low and high <= rule["ToPort"])
+    return bool(rule["IpProtocol"] == protocol and rule["FromPort"] <= low and high <= rule["ToPort"])
 
 
 def _names_group(rule: Mapping[str, Any], group_id: str) -> bool:

@@ -1,5 +1,6 @@
 """Checks of what a stage needs before its first deployment, and of resources that an account can have only once."""
 
+import json
 from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
@@ -14,6 +15,7 @@ _GITHUB = "token.actions.githubusercontent.com"
 
 BOOTSTRAP = "CDK bootstrap"
 ROLES = "service-linked roles"
+EBS = "EBS key"
 IMAGE = "machine image"
 BOUNDARY = "permissions boundary"
 OIDC = "OIDC provider"
@@ -44,6 +46,45 @@ def service_linked_roles(account: Account, stage: Stage) -> Iterator[Finding]:
             yield problem(ROLES, text, f"aws iam create-service-linked-role --aws-service-name {service}")
         else:
             yield ok(ROLES, f"{service}: no role yet; the deployment creates it")
+
+
+def ebs_key(account: Account, stage: Stage) -> Iterator[Finding]:
+    """Check that the roles that start instances may use the key of the volumes; without it, no instance starts.
+
+    Source: EC2 Auto Scaling user guide, "Required AWS KMS key policy for use with encrypted volumes".
+    """
+    key = stage.ebs_key_arn or str(account.client("ec2").get_ebs_default_kms_key_id()["KmsKeyId"])
+    if key.endswith("alias/aws/ebs"):
+        yield ok(EBS, "AWS's own, which needs no policy")
+        return
+    what, kms = f"{key} ({'ebs_key_arn' if stage.ebs_key_arn else 'default of the account'})", account.client("kms")
+    try:
+        state = kms.describe_key(KeyId=key)["KeyMetadata"]["KeyState"]
+    except ClientError as error:
+        if error_code(error) != "NotFoundException":
+            raise
+        state = "Missing"
+    if state != "Enabled":
+        yield problem(EBS, f"{what}: {state}", "enable the key, or set `ebs_key_arn` in infra/settings.py to another")
+        return
+    statements = json.loads(kms.get_key_policy(KeyId=key, PolicyName="default")["Policy"])["Statement"]
+    grants = [grant["GranteePrincipal"] for grant in account.pages("kms", "list_grants", "Grants", KeyId=key)]
+    admitted = json.dumps([grants, *(one.get("Principal") for one in statements if one["Effect"] == "Allow")])
+    for role in (
+        "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling",
+        "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+    ):
+        arn = f"arn:{account.partition}:iam::{account.id}:role/aws-service-role/{role}"
+        if f'"{arn}"' in admitted or '"*"' in admitted:
+            yield ok(EBS, f"{what} admits {role.rpartition('/')[2]}")
+        else:
+            yield problem(
+                EBS,
+                f"{what} does not admit {role.rpartition('/')[2]}, so instances cannot start",
+                f"aws kms create-grant --region {account.region} --key-id {key} --grantee-principal {arn} --operations "
+                "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext DescribeKey "
+                "CreateGrant",
+            )
 
 
 def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:

@@ -254,6 +254,8 @@ def _zone_mistakes(stage: Stage) -> Iterator[str]:
 
 
 def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[str]:
+    if pool.builds_machine_image and stage.proxy is not None:
+        yield f"{field}: building the AMI of '{pool.id}' would not use the proxy; name an AMI of another stage"
     if pool.builds_machine_image and stage.vpc is None and stage.nat_gateways == 0:
         yield (
             f"{field}: building the AMI of '{pool.id}' needs access to vault.habana.ai, which nat_gateways=0 prevents; "

@@ -166,6 +166,26 @@ VpcCidr = Annotated[
 ZoneId = Annotated[str, matches(r"[a-z]+\d-az[1-8]", "an id such as 'use1-az2'")]
 ZoneIds = Annotated[tuple[ZoneId, ...], distinct("lists a zone twice")]
 
+Ports = Annotated[tuple[Annotated[int, between(1, 65_535)], ...], distinct("lists a port twice")]
+EgressPorts = Annotated[Ports, require(lambda ports: 443 in ports, "must include 443, over which jobs reach AWS")]
+ProxyUrl = Annotated[
+    str,
+    # Templates, instances' user data and job definitions contain the URL, and many people may read those.
+    require(lambda value: "@" not in value, "must not contain a user or password; admit the stage's addresses instead"),
+    matches(r"https?://[A-Za-z0-9.-]{1,253}:[1-9]\d{0,4}", "'http://HOST:PORT'"),
+]
+ProxyBypass = Annotated[
+    tuple[Annotated[str, matches(r"[A-Za-z0-9.:/-]{1,255}", "a host, a '.domain', an address or a range")], ...],
+    distinct("lists a host twice"),
+    # EC2 limits user data to 16 KiB.
+    require(lambda hosts: len(",".join(hosts)) <= 500, "must have at most 500 characters together"),
+]
+
+# Encryption
+KmsKeyArn = Annotated[
+    str, matches(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]{1,128}", "'arn:aws:kms:REGION:ACCOUNT:key/ID'")
+]
+
 # Numbers
 Nodes = Annotated[int, between(0, 1_000)]
 NodesAtLeastOne = Annotated[int, between(1, 1_000)]

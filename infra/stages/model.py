@@ -127,6 +127,25 @@ class ExistingVpc:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proxy:
+    """The HTTP proxy through which instances and jobs reach everything outside the VPC."""
+
+    __pydantic_config__ = _CHECKED
+
+    url: limits.ProxyUrl
+    """`http://HOST:PORT`, without a user. The security groups of jobs allow this port."""
+    bypass: limits.ProxyBypass = ()
+    """Hosts, domains (`.example.com`), addresses and ranges to reach directly, in addition to the instance itself, S3,
+    a VPC that the stage creates and, if the stage creates endpoints, all AWS services of the region. In an existing
+    VPC, list its address range."""
+
+    @property
+    def port(self) -> int:
+        """Return the proxy's port."""
+        return int(self.url.rpartition(":")[2])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Alerts:
     """Who is notified about failed jobs, blocked queues, reclaims and budgets."""
 
@@ -278,8 +297,19 @@ class Stage:
     """Create VPC endpoints for the AWS services that instances and jobs call. By default, only a VPC that the stage
     creates without NAT gets them. They are in the first three zones, or in all zones or subnets that the settings name,
     and serve the whole VPC."""
+    egress_ports: limits.EgressPorts = (443,)
+    """TCP ports on which jobs and their instances may connect to any address. Security groups refuse all others."""
+    egress_udp_ports: limits.Ports = ()
+    """The same for UDP: for example 53, if the VPC uses your own DNS servers. AWS's resolver needs no port."""
+    proxy: Proxy | None = None
+    """HTTP proxy for instances and jobs. By default, they connect directly. Builds of AMIs use no proxy, so a Gaudi
+    stage needs a `machine_image`."""
 
     # Storage
+    ebs_key_arn: limits.KmsKeyArn | None = None
+    """ARN of your KMS key for the volumes of instances, and for AMIs that the stage builds. By default, EBS uses the
+    account's default key. The key's policy must let the service-linked roles of EC2 Auto Scaling and, for Spot, of EC2
+    Spot use it; the preflight checks both."""
     own_kms_key: bool = False
     """Encrypt buckets, repositories, secrets and topics with the stage's own KMS key instead of AWS's keys.
 

@@ -71,6 +71,14 @@ def multinode_subnet_index(stage: Stage) -> int:
     return next(iter(offering_indices(stage, stage.row)), 0)
 
 
+def egress_ports(stage: Stage) -> dict[tuple[str, int], str]:
+    """Return protocol and port of what jobs may connect to outside, each with the description of its rule."""
+    ports = [("tcp", port) for port in stage.egress_ports] + [("udp", port) for port in stage.egress_udp_ports]
+    proxy = {("tcp", stage.proxy.port): "The proxy"} if stage.proxy else {}
+    https = {("tcp", 443): "AWS, Hugging Face, package registries"}
+    return {**dict.fromkeys(ports, "Allowed by the settings"), **proxy, **https}
+
+
 def uses_default_security_group(stage: Stage) -> bool:
     """Return whether containers of the stage's jobs are in the VPC's default group; see infra/network/stack.py."""
     pools = (stage.pool, *stage.retiring)

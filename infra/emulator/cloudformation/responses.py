@@ -15,6 +15,7 @@ from moto.cloudtrail.responses import CloudTrailResponse
 from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import camelcase_to_underscores
+from moto.ec2.responses.elastic_block_store import ElasticBlockStore
 
 from infra.emulator.cloudformation.api import Account
 from infra.emulator.cloudformation.changes import ChangeSet, changes_of
@@ -73,6 +74,7 @@ def install() -> None:
     """Replace moto's API of CloudFormation. Call it before the server starts."""
     urls.url_paths["{0}/$"] = StackResponse.dispatch
     CloudTrailResponse.lookup_events = _no_events
+    ElasticBlockStore.get_ebs_default_kms_key_id = _default_ebs_key
 
 
 def _no_events(_response: CloudTrailResponse) -> str:
@@ -82,6 +84,14 @@ def _no_events(_response: CloudTrailResponse) -> str:
     minute.
     """
     return json.dumps({"Events": []})
+
+
+def _default_ebs_key(response: ElasticBlockStore) -> ActionResult:
+    """Answer EC2's GetEbsDefaultKmsKeyId, which the preflight calls and moto lacks.
+
+    Until another key is set, the answer is an alias (AWS CLI reference, example of get-ebs-default-kms-key-id).
+    """
+    return ActionResult({"KmsKeyId": response.ec2_backend.default_kms_key_id or "alias/aws/ebs"})
 
 
 def recorded_types() -> list[str]:

@@ -11,8 +11,9 @@ import pytest
 from infra.storage.stack import CONTAINER_PATH
 from jobs.core.instance_types import STOP_TIMEOUT_SECONDS
 from jobs.spec.launcher_options import BAD_NODE_FILE
-from tests.support.infra.instances import CPU, CUDA, GAUDI, boot_parts, script_with, user_data
+from tests.support.infra.instances import CPU, CUDA, GAUDI, boot_parts, launch_data, script_with, user_data
 from tests.support.infra.machine import Machine, Result, shellcheck
+from tests.support.infra.synthesis import Templates, flatten, resources
 
 Launched = dict[str, dict[str, Any]]
 
@@ -63,6 +64,37 @@ def test_the_ecs_agent_gives_jobs_the_time_of_a_spot_notice(
     # The tag limits an instance's role to the instances of its team.
     tags = json.dumps({"trainyard:team": team}, separators=(",", ":")) if team else None
     assert values.get("ECS_CONTAINER_INSTANCE_TAGS") == tags
+
+
+def test_instances_and_jobs_use_the_proxy(variants: Templates, machine: Machine) -> None:
+    name = "dl1-24xlarge-1-21-0-of-research-spot"
+    data = launch_data(variants["closed/compute"], name)
+    # GIVEN the first script, which runs at every boot before Docker starts
+    kind, script = boot_parts(data)[0]
+    assert (kind, shellcheck(script)) == ("text/cloud-boothook", (0, ""))
+    (machine.root / "etc/dnf").mkdir()
+    (machine.root / "etc/dnf/dnf.conf").write_text("[main]\n")
+    # WHEN the instance boots twice
+    for _ in range(2):
+        done = machine.run(script)
+    assert machine.run(script_with(data, "ECS_ENABLE_TASK_ENI")).code == 0
+    # THEN services, the ECS agent and dnf use the proxy, except for addresses inside the VPC
+    url, direct = "http://proxy.example.com:3128", "localhost,127.0.0.1,169.254.169.254,169.254.170.2,172.20.0.0/16"
+    [call] = done.called("systemctl")
+    variables = dict(item.split("=", 1) for item in call.removeprefix("systemctl set-environment ").split())
+    direct = f"{direct},.<AWS::Region>.<AWS::URLSuffix>,.example.com"
+    expected = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": direct}
+    assert variables == {**expected, **{name.lower(): value for name, value in expected.items()}}
+    assert machine.text("etc/dnf/dnf.conf") == f"[main]\nproxy={url}\n"
+    lines = machine.text("etc/ecs/ecs.config").splitlines()
+    agent = dict(line.split("=", 1) for line in lines)
+    assert {name: agent[name] for name in expected} == {**expected, "NO_PROXY": f"{direct},/var/run/docker.sock"}
+    assert len(lines) == len(agent)
+    # AND so do containers
+    for definition in resources(variants["closed/jobs"], "AWS::Batch::JobDefinition").values():
+        (container,) = definition["EcsProperties"]["TaskProperties"][0]["Containers"]
+        found = {item["Name"]: flatten(item["Value"]) for item in container["Environment"]}
+        assert found == variables
 
 
 def test_boot_logs_are_sent_to_cloudwatch(launched: Launched, machine: Machine) -> None:

@@ -7,7 +7,7 @@ import aws_cdk as cdk
 import pytest
 
 from infra.network.stack import NetworkStack
-from infra.stages import CapacityReservation, Pool, Stage, Team
+from infra.stages import CapacityReservation, Pool, Proxy, Stage, Team
 from infra.stages.network_plan import ENDPOINT_SERVICES
 from jobs.core.instance_types import INSTANCE_TYPES
 from tests.support.infra.goldens import assert_as_reviewed
@@ -79,6 +79,20 @@ def test_endpoints_are_in_at_most_three_zones_unless_named() -> None:
     named = network_of(**p5, nat_gateways=0, availability_zone_ids=tuple(f"use1-az{number}" for number in range(1, 7)))
     assert {len(endpoint["SubnetIds"]) for endpoint in _interface_endpoints(named)} == {6}
     assert len(resources(network_of(**p5, nat_gateways=3), "AWS::EC2::NatGateway")) == 3
+
+
+def test_jobs_may_use_the_egress_ports_and_the_proxys() -> None:
+    settings = {"egress_ports": (443, 5671), "egress_udp_ports": (53,), "proxy": Proxy(url="http://proxy.corp:3128")}
+    network = network_of(max_multinode_nodes=2, region="us-east-1", **settings)
+    expected = [("tcp", 443), ("tcp", 5671), ("udp", 53), ("tcp", 3128)]
+    (group,) = resources(network, "AWS::EC2::SecurityGroup").values()
+    assert [(rule["IpProtocol"], rule["ToPort"]) for rule in group["SecurityGroupEgress"]] == expected
+    # Nodes of multi-node jobs are in the default group.
+    rules = resources(network, "AWS::EC2::SecurityGroupEgress").values()
+    assert [(rule["IpProtocol"], rule["ToPort"]) for rule in rules if "CidrIp" in rule] == expected
+    # Other ports do not replace the group, which instances use.
+    (before,) = resources(network_of(region="us-east-1"), "AWS::EC2::SecurityGroup").items()
+    assert {"SecurityGroupEgress"} == {name for name, value in group.items() if before[1].get(name) != value}
 
 
 def test_multinode_jobs_use_a_zone_that_offers_the_type(tmp_path: Path) -> None:

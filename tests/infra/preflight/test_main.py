@@ -22,6 +22,7 @@ CHECKS = {
         "OIDC provider",
         "OIDC subject",
     ),
+    "EBS key",
 }
 
 

@@ -181,6 +181,9 @@ def test_the_default_group_must_let_nodes_reach_each_other(rules: Any, missing: 
     _, *found = find(route=NAT, rules=rules, max_multinode_nodes=2)
     assert [one.text.partition("nodes of a job ")[2] for one in found if one.verdict == "problem"] == missing
     assert all(GROUP in one.next_step for one in found if one.verdict == "problem")
+    # Ports of the settings count too.
+    _, *found = find(route=NAT, rules=([IN], [HTTPS, IN]), max_multinode_nodes=2, egress_udp_ports=(53,))
+    assert [one.next_step.partition(f"{GROUP} ")[2] for one in found] == ["--protocol udp --port 53 --cidr 0.0.0.0/0"]
     # A group other than the default group is refused.
     _, wrong, *_ = find(
         route=NAT, rules=rules, max_multinode_nodes=2, vpc={"default_security_group_id": "sg-0000000000000000f"}

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -5,6 +6,7 @@ import pytest
 
 from infra.preflight.prerequisites import (
     bootstrap,
+    ebs_key,
     machine_image,
     oidc_provider,
     oidc_subject,
@@ -45,6 +47,48 @@ def test_only_spots_service_linked_role_must_exist_beforehand() -> None:
     ]
     first, *_ = findings(service_linked_roles, {"list_roles": roles("spot")})
     assert (first.verdict, first.text) == ("ok", "spot.amazonaws.com: ForSpot")
+
+
+KEY = f"arn:aws:kms:us-east-1:{ACCOUNT}:key/0ea3fef3"
+ROLES = {
+    name: f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/{service}.amazonaws.com/AWSServiceRoleFor{name}"
+    for service, name in (("autoscaling", "AutoScaling"), ("spot", "EC2Spot"))
+}
+
+
+@pytest.mark.parametrize(
+    ("principals", "grants", "verdicts"),
+    [
+        ([f"arn:aws:iam::{ACCOUNT}:root"], [], ["problem", "problem"]),
+        ([*ROLES.values()], [], ["ok", "ok"]),
+        ([ROLES["AutoScaling"]], [], ["ok", "problem"]),
+        ([], [ROLES["EC2Spot"]], ["problem", "ok"]),
+        ("*", [], ["ok", "ok"]),
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_the_roles_that_start_instances_need_the_ebs_key(
+    principals: Any, grants: list[str], verdicts: list[str], *, own: bool
+) -> None:
+    policy = {"Statement": [{"Effect": "Allow", "Principal": {"AWS": principals}}]}
+    answers = {
+        "get_ebs_default_kms_key_id": {"KmsKeyId": "alias/aws/ebs" if own else KEY},
+        "describe_key": {"KeyMetadata": {"KeyState": "Enabled"}},
+        "get_key_policy": {"Policy": json.dumps(policy)},
+        "list_grants": {"Grants": [{"GranteePrincipal": role} for role in grants]},
+    }
+    found = findings(ebs_key, answers, ebs_key_arn=KEY if own else None)
+    assert [one.verdict for one in found] == verdicts
+    for one, role in zip(found, ROLES.values(), strict=True):
+        assert (f"--key-id {KEY} --grantee-principal {role} " in one.next_step) is (one.verdict == "problem")
+
+
+@pytest.mark.parametrize("answer", [refusal("NotFoundException"), {"KeyMetadata": {"KeyState": "PendingDeletion"}}])
+def test_awss_ebs_key_is_fine_and_a_missing_one_is_not(answer: Any) -> None:
+    (found,) = findings(ebs_key, {"get_ebs_default_kms_key_id": {"KmsKeyId": "alias/aws/ebs"}})
+    assert found.verdict == "ok"
+    (found,) = findings(ebs_key, {"describe_key": answer}, ebs_key_arn=KEY)
+    assert (found.verdict, KEY in found.text) == ("problem", True)
 
 
 IMAGES = {"describe_images": {"Images": [{"RootDeviceName": "/dev/sda1", "Name": "gaudi"}]}}

@@ -11,7 +11,7 @@ import pytest
 from infra import settings
 from infra.access.permissions_boundary import name_prefix
 from infra.settings import STAGES, TEAMS
-from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team, checks
+from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Proxy, Stage, Team, checks
 from infra.stages.checks import check, selected_stages
 from infra.stages.limits import LOG_RETENTION_DAYS
 from jobs.core.errors import ConfigurationError
@@ -136,6 +136,15 @@ def test_numbers_have_limits(field: str, below: float, low: float, high: float, 
             for zone in ("us-east-1a", "use1-az9")
         ),
         ("availability_zone_ids", ("use1-az2", "use1-az2"), "lists a zone twice"),
+        ("egress_ports", (80,), "must include 443, over which jobs reach AWS"),
+        ("egress_ports", (443, 0), "must be from 1 to 65535, not 0"),
+        ("egress_udp_ports", (53, 53), "lists a port twice"),
+        # Everyone who may describe job definitions could read a password.
+        ("proxy", Proxy(url="http://me:word@proxy:3128"), "url: must not contain a user or password"),
+        *(("proxy", Proxy(url=url), "url: must be 'http://HOST:PORT'") for url in ("proxy:3128", "http://proxy", "")),
+        ("proxy", Proxy(url="http://proxy:3128", bypass=("a b",)), "bypass: must be a host, a '.domain', an address"),
+        ("proxy", Proxy(url="http://proxy:3128", bypass=("a" * 250, "b" * 250)), "bypass: must have at most 500"),
+        ("ebs_key_arn", "alias/ebs", "must be 'arn:aws:kms:REGION:ACCOUNT:key/ID', not 'alias/ebs'"),
         ("cpu_instance_type", "dl1.24xlarge", "must be a type without an accelerator, not 'dl1.24xlarge'"),
         ("cpu_instance_type", "m6i", "unknown instance type 'm6i'"),
         ("instance_type", "dl1.24xlarg", "unknown instance type 'dl1.24xlarg'; did you mean 'dl1.24xlarge'?"),
@@ -218,6 +227,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"nat_gateways": 0, "vpc": VPC},  # only the VPC's owner knows whether it has a route to AWS
     {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
     {"nat_gateways": 3, "instance_type": "p5.48xlarge", "region": "us-east-1"},
+    {"proxy": Proxy(url="http://10.0.0.1:3128", bypass=("10.0.0.0/8", ".corp")), "machine_image": CUSTOM_AMI},
     {"fsx_gib": 1_200, "region": "us-east-1"},
     {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
     {"retiring": (RETIRING, replace(RETIRING, instance_type="g5.4xlarge", release=None))},
@@ -285,6 +295,11 @@ def test_a_reservation_in_one_zone_needs_that_zone(
         assert refusal(capacity_reservation=promised, **row).startswith(f"capacity_reservation: {message}")
     else:
         check(Stage(name="test", teams=TEAMS, capacity_reservation=promised, **row))
+
+
+def test_an_ami_is_not_built_behind_a_proxy() -> None:
+    message = refusal(proxy=Proxy(url="http://proxy:3128"))
+    assert message.startswith("machine_image: building the AMI of 'dl1-24xlarge-1-21-0' would not use the proxy")
 
 
 def test_a_stage_with_more_queues_than_batch_allows_is_refused() -> None:

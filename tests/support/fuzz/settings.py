@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from infra.stages import Alerts, CapacityReservation, GitHub, Stage, Team
+from infra.stages import Alerts, CapacityReservation, GitHub, Proxy, Stage, Team
 from infra.stages.checks import check
 from jobs.core.errors import ConfigurationError
 from jobs.core.images import releases
@@ -39,6 +39,10 @@ _PLAUSIBLE: dict[str, Sequence[Any]] = {
     "availability_zone_ids": (("use1-az2",), ("use1-az1", "use1-az2"), ("use1-az2", "usw2-az1"), ("us-east-1a",)),
     "nat_gateways": (0, 1, 3, -1),
     "interface_endpoints": (True, False, None),
+    "egress_ports": ((443,), (443, 8443), (80,), (443, 0)),
+    "egress_udp_ports": ((), (53,), (65_536,)),
+    "proxy": (None, *(Proxy(url=u) for u in ("http://proxy:3128", "https://10.0.0.1:8080", "proxy", "http://a@b:1"))),
+    "ebs_key_arn": (None, "arn:aws:kms:us-east-1:123456789012:key/0ea3fef3-80a7-4778-9d8c-1c0c60000000", "alias/x"),
     "capacity_reservation": (None, *(CapacityReservation(target=t) for t in ("cr-0123456789abcdef0", "cr-", "cr-x\n"))),
     "max_nodes": (1, 2, 1000, 1001, 0),
     "max_on_demand_nodes": (0, 1, 1000),

@@ -1,6 +1,6 @@
 """Settings with unusual values, in addition to infra/settings.py, for which the stacks must work."""
 
-from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
+from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Proxy, Stage, Team
 
 _ALERTS = Alerts(emails=("ops@example.com",))
 _CI = GitHub(repository="example/models", owner_id=123456, repository_id=456789, environment="production")
@@ -31,6 +31,9 @@ ALL = Stage(
     availability_zone_ids=("use1-az2", "use1-az1"),
     nat_gateways=2,
     interface_endpoints=True,
+    egress_ports=(443, 5671),
+    egress_udp_ports=(53,),
+    ebs_key_arn="arn:aws:kms:us-east-1:123456789012:key/0ea3fef3-80a7-4778-9d8c-1c0c60000000",
     own_kms_key=True,
     fsx_gib=1_200,
     monthly_budget_usd=30_000,
@@ -64,9 +67,10 @@ NO_NAT = Stage(
     machine_image="ami-0123456789abcdef0",
     own_kms_key=True,
     vpc_cidr="172.20.0.0/16",
+    proxy=Proxy(url="http://proxy.example.com:3128", bypass=(".example.com",)),
     bootstrap_qualifier="closed1",
 )
-"""No NAT, so jobs reach only AWS; with an organisation's address range and bootstrap."""
+"""No NAT, so jobs reach only AWS and what a proxy admits; with an organisation's address range and bootstrap."""
 
 CUDA = tuple(
     Stage(
