@@ -66,7 +66,7 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
             {"gpu": 1},
             (
                 "gpu: unknown key; available: 'arguments', 'attempts', 'env', 'hang_timeout_seconds', 'health', 'job', "
-                "'max_hours', 'max_usd', 'name', 'resources', 'start_timeout_seconds', 'stop_if_idle_minutes', "
+                "'max_hours', 'max_usd', 'name', 'priority', 'resources', 'start_timeout_seconds', 'stop_if_idle_minutes', "
                 "'sweep', 'team', 'timeout_hours'"
             ),
         ),
