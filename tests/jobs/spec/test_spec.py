@@ -66,8 +66,8 @@ INVALID_CHARACTER = "must not contain NUL or lone surrogates"
             {"gpu": 1},
             (
                 "gpu: unknown key; available: 'arguments', 'attempts', 'env', 'hang_timeout_seconds', 'health', 'job', "
-                "'max_hours', 'max_usd', 'name', 'priority', 'resources', 'start_timeout_seconds', 'stop_if_idle_minutes', "
-                "'sweep', 'team', 'timeout_hours'"
+                "'max_hours', 'max_usd', 'name', 'priority', 'resources', 'start_timeout_seconds', "
+                "'stop_if_idle_minutes', 'sweep', 'team', 'timeout_hours'"
             ),
         ),
         ({"resources": 8}, "resources: must be a mapping of keys to values, not 8"),
