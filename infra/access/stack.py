@@ -1,5 +1,7 @@
 """Access: the permissions boundary of every role, and the role that CI deploys with. Deployed first.
 
+Because it is first, it also checks that EC2 offers the stage's instance types.
+
 GitHub Actions deploys a stage through OIDC, without a stored key. infra/README.md has the workflow.
 """
 
@@ -7,6 +9,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
+from infra.access.instance_type_offer import InstanceTypeOffer
 from infra.access.permissions_boundary import (
     BUILD_ACTIONS,
     DEPLOYER_TAG,
@@ -89,11 +92,20 @@ class AccessStack(StageStack):
             else own
         )
         self.publish(PERMISSIONS_BOUNDARY, self.boundary.managed_policy_arn)
+        if not stage.allow_unoffered:
+            InstanceTypeOffer(self, "Offer", stage=stage)
         if stage.deploy_from:
             role = DeployRole(self, "Deploy", source=stage.deploy_from)
             self.publish(DEPLOY_ROLE, role.role_arn)
 
     def limit(self, scope: Construct) -> None:
-        """Put the boundary on every role below `scope`, including those of CDK functions, and deny other stages."""
+        """Put the boundary on every role below `scope`, including those of CDK functions, and deny other stages.
+
+        All stacks below `scope` are deployed after this one.
+        """
+        for stack in scope.node.children:
+            # Not all import the boundary, but none may cost money before this stack has asked for the instance types.
+            if isinstance(stack, cdk.Stack) and stack is not self:
+                stack.add_stack_dependency(self, "the instance types")
         iam.PermissionsBoundary.of(scope).apply(self.boundary)
         deny_other_stages(scope, self.stage_row.name)

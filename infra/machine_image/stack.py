@@ -13,16 +13,12 @@ cluster. Neither does further harm.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from infra.constructs.function import Function
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.image.stack import ImageStack, PublishedImages, pool_image_parameter
@@ -30,53 +26,6 @@ from infra.machine_image.build import BuildSite, Component, MachineImageBuild, d
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import Pool, Stage
 from infra.stages.network_plan import has_interface_endpoints
-
-_CODE = Path(__file__).parent / "functions" / "offer.py"
-
-
-class InstanceTypeOffer(Construct):
-    """A function that checks whether EC2 offers an instance type. `require` makes the deployment depend on it."""
-
-    def __init__(self, scope: Construct, name: str, *, stage: Stage) -> None:
-        super().__init__(scope, name)
-        self._function = Function(
-            self,
-            "Function",
-            handler="index.handler",
-            code=lambda_.Code.from_inline(_CODE.read_text()),
-            description="Checks that EC2 offers an instance type before its AMI is built",
-            environment={},
-            log_retention_days=stage.log_retention_days,
-        )
-        self._function.execution_role.allow("ReadOffers", ["ec2:DescribeInstanceTypeOfferings"], "*")
-        self._function.execution_role.explain(
-            "EC2 supports no resources for this call: it can only be allowed on all of them", "*"
-        )
-        acknowledge(
-            self._function,
-            "CloudFormation calls it, waits for the result, and shows why it failed",
-            "NIST.800.53.R5-LambdaDLQ",
-        )
-
-    def require(self, pool: Pool, *, build: str) -> cdk.CfnResource:
-        """Return a resource whose creation fails if EC2 does not offer the pool's type. `build` identifies its AMI."""
-        resource = cdk.CustomResource(
-            self,
-            f"Pool-{pool.id}",
-            service_token=self._function.function_arn,
-            resource_type="Custom::InstanceTypeOffer",
-            service_timeout=cdk.Duration.minutes(2),
-            properties={
-                "InstanceType": pool.instance_type,
-                "Build": build,
-                "Otherwise": f"EC2 offers {pool.instance_type} in no zone of this region, and Batch would refuse it, "
-                "so no AMI is built for it. Next: choose another `instance_type` in infra/settings.py (python -m "
-                "infra.preflight lists those on offer), or set build_unoffered=True if AWS has promised you this one",
-            },
-        )
-        child = resource.node.default_child
-        assert isinstance(child, cdk.CfnResource)  # noqa: S101 - narrows the type; the L2 is built on it
-        return child
 
 
 def machine_image_parameter(stage: Stage, pool: Pool) -> str:
@@ -110,7 +59,6 @@ class MachineImageStack(StageStack):
         )
         names = dict.fromkeys(name for pool in pools for name in documents(stage, pool))
         components = {name: Component(self, name) for name in names}
-        offer = None if stage.build_unoffered else InstanceTypeOffer(self, "Offer", stage=stage)
         for pool in pools:
             build = MachineImageBuild(
                 self,
@@ -123,8 +71,6 @@ class MachineImageStack(StageStack):
                 tags=self.instance_tags,
                 parameter=machine_image_parameter(stage, pool),
             )
-            if offer:
-                build.image.add_resource_dependency(offer.require(pool, build=build.version))
             ssm.CfnParameter(
                 self,
                 f"Parameter-{pool.id}",

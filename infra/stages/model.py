@@ -234,9 +234,9 @@ class Stage:
     recommends for ECS at deploy time. A custom AMI must have the driver of `release`, habana-container-runtime as
     Docker's default runtime, and the ECS agent.
     """
-    build_unoffered: bool = False
-    """Build the Gaudi AMI even if EC2 does not list the instance type in the region, for example because AWS has
-    promised some. Otherwise the deployment fails early instead of spending an hour on the AMI: Batch refuses unlisted
+    allow_unoffered: bool = False
+    """Deploy even if EC2 lists an instance type of the stage in no zone of the region, for example because AWS has
+    promised some. Otherwise the first stack fails, before anything that costs money is created: Batch refuses unlisted
     types."""
     root_device_name: limits.DeviceName = "/dev/sda1"
     """Root device of a custom AMI. Default: Ubuntu's; Amazon Linux uses /dev/xvda. Ignored for AMIs that the stage

@@ -33,6 +33,8 @@ def test_stacks_depend_on_the_stacks_whose_values_they_read(assembly: Path, temp
     for artifact in by_id.values():
         path = artifact["displayName"].split(" ")[0]
         assert {name.split(":")[0] for name in imports(templates[path])} <= dependencies(artifact)
+        # Nothing costs money before the first stack has asked EC2 for the instance types.
+        assert path.endswith("/access") or f"trainyard-{path.split('/')[0]}-access" in dependencies(artifact)
         if path.endswith("/compute"):
             assert f"trainyard-{path.split('/')[0]}-machine-image" in dependencies(artifact)
     assert any(imports(template) for template in templates.values())

@@ -178,7 +178,7 @@ SUBMISSIONS: list[Row] = [
         for action in ("ec2:DescribeSpotPriceHistory", "pricing:GetProducts", "servicequotas:GetServiceQuota")
     ),
     ("ec2:DescribeSubnets", "*", {}, ALL_PEOPLE),
-    ("ec2:DescribeInstanceTypeOfferings", "*", {}, f"{ALL_PEOPLE} machine-image/OfferFunctionRole"),
+    ("ec2:DescribeInstanceTypeOfferings", "*", {}, f"{ALL_PEOPLE} access/OfferFunctionRole"),
     ("batch:RegisterJobDefinition batch:UpdateJobQueue batch:UntagResource", "*", RESEARCH, NOBODY),
     ("batch:UpdateComputeEnvironment", ENVIRONMENT, OURS, f"{WATCH} {BUDGETS}"),
     *(("batch:UpdateComputeEnvironment", ENVIRONMENT, context, NOBODY) for context in FOREIGN),

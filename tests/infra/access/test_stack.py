@@ -1,14 +1,20 @@
-"""Only CI from the configured place gets the deploy role, through the account's only provider, and only if set."""
+"""CI's deploy role, which only the configured place gets, and the check of the instance types."""
 
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import pytest
 
+from infra.access.instance_type_offer import _CODE
 from infra.stages import GitHub, Stage, Team
 from tests.support.infra.deployed_roles import ACCOUNT, DeployedStage
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.policy_evaluation import Request, applies, as_list
-from tests.support.infra.synthesis import Templates, only, resources, up_to
+from tests.support.infra.synthesis import Templates, resources, up_to
 
 ISSUER = "token.actions.githubusercontent.com"
 PROVIDER = f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"
@@ -64,12 +70,68 @@ def test_ci_only_deploys_from_the_configured_place(source: GitHub, subject: str)
         assert not trusted(template, subject=other), other
     assert not trusted(template, subject=subject, audience="https://github.com/org")
     # The account's only GitHub provider is created, unless the settings name an existing one.
-    (statement,) = only(template, "AWS::IAM::Role")["AssumeRolePolicyDocument"]["Statement"]
+    (role,) = (role for name, role in resources(template, "AWS::IAM::Role").items() if name.startswith("Deploy"))
+    (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
     created = list(resources(template, "AWS::IAM::OIDCProvider"))
     assert statement["Principal"]["Federated"] == ({"Fn::GetAtt": [created[0], "Arn"]} if created else PROVIDER)
     assert bool(created) is (source.oidc_provider_arn is None)
 
 
 def test_without_the_setting_ci_cannot_deploy(templates: Templates) -> None:
-    assert not resources(templates["dev/access"], "AWS::IAM::Role")
+    assert not [name for name in resources(templates["dev/access"], "AWS::IAM::Role") if name.startswith("Deploy")]
     assert not resources(templates["dev/access"], "AWS::IAM::OIDCProvider")
+
+
+def test_the_first_stack_asks_for_both_types_before_the_network() -> None:
+    # Inline code may have up to 4096 characters, and only inline code has `cfnresponse`.
+    assert len(_CODE.read_text()) < 4096
+    row = Stage(name="test", teams=(Team(name="research"),))
+    offers = resources(up_to("access", row)["access"], "Custom::InstanceTypeOffer").values()
+    assert {offer["InstanceType"] for offer in offers} == {"dl1.24xlarge", "m6i.4xlarge"}
+    assert not resources(up_to("access", replace(row, allow_unoffered=True))["access"], "Custom::InstanceTypeOffer")
+
+
+Ask = Callable[..., tuple[str, str, str | None]]
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Return a function that sends a CloudFormation request, while EC2 offers one type, or fails."""
+    sent: list[tuple[str, str, str | None]] = []
+
+    def send(_event: Any, _context: Any, status: str, _data: Any, physical: str, *, reason: str | None) -> None:
+        sent.append((status, physical, reason))
+
+    def offerings(**arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        (name,) = arguments["Filters"][0]["Values"]
+        if name == "broken":
+            raise RuntimeError("no answer")
+        return {"InstanceTypeOfferings": [{"InstanceType": name}] if name == "p4d.24xlarge" else []}
+
+    # CloudFormation's module, which only inline code has.
+    monkeypatch.setitem(sys.modules, "cfnresponse", SimpleNamespace(SUCCESS="SUCCESS", FAILED="FAILED", send=send))
+    monkeypatch.delitem(sys.modules, "infra.access.functions.offer", raising=False)
+    monkeypatch.setattr(boto3, "client", lambda _: SimpleNamespace(describe_instance_type_offerings=offerings))
+    from infra.access.functions.offer import handler
+
+    def of(name: str, request: str = "Create", *, release: str = "1", **more: str) -> tuple[str, str, Any]:
+        properties = {"InstanceType": name, "Release": release, "Otherwise": f"no {name}. Next: another"}
+        handler({"RequestType": request, "ResourceProperties": properties, **more}, None)
+        return sent[-1]
+
+    return of
+
+
+def test_an_unoffered_type_fails_with_a_next_step(ask: Ask) -> None:
+    assert ask("p4d.24xlarge") == ("SUCCESS", "p4d.24xlarge/1", None)
+    assert ask("dl1.24xlarge") == ("FAILED", "dl1.24xlarge/1", "no dl1.24xlarge. Next: another")
+    assert ask("broken") == ("FAILED", "broken/1", "EC2 did not report whether it offers broken: no answer")
+
+
+def test_a_failed_deployment_can_roll_back_and_be_deleted(ask: Ask) -> None:
+    # GIVEN a stage from when the type was offered, WHEN its release changes after the type was withdrawn
+    before = {"PhysicalResourceId": "dl1.24xlarge/1"}
+    assert ask("dl1.24xlarge", "Update", release="2", **before)[:2] == ("FAILED", "dl1.24xlarge/1")
+    # THEN CloudFormation can roll back to it, and delete it
+    assert ask("dl1.24xlarge", "Update", release="1", **before)[0] == "SUCCESS"
+    assert ask("dl1.24xlarge", "Delete", release="2", **before)[0] == "SUCCESS"

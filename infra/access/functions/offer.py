@@ -12,7 +12,7 @@ import cfnresponse  # type: ignore[import-not-found]
 def handler(event: dict[str, Any], context: Any) -> None:
     properties = event["ResourceProperties"]
     name, before = properties["InstanceType"], event.get("PhysicalResourceId", "")
-    requested = name + "/" + properties["Build"]
+    requested = name + "/" + properties["Release"]
     status, reason = cfnresponse.SUCCESS, None
     # The previous value stays allowed, so that a deployment that fails here can roll back to it.
     if event["RequestType"] != "Delete" and requested != before:

@@ -1,0 +1,1 @@
+"""The function that the access stack calls during its deployment."""

@@ -1,1 +1,0 @@
-"""The function that the machine image stack calls during its deployment."""
