@@ -77,6 +77,10 @@ class TeamFiles:
         _list(role, "ListRuns", self.runs_arn, self.team)
         _on_objects(role, "ReadRuns", ["s3:GetObject"], self.runs_arn, f"{self.team}/*")
 
+    def grant_list_versions(self, role: InlineRole) -> None:
+        """Let `role` list, but not read, deleted and replaced files of `<team>/` in the run bucket: they cost money."""
+        _list(role, "ListVersions", self.runs_arn, self.team, action="s3:ListBucketVersions")
+
     def grant_write_runs(self, role: InlineRole, *names: str) -> None:
         """Let `role` write objects with one of `names` below `<team>/` in the run bucket."""
         _on_objects(role, "WriteRuns", _WRITE, self.runs_arn, *(f"{self.team}/{name}" for name in names))
@@ -101,9 +105,9 @@ class TeamFiles:
             )
 
 
-def _list(role: InlineRole, sid: str, bucket: str, *prefixes: str) -> None:
+def _list(role: InlineRole, sid: str, bucket: str, *prefixes: str, action: str = "s3:ListBucket") -> None:
     below = [f"{prefix}/*" for prefix in prefixes]
-    role.allow(sid, ["s3:ListBucket"], bucket, conditions={"StringLike": {"s3:prefix": below}})
+    role.allow(sid, [action], bucket, conditions={"StringLike": {"s3:prefix": below}})
 
 
 def _on_objects(role: InlineRole, sid: str, actions: Sequence[str], bucket: str, *keys: str) -> None:
@@ -164,6 +168,7 @@ class MemberRole(InlineRole):
         files.grant_read_data(self)
         files.grant_write_data(self)
         files.grant_read_runs(self)
+        files.grant_list_versions(self)
         # Files that submitting and resuming write; jobs write the rest of a run.
         written = (SPEC, f"{ARGUMENTS}*.json", f"{CLAIMS}*.json", CODE_RECORD, SWEEP, MEMBER_OF)
         files.grant_write_runs(self, *(f"*/{name}" for name in written), f"{CODE}*")

@@ -247,6 +247,30 @@ def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
     return {item["Key"][len(prefix) :]: item["Size"] for item in objects if not item["Key"].endswith("/")}
 
 
+def billed_sizes(s3: "S3Client", folder: S3Location) -> tuple[dict[str, int], int | None]:
+    """Return the sizes of a folder's objects by relative name, and the bytes of deleted and replaced versions.
+
+    S3 bills for versions until a lifecycle rule deletes them. Their bytes are None if the caller may not list them.
+    """
+    pages = s3.get_paginator("list_object_versions")
+
+    def work() -> tuple[dict[str, int], int] | None:
+        try:
+            found = [
+                version
+                for page in pages.paginate(Bucket=folder.bucket, Prefix=folder.key)
+                for version in page.get("Versions", [])
+            ]
+        except s3.exceptions.ClientError as error:
+            if is_denied(error):
+                return None
+            raise
+        current = {item["Key"].removeprefix(folder.key): item["Size"] for item in found if item["IsLatest"]}
+        return current, sum(item["Size"] for item in found if not item["IsLatest"])
+
+    return with_retries(f"list {folder}", work) or (sizes(s3, folder), None)
+
+
 def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTypeDef"]:
     """Return S3's entry for every object whose key starts with `prefix`."""
     pages = s3.get_paginator("list_objects_v2")

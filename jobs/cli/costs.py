@@ -33,16 +33,18 @@ def show_costs(
 ) -> None:
     """Add up what runs cost and what Spot saved.
 
-    Reads the runs' receipts, and also shows the cost of waiting, starting, saving and other time without training
-    steps. The global option --team adds up only one team's runs.
+    Reads the runs' receipts, and also shows what their files cost a month, and the cost of waiting, starting, saving
+    and other time without training steps. The global option --team adds up only one team's runs.
     """
     import csv
     import sys
     from datetime import datetime, timezone
 
+    from jobs.aws import s3 as object_store
     from jobs.cli import tables
-    from jobs.core.words import FREE_HERE, counted
-    from jobs.money.costs import Cost, costs, month_of, spans
+    from jobs.core.words import FREE_HERE, counted, usd
+    from jobs.money.costs import Cost, costs, month_of, spans, total
+    from jobs.money.prices import stored
     from jobs.money.receipt import unknown_loss
     from jobs.runs import batch, storage
 
@@ -52,7 +54,9 @@ def show_costs(
     stage = batch.read_stage(aws, ctx.obj.stage)
     runs = [run for run in storage.stored_runs(aws, stage) if team in (None, run.team)]
     receipts, unreadable = read_receipts(aws, runs)
-    found = costs(receipts, by=by, month=wanted)
+    sizes = storage.in_parallel(lambda run: stored(*object_store.billed_sizes(aws.s3, run.location)), runs)
+    kept = {run.run_id: size for run, size in zip(runs, sizes, strict=True)}
+    found = costs(receipts, by=by, month=wanted, kept=kept)
     if output == "json":
         tables.print_json([_fields(row, by) for row in found])
     elif output == "csv":
@@ -63,7 +67,15 @@ def show_costs(
         on = tables.stdout()
         tables.show(costs_table(found, by=by, width=on.width), on=on)
     console = tables.stderr()
-    note = "estimates from the runs' receipts at the prices named there, without storage and the boot time of instances"
+    note = (
+        "estimates from the runs' receipts at the prices named there, without the boot time of instances; STORAGE is "
+        "what the runs' files cost a month now"
+    )
+    others = sum(each.usd_per_month for each in kept.values()) - total(found).stored_usd_per_month
+    if others >= 0.005:
+        note += f", in addition to {usd(others)} a month for files of other runs"
+    if any(each.old_version_bytes is None for each in kept.values()):
+        note += ", not counting old versions, which you may not list (s3:ListBucketVersions)"
     if stage.emulated:
         note += f"; {FREE_HERE}"
     if left_out := unknown_loss(receipt for receipt in receipts if costs([receipt], by="run", month=wanted)):
@@ -129,6 +141,7 @@ def costs_table(found: "Sequence[Cost]", *, by: "By", width: int) -> "Table":
         "USD": [f"{row.usd:.2f}" for row in rows],
         "ON-DEMAND": [f"{row.on_demand_usd:.2f}" for row in rows],
         "SAVED": [f"{row.saved_percent:.0f} %" for row in rows],
+        "STORAGE": [f"{row.stored_usd_per_month:.2f}" for row in rows],
         **{name.upper(): [f"{row.usd_by_phase[name]:.2f}" for row in rows] for name in UNPRODUCTIVE},
     }
     cheapest = sorted(UNPRODUCTIVE, key=lambda name: whole.usd_by_phase[name])
@@ -147,5 +160,7 @@ def _fields(row: "Cost", by: "By") -> dict[str, str | int | float | None]:
         "on_demand_usd": round(row.on_demand_usd, 6),
         "saved_usd": round(row.saved_usd, 6),
         "saved_percent": round(row.saved_percent, 1),
+        "stored_bytes": row.stored_bytes,
+        "stored_usd_per_month": round(row.stored_usd_per_month, 6),
         **{f"{name}_usd": round(row.usd_by_phase[name], 6) for name in UNPRODUCTIVE},
     }

@@ -40,7 +40,7 @@ def receipt(ctx: typer.Context, run: RunOrFolder, output: Output = "table") -> N
     jobs = batch.find_jobs(aws, stage, found_run.run_id) if found.state != "succeeded" else []
     if jobs:
         found = jobs[-1].with_end(found)
-    found = found.model_copy(update={"stored": stored(object_store.sizes(aws.s3, found_run.location))})
+    found = found.model_copy(update={"stored": stored(*object_store.billed_sizes(aws.s3, found_run.location))})
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
         return

@@ -30,7 +30,7 @@ from jobs.core.words import (
 )
 from jobs.data_checks.classes import ClassReport
 from jobs.money.budget import NOTHING_SPENT
-from jobs.money.receipt import savings, unproductive
+from jobs.money.receipt import old_versions_text, savings, unproductive
 from jobs.runs.job import Job, JobAttempt
 from jobs.spec.code import Pack
 from jobs.spec.plan import Plan
@@ -378,5 +378,5 @@ def _stored(receipt: Receipt) -> str:
     if kept is None:
         return ""
     checkpoints = f", including {size(kept.checkpoint_bytes)} of checkpoints" if kept.checkpoint_bytes else ""
-    what = f"{size(kept.all_bytes)}{checkpoints}"
+    what = f"{size(kept.all_bytes)}{checkpoints}{old_versions_text(kept)}"
     return f"{what}: {usd(kept.usd_per_month)} a month at {kept.price.partition(',')[0]}"

@@ -119,14 +119,17 @@ class Inputs(BaseModel):
 
 
 class Stored(BaseModel):
-    """The current size of a run's files on S3, without old versions, and their storage cost."""
+    """The current size of a run's files on S3, and their storage cost."""
 
     model_config = ConfigDict(extra="forbid")
 
     all_bytes: int
     checkpoint_bytes: int
     """Size of the checkpoints, which expire."""
+    old_version_bytes: int | None
+    """Size of deleted and replaced versions, which S3 keeps for some days. None if the caller may not list them."""
     usd_per_month: float
+    """Cost of everything above."""
     price: str
     """The price with its date and source."""
 

@@ -1,14 +1,14 @@
 """Costs of runs, added up from their receipts by team, by kind of job, or per run."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 from jobs.core.errors import UsageError
 from jobs.core.instance_types import instance_type
-from jobs.core.records import Receipt
+from jobs.core.records import Receipt, Stored
 from jobs.money.budget import usd_per_hour
 from jobs.money.phases import PHASES, PhaseName, phases
 
@@ -25,6 +25,10 @@ class Cost:
     usd: float = 0.0
     on_demand_usd: float = 0.0
     """Cost of the same hours at the On-Demand price."""
+    stored_bytes: int = 0
+    """Size of the runs' files now, with deleted and replaced versions."""
+    stored_usd_per_month: float = 0.0
+    """Cost of storing them for a month."""
     usd_by_phase: dict[PhaseName, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @property
@@ -40,6 +44,8 @@ class Cost:
         self.instance_hours += other.instance_hours
         self.usd += other.usd
         self.on_demand_usd += other.on_demand_usd
+        self.stored_bytes += other.stored_bytes
+        self.stored_usd_per_month += other.stored_usd_per_month
         for name, usd in other.usd_by_phase.items():
             self.usd_by_phase[name] += usd
 
@@ -87,11 +93,17 @@ def spans(month: Month, receipts: Sequence[Receipt], *, now: datetime) -> list[t
     return [(f"{each.begin:%Y-%m}", each) for each in months]
 
 
-def costs(receipts: Iterable[Receipt], *, by: By, month: Month) -> list[Cost]:
-    """Return a row for each team, kind or run with hours in the month, the most expensive first."""
+def costs(receipts: Iterable[Receipt], *, by: By, month: Month, kept: Mapping[str, Stored] | None = None) -> list[Cost]:
+    """Return a row for each team, kind or run with hours in the month, the most expensive first.
+
+    `kept`: what S3 stores of each run now, by run id.
+    """
     rows: dict[str, Cost] = {}
     for receipt in receipts:
         found = _run_cost(receipt, month)
+        if kept and (files := kept.get(receipt.run_id)):
+            found.stored_bytes = files.all_bytes + (files.old_version_bytes or 0)
+            found.stored_usd_per_month = files.usd_per_month
         if found.instance_hours:
             name = {"team": receipt.team, "job": receipt.job, "run": receipt.run_id}[by]
             rows.setdefault(name, Cost(name=name)).add(found)

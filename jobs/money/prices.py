@@ -43,13 +43,14 @@ GB_OF_S3 = 2**30
 """Bytes that S3 bills as a GB (https://aws.amazon.com/s3/faqs/, billing examples)."""
 
 
-def stored(sizes: Mapping[str, int]) -> Stored:
+def stored(sizes: Mapping[str, int], old_version_bytes: int | None) -> Stored:
     """Return the size and storage cost of a run's files. `sizes` maps names below the run's folder to bytes."""
     row = json.loads(Path(__file__).with_name("storage_price.json").read_text(encoding="utf-8"))
     total = sum(sizes.values())
     return Stored(
         all_bytes=total,
         checkpoint_bytes=sum(size for name, size in sizes.items() if name.startswith(CHECKPOINTS)),
-        usd_per_month=total / GB_OF_S3 * row["usd_per_gb_month"],
+        old_version_bytes=old_version_bytes,
+        usd_per_month=(total + (old_version_bytes or 0)) / GB_OF_S3 * row["usd_per_gb_month"],
         price=f"{row['usd_per_gb_month']:g} USD per GB-month, {row['date']}: {row['source']}",
     )

@@ -87,8 +87,15 @@ def stored_text(kept: Stored | None) -> str:
     if kept is None:
         return ""
     what = f"{size(kept.all_bytes)}, {size(kept.checkpoint_bytes)} of it in checkpoints"
-    free = "without old versions; transfer within the region is free"
-    return f"{what}: {usd(kept.usd_per_month)} per month at {kept.price}; {free}"
+    free = "transfer within the region is free"
+    return f"{what}{old_versions_text(kept)}: {usd(kept.usd_per_month)} per month at {kept.price}; {free}"
+
+
+def old_versions_text(kept: Stored) -> str:
+    """Return the size of deleted and replaced versions, beginning with a comma; empty if there are none."""
+    if kept.old_version_bytes is None:
+        return ", not counting old versions, which you may not list (s3:ListBucketVersions)"
+    return f", and {size(kept.old_version_bytes)} of old versions" if kept.old_version_bytes else ""
 
 
 def cards_name(attempt: Attempt) -> str:

@@ -14,6 +14,7 @@ MOST_ROWS = 20
 """Maximum number of bars, for the most expensive rows. The other rows share one bar."""
 
 _MOST_COLORS = 6
+_HEADINGS = ("Runs", "Hours", "USD", "On-Demand", "Saved", "Storage")
 
 
 def costs_page(
@@ -46,7 +47,7 @@ def costs_page(
         span_colors=[(name, f"var(--line-{number})") for number, name in enumerate(shown, start=1)],
         shares_note=_shares_text(everything),
         spans_note=_spans_text(spans),
-        headings=(by.capitalize(), "Runs", "Hours", "USD", "On-Demand", "Saved", *map(str.capitalize, UNPRODUCTIVE)),
+        headings=(by.capitalize(), *_HEADINGS, *map(str.capitalize, UNPRODUCTIVE)),
         rows=[_cells(row) for row in found],
         sum=_cells(everything) if len(found) > 1 else None,
     )
@@ -72,6 +73,7 @@ def _cells(row: Cost) -> tuple[str, ...]:
         f"{row.usd:.2f}",
         f"{row.on_demand_usd:.2f}",
         f"{row.saved_percent:.0f} %",
+        f"{row.stored_usd_per_month:.2f}",
         *(f"{row.usd_by_phase[name]:.2f}" for name in UNPRODUCTIVE),
     )
 

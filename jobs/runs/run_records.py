@@ -121,10 +121,10 @@ class FetchedFiles:
 def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
     """Read everything that a run has recorded, except files that are missing or that this release cannot read."""
     files = StoredFiles(aws.s3, run.location)  # creates the client once, in this thread
-    recorded, listed = _recorded(files, run_id=run.run_id, team=run.team, location=str(run.location))
+    recorded = _recorded(files, run_id=run.run_id, team=run.team, location=str(run.location))
     if recorded.receipt is None:
         return recorded
-    kept = stored({name: each.size_bytes for name, each in listed.items()})
+    kept = stored(*object_store.billed_sizes(aws.s3, run.location))
     return replace(recorded, receipt=recorded.receipt.model_copy(update={"stored": kept}))
 
 
@@ -142,11 +142,10 @@ def read_fetched_run(folder: Path) -> RecordedRun:
             next_step="trainyard fetch RUN, which downloads into runs/RUN",
         )
     team = receipt.team if receipt else ""
-    return _recorded(files, run_id=run_id, team=team, location=str(folder))[0]
+    return _recorded(files, run_id=run_id, team=team, location=str(folder))
 
 
-def _recorded(files: RunFiles, *, run_id: str, team: str, location: str) -> tuple[RecordedRun, Mapping[str, Listed]]:
-    """Return the run that the files record, and the list of files."""
+def _recorded(files: RunFiles, *, run_id: str, team: str, location: str) -> RecordedRun:
     with ThreadPoolExecutor(_READERS) as threads:
         text = threads.submit(_spec_text, files)
         receipt = threads.submit(lambda: read_receipt(files.read(RECEIPT), place=files.place(RECEIPT)))
@@ -173,7 +172,7 @@ def _recorded(files: RunFiles, *, run_id: str, team: str, location: str) -> tupl
         data=data.result(),
         inputs=inputs.result(),
         code=code.result(),
-    ), listed.result()
+    )
 
 
 def read_classes(aws: Aws, run: S3Location) -> ClassReport | None:

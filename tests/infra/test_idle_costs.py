@@ -50,4 +50,4 @@ def test_optional_resources_are_counted(variants: Templates) -> None:
     assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & by_type(variants, "closed").keys()
     # Runs and stages use the same price of S3.
     [bucket] = (price for price in PRICES if price.type == "AWS::S3::Bucket")
-    assert stored({"model/model.safetensors": GB_OF_S3}).usd_per_month == bucket.usd
+    assert stored({"model/model.safetensors": GB_OF_S3}, 0).usd_per_month == bucket.usd

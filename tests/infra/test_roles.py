@@ -96,7 +96,12 @@ FILES: list[Row] = [
         ("s3:ListBucket", bucket, {"s3:prefix": "research/a-run/"}, f"{JOBS} {PEOPLE}")
         for bucket in ("{data}", "{runs}")
     ),
-    *(("s3:ListBucket", "{runs}", {"s3:prefix": prefix}, NOBODY) for prefix in ("research-2/", "", "p", "research")),
+    ("s3:ListBucketVersions", "{runs}", {"s3:prefix": "research/a-run/"}, PEOPLE),
+    ("s3:ListBucketVersions", "{data}", {"s3:prefix": "research/a-run/"}, NOBODY),
+    *(
+        ("s3:ListBucket s3:ListBucketVersions", "{runs}", {"s3:prefix": prefix}, NOBODY)
+        for prefix in ("research-2/", "", "p", "research")
+    ),
     ("s3:ListBucket s3:PutBucketPolicy s3:DeleteBucket s3:PutLifecycleConfiguration", "{runs}", {}, NOBODY),
     ("kms:PutKeyPolicy kms:CreateGrant kms:ScheduleKeyDeletion", "{key}", {}, NOBODY),
     # Only the team's execution role reads its secrets, and no role within reach of a job reads a parameter.

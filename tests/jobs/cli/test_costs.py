@@ -44,12 +44,22 @@ def test_costs_are_printed_as_a_table_csv_and_json(
         assert lines[0][:4] == ["RUN", "RUNS", "HOURS", "USD"]
         assert [line[0] for line in lines[1:]] == [*(run.run_id for run in runs), "all"]
         assert lines[-1][3:7] == ["0.71", "2.37", "70", "%"]
+        assert "STORAGE" in lines[0]
+        assert "STORAGE is what the runs' files cost a month now" in err
         rows = list(csv.DictReader(io.StringIO(printed("csv")[0])))
         assert rows == [
             {key: "" if value is None else str(value) for key, value in row.items()}
             for row in json.loads(printed("json")[0])
         ]
         assert [row["run"] for row in rows] == [run.run_id for run in runs]
+        key = f"{prefix}{runs[0].run_id}/checkpoints/step-1/x"
+        for size in (2**20, 3 * 2**20):  # the first one is then an old version
+            emulated.s3.put_object(Bucket=stage.run_bucket, Key=key, Body=bytes(size))
+        emulated.s3.put_object(Bucket=stage.run_bucket, Key=f"{broken}/large", Body=bytes(2**20))
+        with_file, other = json.loads(printed("json")[0])
+        assert with_file["stored_bytes"] - int(rows[0]["stored_bytes"]) == 4 * 2**20
+        assert with_file["stored_usd_per_month"] == pytest.approx(with_file["stored_bytes"] / 2**30 * 0.023, abs=1e-6)
+        assert other["stored_bytes"] == int(rows[1]["stored_bytes"])
         page = tmp_path / "costs.html"
         arguments = ["costs", "--by", "run", "--month", "2026-11", "--team", stage.teams[0], "-o", "csv"]
         app([*arguments, "--html", str(page)], standalone_mode=False)
@@ -74,4 +84,4 @@ def test_columns_without_money_are_left_out_at_80_columns() -> None:
     assert "…" not in console.file.getvalue()
     assert rows[0][0] == found[0].name
     everything = costs_table(found, by="job", width=200)
-    assert [str(column.header) for column in everything.columns][6:] == [name.upper() for name in UNPRODUCTIVE]
+    assert [str(column.header) for column in everything.columns][7:] == [name.upper() for name in UNPRODUCTIVE]

@@ -11,6 +11,7 @@ from jobs.cli.terminal import run_reporting
 from jobs.core.locations import S3Location
 from jobs.core.records import Receipt
 from jobs.core.stage import DeployedStage
+from jobs.core.words import size
 from tests.support.jobs.recorded_runs import files_of, three_attempts
 
 RUN = three_attempts(20, run_id="billed-20261101-120000-00ab")
@@ -70,6 +71,15 @@ def test_a_receipt_shows_result_cost_and_storage(emulated: Aws, place: S3Locatio
     assert before.stored is not None
     assert kept.all_bytes == before.stored.all_bytes + 2_000_000
     assert kept.checkpoint_bytes == before.stored.checkpoint_bytes + 2_000_000
+    # Deleted and replaced files cost as long as S3 keeps their versions.
+    emulated.s3.put_object(Bucket=place.bucket, Key=key, Body=b"x" * 1_000_000)
+    emulated.s3.delete_object(Bucket=place.bucket, Key=key)
+    pruned = Receipt.model_validate_json(command("receipt", run_of(place), "-o", "json")[1]).stored
+    assert pruned is not None
+    assert (pruned.all_bytes, pruned.checkpoint_bytes) == (before.stored.all_bytes, before.stored.checkpoint_bytes)
+    assert pruned.old_version_bytes == 3_000_000
+    assert pruned.usd_per_month == pytest.approx((pruned.all_bytes + 3_000_000) / 2**30 * 0.023)
+    assert f", and {size(3_000_000)} of old versions: " in command("receipt", run_of(place))[1]
     emulated.s3.delete_object(Bucket=place.bucket, Key=(place / "receipt.json").key)
     code, _, err = command("receipt", run_of(place))
     assert code == 4
