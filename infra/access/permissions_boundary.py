@@ -32,6 +32,7 @@ _REGIONAL_ACTIONS = (
     "batch:TerminateJob",
     "batch:UpdateComputeEnvironment",
     "batch:UpdateJobQueue",
+    "cloudwatch:DescribeAlarms",
     "cloudwatch:GetMetricData",
     "cloudwatch:PutMetricData",
     "ec2:AuthorizeSecurityGroup*",  # the CDK's function that empties the VPC's default security group

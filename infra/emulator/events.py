@@ -1,4 +1,4 @@
-"""EventBridge and SNS: match events with rules, and deliver them to functions, topics and queues.
+"""EventBridge, SNS and actions of alarms: match events with rules, deliver them to functions, topics and queues.
 
 The emulator's services call `emit`; clients call PutEvents, or POST /trainyard/events. One thread delivers events in
 order, so `emit` never waits. Rules with a schedule are stored but never run.
@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import requests
+from moto.cloudwatch.models import CloudWatchBackend
 from moto.events.exceptions import InvalidEventPatternException, ValidationException
 from moto.events.models import EventPattern, EventPatternParser, EventsBackend, Rule, events_backends
 from moto.sns.models import Subscription, sns_backends
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 EVENTS_SERVICE = "events.amazonaws.com"
 SNS_SERVICE = "sns.amazonaws.com"
+CLOUDWATCH_SERVICE = "cloudwatch.amazonaws.com"
 _KEPT_FAILURES = 50
 _STOP_SECONDS = 5
 _pending: "queue.SimpleQueue[tuple[Rule, Mapping[str, Any], Mapping[str, Any]] | None]" = queue.SimpleQueue()
@@ -37,6 +39,7 @@ _undelivered: deque[str] = deque(maxlen=_KEPT_FAILURES)
 _threads: list[threading.Thread] = []
 _put_targets_of_moto = EventsBackend.put_targets
 _publish_as_moto = Subscription.publish
+_set_alarm_state_as_moto = CloudWatchBackend.set_alarm_state
 
 
 class _DeliveryError(Exception):
@@ -50,6 +53,7 @@ def install() -> None:
     EventsBackend.put_targets = _put_targets
     Rule.send_to_targets = _send_to_targets
     Subscription.publish = _publish_to_subscriber
+    CloudWatchBackend.set_alarm_state = _set_alarm_state
     thread = threading.Thread(target=_deliver_all, name="events", daemon=True)
     _threads.append(thread)
     thread.start()
@@ -370,3 +374,23 @@ def _sns_event(subscription: Any, message: str, message_id: str, subject: str | 
         "MessageAttributes": {},
     }
     return {"Records": [{"EventSource": "aws:sns", "EventVersion": "1.0", "Sns": notification}]}
+
+
+# Alarms. Their metrics are not evaluated. Source: CloudWatch API reference, "SetAlarmState": if the state differs from
+# the previous one, the alarm's actions for it are invoked.
+
+
+def _set_alarm_state(backend: Any, alarm_name: str, reason: str, reason_data: str, state_value: str) -> None:
+    before = backend.alarms[alarm_name].state_value if alarm_name in backend.alarms else None
+    _set_alarm_state_as_moto(backend, alarm_name, reason, reason_data, state_value)
+    alarm = backend.alarms[alarm_name]
+    change = {"AlarmName": alarm_name, "OldStateValue": before, "NewStateValue": state_value, "NewStateReason": reason}
+    source = {"source_arn": alarm.alarm_arn, "account_id": backend.account_id}
+    actions = {"ALARM": alarm.alarm_actions, "OK": alarm.ok_actions}.get(state_value, [])
+    for arn in actions if state_value != before else ():
+        topic = sns_backends[backend.account_id][backend.region_name].get_topic(arn)
+        policy = json.loads(topic.policy).get("Statement", [])
+        if service_may(policy, service=CLOUDWATCH_SERVICE, action="sns:Publish", **source):
+            topic.sns_backend.publish(json.dumps(change), arn)
+        else:
+            _undelivered.append(f"alarm {alarm_name}: the policy of {arn} does not admit {CLOUDWATCH_SERVICE}")

@@ -1,9 +1,12 @@
-"""The budgets of a stage and its teams, and the function that stops new work on a used-up budget."""
+"""The budgets and hourly limits of a stage and its teams, and the function that stops new work at one."""
 
 import json
 from collections.abc import Mapping, Sequence
 
+import aws_cdk as cdk
 from aws_cdk import aws_budgets as budgets
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
@@ -17,14 +20,23 @@ from infra.constructs.stage_stack import StageStack
 from infra.job.roles import MEMBER_TAG
 from infra.observability.alerts import Alerts, Topic
 from infra.observability.event_functions import EventFunction
-from infra.observability.functions.stop_at_budget import STAGE_BUDGET, STOP_TAG, TEAM_BUDGETS, stop_parameter
+from infra.observability.functions.stop_at_budget import (
+    STAGE_BUDGET,
+    STAGE_LIMIT,
+    STOP_TAG,
+    TEAM_BUDGETS,
+    TEAM_LIMITS,
+    hourly_stop_parameter,
+    stop_parameter,
+)
+from infra.observability.functions.watch_instances import SPEND
 from jobs.core.stage import parameter_path
 
 _WARN_PERCENT = 80
 
 
 class BudgetStop(Construct):
-    """The budgets of a stage, and the function that keeps new jobs from starting on a used-up budget.
+    """The budgets and hourly limits of a stage, and the function that keeps new jobs from starting at one.
 
     AWS's budget actions (AWS::Budgets::BudgetsAction) can set an IAM policy, but instances are launched by Batch's
     service-linked role, which no policy reaches. Each action also costs money by the day. So a function stops new jobs.
@@ -38,9 +50,13 @@ class BudgetStop(Construct):
         alerts: Alerts,
         key: kms.IKey | None,
         dead_letters: sqs.IQueue,
+        namespace: str,
         deployments: Sequence[str],
     ) -> None:
-        """Create the budgets. `deployments`: names of other stacks whose deployment may undo a stop."""
+        """Create the budgets, and alarms on metrics in `namespace`.
+
+        `deployments`: names of other stacks whose deployment may undo a stop.
+        """
         super().__init__(stack, name)
         stage = self._stage = stack.stage_row
         self._stack = stack
@@ -61,15 +77,20 @@ class BudgetStop(Construct):
             log_retention_days=stage.log_retention_days,
         )
         self._function.may_publish(alerts.topic, key)
+        self.alarms: list[cloudwatch.Alarm] = []
+        """The alarms of hourly limits."""
         self._allow()
         self._allow_stopping_members()
         self._admit_topics()
         if stage.monthly_budget_usd is not None:
-            self._budget("Stage", STAGE_BUDGET, stage.monthly_budget_usd)
+            tags = {} if stage.dedicated_account else {"trainyard:stage": stage.name}
+            self._budget("Stage", STAGE_BUDGET, stage.monthly_budget_usd, **tags)
         for team in stage.teams:
             if team.monthly_budget_usd is not None:
-                tags = {"trainyard:team": team.name}
+                tags = {"trainyard:stage": stage.name, "trainyard:team": team.name}
                 self._budget(f"Team-{team.name}", TEAM_BUDGETS + team.name, team.monthly_budget_usd, **tags)
+        if stage.hourly_limits:
+            self._limit_hourly_cost(namespace)
         self._review_after(deployments)
 
     def _review_after(self, deployments: Sequence[str]) -> None:
@@ -122,23 +143,73 @@ class BudgetStop(Construct):
             )
         )
 
-    def _budget(self, name: str, parameter: str, limit_usd: float, **tags: str) -> None:
-        """Create a budget, and a topic for reaching its limit. The function identifies the budget by the topic."""
-        topic = Topic(self, f"{name}UsedUp", key=self._key, publishers=["budgets.amazonaws.com"])
+    def _topic(self, name: str, subscription: str, publisher: str) -> Topic:
+        """Create a topic that calls the function."""
+        topic = Topic(self, name, key=self._key, publishers=[publisher])
         sns.CfnSubscription(
             self,
-            f"{name}Stops",
+            subscription,
             topic_arn=topic.topic_arn,
             protocol="lambda",
             endpoint=self._function.function_arn,
             redrive_policy={"deadLetterTargetArn": self._dead_letters.queue_arn},
         )
+        return topic
+
+    def _limit_hourly_cost(self, namespace: str) -> None:
+        """Create an alarm for each hourly limit. Each change of its state calls the function, which reads all states.
+
+        The metric arrives every five minutes. If it does not, the alarm keeps its state: a stop must not end because
+        the cost is unknown.
+        """
+        action = actions.SnsAction(self._topic("HourlyLimits", "HourlyLimitsStop", "cloudwatch.amazonaws.com"))
+        for team, limit in self._stage.hourly_limits.items():
+            owner = f"team {team} (stage {self._stage.name})" if team else f"stage {self._stage.name}"
+            alarm = cloudwatch.Alarm(
+                self,
+                f"Team-{team}HourlyLimit" if team else "StageHourlyLimit",
+                alarm_description=f"The instances of {owner} cost more than max_usd_per_hour, {limit:g} USD an hour. "
+                "No other instance starts until they cost less.",
+                metric=cloudwatch.Metric(
+                    namespace=namespace,
+                    metric_name=SPEND,
+                    dimensions_map={"Team": team} if team else {"Stage": self._stage.name},
+                    statistic="Maximum",
+                    period=cdk.Duration.minutes(5),
+                ),
+                threshold=limit,
+                evaluation_periods=1,
+                comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
+                treat_missing_data=cloudwatch.TreatMissingData.IGNORE,
+            )
+            alarm.add_alarm_action(action)
+            alarm.add_ok_action(action)
+            self.alarms.append(alarm)
+            value = json.dumps({"usd_per_hour": limit, "alarm": alarm.alarm_name})
+            self._stack.publish(TEAM_LIMITS + team if team else STAGE_LIMIT, value)
+        role = self._function.execution_role
+        # Narrower than all alarms, which DescribeAlarms admits for alarms on metrics (API reference, DescribeAlarms).
+        alarms = self._stack.format_arn(
+            service="cloudwatch",
+            resource="alarm",
+            resource_name=f"{self._stack.stack_name}-*",
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
+        role.allow("ReadAlarms", ["cloudwatch:DescribeAlarms"], alarms)
+        role.explain("CloudFormation generates the alarms' names, which begin with the name of this stack", alarms)
+
+    def _budget(self, name: str, parameter: str, limit_usd: float, **tags: str) -> None:
+        """Create a budget of what has `tags`, or of the whole account, and a topic for reaching its limit.
+
+        The function identifies the budget by the topic.
+        """
+        topic = self._topic(f"{name}UsedUp", f"{name}Stops", "budgets.amazonaws.com")
         self._stack.publish(parameter, json.dumps({"limit_usd": limit_usd, "topic": topic.topic_arn}))
         _MonthlyBudget(
             self,
             f"{name}Budget",
             limit_usd=limit_usd,
-            tags={"trainyard:stage": self._stage.name, **tags},
+            tags=tags,
             alerts=self._alerts.topic,
             used_up=topic,
         )
@@ -150,7 +221,10 @@ class BudgetStop(Construct):
         # GetParametersByPath needs permission on the path itself.
         at, below, *stops = (
             stack.format_arn(service="ssm", resource="parameter", resource_name=name.strip("/"))
-            for name in (path, f"{path}*", path + stop_parameter(None), path + stop_parameter("*"))
+            for name in (
+                *(path, f"{path}*"),
+                *(path + stop(team) for stop in (stop_parameter, hourly_stop_parameter) for team in (None, "*")),
+            )
         )
         role.allow(
             "ReadJobs",
@@ -179,7 +253,7 @@ class BudgetStop(Construct):
         role.explain(
             "Batch supports no resources for reading; names of environments and jobs are generated, and tags identify "
             "those of the stage; each team has its own parameter for a stop.",
-            *("*", environments, waiting, below, stops[1]),
+            *("*", environments, waiting, below, stops[1], stops[3]),
         )
 
     def _allow_stopping_members(self) -> None:
@@ -205,7 +279,7 @@ class BudgetStop(Construct):
 
 
 class _MonthlyBudget(Construct):
-    """A monthly budget for the costs of resources with certain tags.
+    """A monthly budget for the costs of resources with certain tags, or without tags for all of the account.
 
     It notifies `alerts` at 80 % (spent, or forecast for the end of the month) and at 100 %, and `used_up` at 100 %. AWS
     reports spending up to a day late, and by tag only after the tags are activated as cost allocation tags in the
@@ -229,6 +303,7 @@ class _MonthlyBudget(Construct):
             )
             for key, value in tags.items()
         ]
+        expression = budgets.CfnBudget.ExpressionProperty(and_=by_tag) if len(by_tag) > 1 else next(iter(by_tag), None)
         budget = budgets.CfnBudget(
             self,
             "Resource",
@@ -237,7 +312,7 @@ class _MonthlyBudget(Construct):
                 budget_type="COST",
                 time_unit="MONTHLY",
                 budget_limit=budgets.CfnBudget.SpendProperty(amount=limit_usd, unit="USD"),
-                filter_expression=by_tag[0] if len(by_tag) == 1 else budgets.CfnBudget.ExpressionProperty(and_=by_tag),
+                filter_expression=expression,
                 metrics=["UnblendedCost"],
             ),
             notifications_with_subscribers=[

@@ -6,6 +6,8 @@ from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
+from infra.observability.functions.watch_instances import SPEND
+
 UTILIZATION = "AcceleratorUtilization"
 """Metric that a filter extracts from log lines of jobs."""
 
@@ -32,7 +34,7 @@ class StageDashboard(cloudwatch.Dashboard):
             self._graph("Running instances, with and without jobs", "RunningNodes", "nodes", "Instances", instances),
         )
         self.add_widgets(
-            self._graph("Estimated spend", "SpendUsdPerHour", "USD per hour", "Instances", instances),
+            self._graph("Estimated spend", SPEND, "USD per hour", "Instances", instances),
             self._bars("Spot reclaims and failed jobs per hour", "Reclaims", "FailedJobs"),
         )
         self.add_widgets(

@@ -167,6 +167,7 @@ class EventFunctions:
                     for name, row in rows.items()
                 }
             ),
+            LIMITED=json.dumps(list(self._stage.hourly_limits)),
         )
         function.may_publish(self._alerts.topic, self._key)
         self._allow_watching(function, path)

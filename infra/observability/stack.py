@@ -1,4 +1,4 @@
-"""Observability: alerts, the move from Spot to On-Demand, the dashboard, and budgets that stop new jobs.
+"""Observability: alerts, the move from Spot to On-Demand, the dashboard, budgets and limits that stop new jobs.
 
 Events trigger everything here, except for a check of instances every five minutes. Names of queues and the
 log group are read from what other stacks publish, because they change with pools and teams.
@@ -48,8 +48,7 @@ class ObservabilityStack(StageStack):
         self._alerts = Alerts(self, "Alerts", key=self._key, emails=stage.alerts.emails)
         self._functions(storage)
         self._utilization()
-        self._dashboard(self._alarms())
-        self._budgets()
+        self._dashboard([*self._alarms(), *self._budgets()])
 
     def _stage_queues(self) -> list[StageQueue]:
         return [
@@ -169,18 +168,21 @@ class ObservabilityStack(StageStack):
             f"({row.price_source}). It excludes storage and transfer, and Spot prices change.",
         )
 
-    def _budgets(self) -> None:
+    def _budgets(self) -> list[cloudwatch.Alarm]:
+        """Create the budgets and hourly limits, if there are any. Return the limits' alarms."""
         stage = self.stage_row
-        if stage.monthly_budget_usd is None and not any(team.monthly_budget_usd for team in stage.teams):
-            return
-        BudgetStop(
+        budgets = (stage.monthly_budget_usd, *(team.monthly_budget_usd for team in stage.teams))
+        if not stage.hourly_limits and not any(budgets):
+            return []
+        return BudgetStop(
             self,
             "Budgets",
             alerts=self._alerts,
             key=self._key,
             dead_letters=self._dead_letters,
+            namespace=self._namespace,
             deployments=[stack.stack_name for stack in (self._compute, self._jobs)],
-        )
+        ).alarms
 
 
 def _matched(rules: Sequence[events.Rule]) -> cloudwatch.IMetric:

@@ -129,6 +129,14 @@ def _conflicts(stage: Stage) -> Iterator[str]:
         yield "availability_zone_ids: follow from the subnets in 'vpc'; leave them out"
     if stage.vpc and stage.vpc_cidr != Stage.vpc_cidr:
         yield "vpc_cidr: follows from the existing 'vpc'; leave it out"
+    if stage.dedicated_account:
+        others = [
+            other.name for other in load().values() if other.account == stage.account and other.name != stage.name
+        ]
+        if stage.account is None:
+            yield "dedicated_account: also set 'account'"
+        elif others:
+            yield f"dedicated_account: stage '{others[0]}' has the same account; remove it, or move one of the stages"
     yield from _team_mistakes(stage)
     yield from _accelerator_mistakes(stage)
 
@@ -149,6 +157,11 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
                 f"'{other}'; rename one of them"
             )
         taken[share_identifier(team.name)] = team.name
+        if team.max_usd_per_hour is not None and team.shares_instances:
+            yield (
+                f"team '{team.name}': max_usd_per_hour: its instances also run other teams' jobs; set the stage's "
+                "max_usd_per_hour instead"
+            )
         if team.share != Team.share and not team.shares_instances:
             yield f"team '{team.name}': share: only affects teams that share instances; also set shares_instances=True"
     owners = len(stage.instance_owners)
@@ -177,6 +190,13 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         yield f"release: {error}"
         return
     yield from _machine_image_mistakes(stage, stage.pool, "machine_image")
+    for team, limit in stage.hourly_limits.items():
+        if limit < stage.row.spot_usd_per_hour:
+            owner = f"team '{team}': " if team else ""
+            yield (
+                f"{owner}max_usd_per_hour: must be at least {stage.row.spot_usd_per_hour:g}, the price of one "
+                f"{stage.row.name} on Spot, not {limit:g}"
+            )
     if stage.capacity_reservation is not None and not stage.max_on_demand_nodes + stage.max_multinode_nodes:
         yield "capacity_reservation: only On-Demand instances use it; set max_on_demand_nodes or max_multinode_nodes"
     ids = [stage.pool.id]

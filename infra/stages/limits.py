@@ -190,11 +190,11 @@ KmsKeyArn = Annotated[
 Nodes = Annotated[int, between(0, 1_000)]
 NodesAtLeastOne = Annotated[int, between(1, 1_000)]
 Share = Annotated[float, between(0.01, 1_000)]  # Batch's weight factor is the inverse, from 0.0001 to 999.9999
-UsdAMonth = Annotated[
+Usd = Annotated[
     float,
     require(lambda value: value >= 0.01, "must be at least 0.01, not {}"),
     # JSON, and so a template, cannot represent infinity.
-    require(lambda value: value <= 1e9, "must be at most 1000000000 (leave it out for no budget), not {}"),
+    require(lambda value: value <= 1e9, "must be at most 1000000000 (leave it out for no limit), not {}"),
 ]
 Reclaims = Annotated[int, between(1, 10)]  # Batch allows at most ten attempts
 FailedJobs = Annotated[int, require(lambda value: value >= 1, "must be at least 1, not {}")]

@@ -23,9 +23,13 @@ class Team:
     share: limits.Share = 1.0
     """Weight of this team among teams that share instances, while jobs of several teams wait: 2.0 gets twice the
     capacity of 1.0. Only valid with `shares_instances=True`."""
-    monthly_budget_usd: limits.UsdAMonth | None = None
+    monthly_budget_usd: limits.Usd | None = None
     """Monthly budget of the team in US dollars. At 80 %, alerts are sent. At 100 %, the team's waiting jobs are
-    cancelled and new ones refused until the month ends. By default, only the stage's budget applies."""
+    cancelled and new ones refused until the month ends. AWS counts what the tag `trainyard:team` is on, once it is
+    activated as a cost allocation tag. By default, only the stage's budget applies."""
+    max_usd_per_hour: limits.Usd | None = None
+    """Limit of what the team's instances cost an hour, as `Stage.max_usd_per_hour`. Not with `shares_instances=True`.
+    By default, only the stage's limit applies."""
     huggingface_token: bool = False
     """Create a secret for the team's Hugging Face token, which its jobs receive as HF_TOKEN. Jobs do not start until
     someone puts a token into the secret."""
@@ -208,6 +212,10 @@ class Stage:
     """12-digit account id. Defaults to the account of the credentials at deploy time."""
     region: limits.Region | None = None
     """AWS region. Defaults to the CDK CLI's region. EC2 has offered dl1.24xlarge only in us-east-1 and us-west-2."""
+    dedicated_account: bool = False
+    """Whether nothing but this stage costs money in `account`. Its `monthly_budget_usd` then counts everything in the
+    account, and needs no cost allocation tag. Do not set it for the account that pays for an organisation: its budget
+    would count all accounts."""
 
     bootstrap_qualifier: limits.Qualifier = "hnb659fds"
     """Qualifier of the CDK bootstrap that deploys the stacks (`cdk bootstrap --qualifier`). Default: the CDK's own."""
@@ -329,9 +337,14 @@ class Stage:
     """Days for which logs are kept, including the logs of jobs. CloudWatch accepts certain values only."""
 
     # Organisation
-    monthly_budget_usd: limits.UsdAMonth | None = None
+    monthly_budget_usd: limits.Usd | None = None
     """Monthly budget of the stage in US dollars. At 80 %, alerts are sent. At 100 %, no instance starts until the month
-    ends. By default, the stage has no budget."""
+    ends. AWS counts up to a day late and, without `dedicated_account`, only what the tag `trainyard:stage` is on, once
+    it is activated as a cost allocation tag. By default, the stage has no budget."""
+    max_usd_per_hour: limits.Usd | None = None
+    """Limit of what the stage's instances cost an hour at their recorded prices. They are counted every five minutes.
+    Above the limit, no instance starts until running jobs have ended and the cost is below it. By default, there is no
+    limit."""
     alerts: Alerts = Alerts()
     """Who is notified, and when."""
     deploy_from: GitHub | None = None
@@ -350,6 +363,12 @@ class Stage:
         """
         with_own_instances = [team for team in self.teams if not team.shares_instances]
         return (*([None] if len(with_own_instances) < len(self.teams) else []), *with_own_instances)
+
+    @property
+    def hourly_limits(self) -> dict[str | None, float]:
+        """Return the limits of what instances cost an hour, by team; None is the stage."""
+        limits = [(None, self.max_usd_per_hour), *((team.name, team.max_usd_per_hour) for team in self.teams)]
+        return {owner: usd for owner, usd in limits if usd is not None}
 
     @property
     def queue_count(self) -> int:

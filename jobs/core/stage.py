@@ -121,6 +121,10 @@ def budget_stop_parameter(team: str) -> str:
 STAGE_BUDGET_STOP = "stage-budget-stop"
 """Name of the parameter that exists while the budget of the whole stage is used up."""
 
+STAGE_HOURLY_STOP, HOURLY_STOPS = "stage-hourly-stop", "hourly-stop"
+"""Name of the parameter that exists while the stage's instances cost more an hour than its limit, and path of those of
+teams."""
+
 
 NEVER_JOINED = "never-joined"
 """Path of one parameter per compute environment whose instances booted but never joined their cluster.
@@ -169,6 +173,8 @@ class DeployedStage:
     """Teams with a used-up budget, with the values of their parameters."""
     never_joined: Mapping[str, str] = field(default_factory=dict)
     """Compute environments disabled because their instances never joined, with the values of their parameters."""
+    hourly_stops: frozenset[str] = frozenset()
+    """Teams whose instances cost more an hour than their limit; empty text for the stage. Nothing of theirs starts."""
     stage_stop: str | None = None
     """Value of the parameter for the stage's used-up budget. None while the budget lasts."""
     releases: Mapping[str, str] = field(default_factory=dict)
@@ -235,6 +241,9 @@ class DeployedStage:
             budget_stops={team: value for (team,), value in _below("budget-stop", values)},
             never_joined={name: value for (name,), value in _below(NEVER_JOINED, values)},
             stage_stop=values.get(STAGE_BUDGET_STOP),
+            hourly_stops=frozenset(
+                [*(team for (team,), _ in _below(HOURLY_STOPS, values)), *[""] * (STAGE_HOURLY_STOP in values)]
+            ),
             releases={root: value for (root,), value in _below("release", values)},
             image_tag=values.get(IMAGE_TAG),
             images={(image, release): value for (image, release), value in _below("image", values)},
@@ -279,6 +288,13 @@ class DeployedStage:
     def stage_budget_stop(self) -> BudgetStop | None:
         """Return the used-up budget that blocks new instances, or None. Raises ConfigurationError if it is invalid."""
         return None if self.stage_stop is None else self._stop(self.stage_stop, STAGE_BUDGET_STOP)
+
+    def hourly_stop(self, team: str) -> str | None:
+        """Return which hourly limit keeps the team's instances from starting, as a sentence, or None."""
+        for owner, name in (("", f"stage '{self.name}'"), (team, f"team '{team}'")):
+            if owner in self.hourly_stops:
+                return f"the instances of {name} cost more than its max_usd_per_hour"
+        return None
 
     def _stop(self, value: str, name: str) -> BudgetStop:
         try:

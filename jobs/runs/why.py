@@ -64,6 +64,8 @@ class Facts:
     """Why a compute environment's instances never joined, by environment, if that is known."""
     stop: BudgetStop | None = None
     """Set if the stage has used up its budget."""
+    hourly_stop: str | None = None
+    """Why no instance starts, if the stage or the queue's team has reached its hourly limit."""
 
 
 def is_waiting(job: Job) -> bool:
@@ -134,6 +136,7 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         teams={share_identifier(team): team for team in stage.teams},
         never_joined={name: _reason(value) for name, value in stage.never_joined.items()},
         stop=stage.stage_budget_stop,
+        hourly_stop=stage.hourly_stop(owner_of_queue(job.queue) or ""),
     )
 
 
@@ -207,6 +210,10 @@ def _environments(facts: Facts) -> Iterator[Finding]:
         if item["state"] != "ENABLED" and facts.stop is not None:
             text = f"they are switched off: the stage has used up its budget of {facts.stop.budget_usd:g} USD a month"
             next_step = f"wait until {facts.stop.until[:10]}, or ask for a higher monthly_budget_usd of the stage"
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        elif item["state"] != "ENABLED" and facts.hourly_stop is not None:
+            text = f"they are switched off: {facts.hourly_stop}"
+            next_step = "wait until running jobs end, or ask for a higher max_usd_per_hour"
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         elif item["state"] != "ENABLED" and (reason := facts.never_joined.get(item["computeEnvironmentName"])):
             text = f"they were switched off: {reason}"

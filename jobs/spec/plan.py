@@ -272,6 +272,8 @@ def _notes(
             f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
             f"{stop.until[:10]} or until the budget is raised"
         )
+    if limited := stage.hourly_stop(spec.team):
+        notes.append(f"{limited}: the job waits until running jobs end, or until the limit is raised")
     if wanted < row.processes and row.accelerators and not spec.kind.one_process:
         notes.append(
             f"uses {wanted} of the {row.accelerators} {row.card}s of a {row.name}; you pay for the whole instance"

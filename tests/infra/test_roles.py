@@ -166,6 +166,10 @@ SUBMISSIONS: list[Row] = [
     ("iam:TagRole", role_arn("trainyard-all-observability-x"), {**OURS, "aws:TagKeys": [STOP_TAG]}, NOBODY),
     ("iam:TagRole iam:AttachRolePolicy iam:PassRole", role_arn("admin"), {"aws:TagKeys": [STOP_TAG]}, NOBODY),
     ("ssm:PutParameter", f"{PARAMETER}/budget-stop/research", {}, BUDGETS),
+    ("ssm:PutParameter", f"{PARAMETER}/hourly-stop/product", {}, BUDGETS),
+    ("ssm:PutParameter", f"{PARAMETER}/hourly-limit/product", {}, NOBODY),
+    ("cloudwatch:DescribeAlarms", arn("cloudwatch", "alarm:trainyard-all-observability-x"), {}, BUDGETS),
+    ("cloudwatch:DescribeAlarms cloudwatch:SetAlarmState", arn("cloudwatch", "alarm:x"), {}, NOBODY),
     # Running jobs, waiting jobs, and workers of a sweep.
     ("batch:TerminateJob", JOB, RESEARCH, f"{PEOPLE} {MOVE}"),
     ("batch:TerminateJob", JOB, PRODUCT, f"{THEIR_PEOPLE} {MOVE}"),

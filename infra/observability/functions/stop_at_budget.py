@@ -1,17 +1,20 @@
-"""Stop new work of a stage or a team when its monthly budget is used up, and allow it again in the next month.
+"""Stop new work of a stage or a team when its monthly budget is used up or it spends too much an hour.
 
-A budget at 100 % publishes to its topic, which calls this function. Batch's service-linked role launches instances, and
-the IAM policies of AWS's budget actions do not reach it. So this function stops work:
+A budget at 100 %, and the alarm of an hourly limit, publish to a topic, which calls this function. Batch's
+service-linked role launches instances, and the IAM policies of AWS's budget actions do not reach it. So this function
+stops work:
 
 - Stage budget: disable the stage's compute environments. Running jobs continue, but nothing new starts.
 - Team budget: write the parameter that makes `trainyard submit` refuse, cancel the team's waiting jobs, and tag the
   team's member role, if there is one; with the tag, the role's own policy denies SubmitJob.
+- Hourly limit: disable the compute environments of the stage, or of the team, until the alarm is OK.
 
-A schedule calls it on the first of each month to undo this. Environments that were disabled before the stop stay
-disabled: by a person, or because their instances never joined. A deployment may enable a disabled compute environment;
-CloudFormation's event then calls this function, which disables it again.
+A schedule calls it on the first of each month to end the stops of budgets. The end of a stop leaves environments
+disabled that another stop covers, or that were disabled before: by a person, or because their instances never joined. A
+deployment may enable a disabled compute environment; CloudFormation's event then calls this function, which disables it
+again.
 
-Budgets, stops and member roles are separate SSM parameters, so their number is not limited.
+Budgets, limits, stops and member roles are separate SSM parameters, so their number is not limited.
 """
 
 import contextlib
@@ -26,13 +29,16 @@ from infra.observability.functions.batch_jobs import describe
 
 STAGE_BUDGET, STAGE_STOP = "stage-budget", "stage-budget-stop"
 TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role/"
-"""Parameters below the stage's path. The last three are prefixes, followed by a team's name.
+STAGE_LIMIT, STAGE_HOURLY_STOP = "stage-hourly-limit", "stage-hourly-stop"
+TEAM_LIMITS, TEAM_HOURLY_STOPS = "hourly-limit/", "hourly-stop/"
+"""Parameters below the stage's path. Those that end with a slash are prefixes, followed by a team's name.
 
-A budget is deployed as {"limit_usd": …, "topic": …}. This function writes the stop while the budget is used up.
+A budget is deployed as {"limit_usd": …, "topic": …}, an hourly limit as {"usd_per_hour": …, "alarm": …}. This function
+writes a stop while the budget is used up, or the alarm is raised.
 """
 
 DISABLED_BEFORE = "disabled_before"
-"""Key of a stage's stop: names of the compute environments that were disabled when it began, and stay disabled."""
+"""Key of a stop of environments: names of those that were disabled when it began, and stay disabled."""
 
 STOP_TAG = "trainyard:budget-stop"
 """Tag of a member role that may not submit jobs. The value is the time at which the stop ends."""
@@ -51,38 +57,49 @@ class Budget:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The stage's parameters, by name below its path."""
+    """The stage's compute environments as Batch describes them, by name, and its parameters, by name below its path."""
 
+    environments: dict[str, dict[str, Any]]
     values: dict[str, str]
+
+    def of(self, stage: str, teams: str) -> dict[str | None, dict[str, Any]]:
+        """Return the content of the parameter `stage`, under None, and of those that begin with `teams`, by team."""
+        names: dict[str | None, str] = {None: stage} if stage in self.values else {}
+        names |= {name.removeprefix(teams): name for name in self.values if name.startswith(teams)}
+        return {team: json.loads(self.values[name]) for team, name in names.items()}
 
     @property
     def budgets(self) -> list[Budget]:
-        teams = [name.removeprefix(TEAM_BUDGETS) for name in self.values if name.startswith(TEAM_BUDGETS)]
-        named = [(None, STAGE_BUDGET)] if STAGE_BUDGET in self.values else []
-        return [
-            Budget(team=team, **json.loads(self.values[name]))
-            for team, name in (*named, *((team, TEAM_BUDGETS + team) for team in teams))
-        ]
-
-    @property
-    def stopped(self) -> list[str | None]:
-        """Return the teams with a stop, including teams without a budget now. None is the stage."""
-        teams = [name.removeprefix(TEAM_STOPS) for name in self.values if name.startswith(TEAM_STOPS)]
-        return [*([None] if STAGE_STOP in self.values else []), *teams]
-
-    def stop(self, team: str | None) -> dict[str, Any] | None:
-        """Return the record of a stop, or None if the budget is not used up."""
-        value = self.values.get(stop_parameter(team))
-        return json.loads(value) if value else None
+        return [Budget(team=team, **value) for team, value in self.of(STAGE_BUDGET, TEAM_BUDGETS).items()]
 
     def member_role(self, team: str) -> str | None:
         """Return the name of the team's member role, or None if it has none."""
         arn = self.values.get(MEMBER_ROLES + team)
         return arn.rsplit("/", 1)[-1] if arn else None
 
+    def covered(self, team: str | None) -> set[str]:
+        """Return the names of the environments that a stop of `team` disables. None is the stage."""
+        return {name for name, each in self.environments.items() if team in (None, each["tags"].get("trainyard:team"))}
+
+    def disabled(self, team: str | None) -> set[str]:
+        return {name for name in self.covered(team) if self.environments[name]["state"] == "DISABLED"}
+
+    def other_stops(self, parameter: str) -> list[tuple[set[str], set[str]]]:
+        """Return what each other stop of environments than `parameter` covers, and what was disabled before it."""
+        stops = {hourly_stop_parameter(team): team for team in self.of(STAGE_HOURLY_STOP, TEAM_HOURLY_STOPS)}
+        return [
+            (self.covered(team), set(json.loads(self.values[name]).get(DISABLED_BEFORE, ())))
+            for name, team in {STAGE_STOP: None, **stops}.items()
+            if name in self.values and name != parameter
+        ]
+
 
 def stop_parameter(team: str | None) -> str:
     return STAGE_STOP if team is None else TEAM_STOPS + team
+
+
+def hourly_stop_parameter(team: str | None) -> str:
+    return STAGE_HOURLY_STOP if team is None else TEAM_HOURLY_STOPS + team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +119,10 @@ class Rules:
             topic=os.environ["TOPIC_ARN"],
             path=os.environ["PARAMETER_PATH"],
         )
+
+    def owner(self, team: str | None) -> str:
+        """Return the name of the stage or of a team, for messages."""
+        return f"Team {team} (stage {self.stage})" if team else f"Stage {self.stage}"
 
 
 def next_month(now: datetime) -> datetime:
@@ -141,34 +162,42 @@ class Account:
         self._ssm: Any = boto3.client("ssm")
         self._sns: Any = boto3.client("sns")
         self._iam: Any = boto3.client("iam")
+        self._cloudwatch: Any = boto3.client("cloudwatch")
 
     def alert(self, text: str) -> None:
         self._sns.publish(TopicArn=self._rules.topic, Message=text)
 
     def ledger(self) -> Ledger:
+        # Stops are recorded before they disable environments. So environments are read first: if another call has just
+        # disabled one, its record is found.
+        pages = self._batch.get_paginator("describe_compute_environments").paginate()
+        environments = {
+            each["computeEnvironmentName"]: each
+            for page in pages
+            for each in page["computeEnvironments"]
+            if each.get("tags", {}).get("trainyard:stage") == self._rules.stage
+        }
         path = self._rules.path
         pages = self._ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
-        return Ledger({item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]})
+        values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
+        return Ledger(environments, values)
 
-    def write(self, parameter: str, record: dict[str, Any]) -> None:
-        name = self._rules.path + parameter
-        self._ssm.put_parameter(Name=name, Value=json.dumps(record), Type="String", Overwrite=True)
+    def alarms(self, names: list[str]) -> dict[str, str]:
+        """Return the states of alarms by name: OK, ALARM or INSUFFICIENT_DATA."""
+        found = self._cloudwatch.describe_alarms(AlarmNames=names)["MetricAlarms"] if names else []
+        return {alarm["AlarmName"]: alarm["StateValue"] for alarm in found}
 
-    def delete(self, parameter: str) -> None:
+    def write(self, parameter: str, record: dict[str, Any], ledger: Ledger) -> None:
+        name, value = self._rules.path + parameter, json.dumps(record)
+        self._ssm.put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
+        ledger.values[parameter] = value
+
+    def delete(self, parameter: str, ledger: Ledger) -> None:
         with contextlib.suppress(self._ssm.exceptions.ParameterNotFound):
             self._ssm.delete_parameter(Name=self._rules.path + parameter)
+        del ledger.values[parameter]
 
-    def environments(self, state: str) -> set[str]:
-        """Return the names of the stage's compute environments in a state: ENABLED or DISABLED."""
-        pages = self._batch.get_paginator("describe_compute_environments").paginate()
-        return {
-            environment["computeEnvironmentName"]
-            for page in pages
-            for environment in page["computeEnvironments"]
-            if environment.get("tags", {}).get("trainyard:stage") == self._rules.stage and environment["state"] == state
-        }
-
-    def set_environments(self, names: Iterable[str], state: str) -> list[str]:
+    def set_environments(self, names: Iterable[str], state: str, ledger: Ledger) -> list[str]:
         """Enable or disable compute environments. Return those that Batch refuses to change, for example while a
         deployment replaces their instances.
         """
@@ -179,6 +208,8 @@ class Account:
             except self._batch.exceptions.ClientException as error:  # noqa: PERF203 - the others must still change
                 print(f"{name}: {error}")
                 refused.append(name)
+            else:
+                ledger.environments[name]["state"] = state
         return refused
 
     def _queues(self) -> list[str]:
@@ -212,14 +243,13 @@ class Account:
         self._iam.untag_role(RoleName=role, TagKeys=[STOP_TAG])
 
 
-def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
+def stop(budget: Budget, account: Account, ledger: Ledger, rules: Rules, now: datetime) -> None:
     """Stop new work on a used-up budget. Safe to repeat."""
-    ledger = account.ledger()
-    before = ledger.stop(budget.team)
+    before = ledger.of(STAGE_STOP, TEAM_STOPS).get(budget.team)
     record = stop_record(budget, now) if before is None or is_over(before, now) else before
     until = record["until"][:10]
     if budget.team is None:
-        disabled, refused = disable(account, before, record)
+        disabled, refused = disable(account, ledger, STAGE_STOP, None, record)
         account.alert(
             f"Stage {rules.stage} has used up its budget of {budget.limit_usd:g} USD: {disabled} compute environments "
             f"were disabled. Running jobs continue, but nothing new starts before {until}. Next, to continue earlier: "
@@ -227,7 +257,7 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
         )
         return
     if record is not before:
-        account.write(stop_parameter(budget.team), record)
+        account.write(stop_parameter(budget.team), record, ledger)
     cancelled = account.cancel_waiting(budget.team, cancel_reason(budget, record))
     role = ledger.member_role(budget.team)
     if role:
@@ -249,59 +279,99 @@ def still(refused: list[str], state: str) -> str:
     )
 
 
-def disable(account: Account, before: dict[str, Any] | None, record: dict[str, Any]) -> tuple[int, list[str]]:
-    """Disable the stage's compute environments, and write the record of the stop.
+def disable(
+    account: Account, ledger: Ledger, parameter: str, team: str | None, record: dict[str, Any]
+) -> tuple[int, list[str]]:
+    """Disable the compute environments of the stage or of a team, and write the record of the stop to `parameter`.
 
-    Return the number of disabled ones, and the names of those that Batch refuses to disable.
-
-    `before`: the record so far; None if there was no stop. The record keeps the names of environments that the stop did
-    not disable, which are few, because a parameter holds 4 KB and a stage has up to 50 environments.
+    Return the number of disabled ones, and the names of those that Batch refuses to disable. The record keeps the names
+    of environments that no stop disabled, which are few, because a parameter holds 4 KB and a stage has up to 50
+    environments.
     """
-    enabled, disabled = account.environments("ENABLED"), account.environments("DISABLED")
-    # A deployment may have enabled one of them since.
-    untouched = disabled if before is None else disabled & set(before.get(DISABLED_BEFORE, ()))
+    before = ledger.values.get(parameter)
+    disabled = ledger.disabled(team)
+    if before is None:
+        untouched = disabled.difference(*(covered - earlier for covered, earlier in ledger.other_stops(parameter)))
+    else:
+        # A deployment may have enabled one of them since.
+        untouched = disabled & set(json.loads(before).get(DISABLED_BEFORE, ()))
     updated = {**record, DISABLED_BEFORE: sorted(untouched)}
-    if updated != before:
-        account.write(STAGE_STOP, updated)
-    refused = account.set_environments(enabled, "DISABLED")
+    if before is None or updated != json.loads(before):
+        account.write(parameter, updated, ledger)
+    enabled = ledger.covered(team) - disabled
+    refused = account.set_environments(enabled, "DISABLED", ledger)
     return len(enabled) - len(refused), refused
 
 
-def review(account: Account, rules: Rules, now: datetime) -> None:
+def enable(account: Account, ledger: Ledger, parameter: str, team: str | None) -> list[str]:
+    """Enable what the stop in `parameter` disabled, unless another stop covers it. Return what Batch refuses."""
+    untouched = set(json.loads(ledger.values[parameter]).get(DISABLED_BEFORE, ()))
+    covered = untouched.union(*(covered for covered, _ in ledger.other_stops(parameter)))
+    return account.set_environments(ledger.disabled(team) - covered, "ENABLED", ledger)
+
+
+def review_budgets(account: Account, ledger: Ledger, rules: Rules, now: datetime) -> None:
     """End stops whose month is over or whose budget was raised or removed, and enforce the others again."""
-    ledger = account.ledger()
     limits = {budget.team: budget.limit_usd for budget in ledger.budgets}
-    for team in ledger.stopped:
-        record, limit, role = ledger.stop(team), limits.get(team), ledger.member_role(team) if team else None
-        if record and limit is not None and not is_over(record, now) and limit <= record["budget_usd"]:
+    for team, record in ledger.of(STAGE_STOP, TEAM_STOPS).items():
+        limit, role = limits.get(team), ledger.member_role(team) if team else None
+        if limit is not None and not is_over(record, now) and limit <= record["budget_usd"]:
             if team is None:
-                disable(account, record, record)
+                disable(account, ledger, STAGE_STOP, None, record)
             elif role:
                 account.deny(role, record["until"])
             continue
         if team is None:
-            untouched = (record or {}).get(DISABLED_BEFORE, ())
-            refused = account.set_environments(account.environments("DISABLED") - set(untouched), "ENABLED")
+            refused = enable(account, ledger, STAGE_STOP, None)
             if refused:  # keep the record, so that the next call enables them
                 account.alert(f"Stage {rules.stage} may start jobs again.{still(refused, 'disabled')}")
                 continue
         elif role:
             account.allow(role)
-        account.delete(stop_parameter(team))
-        who = f"Team {team} (stage {rules.stage})" if team else f"Stage {rules.stage}"
+        account.delete(stop_parameter(team), ledger)
         budget = "without a budget" if limit is None else f"with a budget of {limit:g} USD a month"
-        account.alert(f"{who} may start jobs again, {budget}.")
+        account.alert(f"{rules.owner(team)} may start jobs again, {budget}.")
+
+
+def review_limits(account: Account, ledger: Ledger, rules: Rules, now: datetime) -> None:
+    """Start, enforce again and end the stops of hourly limits.
+
+    The alarms' states decide, not their messages, which may arrive late and in another order.
+    """
+    limits = ledger.of(STAGE_LIMIT, TEAM_LIMITS)
+    stops = ledger.of(STAGE_HOURLY_STOP, TEAM_HOURLY_STOPS)
+    states = account.alarms([limit["alarm"] for limit in limits.values()])
+    for team in {**limits, **stops}:
+        limit, record, parameter = limits.get(team), stops.get(team), hourly_stop_parameter(team)
+        state = "OK" if limit is None else states.get(limit["alarm"])
+        if limit and state == "ALARM":
+            since = {"since": now.isoformat(timespec="seconds")}
+            disabled, refused = disable(account, ledger, parameter, team, record or since)
+            if record is None:
+                account.alert(
+                    f"{rules.owner(team)} spends more than its limit of {limit['usd_per_hour']:g} USD an hour: "
+                    f"{disabled} compute environments were disabled. Running jobs continue, and new ones start once "
+                    "the cost is below the limit. Next, to continue earlier: raise max_usd_per_hour in "
+                    f"infra/settings.py and deploy.{still(refused, 'enabled')}"
+                )
+        elif record is not None and state == "OK":
+            refused = enable(account, ledger, parameter, team)
+            if not refused:  # else keep the record, so that the next call enables them
+                account.delete(parameter, ledger)
+            account.alert(f"{rules.owner(team)}: the stop at the hourly limit has ended.{still(refused, 'disabled')}")
 
 
 def handler(event: dict[str, Any], _context: object) -> None:
-    """Handle an event of a budget (through SNS), of the monthly schedule, or of CloudFormation."""
+    """Handle an event of a budget or an alarm (through SNS), of the monthly schedule, or of CloudFormation."""
     rules = Rules.from_environment()
     account, now = Account(rules), datetime.now(timezone.utc)
-    if "Records" not in event:
-        review(account, rules, now)
-        return
-    topics = {record["Sns"]["TopicArn"] for record in event["Records"]}
-    # The budget may have been removed from the settings since it published.
-    for budget in account.ledger().budgets:
-        if budget.topic in topics:
-            stop(budget, account, rules, now)
+    ledger = account.ledger()
+    if "Records" in event:
+        topics = {record["Sns"]["TopicArn"] for record in event["Records"]}
+        # The budget may have been removed from the settings since it published.
+        for budget in ledger.budgets:
+            if budget.topic in topics:
+                stop(budget, account, ledger, rules, now)
+    else:
+        review_budgets(account, ledger, rules, now)
+    review_limits(account, ledger, rules, now)

@@ -25,6 +25,9 @@ RUN_TAG = "trainyard:run"
 NEVER_JOINED = "never-joined/"
 """Prefix of the parameters, below the stage's path, that record why this function disabled an environment."""
 
+SPEND = "SpendUsdPerHour"
+"""Metric: what running instances cost an hour, at their recorded prices."""
+
 MINUTES = 30
 LAUNCHES = 3
 
@@ -49,6 +52,8 @@ class Rules:
     """Log group of boot logs; stream names start with the instance id."""
     prices: Mapping[str, Mapping[str, float]]
     """Instance type -> capacity -> US dollars per hour."""
+    limited: tuple[str | None, ...] = ()
+    """Teams whose hourly cost is limited; None is the stage."""
 
     @classmethod
     def from_environment(cls) -> "Rules":
@@ -59,6 +64,7 @@ class Rules:
             path=os.environ["PARAMETER_PATH"],
             log_group=os.environ["LOG_GROUP"],
             prices=json.loads(os.environ["PRICES"]),
+            limited=tuple(json.loads(os.environ["LIMITED"])),
         )
 
 
@@ -74,6 +80,8 @@ class Instance:
     state: str
     launched: datetime
     joined: bool
+    team: str | None = None
+    """The team that has the instance for itself, or that a shared instance last worked for."""
     ended_by: str = ""
     """EC2's code for why the instance ended."""
 
@@ -88,6 +96,7 @@ class Instance:
             state=described["State"]["Name"],
             launched=described["LaunchTime"],
             joined=JOINED_TAG in tags or RUN_TAG in tags,
+            team=tags.get("trainyard:team"),
             ended_by=(described.get("StateReason") or {}).get("Code", ""),
         )
 
@@ -129,25 +138,28 @@ def explain(environment: str, culprits: list[Instance], rules: Rules) -> str:
 
 
 def metrics(instances: Iterable[Instance], rules: Rules) -> list[dict[str, Any]]:
-    """Return lines of CloudWatch's embedded metric format: running instances and their cost by type and capacity."""
+    """Return lines of CloudWatch's embedded metric format: running instances and their cost by type and capacity, and
+    the cost of each team with a limit and of the stage.
+    """
     running = [instance for instance in instances if instance.is_alive]
-    lines = []
+    found: list[tuple[str, str, dict[str, float]]] = []
     for name, prices in rules.prices.items():
         for capacity, usd in prices.items():
             nodes = sum(instance.type == name and instance.capacity == capacity for instance in running)
-            values = {"RunningNodes": nodes, "SpendUsdPerHour": round(nodes * usd, 4)}
-            directive = {
-                "Namespace": rules.namespace,
-                "Dimensions": [["Instances"]],
-                "Metrics": [{"Name": metric} for metric in values],
-            }
-            lines.append(
-                {
-                    "_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [directive]},
-                    "Instances": f"{name} {capacity}",
-                    **values,
-                }
-            )
+            found.append(("Instances", f"{name} {capacity}", {"RunningNodes": nodes, SPEND: round(nodes * usd, 4)}))
+    for team in rules.limited:
+        those = [instance for instance in running if team in (None, instance.team)]
+        usd = sum(rules.prices.get(instance.type, {}).get(instance.capacity, 0.0) for instance in those)
+        found.append(("Team" if team else "Stage", team or rules.stage, {SPEND: round(usd, 4)}))
+    lines = []
+    for dimension, value, values in found:
+        directive = {
+            "Namespace": rules.namespace,
+            "Dimensions": [[dimension]],
+            "Metrics": [{"Name": metric} for metric in values],
+        }
+        aws = {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [directive]}
+        lines.append({"_aws": aws, dimension: value, **values})
     return lines
 
 

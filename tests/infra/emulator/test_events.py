@@ -88,6 +88,22 @@ def test_events_of_clients_reach_queue_and_topic(aws: Emulator) -> None:
     assert messages(aws, from_topic, 1)[0]["Message"] == '"Hello you"'
 
 
+def test_an_alarm_notifies_its_topics_when_its_state_changes(aws: Emulator) -> None:
+    from_topic, queue_arn = queue_of(aws, "sns.amazonaws.com")
+    sns, cloudwatch, name = aws.client("sns"), aws.client("cloudwatch"), f"alarm-{uuid.uuid4().hex[:8]}"
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    statements = policy("cloudwatch.amazonaws.com", "sns:Publish", topic)
+    sns.set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=statements)
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn)
+    metric = {"Namespace": "x", "MetricName": "x", "Statistic": "Maximum", "Period": 300, "EvaluationPeriods": 1}
+    above = {"Threshold": 1, "ComparisonOperator": "GreaterThanThreshold"}
+    cloudwatch.put_metric_alarm(AlarmName=name, AlarmActions=[topic], OKActions=[topic], **metric, **above)
+    for state in ("ALARM", "ALARM", "INSUFFICIENT_DATA", "OK"):
+        cloudwatch.set_alarm_state(AlarmName=name, StateValue=state, StateReason="test")
+    states = [json.loads(found["Message"])["NewStateValue"] for found in messages(aws, from_topic, 2)]
+    assert states == ["ALARM", "OK"]
+
+
 def test_events_of_services_can_be_injected(aws: Emulator) -> None:
     (silent, silent_arn), (url, arn) = queue_of(aws), queue_of(aws)
     pattern = {"source": ["aws.ec2"], "detail": {"instance-action": ["terminate"]}}

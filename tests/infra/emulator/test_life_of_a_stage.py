@@ -7,6 +7,7 @@ compare the two.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ GROWN: dict[str, Any] = {
     "max_nodes": 3,
     "max_on_demand_nodes": 1,
     "monthly_budget_usd": 1000,
+    "max_usd_per_hour": 500,
     "teams": (*STAGES["dev"].teams, TEAM),
 }
 UPGRADED = {**GROWN, "instance_type": "p4d.24xlarge"}
@@ -114,13 +116,21 @@ def upgraded(account: Account, grown: Step) -> Step:
     return Step(before, after)
 
 
+def _has_states(account: Account, wanted: set[str]) -> bool | None:
+    return account.states() == wanted or None
+
+
 @pytest.fixture(scope="module")
 def stopped(account: Account, upgraded: Step) -> Step:
-    """The stage's budget is spent, as reported by AWS Budgets."""
+    """The alarm of the hourly limit comes and goes; then the stage's budget is spent, as reported by AWS Budgets."""
     assert account.states() == {"ENABLED"}
+    alarm = json.loads(upgraded.after.parameters["stage-hourly-limit"])["alarm"]
+    for state, wanted in (("ALARM", {"DISABLED"}), ("OK", {"ENABLED"})):
+        account.aws.client("cloudwatch").set_alarm_state(AlarmName=alarm, StateValue=state, StateReason="test")
+        until(partial(_has_states, account, wanted), f"the alarm is {state}")
     topic = json.loads(upgraded.after.parameters["stage-budget"])["topic"]
     account.aws.client("sns").publish(TopicArn=topic, Message="AWS Budget Notification")
-    until(lambda: account.states() == {"DISABLED"} or None, "the stage is stopped")
+    until(partial(_has_states, account, {"DISABLED"}), "the stage is stopped")
     return upgraded
 
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from infra.observability.functions.batch_jobs import queues_of
+from infra.observability.functions.watch_instances import SPEND, Rules, metrics
 from infra.stages import Team
 from infra.stages.checks import check
 from jobs.core.queues import team_queue_name
@@ -99,7 +100,8 @@ def test_many_teams_fit() -> None:
     # GIVEN the maximum number of queues, for teams with the longest names, each with a budget and a member role
     names = [f"{number:02}-".ljust(31, "t") for number in range(10)]
     members = ALL.teams[0].member_principals
-    teams = tuple(Team(name=name, monthly_budget_usd=100.0, member_principals=members) for name in names)
+    money: dict[str, Any] = {"monthly_budget_usd": 100.0, "max_usd_per_hour": 100.0}
+    teams = tuple(Team(name=name, member_principals=members, **money) for name in names)
     row = replace(ALL, name="test", teams=teams, max_multinode_nodes=0)
     check(row)
     templates = stacks_of(row)
@@ -140,6 +142,42 @@ def test_many_teams_fit() -> None:
     sources = [permission.get("SourceArn", "") for permission in all_of("AWS::Lambda::Permission")]
     [allowed] = [source for source in sources if source.startswith("arn:aws:sns:") and "*" in source]
     assert all(fnmatchcase(topic, allowed) for topic in subscribed)
+
+
+def test_a_dedicated_accounts_budget_needs_no_tag(variants: Templates) -> None:
+    def filters(stage: str) -> list[Any]:
+        found = resources(variants[f"{stage}/observability"], "AWS::Budgets::Budget").values()
+        return [budget["Budget"].get("FilterExpression") for budget in found]
+
+    assert filters("closed") == [None]
+    assert len(filters("all")) == 3
+    assert None not in filters("all")
+
+
+def test_alarms_of_hourly_limits_watch_emitted_metrics(reviewed: Templates) -> None:
+    # GIVEN what the function that counts instances is told to emit
+    functions = resources(reviewed["observability"], "AWS::Lambda::Function").values()
+    (watch,) = (each["Environment"]["Variables"] for each in functions if each["Handler"] == "watch_instances.handler")
+    rules = Rules(
+        stage=watch["STAGE"],
+        topic="",
+        namespace=watch["METRIC_NAMESPACE"],
+        path="",
+        log_group="",
+        prices={},
+        limited=tuple(json.loads(watch["LIMITED"])),
+    )
+    lines = [{key: value for key, value in line.items() if key != "_aws"} for line in metrics([], rules)]
+    # THEN each limit has an alarm on one of these metrics, which keeps its state while the metric is missing
+    found = [
+        alarm
+        for alarm in resources(reviewed["observability"], "AWS::CloudWatch::Alarm").values()
+        if alarm.get("MetricName") == SPEND
+    ]
+    watched = [{each["Name"]: each["Value"] for each in alarm["Dimensions"]} for alarm in found]
+    assert [{**each, SPEND: 0} for each in watched] == lines
+    assert {alarm["Namespace"] for alarm in found} == {rules.namespace}
+    assert [(alarm["Threshold"], alarm["TreatMissingData"]) for alarm in found] == [(200, "ignore"), (100, "ignore")]
 
 
 def _size(value: object) -> int:

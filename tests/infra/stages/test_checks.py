@@ -73,6 +73,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("nat_gateways", -1, 1, 1, 2),  # DL1 is in one zone of the region
         ("spot_wait_hours", 0.1, 1 / 6, 24.0, 24.1),
         ("monthly_budget_usd", 0.0, 0.01, 1e9, float("inf")),
+        ("max_usd_per_hour", 3.92, 3.93, 1e9, float("inf")),
     ],
 )
 def test_numbers_have_limits(field: str, below: float, low: float, high: float, above: float) -> None:
@@ -188,6 +189,14 @@ def test_values_of_the_wrong_type_are_refused(row: dict[str, Any], message: str)
         ((Team(name="a"), Team(name="a")), "team 'a': two teams have this name"),
         ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be at least 0.01, not -5"),
         (
+            (Team(name="a", max_usd_per_hour=3),),
+            "team 'a': max_usd_per_hour: must be at least 3.93, the price of one dl1",
+        ),
+        (
+            (Team(name="a", max_usd_per_hour=30, shares_instances=True),),
+            "team 'a': max_usd_per_hour: its instances also run other teams' jobs",
+        ),
+        (
             (Team(name="a", member_principals=("arn:aws:iam::123456789012:root",)),),
             "team 'a': member_principals: must be ARNs of IAM users or roles, not 'arn:aws:iam::123456789012:root'",
         ),
@@ -300,6 +309,14 @@ def test_a_reservation_in_one_zone_needs_that_zone(
 def test_an_ami_is_not_built_behind_a_proxy() -> None:
     message = refusal(proxy=Proxy(url="http://proxy:3128"))
     assert message.startswith("machine_image: building the AMI of 'dl1-24xlarge-1-21-0' would not use the proxy")
+
+
+def test_a_dedicated_account_has_an_id_and_no_other_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(dedicated_account=True) == "dedicated_account: also set 'account'"
+    own: dict[str, Any] = {"dedicated_account": True, "account": "123456789012"}
+    check(Stage(name="test", teams=TEAMS, **own))
+    monkeypatch.setitem(STAGES, "lab", Stage(name="lab", teams=TEAMS, account="123456789012"))
+    assert refusal(**own).startswith("dedicated_account: stage 'lab' has the same account")
 
 
 def test_a_stage_with_more_queues_than_batch_allows_is_refused() -> None:

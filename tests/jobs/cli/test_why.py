@@ -124,6 +124,8 @@ def test_a_job_waits_if_its_instances_are_switched_off(
         stopped = instances(replace(stage, stage_stop=json.dumps(stop)))
         assert stopped.text == "they are switched off: the stage has used up its budget of 500 USD a month"
         assert stopped.next_step == "wait until 2026-12-01, or ask for a higher monthly_budget_usd of the stage"
+        limited = instances(replace(stage, hourly_stops=frozenset({""})))
+        assert limited.text == "they are switched off: the instances of stage 'dev' cost more than its max_usd_per_hour"
         # AND the command prints a table or JSON
         shown = aws_trainyard("why", job.run_id)
         assert (shown.returncode, shown.stderr.split(" in ")[0]) == (0, f"{job.run_id} is RUNNABLE")

@@ -364,6 +364,13 @@ def test_budget_stop_ends_with_its_month(until: str) -> None:
         "raised"
     )
     assert plan(spec(), waiting, run_id="reviews-20261201-000000-00ab").notes == ()
+    # So does a limit of what instances cost an hour.
+    [note] = plan(spec(), replace(STAGE, hourly_stops=frozenset({"research"})), run_id=RUN_ID).notes
+    assert note == (
+        "the instances of team 'research' cost more than its max_usd_per_hour: the job waits until running jobs end, "
+        "or until the limit is raised"
+    )
+    assert plan(spec(), replace(STAGE, hourly_stops=frozenset({"product"})), run_id=RUN_ID).notes == ()
 
 
 @pytest.mark.parametrize("value", ["", "[1]", '{"budget_usd": 5, "until": "soon"}'])

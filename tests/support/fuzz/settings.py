@@ -52,6 +52,7 @@ _PLAUSIBLE: dict[str, Sequence[Any]] = {
     "root_volume_gib": (99, 100, 16_384, 16_385),
     "log_retention_days": (1, 2, 90, 3653),
     "monthly_budget_usd": (None, 1e-9, 5e-324, 1, 1e9, 1e9 + 1, float("nan"), float("inf"), -1.0),
+    "max_usd_per_hour": (None, 3.0, 3.93, 1e9, 1e9 + 1, float("nan")),
     "permissions_boundary": ("organisation-boundary", "arn:aws:iam::aws:policy/x", "a b", ""),
     "vpc": (None, EXISTING_VPC.vpc),
     "deploy_from": (

@@ -18,7 +18,13 @@ ALL = Stage(
             secret_variables=("WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
             member_principals=_PEOPLE,
         ),
-        Team(name="product", monthly_budget_usd=5_000, huggingface_token=True, member_principals=_PEOPLE),
+        Team(
+            name="product",
+            monthly_budget_usd=5_000,
+            max_usd_per_hour=100,
+            huggingface_token=True,
+            member_principals=_PEOPLE,
+        ),
     ),
     account="123456789012",
     region="us-east-1",
@@ -37,6 +43,7 @@ ALL = Stage(
     own_kms_key=True,
     fsx_gib=1_200,
     monthly_budget_usd=30_000,
+    max_usd_per_hour=200,
     alerts=_ALERTS,
     deploy_from=_CI,
     termination_protection=True,
@@ -69,8 +76,12 @@ NO_NAT = Stage(
     vpc_cidr="172.20.0.0/16",
     proxy=Proxy(url="http://proxy.example.com:3128", bypass=(".example.com",)),
     bootstrap_qualifier="closed1",
+    account="123456789012",
+    dedicated_account=True,
+    monthly_budget_usd=1_000,
 )
-"""No NAT, so jobs reach only AWS and what a proxy admits; with an organisation's address range and bootstrap."""
+"""No NAT, so jobs reach only AWS and what a proxy admits; with an organisation's address range and bootstrap, and a
+budget of its account."""
 
 CUDA = tuple(
     Stage(

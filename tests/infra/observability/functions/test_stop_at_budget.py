@@ -13,14 +13,17 @@ from infra.observability.functions import stop_at_budget
 from infra.observability.functions.stop_at_budget import (
     MEMBER_ROLES,
     STAGE_BUDGET,
+    STAGE_HOURLY_STOP,
+    STAGE_LIMIT,
     STAGE_STOP,
     STOP_TAG,
     TEAM_BUDGETS,
+    TEAM_LIMITS,
     handler,
     next_month,
     stop_parameter,
 )
-from jobs.core.stage import budget_stop_parameter, job_definition_parameter, member_role_parameter
+from jobs.core.stage import DeployedStage, budget_stop_parameter, job_definition_parameter, member_role_parameter
 from tests.infra.observability.functions.conftest import Inbox, World
 
 STAGE_TOPIC = "arn:aws:sns:us-east-1:123456789012:stage"
@@ -63,6 +66,28 @@ class StoppedStage:
         }.items():
             ssm.put_parameter(Name=self.path(name), Value=value, Type="String", Overwrite=True)
         handler(DEPLOYED, None)
+
+    def limit(self, alarm: str, team: str | None = None, usd: float = 60) -> Callable[[str], None]:
+        """Deploy an hourly limit with an alarm. Return a function that sets the alarm's state and calls the handler."""
+        name, cloudwatch = f"{self.name}-{alarm}", self.world.aws.client("cloudwatch")
+        metric = {"Namespace": "x", "MetricName": "x", "Statistic": "Maximum", "Period": 300, "EvaluationPeriods": 1}
+        above = {"Threshold": usd, "ComparisonOperator": "GreaterThanThreshold"}
+        cloudwatch.put_metric_alarm(AlarmName=name, **metric, **above)
+        self.world.aws.client("ssm").put_parameter(
+            Name=self.path(TEAM_LIMITS + team if team else STAGE_LIMIT),
+            Value=json.dumps({"usd_per_hour": usd, "alarm": name}),
+            Type="String",
+        )
+
+        def becomes(state: str) -> None:
+            cloudwatch.set_alarm_state(AlarmName=name, StateValue=state, StateReason="test")
+            handler(used_up("arn:aws:sns:us-east-1:123456789012:alarms"), None)
+
+        return becomes
+
+    def switch(self, environment: dict[str, Any], state: str) -> None:
+        batch = self.world.batch
+        batch.update_compute_environment(computeEnvironment=environment["computeEnvironmentName"], state=state)
 
     def path(self, name: str) -> str:
         return f"/trainyard/{self.name}/{name}"
@@ -140,14 +165,11 @@ def test_a_stage_over_budget_only_continues_running_jobs(world: World, stage: St
 
 
 def test_the_end_of_a_stop_enables_only_what_the_stop_disabled(
-    world: World, stage: StoppedStage, month_passes: Callable[[], None]
+    stage: StoppedStage, month_passes: Callable[[], None]
 ) -> None:
-    def set_state(environment: dict[str, Any], state: str) -> None:
-        world.batch.update_compute_environment(computeEnvironment=environment["computeEnvironmentName"], state=state)
-
     # GIVEN an environment that a person, or watch_instances, has disabled
     broken, _ = stage.environments
-    set_state(broken, "DISABLED")
+    stage.switch(broken, "DISABLED")
     # WHEN the stage's budget is used up, and a repeated notification and a deployment confirm the stop
     handler(used_up(STAGE_TOPIC), None)
     handler(used_up(STAGE_TOPIC), None)
@@ -159,10 +181,75 @@ def test_the_end_of_a_stop_enables_only_what_the_stop_disabled(
     assert [item["state"] for item in stage.environments] == ["DISABLED", "ENABLED"]
     # BUT if a deployment enables the environment during a stop, the end of the stop enables it too
     handler(used_up(STAGE_TOPIC), None)
-    set_state(broken, "ENABLED")
+    stage.switch(broken, "ENABLED")
     handler(MONTHLY, None)
     assert stage.states == {"DISABLED"}
     stage.deploy(stage=2000, team=100)
+    assert stage.states == {"ENABLED"}
+
+
+def test_an_hourly_limit_stops_until_its_alarm_is_ok(stage: StoppedStage, inbox: Inbox) -> None:
+    # GIVEN an environment that a person, or watch_instances, has disabled
+    broken, _ = stage.environments
+    stage.switch(broken, "DISABLED")
+    alarm = stage.limit("spend")
+    # WHEN the alarm is raised, and a deployment enables an environment in the meantime
+    alarm("ALARM")
+    assert stage.states == {"DISABLED"}
+    assert set(stage.record(STAGE_HOURLY_STOP) or {}) == {"since", "disabled_before"}
+    stage.switch(stage.environments[1], "ENABLED")
+    stage.deploy(stage=1000)
+    assert stage.states == {"DISABLED"}
+    # THEN the stop lasts while the cost is unknown, and its end enables the other environment only
+    alarm("INSUFFICIENT_DATA")
+    assert stage.states == {"DISABLED"}
+    alarm("OK")
+    assert [item["state"] for item in stage.environments] == ["DISABLED", "ENABLED"]
+    assert stage.record(STAGE_HOURLY_STOP) is None
+    begin, end = inbox.read()
+    assert begin.startswith(f"Stage {stage.name} spends more than its limit of 60 USD an hour: 1 compute environments")
+    assert end == f"Stage {stage.name}: the stop at the hourly limit has ended."
+    # A limit that is removed during a stop ends it
+    alarm("ALARM")
+    stage.world.aws.client("ssm").delete_parameter(Name=stage.path(STAGE_LIMIT))
+    stage.deploy(stage=1000)
+    assert [item["state"] for item in stage.environments] == ["DISABLED", "ENABLED"]
+
+
+@pytest.mark.parametrize("first", ["budget", "limit"])
+def test_the_end_of_a_stop_leaves_what_another_stop_covers(stage: StoppedStage, first: str) -> None:
+    # GIVEN a team's environment, and one that a person has disabled
+    theirs, broken = stage.environments
+    stage.world.batch.tag_resource(resourceArn=theirs["computeEnvironmentArn"], tags={"trainyard:team": "research"})
+    stage.switch(broken, "DISABLED")
+    alarm = stage.limit("team", "research")
+    begin = {"budget": lambda: handler(used_up(STAGE_TOPIC), None), "limit": lambda: alarm("ALARM")}
+    end = {"budget": lambda: stage.deploy(stage=2000), "limit": lambda: alarm("OK")}
+    # WHEN two stops cover the environment, THEN only the end of the second enables it, in either order
+    for order in (("budget", "limit"), ("limit", "budget")):
+        stage.deploy(stage=1000)
+        begin[first]()
+        begin["limit" if first == "budget" else "budget"]()
+        assert stage.states == {"DISABLED"}
+        end[order[0]]()
+        assert stage.states == {"DISABLED"}
+        end[order[1]]()
+        assert [item["state"] for item in stage.environments] == ["ENABLED", "DISABLED"]
+
+
+def test_a_teams_hourly_limit_stops_only_its_environments(stage: StoppedStage) -> None:
+    theirs, _ = stage.environments
+    stage.world.batch.tag_resource(resourceArn=theirs["computeEnvironmentArn"], tags={"trainyard:team": "research"})
+    alarm = stage.limit("team", "research")
+    alarm("ALARM")
+    assert [item["state"] for item in stage.environments] == ["DISABLED", "ENABLED"]
+    deployed = {"bucket/data": "d", "bucket/run": "r", "log-group": "l", "instance-type": "dl1.24xlarge"}
+    values = {**deployed, "cpu-instance-type": "m6i.4xlarge", "hourly-stop/research": "{}"}
+    assert stage.record("hourly-stop/research")
+    reader = DeployedStage.from_parameters("dev", values)
+    assert reader.hourly_stop("research") == "the instances of team 'research' cost more than its max_usd_per_hour"
+    assert reader.hourly_stop("product") is None
+    alarm("OK")
     assert stage.states == {"ENABLED"}
 
 

@@ -94,6 +94,15 @@ def test_running_instances_are_counted_and_priced_even_when_idle() -> None:
     assert (directive["Namespace"], directive["Dimensions"]) == ("trainyard/test", [["Instances"]])
 
 
+def test_the_cost_of_a_limited_team_and_stage_is_added_up() -> None:
+    running = [aged(9, team="vision"), aged(9, team="speech"), aged(9, team="vision", type="p9.large"), gone(5)]
+    *_, stage, vision, idle = metrics(running, replace(RULES, limited=(None, "vision", "audio")))
+    assert (stage["Stage"], stage["SpendUsdPerHour"], "RunningNodes" in stage) == ("test", 8.0, False)
+    assert (vision["Team"], vision["SpendUsdPerHour"]) == ("vision", 4.0)
+    assert (idle["Team"], idle["SpendUsdPerHour"]) == ("audio", 0)
+    assert stage["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [["Stage"]]
+
+
 @pytest.fixture
 def stage(emulator: Emulator, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a new stage."""
@@ -105,6 +114,7 @@ def stage(emulator: Emulator, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> 
         "PARAMETER_PATH": f"/trainyard/{name}/",
         "LOG_GROUP": "boot-logs",
         "PRICES": json.dumps({"m5.large": {"on-demand": 2.0}}),
+        "LIMITED": "[]",
     }.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(watch_instances, "MINUTES", 0)  # every instance that has not joined is overdue
