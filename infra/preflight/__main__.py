@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra.preflight import capacity, network, prerequisites
+from infra.preflight import billing, capacity, network, prerequisites
 from infra.preflight.account import Account, Finding, run_check
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
@@ -36,6 +36,7 @@ _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] =
     (prerequisites.BOUNDARY, prerequisites.permissions_boundary),
     (prerequisites.OIDC, prerequisites.oidc_provider),
     (prerequisites.SUBJECT, prerequisites.oidc_subject),
+    (billing.TAGS, billing.cost_allocation_tags),
 )
 """Name of each check, and the function that runs it."""
 

@@ -50,7 +50,7 @@ def steps(context: Context) -> tuple[Step, Step, Step]:
 
 def _preflight(context: Context) -> Evidence:
     """Check the account. Raises ConfigurationError for a problem that the deployment does not solve by itself."""
-    found = _findings(context)
+    found = findings(context)
     verdicts = [each["verdict"] for each in found]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("ok", "unknown", "problem"))
     if context.aws.emulated:
@@ -66,7 +66,7 @@ def _preflight(context: Context) -> Evidence:
     return Evidence(claim="account", outcome=outcome, text=f"python -m infra.preflight: {counts}")
 
 
-def _findings(context: Context) -> list[Any]:
+def findings(context: Context) -> list[Any]:
     """Return the findings of the preflight, which runs once per command."""
     arguments, with_problems = ("preflight", "--stage", context.stage), (0, ConfigurationError.exit_code)
     context.findings = context.findings or infra(
@@ -102,7 +102,7 @@ def _deploy(context: Context, ids: Ids) -> list[Evidence]:
         text = "the stage existed before, and --keep leaves it unchanged"
         return [Evidence(claim=name, outcome=NOT_PROVEN, text=text) for name in ("templates", "images")]
     ids["ours"] = "yes"
-    for finding in _findings(context):
+    for finding in findings(context):
         if _is_bootstrap(finding) and finding["verdict"] == "problem":
             context.say(f"  {finding['next_step']}")
             context.program(shlex.split(finding["next_step"]), log="bootstrap")

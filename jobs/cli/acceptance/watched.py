@@ -6,6 +6,7 @@ from typing import Any
 
 from jobs.aws.errors import error_code
 from jobs.cli.acceptance.context import Context
+from jobs.cli.acceptance.deployment import findings
 from jobs.cli.acceptance.runner import Step
 from jobs.cli.costs import read_receipts
 from jobs.core.acceptance import NOT_PROVEN, PROVEN, WATCHED, Evidence
@@ -23,6 +24,9 @@ BILL_LATE_DAYS = 1
 
 BILL_TOLERANCE = 0.25
 """Fraction of the bill by which the receipts may differ: they leave out the boot and the idle time of instances."""
+
+COST_TAGS = "cost allocation tags"
+"""Name of a check of the preflight (infra/preflight/billing.py)."""
 
 _ON_RECORD = "the emulator only records these: it measures nothing and sends no notification"
 _UNTAGGED = "the bill has no tagged run yet: tags have to be activated, and the bill is a day late"
@@ -44,12 +48,13 @@ def _watched(context: Context) -> list[Evidence]:
         created.setdefault(resource["ResourceType"], []).append(resource.get("PhysicalResourceId", ""))
     now = datetime.now(timezone.utc)
     days = bill_days(now)
+    tags = [found for found in findings(context) if found["check"] == COST_TAGS and found["verdict"] != "ok"]
     bill = "there is no bill" if context.aws.emulated else billed_by_run(context, days)
     receipts: list[Receipt] = []
     if not context.aws.emulated:
         stage = batch.read_stage(context.aws, context.stage)
         receipts, _ = read_receipts(context.aws, storage.stored_runs(context.aws, stage))
-    return [_alerts(context, created), _budgets(context, created, bill), compared(receipts, bill, days)]
+    return [_alerts(context, created), _budgets(context, created, bill, tags), compared(receipts, bill, days)]
 
 
 def _alerts(context: Context, created: Mapping[str, list[str]]) -> Evidence:
@@ -89,11 +94,15 @@ def _listeners(context: Context, topics: set[str]) -> int:
         if ":sns:" in topic
         for page in pages.paginate(TopicArn=topic)
         for each in page["Subscriptions"]
+        if each["Protocol"] != "lambda"
     ]
     return sum(arn.startswith("arn:") for arn in found)
 
 
-def _budgets(context: Context, created: Mapping[str, list[str]], bill: Bill) -> Evidence:
+def _budgets(
+    context: Context, created: Mapping[str, list[str]], bill: Bill, tags: Sequence[Mapping[str, str]]
+) -> Evidence:
+    """`tags`: what the preflight found about cost allocation tags that may be inactive."""
     names, budgets = set(created.get("AWS::Budgets::Budget", [])), list[Any]()
     if names:
         pages = context.aws.client("budgets").get_paginator("describe_budgets").paginate(AccountId=context.aws.account)
@@ -102,11 +111,12 @@ def _budgets(context: Context, created: Mapping[str, list[str]], bill: Bill) -> 
         raise TrainyardError(f"{len(budgets)} of {len(names)} budgets exist")
     limits = ", ".join(f"{each['BudgetLimit']['Amount']} {each['BudgetLimit']['Unit']}" for each in budgets)
     what = bill if isinstance(bill, str) else f"the bill has {sum(bill.values()):.2f} USD for the stage's instances"
-    text = f"budgets: {limits or 'the settings have none'}; {what}"
+    unsure = "".join(f"; {found['text']}. Next: {found['next_step']}" for found in tags)
+    text = f"budgets: {limits or 'the settings have none'}; {what}{unsure}"
     if context.aws.emulated:
         text += f"; {_ON_RECORD}"
     ids = {f"budget {number}": each["BudgetName"] for number, each in enumerate(budgets, start=1)}
-    proven = bool(budgets) and not isinstance(bill, str)
+    proven = bool(budgets) and not isinstance(bill, str) and not tags
     return Evidence(claim="bill", outcome=PROVEN if proven else NOT_PROVEN, text=text, ids=ids)
 
 

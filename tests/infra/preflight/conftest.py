@@ -54,7 +54,8 @@ def findings(
     check: Callable[[Account, Stage], Iterator[Finding]], answers: dict[str, Any], **settings: Any
 ) -> list[Finding]:
     """Return the findings of a check for a stage with the given settings."""
-    clients = {name: Answers(answers, _meta(name)) for name in ("ec2", "batch", "iam", "kms", "ssm", "service-quotas")}
+    services = ("ec2", "batch", "iam", "kms", "ssm", "service-quotas", "ce")
+    clients = {name: Answers(answers, _meta(name)) for name in services}
     account = Account(id=ACCOUNT, partition="aws", region=REGION, session=boto3.Session(), _clients=clients)
     stage = stage_of(**settings)
     return run_check(account, "check", lambda: check(account, stage))

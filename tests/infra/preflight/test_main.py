@@ -22,7 +22,7 @@ CHECKS = {
         "OIDC provider",
         "OIDC subject",
     ),
-    "EBS key",
+    *("EBS key", "cost allocation tags"),
 }
 
 
@@ -83,6 +83,10 @@ def test_scripts_read_json_and_a_ready_account_exits_with_0(
     for row_ in rows:
         # Findings that are not ok have a next step.
         assert bool(row_["next_step"]) == (row_["verdict"] != "ok"), row_
+    # Budgets count by a tag, of which the emulator's account has no bill.
+    assert preflight("-o", "json", **row, monthly_budget_usd=100.0) == 3
+    (tags,) = (one for one in json.loads(capsys.readouterr().out) if one["check"] == "cost allocation tags")
+    assert (tags["verdict"], tags["text"].split(",")[0]) == ("unknown", "AWS does not know trainyard:stage yet")
     # WHEN the account is bootstrapped, with Spot's role and quotas, which the emulator lacks
     ssm = empty_aws.session.client("ssm", endpoint_url=empty_aws.endpoint, region_name="us-east-2")
     ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Type="String", Value="30")

@@ -4,6 +4,7 @@ import json
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -12,12 +13,12 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from jobs.aws.connection import Aws
-from jobs.cli.acceptance import reclaim
+from jobs.cli.acceptance import reclaim, watched
 from jobs.cli.acceptance.command import steps_of
 from jobs.cli.acceptance.context import program
 from jobs.cli.acceptance.runner import LimitReachedError
 from jobs.cli.acceptance.watched import bill_days, billed_by_run, compared
-from jobs.core.acceptance import CLAIMS, STEPS, Evidence, StepRecord, claim_outcomes
+from jobs.core.acceptance import CLAIMS, NOT_PROVEN, PROVEN, STEPS, Evidence, StepRecord, claim_outcomes
 from jobs.core.errors import TrainyardError
 from jobs.report.acceptance import acceptance_page
 from tests.jobs.cli.acceptance.test_runner import NEW
@@ -87,6 +88,18 @@ def queue(stubs: dict[str, Stubber], *states: dict[str, str]) -> None:
         ended = {"experiment": {"id": f"EXP{number}", "state": state}}
         stubs["fis"].add_response("start_experiment", begun)
         stubs["fis"].add_response("get_experiment", ended, {"id": f"EXP{number}"})
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_bill_without_active_tags_is_not_proven(*, active: bool) -> None:
+    budget = {"BudgetName": "monthly", "BudgetLimit": {"Amount": "500", "Unit": "USD"}}
+    pages = SimpleNamespace(paginate=lambda **_: [{"Budgets": [budget]}])
+    client = SimpleNamespace(get_paginator=lambda _: pages)
+    context: Any = SimpleNamespace(aws=SimpleNamespace(client=lambda _: client, account="1", emulated=False))
+    tags = [] if active else [{"text": "trainyard:stage is not active", "next_step": "aws ce …"}]
+    found = watched._budgets(context, {"AWS::Budgets::Budget": ["monthly"]}, {"run": 3.0}, tags)
+    assert found.outcome == (PROVEN if active else NOT_PROVEN)
+    assert found.text.endswith("" if active else "; trainyard:stage is not active. Next: aws ce …")
 
 
 def test_an_instance_is_interrupted_and_everything_is_deleted(stubs: dict[str, Stubber]) -> None:
