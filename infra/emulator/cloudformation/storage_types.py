@@ -1,13 +1,14 @@
 """Declare the types of buckets, secrets, keys, parameters, repositories and file systems."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3.cloud_formation import cfn_to_api_encryption
 from moto.s3.exceptions import BucketNotEmpty
 from moto.s3.models import FakeBucket, FakeDeleteMarker, S3Backend, s3_backends
+from moto.ssm.models import ParameterDict
 
 from infra.emulator.cloudformation.api import Api, Properties, PropertyError
 from infra.emulator.cloudformation.resource_type import (
@@ -24,9 +25,15 @@ _list_objects_of_moto = S3Backend.list_objects
 
 
 def install() -> None:
-    """Ignore conditions of bucket policies, and leave deleted folders out of listings."""
+    """Ignore conditions of bucket policies, and list neither deleted folders nor deleted parameters."""
     FakeBucket.get_permission = _get_permission
     S3Backend.list_objects = _list_objects
+    ParameterDict.__iter__ = _parameter_names
+
+
+def _parameter_names(parameters: dict[str, Any]) -> Iterator[str]:
+    """Yield names while other threads add and delete parameters, for which moto's GetParametersByPath fails."""
+    return (name for name in tuple(parameters.keys()) if dict.__contains__(parameters, name))
 
 
 def _get_permission(bucket: Any, action: str, resource: str) -> Any:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from infra.emulator.cloudformation import storage_types
 from infra.emulator.cloudformation.resources import replacing_properties
 
 ENVIRONMENT = "AWS::Batch::ComputeEnvironment"
@@ -30,3 +31,12 @@ def test_properties_that_replace_a_resource(
     kind: str, old: dict[str, Any], new: dict[str, Any], replaced: list[str]
 ) -> None:
     assert replacing_properties(kind, old, new) == replaced
+
+
+def test_parameters_may_change_while_they_are_listed() -> None:
+    parameters = dict.fromkeys(("/a/1", "/a/2", "/a/3"))
+    names = storage_types._parameter_names(parameters)
+    assert next(names) == "/a/1"
+    del parameters["/a/2"]
+    parameters["/a/4"] = None
+    assert list(names) == ["/a/3"]
