@@ -83,10 +83,10 @@ def _run(steps: "Steps") -> Path:
     from jobs.aws.connection import Aws
     from jobs.cli import demo_data
     from jobs.cli.report import REPORT, write_fetched
-    from jobs.cli.spec_file import read_spec
     from jobs.cli.submit import submit_specs
     from jobs.runs import storage
     from jobs.runs.batch import read_stage
+    from jobs.runs.spec_file import read_spec
 
     aws, path = Aws(), demo_data.SPEC
     with steps.step("upload real data and pretrained weights to the data bucket"):

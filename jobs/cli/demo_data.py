@@ -19,10 +19,10 @@ from pathlib import Path
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import READY_SPECS
 from jobs.core.errors import ConfigurationError
 from jobs.core.locations import DATA, S3Location
 from jobs.core.stage import DeployedStage
+from jobs.runs.spec_file import READY_SPECS
 from jobs.spec.spec import JobSpec
 
 SPEC = READY_SPECS / "finetune-reviews.yaml"

@@ -43,11 +43,11 @@ def estimate(
     import dataclasses
 
     from jobs.cli import tables
-    from jobs.cli.spec_file import read_specs
     from jobs.core.errors import NotFoundError, UsageError
     from jobs.core.words import counted
     from jobs.money.estimate import model_name
     from jobs.runs.batch import read_stage, room_of
+    from jobs.runs.spec_file import read_specs
     from jobs.spec.kinds.finetune_classification import FinetuneClassification
     from jobs.spec.kinds.pretrain_mlm import PretrainMlm
     from jobs.spec.placement import place

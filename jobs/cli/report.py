@@ -96,7 +96,7 @@ def _html(recorded: "RecordedRun", *, live: bool = False) -> str:
 
 def ready_spec(run: "RecordedRun") -> "JobSpec | None":
     """Return the ready-made spec with the run's name and kind of job; None if there is none."""
-    from jobs.cli.spec_file import READY_SPECS, read_specs
+    from jobs.runs.spec_file import READY_SPECS, read_specs
 
     if run.spec is None:
         return None

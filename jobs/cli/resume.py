@@ -79,8 +79,6 @@ def _plan(
     from datetime import datetime, timezone
     from functools import partial
 
-    from jobs.cli.spec_file import read_spec_text
-    from jobs.cli.submission import node_limit_errors
     from jobs.cli.sweep_state import read_state, refuse_point
     from jobs.core.errors import NotFoundError, raise_all
     from jobs.core.run import SPEC
@@ -89,8 +87,10 @@ def _plan(
     from jobs.money.budget import spent
     from jobs.runs import batch, storage
     from jobs.runs.code_archive import pack_code
+    from jobs.runs.planning import node_limit_errors
     from jobs.runs.script_requirements import check_requirements
     from jobs.runs.secrets import check_spec
+    from jobs.runs.spec_file import read_spec_text
     from jobs.runs.sweeps import spent_by
     from jobs.spec.arguments import changed
     from jobs.spec.plan import ResumedRun, plan
@@ -285,10 +285,10 @@ def _send(aws: "Aws", stage: "DeployedStage", planned: "Plan", spec_before: str)
     """Submit the job and return its id. If several people resume the run at once, only one succeeds."""
     from contextlib import suppress
 
-    from jobs.cli.submission import send
     from jobs.core.errors import Detached, MaybeSubmittedError, UsageError
     from jobs.runs import batch
     from jobs.runs.resume import Claim
+    from jobs.runs.submit import send
 
     assert planned.resumed is not None  # noqa: S101 - `_plan` sets it
     earlier = planned.resumed.job_ids

@@ -68,27 +68,28 @@ def submit_specs(
     from dataclasses import replace
 
     from jobs.cli import submission
-    from jobs.cli.spec_file import read_specs
     from jobs.core.errors import TrainyardError, raise_all
+    from jobs.runs import planning
     from jobs.runs.batch import read_stage
+    from jobs.runs.spec_file import read_specs
 
     quick = replace(aws, quick=True)  # to complete a list of errors that are known without AWS
 
     def errors_in_stage(invalid: "JobSpec") -> "list[TrainyardError]":
         try:
-            return submission.placement_errors(quick, invalid, read_stage(quick, stage_name))
+            return planning.placement_errors(quick, invalid, read_stage(quick, stage_name))
         except Exception:  # noqa: BLE001 - the errors of the file are reported, even if AWS cannot be reached
             return []
 
     specs = read_specs(path, overrides, also=errors_in_stage)
-    errors = submission.errors_without_aws(aws, specs)
+    errors = planning.errors_without_aws(aws, specs)
     try:
         stage = read_stage(quick if errors else aws, stage_name)
     except Exception as error:
         if errors:
             raise_all([*errors, *([error] if isinstance(error, TrainyardError) else [])])
         raise
-    plans = submission.plan_runs(aws, stage, specs, check_contents=check_contents)
+    plans = planning.plan_runs(aws, stage, specs, check_contents=check_contents)
     if mode is Mode.DRY_RUN:
         submission.show_dry_run(plans, emulated=stage.emulated, output=output)
         return []

@@ -8,18 +8,20 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_throttling, is_transient
-from jobs.core.errors import MaybeSubmittedError, TrainyardError, UsageError
+from jobs.core.errors import Detached, MaybeSubmittedError, TrainyardError, UsageError
 from jobs.core.locations import RUN, S3Location
 from jobs.core.retries import DUPLICATE_REASON
 from jobs.core.run import SPEC
 from jobs.core.stage import DeployedStage
 from jobs.runs.batch import list_queue
+from jobs.runs.code_archive import put_code
 from jobs.runs.references import resolve
 from jobs.runs.storage import in_parallel
 from jobs.spec.code import CODE_RECORD
@@ -251,3 +253,48 @@ def delete_points(aws: Aws, planned: Plan) -> None:
     in_parallel(
         lambda place: aws.s3.delete_object(Bucket=place.bucket, Key=place.key), [*places, planned.run_location / SWEEP]
     )
+
+
+def send(
+    aws: Aws,
+    planned: Plan,
+    *,
+    spec_before: str | None = None,
+    note: Callable[[str], object] = lambda _: None,
+    delays_seconds: Sequence[float] = SUBMIT_DELAYS_SECONDS,
+) -> str:
+    """Submit a plan and return the job's id. The resolved spec is written to the run's folder before the job exists.
+
+    `spec_before`: the previous spec of a resumed run, which is restored if Batch refuses the job. `note` is called with
+    a line about the upload of the code.
+    """
+    put_spec(aws, planned)  # first: this reserves the run id
+    try:
+        if planned.pack is not None:
+            is_new = put_code(aws, planned)
+            note(f"code: {'uploaded' if is_new else 'already on S3'}")
+        put_points(aws, planned)
+    except BaseException:
+        _restore_files(aws, planned, spec_before)
+        raise
+    try:
+        return submit_job(aws, planned, delays_seconds=delays_seconds)
+    except KeyboardInterrupt:
+        raise Detached(
+            f"interrupted while submitting {planned.run_id}: AWS Batch may have accepted the job",
+            next_step=f"trainyard status {planned.run_id}",
+        ) from None
+    except MaybeSubmittedError:
+        raise  # the job may exist, and needs its spec
+    except Exception:
+        _restore_files(aws, planned, spec_before)
+        raise
+
+
+def _restore_files(aws: Aws, planned: Plan, spec_before: str | None) -> None:
+    with suppress(Exception):
+        if spec_before is None:
+            delete_points(aws, planned)
+            delete_spec(aws, planned)
+        else:
+            put_spec(aws, planned, spec_before)

@@ -8,10 +8,10 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import send
 from jobs.core.stage import DEFAULT_STAGE, DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
+from jobs.runs.submit import send
 from jobs.spec.plan import Plan
 from tests.support.jobs.pages import OpenedPage
 from tests.support.jobs.proxies import FaultyProxy

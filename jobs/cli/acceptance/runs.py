@@ -14,8 +14,6 @@ from jobs.cli import demo_data
 from jobs.cli.acceptance.context import Context
 from jobs.cli.acceptance.runner import Ids, Step
 from jobs.cli.demo import STATE_FOLDER
-from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.cli.submission import plan_run, raise_failure, send
 from jobs.core.acceptance import (
     ACCELERATOR_JOB,
     CPU_JOB,
@@ -32,9 +30,13 @@ from jobs.core.records import Receipt
 from jobs.core.run import FABRIC, run_prefix
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
+from jobs.runs.failure import raise_failure
 from jobs.runs.job import Job
 from jobs.runs.logs import LogReader, may_have_successor
+from jobs.runs.planning import plan_run
+from jobs.runs.spec_file import READY_SPECS, read_spec
 from jobs.runs.storage import read_receipt
+from jobs.runs.submit import send
 from jobs.spec.plan import Plan
 from jobs.spec.spec import JobSpec, parse_spec
 

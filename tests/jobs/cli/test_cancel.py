@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import send
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
+from jobs.runs.submit import send
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.recorded_runs import three_attempts
 from tests.support.jobs.submitting import planned_to_run, wait_for

@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.cli.submission import plan_run, send
 from jobs.core.stage import DeployedStage
 from jobs.runs.job import Job
+from jobs.runs.planning import plan_run
+from jobs.runs.spec_file import READY_SPECS, read_spec
+from jobs.runs.submit import send
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.proxies import FaultyProxy
 from tests.support.jobs.submitting import Begin, planned_to_run, wait_for

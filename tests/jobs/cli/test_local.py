@@ -16,10 +16,10 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli import emulator as emulator_server
 from jobs.cli.local import STATE_FILE, down
-from jobs.cli.submission import send
 from jobs.core.errors import ConfigurationError, UsageError
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
+from jobs.runs.submit import send
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.scripts import write_files
 from tests.support.jobs.submitting import Begin, RunCommand, planned_to_run, wait_for

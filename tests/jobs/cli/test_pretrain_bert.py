@@ -5,11 +5,11 @@ import json
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import READY_SPECS
 from jobs.core.locations import S3Location
 from jobs.core.run import run_prefix
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
+from jobs.runs.spec_file import READY_SPECS
 from jobs.runs.storage import read_receipt
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.corpora import paragraphs

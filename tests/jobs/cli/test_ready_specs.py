@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.core.run import new_run_id
 from jobs.core.stage import DeployedStage
+from jobs.runs.spec_file import READY_SPECS, read_spec
 from jobs.spec.plan import plan
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.container.reviews import reviews, save_tiny_bert

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import send
 from jobs.container.launcher.accounting import receipt
 from jobs.core.records import Attempt
 from jobs.core.stage import DeployedStage
 from jobs.money.budget import Budget
 from jobs.runs import batch
+from jobs.runs.submit import send
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import SPEC, Run, RunCommand, no_instances, planned_to_run, wait_for

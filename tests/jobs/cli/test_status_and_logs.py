@@ -12,12 +12,12 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli import live
 from jobs.cli.live import LiveView
-from jobs.cli.submission import send
 from jobs.core.output import UTILIZATION_KEY
 from jobs.core.records import CardUse, Receipt
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.logs import LogLine
+from jobs.runs.submit import send
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.recorded_runs import BEGIN, job_of, three_attempts

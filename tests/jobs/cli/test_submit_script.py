@@ -12,16 +12,16 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import READY_SPECS
-from jobs.cli.submission import plan_run
 from jobs.core.errors import NotFoundError, TrainyardError, UsageError
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
 from jobs.runs.code_archive import pack_code
 from jobs.runs.cuda_calls import cuda_note
+from jobs.runs.planning import plan_run
 from jobs.runs.script_requirements import check_requirements
 from jobs.runs.secrets import check_spec
+from jobs.runs.spec_file import READY_SPECS
 from jobs.spec.code import MAX_CODE_BYTES
 from jobs.spec.spec import parse_spec
 from tests.jobs.cli.conftest import Trainyard

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import plan_run, plan_runs
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch, storage
 from jobs.runs.job import Job
+from jobs.runs.planning import plan_run, plan_runs
 from jobs.spec.spec import JobSpec, parse_spec
 from jobs.spec.sweep import Claim, SweepRecord, claim_name
 from tests.jobs.cli.conftest import Trainyard

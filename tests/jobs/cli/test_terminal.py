@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jobs.cli.local import STATE_FILE
-from jobs.cli.spec_file import READY_SPECS
 from jobs.cli.terminal import run_reporting
+from jobs.runs.spec_file import READY_SPECS
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.terminal import TRAINYARD
 

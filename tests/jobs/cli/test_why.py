@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import raise_failure, send
 from jobs.core.errors import TimedOutError
 from jobs.core.queues import SPOT, team_queue_name
 from jobs.core.stage import DEFAULT_TEAM, DeployedStage
+from jobs.runs.failure import raise_failure
 from jobs.runs.job import Job
+from jobs.runs.submit import send
 from jobs.runs.why import Finding, findings, is_waiting
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at

@@ -10,8 +10,6 @@ import psutil
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import read_spec
-from jobs.cli.submission import plan_run, send
 from jobs.container.kinds.notebook import _save_until_end
 from jobs.core.errors import INTERRUPTED_EXIT_CODE
 from jobs.core.locations import S3Location
@@ -21,6 +19,9 @@ from jobs.core.stage import DeployedStage
 from jobs.runs import batch, storage
 from jobs.runs.job import Job
 from jobs.runs.logs import LogReader
+from jobs.runs.planning import plan_run
+from jobs.runs.spec_file import read_spec
+from jobs.runs.submit import send
 from jobs.spec.plan import Plan
 from tests.support.infra.synthesis import ROOT
 from tests.support.jobs.notebooks import Browser

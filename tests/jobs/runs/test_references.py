@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import plan_run, plan_runs, send
 from jobs.core.errors import NotFoundError, UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
+from jobs.runs.planning import plan_run, plan_runs
+from jobs.runs.submit import send
 from jobs.spec.plan import Plan
 from jobs.spec.spec import JobSpec, parse_spec
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, planned_to_run, wait_for

@@ -11,14 +11,13 @@ import yaml
 
 from jobs.aws.connection import CONNECTIONS, Aws
 from jobs.aws.errors import error_code
-from jobs.cli.submission import send
 from jobs.container.launcher.request import parse
 from jobs.core.errors import NotFoundError, TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.run import RECEIPT, new_run_id
 from jobs.core.stage import DeployedStage
 from jobs.runs import storage
-from jobs.runs.submit import delete_spec, put_spec
+from jobs.runs.submit import delete_spec, put_spec, send
 from jobs.spec.kinds.finetune_classification import FinetuneClassification
 from jobs.spec.plan import ResumedRun, plan
 from tests.jobs.conftest import point_at

@@ -7,12 +7,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import send
 from jobs.core.errors import MaybeSubmittedError, TrainyardError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
-from jobs.runs.submit import submit_job
+from jobs.runs.submit import send, submit_job
 from jobs.spec.plan import Plan
 from tests.support.jobs.proxies import Fault, FaultyProxy
 from tests.support.jobs.submitting import planned_to_run, wait_for

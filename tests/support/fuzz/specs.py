@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from jobs.aws.connection import Aws
-from jobs.cli import submission
 from jobs.cli.options import Mode
-from jobs.cli.submission import plan_runs
 from jobs.cli.submit import submit_specs
 from jobs.cli.terminal import run_reporting
 from jobs.container.launcher.request import parse
 from jobs.core.run import MANIFEST
 from jobs.core.words import printable
+from jobs.runs import planning as run_planning
 from jobs.runs.batch import read_stage
+from jobs.runs.planning import plan_runs
 from jobs.runs.submit import delete_spec, put_spec
 from jobs.spec.arguments import (
     ARTIFACT_FOLDER,
@@ -149,7 +149,7 @@ def _submit(aws: Aws, stage: str, path: Path, case: Case) -> bool:
         plans.extend(plan_runs(*arguments, **options))
         return plans
 
-    with patch.object(submission, "plan_runs", planning):
+    with patch.object(run_planning, "plan_runs", planning):
         code, stdout = dry_run(aws, stage, path, case.overrides)
     if code == 0:
         if case.is_malformed:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from jobs.aws.connection import Aws
-from jobs.cli.submission import plan_run
 from jobs.core.stage import DeployedStage
 from jobs.runs import batch
 from jobs.runs.job import Job
+from jobs.runs.planning import plan_run
 from jobs.spec.plan import Plan
 from jobs.spec.spec import parse_spec
 from tests.support.waiting import PATIENCE_SECONDS, pause

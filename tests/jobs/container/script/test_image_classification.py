@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 from transformers import AutoModelForImageClassification, ViTConfig, ViTModel
 
-from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.runs.spec_file import READY_SPECS, read_spec
 from tests.support.container.launching import Run
 from tests.support.container.scripts import script_flags
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.runs.spec_file import READY_SPECS, read_spec
 from tests.support.container import launching
 from tests.support.container.language_models import write_lines
 from tests.support.container.launching import Run

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.runs.spec_file import READY_SPECS, read_spec
 from tests.support.container.language_models import instructions, save_tiny_llama, write_lines
 from tests.support.container.launching import Run
 from tests.support.container.scripts import PACKAGES, script_flags, write_files

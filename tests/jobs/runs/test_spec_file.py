@@ -10,8 +10,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
 from jobs.core.errors import NotFoundError, UsageError
+from jobs.runs.spec_file import READY_SPECS, read_spec, read_specs
 from jobs.spec.spec_yaml import dump_spec, parse_documents
 
 GOOD = """\
