@@ -21,11 +21,10 @@ def cancel(
     from jobs.cli import tables
     from jobs.cli.sweep_state import refuse_point
     from jobs.cli.terminal import ask
-    from jobs.core.errors import TrainyardError, UsageError
-    from jobs.core.retries import CANCELLED_REASON
+    from jobs.core.errors import UsageError
     from jobs.core.run import is_latest
     from jobs.runs import batch, storage
-    from jobs.runs.logs import may_have_successor
+    from jobs.runs.cancel import cancel_job
 
     aws = ctx.obj.aws()
     stage = batch.read_stage(aws, ctx.obj.stage)
@@ -39,14 +38,8 @@ def cancel(
             next_step=f"trainyard cancel {job.run_id}, or add --yes",
         )
         ask(f"Cancel {job.run_id}, submitted {tables.moment(job.created_at)}?", unasked=unasked)
-    if may_have_successor(stage, job):
-        raise TrainyardError(
-            f"{job.run_id} is between two jobs: its Spot job has ended, and it may continue On-Demand",
-            next_step=f"trainyard cancel {job.run_id}, again in a minute",
-        )
-    if job.ended:
+    if not cancel_job(aws, stage, job, reason=reason):
         console.print(f"{job.run_id} has already ended: {job.state}")
         return
-    batch.terminate(aws, job.id, reason=f"{CANCELLED_REASON} {aws.caller}{f': {reason}' if reason else ''}")
     console.print(f"{job.run_id} ({job.state}) is being stopped")
     console.print(f"next: trainyard status {job.run_id}", soft_wrap=True)

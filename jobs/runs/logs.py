@@ -1,5 +1,6 @@
 """Read a job's log lines from CloudWatch, and follow a job to its end through all attempts and nodes."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, is_refused_connection, is_transient
-from jobs.core.errors import NotFoundError
+from jobs.core.errors import NotFoundError, TimedOutError
 from jobs.core.locations import S3Location
 from jobs.core.output import Progress, is_utilization_line
 from jobs.core.queues import SPOT_WAITED_TOO_LONG, on_demand_successor
@@ -172,14 +173,22 @@ def _lines(page: Any, stream: LogStream) -> list[LogLine]:
 
 
 def follow(
-    aws: Aws, stage: DeployedStage, job_id: str, *, reader: LogReader, show: Callable[[Job | LogLine | Receipt], None]
+    aws: Aws,
+    stage: DeployedStage,
+    job_id: str,
+    *,
+    reader: LogReader,
+    show: Callable[[Job | LogLine | Receipt], None],
+    timeout_seconds: float | None = None,
 ) -> Job:
     """Follow a job until it ends, pass all changes to `show`, and return the ended job.
 
     `show` gets the job whenever its state or attempt changes, each new log line, and every few seconds the receipt of a
     running job. If the run continues as another job, that job is followed.
-    Raises NotFoundError if Batch has forgotten the job, and the connection's error if it lasts PATIENCE_SECONDS.
+    Raises NotFoundError if Batch has forgotten the job, the connection's error if it lasts PATIENCE_SECONDS, and
+    TimedOutError after `timeout_seconds`.
     """
+    give_up_at = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     pause = POLL_SECONDS_EMULATOR if aws.emulated else POLL_SECONDS
     patient_until = time.monotonic() + PATIENCE_SECONDS
     successor_until: float | None = None
@@ -201,6 +210,10 @@ def follow(
             time.sleep(pause)
             continue
         patient_until = time.monotonic() + PATIENCE_SECONDS
+        if time.monotonic() > give_up_at and not (found and found[0].ended):
+            raise TimedOutError(
+                f"the job has not ended within {timeout_seconds:g} s; it continues", next_step="trainyard status RUN"
+            )
         if not found:
             raise NotFoundError(f"AWS Batch has forgotten job {job_id}", next_step="trainyard receipt RUN")
         job = found[0]
