@@ -93,7 +93,9 @@ def __getattr__(name: str) -> Any:
         try:
             from trainyard import client
         except ModuleNotFoundError as error:
-            raise ImportError(f"trainyard.{name} needs {error.name}. Next: pip install trainyard[client]") from error
+            raise ImportError(
+                f"trainyard.{name} needs {error.name}. Next: pip install --editable 'REPOSITORY[client]'"
+            ) from error
 
         return getattr(client, name)
     raise AttributeError(f"module 'trainyard' has no attribute '{name}'")

@@ -8,8 +8,9 @@
     for run in trainyard.runs(since=timedelta(days=2)):
         print(run.id, run.status().state)
 
-For laptops and notebooks; training scripts do not need it. `pip install trainyard[client]` installs its packages. Like
-the AWS CLI, it uses boto3's settings: a profile, or the variables that `trainyard local env` prints.
+For laptops and notebooks; training scripts do not need it. In an environment other than the repository's, `pip install
+--editable 'REPOSITORY[client]'` installs it. Like the AWS CLI, it uses boto3's settings: a profile, or the variables
+that `trainyard local env` prints.
 """
 
 import functools
