@@ -7,7 +7,7 @@ import pytest
 
 from jobs.spec.sweep import Comparison, MemberOf, RungValue
 from tests.support.container.launching import Run
-from tests.support.container.scripts import script_flags, write_files
+from tests.support.container.scripts import WARM, script_flags, write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -72,7 +72,7 @@ def test_a_halved_point_saves_and_stops_at_once_when_retried(
 
     # WHEN the point reaches its rung, and when it is retried as if it had been lost afterwards
     for attempt in (1, 2):
-        launched = run.attempt(*flags, kind="script", nproc=ranks, options=options, attempt=attempt)
+        launched = run.attempt(*flags, nproc=ranks, options=options, attempt=attempt, **WARM)
 
         # THEN it succeeds at the step of its evaluation, and saves that step
         assert f"halving: ranked 3 of 3 at step {step}; the point stops\n" in launched.output

@@ -109,7 +109,7 @@ def test_a_script_that_ignores_sigterm_is_killed_with_children(run: Run, s3: "S3
 def test_a_script_without_files_or_evaluations_gets_warnings(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"train.py": "import sys, torch\nprint('hello')\nsys.exit()\n"})
     halving = '--halving={"from_step": 10, "metric": "eval_loss", "smaller_is_better": true}'
-    done = run.attempt(*script_flags(s3, code, "train.py"), nproc=2, kind="script", options=[halving])
+    done = run.attempt(*script_flags(s3, code, "train.py"), nproc=2, options=[halving], **WARM)
     warnings = [line for line in done.lines if line.startswith("warning: ")]
     assert len(warnings) == 2, done.output
     assert warnings[0].startswith(
