@@ -2,6 +2,7 @@
 #   make install      create .venv; the other targets do this themselves
 #   make demo         deploy the stacks to an emulator, fine-tune a model there, show the result
 #   make test         lint, then run the whole test suite
+#   make newer-python test with Debian 13's Python; needs root and mmdebstrap
 #   make contract     test the container's code with the packages of every release; RELEASE=1.24.0 selects one
 #   make gaudi-image  build and test images/gaudi and its children on a stand-in for Habana's image; downloads gigabytes
 #   make cuda-image   build and test images/cuda; downloads gigabytes
@@ -37,7 +38,7 @@ LINKS = links="$$($(call PIP_CONFIGURATION,find-links))"; if [ -n "$$links" ]; t
 INSTALL = $(LINKS) $(INDEX) $(BIN)/uv pip install --system-certs --python $(BIN)/python --quiet $$backend
 NPM_OPTIONS := --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel error
 
-.PHONY: help demo test suite contract gaudi-image cuda-image lint synth pins audit install clean
+.PHONY: help demo test suite newer-python contract gaudi-image cuda-image lint synth pins audit install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -91,6 +92,9 @@ NOT_BY_HAND := not habana_image and not cuda_image
 suite: $(VENV)/.compiled
 	pytest -m "$(NOT_BY_HAND)" --numprocesses 4 --dist loadfile --no-loadscope-reorder || \
 		{ echo "==> repeating the failed tests alone"; pytest -m "$(NOT_BY_HAND)" --last-failed --last-failed-no-failures none; }
+
+newer-python: install
+	@.ci/newer-python
 
 # Fresh packages are not compiled yet. Compile them once, before four processes would each do it.
 $(VENV)/.compiled: $(VENV)/.installed
