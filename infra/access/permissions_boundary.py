@@ -18,6 +18,9 @@ from jobs.core.stage import parameter_path
 DEPLOYER_TAG = ("trainyard:role", "deployer")
 """Tag of the only role that may assume the CDK bootstrap's roles, because these roles can change everything."""
 
+DIFF_ACTIONS = ("cloudformation:DescribeStacks", "cloudformation:GetTemplate")
+"""Actions of `cdk diff --method=template`. A template contains no secret."""
+
 BUILD_ACTIONS = ("codebuild:BatchGetBuilds", "codebuild:StartBuild")
 """Actions that only the deployer may use: anyone who starts a build can change its commands, and so acts with the
 project's role."""
@@ -169,6 +172,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         deployer = {"StringEquals": {f"aws:PrincipalTag/{key}": value}}
         self._admit("Deployer", ["sts:AssumeRole"], *bootstrap_roles(stack), conditions=deployer)
         self._admit("Builds", BUILD_ACTIONS, build_projects(stack), conditions=deployer)
+        self._admit("Templates", DIFF_ACTIONS, stack_arn(stack, "*"))
 
     def _admit(
         self,
@@ -229,6 +233,12 @@ def name_prefix(stage: str) -> str:
     CloudFormation shortens the stack name to 24 characters if a name would be too long for a service.
     """
     return f"trainyard-{stage}-"[:24]
+
+
+def stack_arn(stack: StageStack, name: str) -> str:
+    """Return the ARN pattern of one of the stage's stacks, which ends in a random id."""
+    full_name = f"trainyard-{stack.stage_row.name}-{name}"
+    return stack.format_arn(service="cloudformation", resource="stack", resource_name=f"{full_name}/*")
 
 
 def build_projects(stack: cdk.Stack) -> str:

@@ -1,8 +1,8 @@
-"""Access: the permissions boundary of every role, and the role that CI deploys with. Deployed first.
+"""Access: the permissions boundary of every role, and the roles of CI. Deployed first.
 
 Because it is first, it also checks that EC2 offers the stage's instance types.
 
-GitHub Actions deploys a stage through OIDC, without a stored key. infra/README.md has the workflow.
+GitHub Actions deploys a stage through OIDC, without a stored key. The workflow is .github/workflows/deploy.yml.
 """
 
 import aws_cdk as cdk
@@ -13,10 +13,12 @@ from infra.access.instance_type_offer import InstanceTypeOffer
 from infra.access.permissions_boundary import (
     BUILD_ACTIONS,
     DEPLOYER_TAG,
+    DIFF_ACTIONS,
     PermissionsBoundary,
     bootstrap_roles,
     build_projects,
     deny_other_stages,
+    stack_arn,
 )
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack
@@ -27,6 +29,12 @@ PERMISSIONS_BOUNDARY = "permissions-boundary"
 """SSM parameter: ARN of the boundary, for roles that people add to the stage."""
 DEPLOY_ROLE = "deploy-role"
 """SSM parameter: ARN of the role that CI deploys with. Only present if the settings name a repository."""
+
+DIFF_ROLE = "diff-role"
+"""SSM parameter: ARN of the role of pull requests. Only present if the settings name a repository."""
+
+STACKS = ("access", "compute", "image", "jobs", "machine-image", "network", "observability", "storage")
+"""All stacks that a stage may have. A pull request may add one that is not deployed yet."""
 
 ISSUER = "token.actions.githubusercontent.com"
 _AUDIENCE = "sts.amazonaws.com"
@@ -39,23 +47,13 @@ actual length."""
 class DeployRole(InlineRole):
     """The role of CI: it may assume the roles of the CDK bootstrap, build images, and do nothing else."""
 
-    def __init__(self, stack: StageStack, name: str, *, source: GitHub) -> None:
+    def __init__(self, stack: StageStack, name: str, *, source: GitHub, provider_arn: str) -> None:
         super().__init__(
             stack,
             name,
             description=f"GitHub Actions of {source.repository}: deploys this stage",
             max_session_duration=_SESSION,
-            assumed_by=iam.FederatedPrincipal(
-                source.oidc_provider_arn or _provider(stack).attr_arn,
-                {
-                    "StringEquals": {
-                        f"{ISSUER}:aud": _AUDIENCE,
-                        # Exact match: a wildcard would let another branch, a pull request or a fork deploy.
-                        f"{ISSUER}:sub": source.subject,
-                    }
-                },
-                "sts:AssumeRoleWithWebIdentity",
-            ),
+            assumed_by=_workflows(provider_arn, source.subject),
         )
         cdk.Tags.of(self).add(*DEPLOYER_TAG)
         self.allow("DeployThroughCdk", ["sts:AssumeRole"], *bootstrap_roles(stack))
@@ -70,6 +68,32 @@ class DeployRole(InlineRole):
         name = parameter_path(stack.stage_row.name).removeprefix("/") + IMAGE_BUILD_PROJECT
         parameter = stack.format_arn(service="ssm", resource="parameter", resource_name=name)
         self.allow("FindImageBuild", ["ssm:GetParameter"], parameter)
+
+
+class DiffRole(InlineRole):
+    """The role of pull requests: it may read the templates of the stage's stacks, and do nothing else.
+
+    Anyone who may push a branch can use it, by changing the workflow. So it may not assume the bootstrap's lookup role,
+    which can read the files of all buckets (ReadOnlyAccess); without that role, the CDK CLI uses this one.
+    """
+
+    def __init__(self, stack: StageStack, name: str, *, source: GitHub, provider_arn: str) -> None:
+        super().__init__(
+            stack,
+            name,
+            description=f"Pull requests of {source.repository}: compare this stage's templates",
+            assumed_by=_workflows(provider_arn, source.pull_request_subject),
+        )
+        stacks = [stack_arn(stack, name) for name in STACKS]
+        self.allow("ReadTemplates", DIFF_ACTIONS, *stacks)
+        self.explain("The ARN of a stack ends in a random id", *stacks)
+
+
+def _workflows(provider_arn: str, subject: str) -> iam.IPrincipal:
+    """Return the principal for workflows whose token has this subject."""
+    # Exact match: a wildcard would admit other branches, pull requests or forks.
+    claims = {f"{ISSUER}:aud": _AUDIENCE, f"{ISSUER}:sub": subject}
+    return iam.FederatedPrincipal(provider_arn, {"StringEquals": claims}, "sts:AssumeRoleWithWebIdentity")
 
 
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
@@ -95,8 +119,11 @@ class AccessStack(StageStack):
         if not stage.allow_unoffered:
             InstanceTypeOffer(self, "Offer", stage=stage)
         if stage.deploy_from:
-            role = DeployRole(self, "Deploy", source=stage.deploy_from)
-            self.publish(DEPLOY_ROLE, role.role_arn)
+            source = stage.deploy_from
+            provider_arn = source.oidc_provider_arn or _provider(self).attr_arn
+            deploy = DeployRole(self, "Deploy", source=source, provider_arn=provider_arn)
+            self.publish(DEPLOY_ROLE, deploy.role_arn)
+            self.publish(DIFF_ROLE, DiffRole(self, "Diff", source=source, provider_arn=provider_arn).role_arn)
 
     def limit(self, scope: Construct) -> None:
         """Put the boundary on every role below `scope`, including those of CDK functions, and deny other stages.

@@ -163,7 +163,10 @@ class Alerts:
 
 @dataclass(frozen=True, kw_only=True)
 class GitHub:
-    """The GitHub repository whose Actions deploy the stage, through OIDC and without a long-lived key."""
+    """The GitHub repository whose Actions deploy the stage, through OIDC and without a long-lived key.
+
+    Its pull requests may read the templates of the stage's stacks, for `cdk diff`.
+    """
 
     __pydantic_config__ = _CHECKED
 
@@ -191,11 +194,24 @@ class GitHub:
         after `@`, in repositories created, renamed or transferred after 15 July 2026. The changelog of 2026-04-23
         announced `-` and 18 June instead; GitHub's reference and its users report what is here.
         """
+        place = f"environment:{self.environment}" if self.environment else f"ref:refs/heads/{self.branch}"
+        return f"{self._repository}:{place}"
+
+    @property
+    def pull_request_subject(self) -> str:
+        """Return the subject of GitHub's tokens in workflows of pull requests, in jobs without an environment.
+
+        Workflows of pull requests from forks get no token. Source: github/docs, the page named above, "Filtering for
+        `pull_request` events".
+        """
+        return f"{self._repository}:pull_request"
+
+    @property
+    def _repository(self) -> str:
         owner, name = self.repository.split("/")
         if self.owner_id is not None:
             owner, name = f"{owner}@{self.owner_id}", f"{name}@{self.repository_id}"
-        place = f"environment:{self.environment}" if self.environment else f"ref:refs/heads/{self.branch}"
-        return f"repo:{owner}/{name}:{place}"
+        return f"repo:{owner}/{name}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ JOBS, PEOPLE, AGENT = "jobs/Teamresearch", "jobs/Membersresearch", "jobs/Executi
 THEIR_JOBS, THEIR_PEOPLE, THEIR_AGENT = "jobs/Teamproduct", "jobs/Membersproduct", "jobs/Executionproduct"
 SHARED_INSTANCES, THEIR_INSTANCES = "compute/InstanceRole", "compute/isolatedproductInstanceRole"
 CI, IMAGE_BUILD, AMI_BUILD = "access/Deploy", "image/BuildRole", "machine-image/BuildRole"
+PULL_REQUESTS = "access/Diff"
 MOVE, REPORT, TAG, WATCH, END, BUDGETS = (
     f"observability/{name}Role"
     for name in ("MoveToOnDemand", "ReportJob", "TagInstances", "WatchInstances", "EndSweep", "BudgetsFunction")
@@ -61,6 +62,10 @@ SESSION = "ssm:resourceTag/aws:ssmmessages:session-id"
 
 def arn(service: str, resource: str, account: str = ACCOUNT) -> str:
     return f"arn:aws:{service}:{REGION}:{account}:{resource}"
+
+
+def stack_arn(name: str) -> str:
+    return arn("cloudformation", f"stack/trainyard-{name}/0f0f")
 
 
 def role_arn(name: str) -> str:
@@ -266,6 +271,12 @@ BUILDS: list[Row] = [
             "trainyard-all-jobs-x",
         )
     ),
+    ("cloudformation:DescribeStacks cloudformation:GetTemplate", stack_arn("all-machine-image"), {}, PULL_REQUESTS),
+    *(
+        ("cloudformation:DescribeStacks cloudformation:GetTemplate", stack_arn(name), {}, NOBODY)
+        for name in ("all-2-storage", "prod-storage", "all-x")
+    ),
+    ("cloudformation:CreateChangeSet cloudformation:DeleteStack", stack_arn("all-storage"), {}, NOBODY),
     ("codebuild:StartBuild codebuild:BatchGetBuilds", "{project}", OURS, CI),
     *(("codebuild:StartBuild", "{project}", context, NOBODY) for context in FOREIGN),
     ("codebuild:UpdateProject cloudformation:CreateStack ec2:RunInstances iam:PassRole", "*", OURS, NOBODY),
@@ -343,9 +354,9 @@ def test_every_aws_call_of_our_programs_is_in_the_matrix() -> None:
 
 
 def commands() -> Iterator[Path]:
-    """Yield the sources of `trainyard` that run with a member role: no containers, builds or deployments."""
-    others = (ROOT / "jobs/container", ROOT / "jobs/images", ROOT / "jobs/cli/acceptance")
-    return (path for path in (ROOT / "jobs").rglob("*.py") if not any(other in path.parents for other in others))
+    """Yield the sources of `trainyard` that run with a member role: no containers, builds, deployments or leftovers."""
+    others = {ROOT / "jobs" / name for name in ("container", "images", "cli/acceptance", "money/leftovers.py")}
+    return (path for path in (ROOT / "jobs").rglob("*.py") if not others & {path, *path.parents})
 
 
 def pushes() -> Iterator[Path]:
@@ -354,9 +365,8 @@ def pushes() -> Iterator[Path]:
 
 
 def calls_of_the_workflow() -> set[str]:
-    """Return the permissions for the `aws` commands in the workflow of infra/README.md."""
-    section = (ROOT / "infra/README.md").read_text().split("## Deploy from CI, without a key")[1].split("\n## ")[0]
-    (workflow,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    """Return the permissions for the `aws` commands of the workflow that deploys."""
+    workflow = (ROOT / ".github/workflows/deploy.yml").read_text()
     calls = re.findall(r"\baws ([a-z]+) ([a-z-]+)", workflow)
     return {f"{service}:{command.title().replace('-', '')}" for service, command in calls}
 

@@ -1,6 +1,5 @@
 """Properties of every template of every stage."""
 
-import json
 import re
 import subprocess
 import sys
@@ -87,7 +86,9 @@ def test_roles_only_trust_services_and_configured_principals(all_resources: list
                     case "Federated":
                         # By the repository in the token, never by the provider alone.
                         assert row.deploy_from is not None, f"{path} {name}"
-                        assert f'"{row.deploy_from.subject}"' in json.dumps(statement["Condition"]), f"{path} {name}"
+                        subjects = (row.deploy_from.subject, row.deploy_from.pull_request_subject)
+                        condition = statement["Condition"]["StringEquals"]
+                        assert condition["token.actions.githubusercontent.com:sub"] in subjects, f"{path} {name}"
                     case _:
                         pytest.fail(f"{path} {name} trusts {kind} {trusted}")
 

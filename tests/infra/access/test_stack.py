@@ -1,5 +1,6 @@
-"""CI's deploy role, which only the configured place gets, and the check of the instance types."""
+"""CI's roles, which only the configured place and its pull requests get, and the check of the instance types."""
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,13 +9,16 @@ from typing import Any
 
 import boto3
 import pytest
+import yaml
 
 from infra.access.instance_type_offer import _CODE
+from infra.access.stack import _SESSION, STACKS
+from infra.settings import STAGES
 from infra.stages import GitHub, Stage, Team
 from tests.support.infra.deployed_roles import ACCOUNT, DeployedStage
 from tests.support.infra.goldens import assert_as_reviewed
 from tests.support.infra.policy_evaluation import Request, applies, as_list
-from tests.support.infra.synthesis import Templates, resources, up_to
+from tests.support.infra.synthesis import ROOT, Templates, resources, up_to
 
 ISSUER = "token.actions.githubusercontent.com"
 PROVIDER = f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"
@@ -24,9 +28,11 @@ def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
     assert_as_reviewed(reviewed, "access")
 
 
-def trusted(template: dict[str, Any], *, subject: str, audience: str = "sts.amazonaws.com") -> bool:
-    """Return whether a GitHub token with these claims may assume the deploy role."""
-    trust = DeployedStage("test", {"access": template}).role("access", "Deploy").trust
+def trusted(
+    template: dict[str, Any], *, subject: str, audience: str = "sts.amazonaws.com", role: str = "Deploy"
+) -> bool:
+    """Return whether a GitHub token with these claims may assume a role."""
+    trust = DeployedStage("test", {"access": template}).role("access", role).trust
     request = Request(
         action="sts:AssumeRoleWithWebIdentity", context={f"{ISSUER}:sub": subject, f"{ISSUER}:aud": audience}
     )
@@ -69,16 +75,24 @@ def test_ci_only_deploys_from_the_configured_place(source: GitHub, subject: str)
     ):
         assert not trusted(template, subject=other), other
     assert not trusted(template, subject=subject, audience="https://github.com/org")
+    # Pull requests of the same repository, in the same form of subject, get the other role.
+    pull_request = f"{':'.join(subject.split(':')[:2])}:pull_request"
+    for other in (subject, pull_request, "repo:org/fork:pull_request"):
+        assert trusted(template, subject=other, role="Diff") is (other == pull_request)
     # The account's only GitHub provider is created, unless the settings name an existing one.
-    (role,) = (role for name, role in resources(template, "AWS::IAM::Role").items() if name.startswith("Deploy"))
-    (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
     created = list(resources(template, "AWS::IAM::OIDCProvider"))
-    assert statement["Principal"]["Federated"] == ({"Fn::GetAtt": [created[0], "Arn"]} if created else PROVIDER)
+    roles = [
+        role for name, role in resources(template, "AWS::IAM::Role").items() if name.startswith(("Deploy", "Diff"))
+    ]
+    for role in roles:
+        (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
+        assert statement["Principal"]["Federated"] == ({"Fn::GetAtt": [created[0], "Arn"]} if created else PROVIDER)
     assert bool(created) is (source.oidc_provider_arn is None)
 
 
 def test_without_the_setting_ci_cannot_deploy(templates: Templates) -> None:
-    assert not [name for name in resources(templates["dev/access"], "AWS::IAM::Role") if name.startswith("Deploy")]
+    roles = resources(templates["dev/access"], "AWS::IAM::Role")
+    assert not [name for name in roles if name.startswith(("Deploy", "Diff"))]
     assert not resources(templates["dev/access"], "AWS::IAM::OIDCProvider")
 
 
@@ -135,3 +149,22 @@ def test_a_failed_deployment_can_roll_back_and_be_deleted(ask: Ask) -> None:
     # THEN CloudFormation can roll back to it, and delete it
     assert ask("dl1.24xlarge", "Update", release="1", **before)[0] == "SUCCESS"
     assert ask("dl1.24xlarge", "Delete", release="2", **before)[0] == "SUCCESS"
+
+
+WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/deploy.yml").read_text())
+DIFF, DEPLOY = (WORKFLOW["jobs"][name] for name in ("diff", "deploy"))
+
+
+def test_the_workflow_matches_roles_and_settings(templates: Templates) -> None:
+    assert {path.split("/")[1] for path in templates} == set(STACKS)
+    stages = [row["stage"] for row in DIFF["strategy"]["matrix"]["include"]]
+    assert stages == DEPLOY["strategy"]["matrix"]["stage"] == list(STAGES)
+    # The subject of a token names the job's environment, if it has one; a pull request's role does not trust that.
+    assert "environment" not in DIFF
+    assert DEPLOY["environment"] == "${{ matrix.stage }}"
+    [sign_in] = [step["with"] for step in DEPLOY["steps"] if "role-to-assume" in step.get("with", {})]
+    assert sign_in["role-duration-seconds"] == _SESSION.to_seconds() > DEPLOY["timeout-minutes"] * 60
+    # No token unless a job asks for it, and no action that someone else can change.
+    assert WORKFLOW["permissions"] == {}
+    used = [step["uses"] for job in (DIFF, DEPLOY) for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
