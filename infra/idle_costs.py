@@ -20,6 +20,7 @@ from infra.rules.templates import Template
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from jobs.core.output import run_program
+from jobs.money.prices import kept_prices
 
 _UNITS_PER_MONTH = {"hour": 730, "month": 1, "GiB-month": 1}
 """AWS's convention for the hours of a month. Costs in other units depend on the amount of stored data."""
@@ -59,7 +60,10 @@ class Price:
         return len(listed) if isinstance(listed, list) else 1
 
 
-PRICES = tuple(Price(**row) for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["price"])
+PRICES = tuple(
+    Price(**{**kept_prices().get(row["type"], {}), **row})
+    for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["price"]
+)
 
 
 @dataclass(frozen=True, kw_only=True)

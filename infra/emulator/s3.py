@@ -34,6 +34,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.s3.models import FakeBucket, FakeDeleteMarker, FakeKey, S3Backend
 from moto.s3.responses import S3Response
+from moto.s3.utils import _VersionedKeyStore
 
 from infra.emulator.errors import ConfigurationError
 
@@ -246,6 +247,12 @@ def install() -> None:
     S3Response.get_object = _get_range_or_object
     S3Response.key_response = _answer_with_bytes
     S3Backend.list_objects = _list_fewer_objects
+    _VersionedKeyStore.item_size = _stored_bytes
+
+
+def _stored_bytes(keys: Any) -> int:
+    """Return the size of all versions for CloudWatch's BucketSizeBytes; moto returns that of Python's objects."""
+    return sum(getattr(version, "size", 0) for _, versions in keys.iterlists() for version in versions)
 
 
 def _list_fewer_objects(

@@ -20,6 +20,7 @@ from jobs.cli.demo import demo
 from jobs.cli.estimate import estimate
 from jobs.cli.fetch import fetch
 from jobs.cli.images import images
+from jobs.cli.leftovers import leftovers
 from jobs.cli.list import list_runs
 from jobs.cli.local import STATE_FILE, local
 from jobs.cli.logs import logs
@@ -94,6 +95,7 @@ app.command()(estimate)
 app.command()(schema)
 app.command()(demo)
 app.command()(acceptance)
+app.command()(leftovers)
 
 
 @dataclass(frozen=True)

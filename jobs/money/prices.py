@@ -1,9 +1,10 @@
-"""Prices of instances, each with its date and source, and the cost of storing files (storage_price.json)."""
+"""Prices of instances, and of what a stage stores (storage_price.json, kept_prices.json), with dates and sources."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jobs.core.instance_types import InstanceType
 from jobs.core.queues import Capacity
@@ -37,6 +38,12 @@ def recorded(row: InstanceType) -> Prices:
         on_demand=Quote(usd_per_hour=row.on_demand_usd_per_hour, date=row.price_date, source=row.price_source),
         spot=Quote(usd_per_hour=row.spot_usd_per_hour, date=row.price_date, source=row.price_source),
     )
+
+
+def kept_prices() -> dict[str, dict[str, Any]]:
+    """Return prices of resources that outlive their stage, by CloudFormation type (fields: infra/idle_costs.toml)."""
+    prices: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kept_prices.json").read_text("utf-8"))
+    return prices
 
 
 GB_OF_S3 = 2**30

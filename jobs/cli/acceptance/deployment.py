@@ -11,24 +11,14 @@ from jobs.cli.acceptance.context import Context, infra
 from jobs.cli.acceptance.runner import Ids, Running, Step
 from jobs.core.acceptance import DEPLOY, DESTROY, NOT_PROVEN, PREFLIGHT, PROVEN, Evidence
 from jobs.core.errors import ConfigurationError, TrainyardError
+from jobs.money.leftovers import PASSING, kind_of, tagged
 from jobs.runs import batch
 
 _BUILD_HOURS = 2.0
 """Hours for which Image Builder's instance is priced. A build takes about one hour."""
 
-_STAYS = {
-    ":s3:::": "bucket",
-    ":kms:": "key",
-    ":secretsmanager:": "secret",
-    ":logs:": "log group",
-    ":job-definition/": "revision of a job definition",
-    ":job/": "job that has ended",
-    ":image/": "machine image",
-    ":snapshot/": "snapshot of a machine image",
-    ":imagebuilder:": "record of a machine image's build",
-}
-"""Resources that stay after a stage is destroyed (infra/README.md, "Delete a stage without losing data"), by a part of
-their ARN."""
+_GONE = frozenset({"other", "repository"})
+"""Kinds of resources that `cdk destroy` deletes. The others stay (infra/README.md, "Delete a stage")."""
 
 _DESTROY_TRIES = 3
 _GONE_SECONDS = 600.0
@@ -144,7 +134,7 @@ def _destroy(context: Context) -> Evidence:
     before = stacks(context)
     _take_down(context)
     waited, patience = 0.0, 1.0 if context.aws.emulated else _GONE_SECONDS
-    while unwanted := [arn for arn in _tagged(context) if not any(part in arn for part in _STAYS)]:
+    while unwanted := [arn for arn in _tagged(context) if kind_of(arn) in _GONE]:
         if waited >= patience:
             raise TrainyardError(
                 f"{len(unwanted)} resources of the stage should be gone: {', '.join(unwanted)}",
@@ -153,7 +143,7 @@ def _destroy(context: Context) -> Evidence:
         context.wait()
         waited += context.poll_seconds
     left = _tagged(context)
-    kinds = [next(kind for part, kind in _STAYS.items() if part in arn) for arn in left]
+    kinds = [kind_of(arn) for arn in left]
     stays = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "nothing"
     ids = {f"left {number}": arn for number, arn in enumerate(left, start=1)}
     text = f"{len(before)} stacks are gone; kept on purpose: {stays}"
@@ -185,18 +175,13 @@ def _take_down(context: Context) -> None:
 def _tagged(context: Context) -> list[str]:
     """Return the ARNs of the resources with the stage's tag.
 
-    Terminated instances and deleted gateways, which stay listed for about an hour, are left out.
+    Terminated instances and deleted gateways, which stay listed for about an hour, and jobs are left out.
     """
-    of_stage: list[Any] = [{"Key": "trainyard:stage", "Values": [context.stage]}]
-    tagging = context.aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
-    found = {
-        each["ResourceARN"] for page in tagging.paginate(TagFilters=of_stage) for each in page["ResourceTagMappingList"]
-    }
+    found = {*tagged(context.aws, context.stage)}
     gateways = context.aws.ec2.get_paginator("describe_nat_gateways").paginate()
     alive = {each["NatGatewayId"] for page in gateways for each in page["NatGateways"] if each["State"] != "deleted"}
     alive |= {instance["InstanceId"] for instance in context.instances()}
-    mortal = (":instance/", ":natgateway/")
-    return sorted(arn for arn in found if arn.rpartition("/")[2] in alive or not any(part in arn for part in mortal))
+    return sorted(arn for arn in found if arn.rpartition("/")[2] in alive or not any(part in arn for part in PASSING))
 
 
 def running(context: Context) -> list[Running]:

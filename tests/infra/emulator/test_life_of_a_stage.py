@@ -5,13 +5,17 @@ compare the two.
 """
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from infra.settings import STAGES
 from infra.stages import Team
@@ -22,7 +26,8 @@ from jobs.spec.plan import plan
 from jobs.spec.spec import parse_spec
 from tests.support.emulator.batch_calls import ENDED, until
 from tests.support.emulator.staged_account import KIND, Account, Snapshot
-from tests.support.running_emulator import run_emulator
+from tests.support.jobs import in_process
+from tests.support.running_emulator import environment_of, run_emulator
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all steps before it
 
@@ -302,3 +307,56 @@ def test_destroying_a_stage_keeps_its_data(destroyed: Step, account: Account) ->
     described = account.aws.client("secretsmanager").list_secrets(IncludePlannedDeletion=True)["SecretList"]
     assert {one["Name"] for one in described} >= before.others["secrets"]
     assert json.dumps(account.aws.health()["server_errors"]) == "[]"
+
+
+def test_leftovers_are_only_the_stages_own_and_can_be_deleted(
+    account: Account, destroyed: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {**environment_of(account.aws.endpoint), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    kms = account.aws.client("kms")
+    for stage in ("dev", "prod"):  # keys as `own_kms_key` makes them
+        tags = {"trainyard:project": "trainyard", "trainyard:stage": stage}
+        kms.create_key(Tags=[{"TagKey": key, "TagValue": value} for key, value in tags.items()])
+    data = destroyed.before.parameters["bucket/data"]
+    s3 = account.aws.client("s3")
+    for content in (b"old", b"newer"):
+        s3.put_object(Bucket=data, Key="shared/x", Body=content)
+    s3.delete_object(Bucket=data, Key="shared/x")
+
+    def leftovers(*arguments: str, expect: int = 0) -> Any:
+        done = in_process.run(["leftovers", *arguments], folder=tmp_path, environment=environment, stdin="")
+        assert done.returncode == expect, done.stderr
+        return done
+
+    def found(*arguments: str) -> dict[str, list[dict[str, Any]]]:
+        items = json.loads(leftovers("-o", "json", *arguments).stdout)["found"]
+        return {kind: [*group] for kind, group in groupby(items, key=lambda item: item["kind"])}
+
+    left = found()
+    assert left.keys() == {"bucket", "secret", "log-group", "job-definition", "key"}
+    assert {each["name"]: each["size_bytes"] for each in left["bucket"]}[data] >= len(b"oldnewer")
+    assert [each["usd_a_month"] for each in left["key"]] == [1.0]
+    assert not any("trainyard-prod-" in each["arn"] for group in left.values() for each in group)
+    assert found("--stage", "prod") == {}  # what belongs to a stack is not left
+    with monkeypatch.context() as patch:
+        patch.setattr("jobs.money.leftovers._bucket_size", denied)
+        listing = leftovers("--kind", "bucket")
+    assert "could not ask about each bucket: AWS denied GetMetricStatistics: no\n" in listing.stderr
+    assert re.search(rf"{data} +bucket +unknown\n", listing.stdout)
+
+    # Nothing is deleted without a confirmation, and no key before what it decrypts.
+    unasked = leftovers("--kind", "job-definition", "--delete", expect=2).stderr
+    assert f"nothing was deleted: {len(left['job-definition'])} leftovers of stage 'dev'\nnext: add --yes" in unasked
+    assert "without its key, bucket" in leftovers("--kind", "key", "--delete", "--yes", expect=2).stderr
+    assert {kind: len(group) for kind, group in found().items()} == {kind: len(group) for kind, group in left.items()}
+    leftovers("--delete", "--yes")
+    assert found() == {}
+    buckets = [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
+    assert len([name for name in buckets if name.startswith("trainyard-prod-")]) == 3
+    assert not [name for name in buckets if name.startswith("trainyard-dev-")]
+    states = [kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyState"] for key in kms.list_keys()["Keys"]]
+    assert states.count("PendingDeletion") == 1
+
+
+def denied(*_: object) -> None:
+    raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetMetricStatistics")
