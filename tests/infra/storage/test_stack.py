@@ -1,3 +1,5 @@
+import json
+import re
 from typing import Any
 
 import pytest
@@ -5,7 +7,7 @@ import pytest
 from infra.stages import Stage, Team
 from jobs.core.run import CACHE_TAG, CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG
 from tests.support.infra.goldens import assert_as_reviewed
-from tests.support.infra.synthesis import Templates, flatten, resources, up_to
+from tests.support.infra.synthesis import ROOT, Templates, flatten, resources, up_to
 
 
 def test_the_template_is_as_reviewed(reviewed: Templates) -> None:
@@ -53,3 +55,20 @@ def test_deleted_checkpoints_are_billed_for_days_only(tag: tuple[str, str] | Non
     rules = [rule for rule in runs["LifecycleConfiguration"]["Rules"] if applies(rule)]
     # S3 deletes a version as soon as one rule says so.
     assert min(rule["NoncurrentVersionExpiration"]["NoncurrentDays"] for rule in rules) == days
+
+
+@pytest.mark.parametrize(("stage", "more"), [("dev", set()), ("all", {"Key961B73FD"})])
+def test_kept_buckets_can_be_imported_without_the_rest(
+    templates: Templates, variants: Templates, stage: str, more: set[str]
+) -> None:
+    # The CDK CLI imports exactly these resources, as a template of their own.
+    declared = {**templates, **variants}[f"{stage}/storage"]["Resources"]
+    page = (ROOT / "infra/docs/deploying.md").read_text()
+    adopted = {*json.loads(page.split("```json\n")[1].split("```")[0])} | more
+    kinds = ("AWS::S3::Bucket", "AWS::S3::BucketPolicy", "AWS::KMS::Key")
+    assert adopted == {name for name, resource in declared.items() if resource["Type"] in kinds}
+    assert {declared[name]["DeletionPolicy"] for name in adopted} == {"Retain"}
+    text = json.dumps([declared[name] for name in adopted])
+    assert {*re.findall(r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)"', text)} <= adopted
+    assert not re.search("Fn::ImportValue|DependsOn", text)
+    assert all(f'"{name}"' in page for name in more)
