@@ -24,6 +24,9 @@ from jobs.spec.submit_job import SCHEDULING_PRIORITY
 Verdict = Literal["cause", "fine", "unknown"]
 
 _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
+_ABLE = ("VALID", "UPDATING")
+"""Statuses of compute environments that start instances. In an update, new jobs start on new instances (AWS Batch user
+guide, "Perform infrastructure updates")."""
 _ON_INSTANCES = ("STARTING", "RUNNING")
 _OCCUPYING = ("PENDING", *_ON_INSTANCES)
 """States of jobs that occupy instances, or whose nodes may."""
@@ -203,7 +206,7 @@ def _queue(facts: Facts) -> Iterator[Finding]:
 
 
 def _environments(facts: Facts) -> Iterator[Finding]:
-    able = [item for item in facts.environments if item["state"] == "ENABLED" and item["status"] == "VALID"]
+    able = [item for item in facts.environments if item["state"] == "ENABLED" and item["status"] in _ABLE]
     for item in facts.environments:
         about = f"{_kind(item)} instances"
         verdict: Verdict = "fine" if able else "cause"
@@ -223,9 +226,14 @@ def _environments(facts: Facts) -> Iterator[Finding]:
             text = "their compute environment was disabled by hand"
             next_step = _enable("compute-environment", item["computeEnvironmentName"])
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        elif item["status"] == "UPDATING":
+            text = "a deployment is replacing them: running jobs keep the old ones, and new jobs start on new ones"
+            yield Finding(verdict="fine", about=about, text=text)
         elif item["status"] != "VALID":
             text = f"their compute environment is {item['status']}: {item.get('statusReason', 'no reason given')}"
             next_step = "AWS Batch user guide, 'INVALID compute environment': usually a role or a launch template"
+            if item["status"] != "INVALID":
+                next_step = "wait until the deployment has ended, then run trainyard why again"
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         else:
             yield Finding(verdict="fine", about=about, text="their compute environment is enabled and valid")

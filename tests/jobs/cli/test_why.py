@@ -78,6 +78,22 @@ def test_a_job_waits_for_room_and_for_earlier_jobs(
     assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}
 
 
+def test_an_update_of_the_instances_blocks_no_job(emulated: Aws, stage: DeployedStage, submit: Submit) -> None:
+    # GIVEN jobs on both instances, and a deployment that replaces the instances
+    for _ in range(2):
+        submit("RUNNING")
+    waiting = submit("RUNNABLE", name="waits")
+    [queue] = emulated.batch.describe_job_queues(jobQueues=[stage.queue(QUEUE)])["jobQueues"]
+    name = queue["computeEnvironmentOrder"][0]["computeEnvironment"]
+    emulated.batch.update_compute_environment(computeEnvironment=name, computeResources={"tags": {"Name": "new"}})
+    # THEN only the missing room is a cause
+    found = findings(emulated, stage, waiting)
+    [instances] = [finding for finding in found if finding.about == "Spot instances"]
+    assert (instances.verdict, instances.next_step) == ("fine", "")
+    assert instances.text.startswith("a deployment is replacing them")
+    assert causes(found).keys() == {"instance limit"}
+
+
 def test_a_job_with_several_spot_nodes_waits_for_all_of_them(
     emulated: Aws, stage: DeployedStage, submit: Submit
 ) -> None:
