@@ -11,6 +11,7 @@ import typer
 
 from jobs.cli import exec as exec_command
 from jobs.cli.acceptance.command import acceptance
+from jobs.cli.canary import canary
 from jobs.cli.cancel import cancel
 from jobs.cli.compare import compare
 from jobs.cli.connect import connect
@@ -94,6 +95,7 @@ app.command("costs")(show_costs)
 app.command()(estimate)
 app.command()(schema)
 app.command()(demo)
+app.command()(canary)
 app.command()(acceptance)
 app.command()(leftovers)
 

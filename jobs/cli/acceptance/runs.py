@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.aws import s3 as object_store
+from jobs.aws.connection import Aws
 from jobs.aws.errors import is_transient
 from jobs.cli import demo_data
 from jobs.cli.acceptance.context import Context
@@ -91,33 +92,38 @@ def limits(context: Context, row: InstanceType, hours: float, *, nodes: int = 1,
 def _cpu_job(context: Context, ids: Ids) -> list[Evidence]:
     """Upload the pages of jobs/docs to the team's data, and prepare a corpus from them."""
     stage = batch.read_stage(context.aws, context.stage)
-    _put_corpus(context, stage, stage.default_team)
-    start(context, stage, _corpus_spec(context, stage, name="acceptance-corpus"), ids)
+    put_corpus(context.aws, stage, stage.default_team)
+    start(context, stage, corpus_job(context, stage, name="acceptance-corpus"), ids)
     job, receipt = end(context, stage, ids)
     text = f"{job.run_id} read {DATA}{stage.default_team}/{CORPUS}; {_took(receipt)}"
     return [_proven("batch", text, job), _on_instance(context, "container", receipt, job)]
 
 
-def _put_corpus(context: Context, stage: DeployedStage, team: str) -> S3Location:
+def put_corpus(aws: Aws, stage: DeployedStage, team: str) -> S3Location:
+    """Upload the pages of jobs/docs to a team's data, and return their location."""
     place = S3Location(stage.data_bucket, f"{team}/{CORPUS}")
     pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    context.aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode())
+    aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode())
     return place
 
 
-def _corpus_spec(context: Context, stage: DeployedStage, *, name: str) -> JobSpec:
-    """Return the spec of a job of the default team that reads its own text."""
+def corpus_job(context: Context, stage: DeployedStage, *, name: str) -> JobSpec:
+    return corpus_spec(stage, name=name, max_usd=context.usd_per_hour(stage.cpu_instance_type) * _CPU_HOURS)
+
+
+def corpus_spec(stage: DeployedStage, *, name: str, max_usd: float | None = None) -> JobSpec:
+    """Return the spec of a job of the default team that prepares a corpus on a CPU instance from its own text."""
     return parse_spec(
         {
             "name": name,
             "job": "prepare-corpus",
             "team": stage.default_team,
             "timeout_hours": _CPU_HOURS,
-            "max_usd": round(context.usd_per_hour(stage.cpu_instance_type) * _CPU_HOURS, 4),
+            "max_usd": max_usd and round(max_usd, 4),
             "arguments": {"data": [f"{DATA}{stage.default_team}/{CORPUS}"], "held_out_fraction": 0.1},
         },
-        origin="the acceptance",
+        origin=name,
     )
 
 
@@ -196,14 +202,14 @@ def _isolation(context: Context, ids: Ids) -> list[Evidence]:
     if not others:
         text = "the stage has only one team, so there is no other data to protect"
         return [Evidence(claim="iam", outcome=NOT_PROVEN, text=text)]
-    own, place = (_put_corpus(context, stage, team) for team in (stage.default_team, others[0]))
+    own, place = (put_corpus(context.aws, stage, team) for team in (stage.default_team, others[0]))
     ids["bucket"], ids["key"] = place.bucket, place.key
 
     def read_other_team(planned: Plan) -> Plan:
         """Change the request, because a spec that names another team's data is refused before it becomes a job."""
         return replace(planned, request=json.loads(json.dumps(planned.request).replace(str(own), str(place))))
 
-    start(context, stage, _corpus_spec(context, stage, name="acceptance-trespass"), ids, change=read_other_team)
+    start(context, stage, corpus_job(context, stage, name="acceptance-trespass"), ids, change=read_other_team)
     job = wait(context, stage, ids)
     tried = f"{job.run_id}, of team {stage.default_team}, tried to read {place}"
     if job.state == "SUCCEEDED" and context.aws.emulated:
