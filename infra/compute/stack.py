@@ -4,7 +4,6 @@ Retiring pools stay beside the current one. Each pool has its own launch templat
 no job ever runs on another release's driver.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,12 +20,12 @@ from infra.compute.user_data import FileSystem
 from infra.constructs.proxy import proxy_variables
 from infra.constructs.stage_stack import RetainedLogGroup, StageStack
 from infra.machine_image.build import ROOT_DEVICE_NAME as BUILT_ROOT_DEVICE_NAME
-from infra.machine_image.stack import machine_image_parameter
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import CapacityReservation, Pool, Stage, Team
+from infra.stages.amis import ami_sources, is_ami, recorded_ami
 from infra.stages.network_plan import has_interface_endpoints
 from infra.storage.stack import FSX_DNS_NAME, FSX_MOUNT_NAME, FSX_SECURITY_GROUP, StorageStack
-from jobs.core.instance_types import ImageType, InstanceType
+from jobs.core.instance_types import InstanceType
 from jobs.core.queues import QUEUES, Capacity, Queue
 from jobs.core.stage import (
     CPU_INSTANCE_TYPE,
@@ -39,12 +38,6 @@ INSTANCE_LOG_GROUP = "instance-log-group"
 """SSM parameter: log group of instances' boot and ECS agent logs; stream names start with the instance id."""
 
 _AMAZON_LINUX_ROOT_DEVICE = "/dev/xvda"
-
-_ECS_PARAMETERS: Mapping[ImageType, str] = {
-    "ECS_AL2023": "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
-    "ECS_AL2023_NVIDIA": "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
-}
-"""Public parameters with each family's latest AMI (Amazon ECS guide, Retrieving ECS-optimized Linux AMI metadata)."""
 
 _NEVER_FITS = ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT")
 """Reasons that waiting cannot resolve, of those that Batch can act on.
@@ -99,10 +92,17 @@ class ComputeStack(StageStack):
             else None
         )
         self._shares = self._scheduling_policy()
+        self._unrecorded_pools: set[str] = set()
         self.queues: list[tuple[Queue, InstancePool]] = []
         """All queues, each with the pool of its instances."""
         for team in stage.instance_owners:
             self._queues(self._team_instances(team, storage) if team else None)
+        if self._unrecorded_pools:
+            cdk.Annotations.of(self).add_warning_v2(
+                "trainyard:unrecorded-ami",
+                "no AMI is recorded, so every deployment takes the newest one, and `cdk diff` does not show it: "
+                f"{', '.join(sorted(self._unrecorded_pools))}. Next: python -m infra.amis update --stage {stage.name}",
+            )
         self.publish(INSTANCE_TYPE, stage.instance_type)
         self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
 
@@ -227,11 +227,17 @@ class ComputeStack(StageStack):
     def _cpu_pool(self, owner: TeamInstances | None) -> InstancePool:
         stage = self.stage_row
         return InstancePool(
-            scope=self._pool_scope(f"cpu-{stage.cpu_instance_type.replace('.', '-')}", owner),
+            scope=self._pool_scope(stage.cpu_pool_id, owner),
             instances=self._instances(
                 stage.cpu_row,
                 owner,
-                machine_image=self._recommended_by_ecs(stage.cpu_row),
+                machine_image=MachineImage(
+                    root_device_name=stage.cpu_root_device_name
+                    if stage.cpu_machine_image
+                    else _AMAZON_LINUX_ROOT_DEVICE,
+                    image_type=stage.cpu_row.image_type,
+                    ami_id=self._ami_id(stage.cpu_pool_id),
+                ),
                 root_volume_gib=stage.cpu_root_volume_gib,
             ),
             subnets={"spot": list(self._network.job_subnets)},
@@ -280,40 +286,30 @@ class ComputeStack(StageStack):
         return iam.InstanceProfile(self, "InstanceProfile", role=role)
 
     def _machine_image_of(self, pool: Pool) -> MachineImage:
-        row = pool.row
-        if pool.machine_image is None and row.machine_image == "batch":
-            return self._recommended_by_ecs(row)
+        if pool.builds_machine_image and self._machine_image is not None:
+            self.add_stack_dependency(self._machine_image, "the AMIs that it builds")
         custom = pool.root_device_name or self.stage_row.root_device_name
+        default = BUILT_ROOT_DEVICE_NAME if pool.builds_machine_image else _AMAZON_LINUX_ROOT_DEVICE
         return MachineImage(
             # With a name other than the AMI's, this would add a second volume, and the root volume would stay small.
-            root_device_name=BUILT_ROOT_DEVICE_NAME if pool.builds_machine_image else custom,
-            image_type=row.image_type,
-            ami_id=self._ami_id(pool),
+            root_device_name=custom if pool.machine_image else default,
+            image_type=pool.row.image_type,
+            ami_id=self._ami_id(pool.id),
         )
 
-    def _ami_id(self, pool: Pool) -> str:
-        custom = pool.machine_image
-        if custom is not None:
-            return self._ami_id_in(custom.removeprefix("ssm:")) if custom.startswith("ssm:") else custom
-        if self._machine_image is not None:
-            self.add_stack_dependency(self._machine_image, "the AMIs that it builds")
-        return self._ami_id_in(machine_image_parameter(self.stage_row, pool))
-
-    def _recommended_by_ecs(self, row: InstanceType) -> MachineImage:
-        """Return the AMI that AWS currently recommends for ECS.
+    def _ami_id(self, pool: str) -> str:
+        """Return the AMI of a pool: the context's for one deployment, else the recorded one, else the newest.
 
         Batch's own choice would be the AMI of the day on which it creates the compute environment, forever.
         """
-        return MachineImage(
-            root_device_name=_AMAZON_LINUX_ROOT_DEVICE,
-            image_type=row.image_type,
-            ami_id=self._ami_id_in(_ECS_PARAMETERS[row.image_type]),
-        )
-
-    def _ami_id_in(self, parameter: str) -> str:
-        # A template parameter: CloudFormation reads it at each deployment, so a new AMI needs no edit.
+        stage, source = self.stage_row, ami_sources(self.stage_row)[pool]
+        chosen: str = self.node.try_get_context(f"ami:{pool}") or recorded_ami(stage, source) or source
+        if is_ami(chosen):
+            return chosen
+        self._unrecorded_pools.add(pool)
+        # A template parameter, which CloudFormation reads at each deployment.
         return ssm.StringParameter.value_for_typed_string_parameter_v2(
-            self, parameter, ssm.ParameterValueType.AWS_EC2_IMAGE_ID
+            self, source, ssm.ParameterValueType.AWS_EC2_IMAGE_ID
         )
 
     def _scheduling_policy(self) -> batch.CfnSchedulingPolicy:

@@ -5,7 +5,8 @@ one from Ubuntu 22.04, in about an hour, at the first deployment and whenever it
 infra/machine_image/documents/ changes. Between builds, only its snapshots cost.
 
 An SSM parameter holds the id of the latest AMI. CloudFormation writes it for AMIs that a deployment builds, and the
-pipeline for AMIs that it builds later. The compute stack reads the parameter at each deployment.
+pipeline for AMIs that it builds later. The compute stack reads the parameter at each deployment, unless infra/amis.json
+records an AMI.
 
 infra/README.md and infra/docs/pools.md have the commands that build and delete AMIs; infra/docs/not-proven.md lists
 what we could not confirm. A driver that does not compile fails the build. An instance that does not boot joins no
@@ -25,16 +26,8 @@ from infra.image.stack import ImageStack, PublishedImages, pool_image_parameter
 from infra.machine_image.build import BuildSite, Component, MachineImageBuild, documents
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import Pool, Stage
+from infra.stages.amis import machine_image_parameter
 from infra.stages.network_plan import has_interface_endpoints
-
-
-def machine_image_parameter(stage: Stage, pool: Pool) -> str:
-    """Return the name of the SSM parameter with the id of the latest AMI that a stage built for a pool.
-
-    It is below /imagebuilder/, the only place that Image Builder's service-linked role may write to (AWS's policy
-    AWSServiceRoleForImageBuilder).
-    """
-    return f"/imagebuilder/trainyard-{stage.name}/machine-image/{pool.id}"
 
 
 def built_pools(stage: Stage) -> list[Pool]:

@@ -1,7 +1,7 @@
 """The account that a stage is deployed to, the findings of checks, and AWS's errors."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -96,6 +96,26 @@ class Account:
             make: Any = self.session.client
             self._clients[service] = make(service, config=_config())
         return self._clients[service]
+
+    def parameter(self, name: str) -> str | None:
+        """Return the value of an SSM parameter, or None if it does not exist."""
+        try:
+            value: str = self.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
+        except ClientError as error:
+            if error_code(error) != "ParameterNotFound":
+                raise
+            return None
+        return value
+
+    def image(self, ami_id: str) -> Mapping[str, Any] | None:
+        """Return an AMI from DescribeImages, or None if the account cannot see it in its region."""
+        try:
+            found: list[Mapping[str, Any]] = self.client("ec2").describe_images(ImageIds=[ami_id])["Images"]
+        except ClientError as error:
+            if not error_code(error).startswith("InvalidAMIID"):
+                raise
+            return None
+        return next(iter(found), None)
 
     def action(self, error: ClientError) -> str:
         """Return the IAM action of the call that failed."""

@@ -7,6 +7,7 @@ from botocore.exceptions import ClientError
 
 from infra.preflight.account import Account, Finding, error_code, ok, problem, unknown
 from infra.stages import Stage
+from infra.stages.amis import ami_sources, is_ami, recorded_ami
 
 BOOTSTRAP_VERSION = 8
 """Version that the templates' assets need (`requiresBootstrapStackVersion` in the cloud assembly's manifests)."""
@@ -24,7 +25,7 @@ SUBJECT = "OIDC subject"
 
 def bootstrap(account: Account, stage: Stage) -> Iterator[Finding]:
     command = " ".join(["cdk bootstrap", *stage.bootstrap_options, f"aws://{account.id}/{account.region}"])
-    version = _parameter(account, stage.bootstrap_parameter)
+    version = account.parameter(stage.bootstrap_parameter)
     if version is None:
         yield problem(BOOTSTRAP, f"account {account.id} is not bootstrapped in {account.region}", command)
     elif int(version) < BOOTSTRAP_VERSION:
@@ -88,47 +89,47 @@ def ebs_key(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Check that the custom AMI exists, is visible to this account, and has the configured root device."""
-    configured = stage.machine_image
-    if configured is None:
-        yield ok(IMAGE, "not configured; the stage builds one, or uses AWS's for Batch")
+    """Check that custom and recorded AMIs exist, are visible to this account, and have the configured root device."""
+    yield from _machine_image(account, stage, stage.pool.id, "machine_image", stage.root_device_name)
+    yield from _machine_image(account, stage, stage.cpu_pool_id, "cpu_machine_image", stage.cpu_root_device_name)
+
+
+def _machine_image(account: Account, stage: Stage, pool: str, setting: str, root_device_name: str) -> Iterator[Finding]:
+    source, is_custom = ami_sources(stage)[pool], getattr(stage, setting) is not None
+    recorded = recorded_ami(stage, source)
+    command = f"python -m infra.amis update --stage {stage.name}"
+    if recorded is None and not is_custom:
+        yield ok(IMAGE, f"{pool}: every deployment takes the newest AMI; to record one, {command}")
         return
-    if configured.startswith("ssm:"):
-        name = configured.removeprefix("ssm:")
-        ami_id = _parameter(account, name)
-        if ami_id is None:
+    name, ami_id, instead = f"`{setting}`", recorded or source, "share the AMI with the account, or name another"
+    if recorded is not None:
+        name, instead = "infra/amis.json", f"{command}, or rollback"
+    elif not is_ami(source):
+        name, value = source, account.parameter(source)
+        if value is None:
             yield problem(
                 IMAGE,
                 f"SSM parameter {name} does not exist in {account.region}",
                 f"aws ssm put-parameter --region {account.region} --type String --data-type aws:ec2:image "
-                f"--name {name} --value ami-…; or set machine_image=None in infra/settings.py",
+                f"--name {name} --value ami-…; or set {setting}=None in infra/settings.py",
             )
             return
-    else:
-        name, ami_id = "`machine_image`", configured
-    try:
-        images = account.client("ec2").describe_images(ImageIds=[ami_id])["Images"]
-    except ClientError as error:
-        if not error_code(error).startswith("InvalidAMIID"):
-            raise
-        images = []
-    if not images:
+        ami_id = value
+    image = account.image(ami_id)
+    root = (image or {}).get("RootDeviceName", "")
+    prefix = "" if setting == "machine_image" else "cpu_"
+    if image is None:
+        text = f"{name} is {ami_id}, which is not visible to this account in {account.region}"
+        yield problem(IMAGE, text, instead)
+    elif is_custom and root != root_device_name:
         yield problem(
             IMAGE,
-            f"{name} is {ami_id}, which is not visible to this account in {account.region}",
-            "share the AMI with the account, copy it to the region, or name another",
-        )
-        return
-    root = images[0].get("RootDeviceName", "")
-    if root != stage.root_device_name:
-        yield problem(
-            IMAGE,
-            f"the root device of {ami_id} is {root}, but the settings have {stage.root_device_name}: instances would "
+            f"the root device of {ami_id} is {root}, but the settings have {root_device_name}: instances would "
             "get a second volume, and their root volume would stay small",
-            f'set root_device_name="{root}" in infra/settings.py',
+            f'set {prefix}root_device_name="{root}" in infra/settings.py',
         )
     else:
-        yield ok(IMAGE, f"{ami_id} ({images[0].get('Name', 'unnamed')}) is visible")
+        yield ok(IMAGE, f"{ami_id} ({image.get('Name', 'unnamed')}) is visible")
 
 
 def permissions_boundary(account: Account, stage: Stage) -> Iterator[Finding]:
@@ -199,14 +200,3 @@ def oidc_subject(account: Account, stage: Stage) -> Iterator[Finding]:
             f"run `gh api repos/{source.repository} --jq '.owner.id, .id, .created_at'`; for such a repository, set "
             "the first two numbers as owner_id and repository_id under `deploy_from` in infra/settings.py",
         )
-
-
-def _parameter(account: Account, name: str) -> str | None:
-    """Return the value of an SSM parameter, or None if it does not exist."""
-    try:
-        value: str = account.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
-    except ClientError as error:
-        if error_code(error) != "ParameterNotFound":
-            raise
-        return None
-    return value

@@ -251,13 +251,17 @@ class Stage:
     """Pools that the stage used before. They and their queues stay, so that jobs already submitted to them can
     finish."""
     machine_image: limits.MachineImage | None = None
-    """AMI of the accelerator instances: an id, or `ssm:` and the name of a parameter that holds one, which is read at
-    every deployment.
+    """AMI of the accelerator instances: an id, or `ssm:` and the name of a parameter that holds one.
 
     By default, on Gaudi, the stage builds an AMI with the driver of `release`; other accelerators use the AMI that AWS
-    recommends for ECS at deploy time. A custom AMI must have the driver of `release`, habana-container-runtime as
-    Docker's default runtime, and the ECS agent.
+    recommends for ECS. A custom AMI must have the driver of `release`, habana-container-runtime as Docker's default
+    runtime, and the ECS agent.
+
+    Parameters, the stage's and AWS's too, are read at every deployment until `python -m infra.amis update` records the
+    id in infra/amis.json.
     """
+    cpu_machine_image: limits.MachineImage | None = None
+    """The same for CPU instances. By default, they use the AMI that AWS recommends for ECS."""
     allow_unoffered: bool = False
     """Deploy even if EC2 lists an instance type of the stage in no zone of the region, for example because AWS has
     promised some. Otherwise the first stack fails, before anything that costs money is created: Batch refuses unlisted
@@ -265,11 +269,14 @@ class Stage:
     root_device_name: limits.DeviceName = "/dev/sda1"
     """Root device of a custom AMI. Default: Ubuntu's; Amazon Linux uses /dev/xvda. Ignored for AMIs that the stage
     builds and for AWS's own AMIs, whose root device is known."""
+    cpu_root_device_name: limits.DeviceName = "/dev/xvda"
+    """Root device of a custom `cpu_machine_image`. Default: Amazon Linux's; Ubuntu uses /dev/sda1."""
     commands_in_jobs: bool | None = None
     """Let team members run commands as root in their running jobs (`trainyard exec`).
 
-    By default they may, except on a custom `machine_image`, because ECS starts such a job only if the AMI has what ECS
-    Exec needs. AWS's ECS AMIs and those that the stage builds have it. Set True if your AMI has it too.
+    By default they may, except on a custom AMI (`machine_image`, `cpu_machine_image`), because ECS starts such a job
+    only if the AMI has what ECS Exec needs. AWS's ECS AMIs and those that the stage builds have it. Set True if your
+    AMI has it too.
     """
     root_volume_gib: limits.VolumeGib = 500
     """Root volume of accelerator instances, in GiB. It holds the job image and what jobs write outside S3."""
@@ -411,6 +418,11 @@ class Stage:
         )
 
     @property
+    def cpu_pool_id(self) -> str:
+        """Return the id of the CPU pool; see `Pool.id`."""
+        return f"cpu-{self.cpu_instance_type.replace('.', '-')}"
+
+    @property
     def cpu_software(self) -> Release:
         """Return the release of CPU jobs: the pool's if the pool has no accelerators, else the default."""
         return self.pool.software if self.row.image == self.cpu_row.image else release_for(self.cpu_row)
@@ -433,5 +445,5 @@ class Stage:
     def allows_exec(self, *, accelerated: bool) -> bool:
         """Return whether people may run commands in jobs on accelerators, or on CPUs if `accelerated` is False."""
         if self.commands_in_jobs is None:
-            return self.machine_image is None or not accelerated
+            return (self.machine_image if accelerated else self.cpu_machine_image) is None
         return self.commands_in_jobs

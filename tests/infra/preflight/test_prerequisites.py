@@ -116,14 +116,20 @@ IMAGES = {"describe_images": {"Images": [{"RootDeviceName": "/dev/sda1", "Name":
     ],
 )
 def test_an_ami_from_a_parameter_must_exist_and_be_visible(answers: dict[str, Any], verdict: str, text: str) -> None:
-    (found,) = findings(machine_image, answers, machine_image="ssm:/our/gaudi")
+    found, *cpu = findings(machine_image, answers, machine_image="ssm:/our/gaudi")
     assert (found.verdict, found.text) == (verdict, text)
+    assert ["newest AMI" in other.text for other in cpu] == ([] if verdict == "unknown" else [True])
     assert bool(found.next_step) is (verdict != "ok")
 
 
 def test_the_root_device_must_be_the_amis() -> None:
-    (found,) = findings(machine_image, IMAGES, machine_image="ami-1", root_device_name="/dev/xvda")
-    assert (found.verdict, found.next_step) == ("problem", 'set root_device_name="/dev/sda1" in infra/settings.py')
+    for field in ("", "cpu_"):
+        settings = {f"{field}machine_image": "ami-1", f"{field}root_device_name": "/dev/xvda"}
+        (found,) = (each for each in findings(machine_image, IMAGES, **settings) if "newest AMI" not in each.text)
+        assert (found.verdict, found.next_step) == (
+            "problem",
+            f'set {field}root_device_name="/dev/sda1" in infra/settings.py',
+        )
 
 
 @pytest.mark.parametrize(("answer", "verdict"), [(refusal("NoSuchEntity"), "problem"), ({}, "ok")])

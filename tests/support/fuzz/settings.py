@@ -35,6 +35,8 @@ _PLAUSIBLE: dict[str, Sequence[Any]] = {
     "release": (*releases(), "1.5.0", "latest"),
     "image_tag": ("1.21.0-0123456789ab", "latest", "a b", ":", "a" * 129),
     "machine_image": ("ami-0123456789abcdef0", "ssm:/a/b", "ssm:", "ami-"),
+    "cpu_machine_image": (None, "ami-0123456789abcdef0", "ssm:/a/b", "ami-x"),
+    "cpu_root_device_name": ("/dev/xvda", "/dev/sda1", "xvda"),
     "root_device_name": ("/dev/xvda", "/dev/", "/dev/../x", "sda"),
     "availability_zone_ids": (("use1-az2",), ("use1-az1", "use1-az2"), ("use1-az2", "usw2-az1"), ("us-east-1a",)),
     "nat_gateways": (0, 1, 3, -1),
