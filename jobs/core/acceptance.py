@@ -17,7 +17,7 @@ OUTCOMES: tuple[Outcome, ...] = (PROVEN, NOT_PROVEN, FAILED, NOT_REACHED)
 
 PLAN, PREFLIGHT, DEPLOY, CPU_JOB = "plan", "preflight", "deploy", "cpu-job"
 ACCELERATOR_JOB, FABRIC_CHECK, RECLAIM = "accelerator-job", "fabric-check", "reclaim"
-ISOLATION, WATCHED, DESTROY = "isolation", "watched", "destroy"
+ISOLATION, UPDATE, WATCHED, DESTROY = "isolation", "update", "watched", "destroy"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ CLAIMS = (
     Claim(RECLAIM, "resumes", "A training that loses its node continues from its checkpoint"),
     Claim(RECLAIM, "spot", "The training also continues when EC2 itself reclaims a Spot instance"),
     Claim(ISOLATION, "iam", "AWS denies a team's job access to the files of another team"),
+    Claim(UPDATE, "update", "A deployment of another AMI replaces instances, and a running job continues"),
     Claim(WATCHED, "alerts", "Alarms, dashboard and metrics exist, and alarms have a recipient"),
     Claim(WATCHED, "bill", "Budgets exist, and AWS's bill is split by tag"),
     Claim(WATCHED, "costs", "AWS's bill by tag agrees with the receipts of the runs"),

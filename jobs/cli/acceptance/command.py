@@ -111,6 +111,7 @@ def steps_of(context: "Context") -> "list[Step]":
     from jobs.cli.acceptance import deployment, runs
     from jobs.cli.acceptance.reclaim import reclaim_step
     from jobs.cli.acceptance.runner import Step
+    from jobs.cli.acceptance.update import update_step
     from jobs.cli.acceptance.watched import watched_step
     from jobs.core.acceptance import PLAN
 
@@ -118,7 +119,7 @@ def steps_of(context: "Context") -> "list[Step]":
     cpu_job, accelerator_job, fabric_check, isolation = runs.steps(context)
     jobs = [cpu_job, accelerator_job, fabric_check, reclaim_step(context), isolation]
     prices = Step(name=PLAN, run=lambda _ids: [_prices(context)])
-    return [prices, preflight, deploy, *jobs, watched_step(context), destroy]
+    return [prices, preflight, deploy, *jobs, update_step(context), watched_step(context), destroy]
 
 
 def _prices(context: "Context") -> "Evidence":

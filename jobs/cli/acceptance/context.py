@@ -91,12 +91,20 @@ class Context:
             for reservation in page["Reservations"]:
                 yield from (each for each in reservation["Instances"] if each["State"]["Name"] != "terminated")
 
-    def cdk(self, command: str, selected: str, *options: str) -> None:
-        """Run the CDK CLI. At the limit, only `destroy` is allowed. Raises TrainyardError if it fails."""
+    def cdk(self, command: str, selected: str, *options: str, look: Callable[[], None] = lambda: None) -> None:
+        """Run the CDK CLI. At the limit, only `destroy` is allowed. Raises TrainyardError if it fails.
+
+        `look` is called while the CLI runs.
+        """
         self.say(f"  cdk {command} '{selected}' -c stage={self.stage}")
         output = ("--output", str(self.folder.absolute() / "cdk.out"))
         words = ["cdk", command, selected, "-c", f"stage={self.stage}", *options, *output, "--no-notices"]
-        program(words, self.folder / command, aws=self.aws, check=self.look if command == "destroy" else self.check)
+
+        def check() -> None:
+            (self.look if command == "destroy" else self.check)()
+            look()
+
+        program(words, self.folder / command, aws=self.aws, check=check)
 
     def program(self, command: Sequence[str], *, log: str) -> None:
         """Run a program, and stop it at the limit. Raises TrainyardError if it fails."""

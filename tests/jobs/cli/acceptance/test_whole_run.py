@@ -85,6 +85,7 @@ def test_the_acceptance_proves_only_what_the_emulator_can_show(
         evidence["resumes"],
     )
     assert "succeeded: the emulator does not enforce IAM" in evidence["iam"]
+    assert "UPDATING with the job RUNNING in attempt 1" in evidence["update"]
     assert report["spent_usd"] == 0
 
     # Only resources that are kept on purpose are left, and the report names them.
