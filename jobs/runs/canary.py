@@ -37,7 +37,7 @@ def temporary_queue(aws: Aws, queue: str, row: InstanceType, ami_id: str, *, nam
     environment = first_environment(aws, queue)
     resources = environment["computeResources"]
     copied: Any = {key: resources[key] for key in _COPIED if resources.get(key)}
-    images = [{**image, "imageIdOverride": ami_id} for image in resources["ec2Configuration"]]
+    images = [{"imageType": image["imageType"], "imageIdOverride": ami_id} for image in resources["ec2Configuration"]]
     copied |= {"minvCpus": 0, "maxvCpus": row.vcpus, "ec2Configuration": images}
     # Only AWS may set its own tags.
     tags = {key: value for key, value in environment.get("tags", {}).items() if not key.startswith("aws:")}

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from infra.preflight.prerequisites import (
     permissions_boundary,
     service_linked_roles,
 )
-from infra.stages import GitHub
-from tests.infra.preflight.conftest import ACCOUNT, findings, refusal
+from infra.stages import GitHub, amis
+from tests.infra.preflight.conftest import ACCOUNT, findings, refusal, stage_of
 
 
 def parameter(value: str) -> dict[str, Any]:
@@ -130,6 +131,15 @@ def test_the_root_device_must_be_the_amis() -> None:
             "problem",
             f'set {field}root_device_name="/dev/sda1" in infra/settings.py',
         )
+
+
+def test_a_recorded_ami_must_still_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amis, "RECORD", tmp_path / "amis.json")
+    source = amis.ami_sources(stage_of())["cpu-m6i-4xlarge"]
+    amis.write_record({"test": {source: ["ami-2", "ami-1"]}})
+    _, found = findings(machine_image, {"describe_images": refusal("InvalidAMIID.NotFound")})
+    assert found.text == "infra/amis.json is ami-2, which is not visible to this account in us-east-1"
+    assert found.next_step == "python -m infra.amis update --stage test, or rollback"
 
 
 @pytest.mark.parametrize(("answer", "verdict"), [(refusal("NoSuchEntity"), "problem"), ({}, "ok")])
