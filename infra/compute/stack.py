@@ -4,6 +4,7 @@ Retiring pools stay beside the current one. Each pool has its own launch templat
 no job ever runs on another release's driver.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 

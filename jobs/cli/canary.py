@@ -37,11 +37,13 @@ def canary(
 
     from jobs.cli.acceptance.runs import corpus_spec, put_corpus
     from jobs.cli.options import Mode
-    from jobs.cli.spec_file import READY_SPECS, read_spec
-    from jobs.cli.submission import confirm, finish, plan_run, send, show_plans
+    from jobs.cli.submission import confirm, finish, show_plans
     from jobs.core.errors import Detached, StoppedError, UsageError
     from jobs.runs.batch import read_stage, terminate
     from jobs.runs.canary import temporary_queue
+    from jobs.runs.planning import plan_run
+    from jobs.runs.spec_file import READY_SPECS, read_spec
+    from jobs.runs.submit import send
 
     if not re.fullmatch(r"ami-[0-9a-f]{8,17}", ami):
         raise UsageError(f"'{ami}' is not an AMI's id", next_step="python -m infra.amis list")
