@@ -40,6 +40,9 @@ writes a stop while the budget is used up, or the alarm is raised.
 DISABLED_BEFORE = "disabled_before"
 """Key of a stop of environments: names of those that were disabled when it began, and stay disabled."""
 
+_MAX_REVIEWS = 5
+"""At most this many looks at the alarms in one call, in case they never stay the same."""
+
 STOP_TAG = "trainyard:budget-stop"
 """Tag of a member role that may not submit jobs. The value is the time at which the stop ends."""
 
@@ -333,14 +336,26 @@ def review_budgets(account: Account, ledger: Ledger, rules: Rules, now: datetime
         account.alert(f"{rules.owner(team)} may start jobs again, {budget}.")
 
 
-def review_limits(account: Account, ledger: Ledger, rules: Rules, now: datetime) -> None:
+def review_limits(account: Account, rules: Rules, now: datetime) -> None:
     """Start, enforce again and end the stops of hourly limits.
 
-    The alarms' states decide, not their messages, which may arrive late and in another order.
+    The alarms' states decide, not their messages, which may arrive late and in another order. Calls may overlap: the
+    last one to act must have seen the newest states, so each looks again until they stay the same.
     """
+    states: dict[str, str] | None = None
+    for _ in range(_MAX_REVIEWS):
+        ledger = account.ledger()
+        limits = ledger.of(STAGE_LIMIT, TEAM_LIMITS)
+        newest = account.alarms([limit["alarm"] for limit in limits.values()])
+        if newest == states:
+            return
+        states = newest
+        _apply_limits(account, ledger, states, rules, now)
+
+
+def _apply_limits(account: Account, ledger: Ledger, states: dict[str, str], rules: Rules, now: datetime) -> None:
     limits = ledger.of(STAGE_LIMIT, TEAM_LIMITS)
     stops = ledger.of(STAGE_HOURLY_STOP, TEAM_HOURLY_STOPS)
-    states = account.alarms([limit["alarm"] for limit in limits.values()])
     for team in {**limits, **stops}:
         limit, record, parameter = limits.get(team), stops.get(team), hourly_stop_parameter(team)
         state = "OK" if limit is None else states.get(limit["alarm"])
@@ -374,4 +389,4 @@ def handler(event: dict[str, Any], _context: object) -> None:
                 stop(budget, account, ledger, rules, now)
     else:
         review_budgets(account, ledger, rules, now)
-    review_limits(account, ledger, rules, now)
+    review_limits(account, rules, now)

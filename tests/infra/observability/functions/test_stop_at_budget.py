@@ -216,6 +216,21 @@ def test_an_hourly_limit_stops_until_its_alarm_is_ok(stage: StoppedStage, inbox:
     assert [item["state"] for item in stage.environments] == ["DISABLED", "ENABLED"]
 
 
+def test_an_alarm_that_ends_during_a_call_is_not_missed(stage: StoppedStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    alarm, cloudwatch = stage.limit("spend"), stage.world.aws.client("cloudwatch")
+
+    def disable(*arguments: Any) -> Any:
+        # The call for the end of the alarm finds nothing to end, and is over before this one acts.
+        cloudwatch.set_alarm_state(AlarmName=f"{stage.name}-spend", StateValue="OK", StateReason="test")
+        return original(*arguments)
+
+    original = stop_at_budget.disable
+    monkeypatch.setattr(stop_at_budget, "disable", disable)
+    alarm("ALARM")
+    assert stage.states == {"ENABLED"}
+    assert stage.record(STAGE_HOURLY_STOP) is None
+
+
 @pytest.mark.parametrize("first", ["budget", "limit"])
 def test_the_end_of_a_stop_leaves_what_another_stop_covers(stage: StoppedStage, first: str) -> None:
     # GIVEN a team's environment, and one that a person has disabled
