@@ -25,7 +25,9 @@ or two minutes of a notice.
 
 import argparse
 import contextlib
+import glob
 import itertools
+import os
 import random
 import re
 import signal
@@ -86,7 +88,9 @@ class Watched:
         lines, requests = self._launched.lines[self._lines_read :], self._requests[self._requests_read :]
         self._lines_read += len(lines)
         self._requests_read += len(requests)
-        folders = {path.name for path in self._scratch.glob("trainyard-*/checkpoints/*")} - self._folders
+        # Unlike Path.glob, this passes over folders that are deleted in the meantime.
+        found = glob.glob("trainyard-*/checkpoints/*", root_dir=self._scratch)  # noqa: PTH207
+        folders = {os.path.basename(path) for path in found} - self._folders  # noqa: PTH119
         self._folders |= folders
         kinds = [
             *map(_kind_of_line, lines),
