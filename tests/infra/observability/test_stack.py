@@ -155,7 +155,7 @@ def test_a_dedicated_accounts_budget_needs_no_tag(variants: Templates) -> None:
 
 
 def test_alarms_of_hourly_limits_watch_emitted_metrics(reviewed: Templates) -> None:
-    # GIVEN what the function that counts instances is told to emit
+    # GIVEN the metrics of the function that counts instances
     functions = resources(reviewed["observability"], "AWS::Lambda::Function").values()
     (watch,) = (each["Environment"]["Variables"] for each in functions if each["Handler"] == "watch_instances.handler")
     rules = Rules(

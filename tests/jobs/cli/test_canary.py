@@ -1,4 +1,4 @@
-"""`trainyard canary` runs a job on another AMI, in a queue of its own that it deletes."""
+"""`trainyard canary` runs a job on another AMI, in a temporary queue."""
 
 from jobs.aws.connection import Aws
 from jobs.core.queues import SPOT, team_queue_name
