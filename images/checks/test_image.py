@@ -24,7 +24,7 @@ START_SECONDS = 120
 
 def test_sigterm_interrupts_a_launcher_that_waits_for_s3(facts: dict[str, Any]) -> None:
     if facts["instance_type"] is None:
-        pytest.skip("no row of jobs/core/instance_types.json uses this image")
+        pytest.skip("no instance type uses this image")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts a connection and never answers
         launcher = subprocess.Popen(
             [

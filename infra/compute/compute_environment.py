@@ -115,26 +115,32 @@ def _target(reservation: CapacityReservation) -> ec2.CfnLaunchTemplate.CapacityR
 
 
 class EfaInterfaces:
-    """An EFA interface on each network card of a type. `security_group` must allow all traffic among its members."""
+    """An EFA interface on each network card of a type that can have one.
+
+    The instance's primary interface is on the first card, which has no EFA on p6-b300.48xlarge.
+
+    `security_group` must allow all traffic among its members.
+    """
 
     def __init__(self, row: InstanceType, *, security_group: ec2.ISecurityGroup) -> None:
-        self._cards = row.network_cards
+        self._efa_cards = row.efa_cards
         self._security_group = security_group
 
     def render(self) -> list[ec2.CfnLaunchTemplate.NetworkInterfaceProperty]:
+        cards = sorted({0, *self._efa_cards})
         return [
             ec2.CfnLaunchTemplate.NetworkInterfaceProperty(
-                description=f"EFA on network card {card}",
+                description=f"{'EFA' if card in self._efa_cards else 'Interface'} on network card {card}",
                 network_card_index=card,
                 # Only the primary interface, on the first card, has device index 0.
                 device_index=min(card, 1),
-                interface_type="efa",
+                interface_type="efa" if card in self._efa_cards else None,
                 groups=[self._security_group.security_group_id],
                 delete_on_termination=True,
                 # With several interfaces, EC2 assigns no public address and refuses this option.
-                associate_public_ip_address=False if self._cards == 1 else None,
+                associate_public_ip_address=False if len(cards) == 1 else None,
             )
-            for card in range(self._cards)
+            for card in cards
         ]
 
 
@@ -207,7 +213,7 @@ class ComputeEnvironment(Construct):
         """
         super().__init__(scope, name)
         row = instances.row
-        efa = multinode and row.network_cards > 0
+        efa = multinode and bool(row.efa_cards)
         reservation = instances.reservation if capacity == "on-demand" else None
         self.launch_template = LaunchTemplate(
             self,

@@ -210,7 +210,7 @@ def _efa_devices(row: InstanceType) -> list[batch.CfnJobDefinition.DevicePropert
     """Return a device per EFA interface. The container runtime adds the accelerators' devices, but not these."""
     return [
         _Batch.DeviceProperty(host_path=path, container_path=path, permissions=["READ", "WRITE", "MKNOD"])
-        for path in (f"/dev/infiniband/uverbs{index}" for index in range(row.network_cards))
+        for path in (f"/dev/infiniband/uverbs{index}" for index in range(len(row.efa_cards)))
     ]
 
 

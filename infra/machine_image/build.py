@@ -300,7 +300,7 @@ def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str
                 "HugePages": str(pool.row.huge_pages),
             },
         ),
-        *([("efa", {"Version": efa_version, "Sha256": efa_sha256})] if pool.row.network_cards else []),
+        *([("efa", {"Version": efa_version, "Sha256": efa_sha256})] if pool.row.efa_cards else []),
         ("scratch", {}),
         ("job-image", {"Image": job_image}),
     ]

@@ -40,7 +40,15 @@ def offers(account: Account, stage: Stage) -> Iterator[Finding]:
 def quotas(account: Account, stage: Stage) -> Iterator[Finding]:
     """Check that each vCPU quota covers what the stage's limits allow at the same time."""
     for (code, market), (vcpus, uses) in _needs(stage).items():
-        yield _quota(account, code, market, vcpus, " + ".join(uses))
+        uses_text = " + ".join(uses)
+        if code is None:
+            yield unknown(
+                QUOTA,
+                f"the code of the {market} quota is not known; the stage needs {vcpus} vCPUs for {uses_text}",
+                "look it up in the console of Service Quotas, and add it to QUOTAS in jobs/core/instance_types.py",
+            )
+            continue
+        yield _quota(account, code, market, vcpus, uses_text)
 
 
 def batch_quotas(account: Account, stage: Stage) -> Iterator[Finding]:
@@ -177,7 +185,7 @@ def _multinode_offer(account: Account, stage: Stage, offering: list[str], zones:
     )
 
 
-def _needs(stage: Stage) -> dict[tuple[str, str], tuple[int, list[str]]]:
+def _needs(stage: Stage) -> dict[tuple[str | None, str], tuple[int, list[str]]]:
     """Return the vCPUs that the stage may use of each (quota code, market), and for what.
 
     Retiring pools count like the current one, because both may have their maximum number of instances at the same time.
@@ -188,7 +196,7 @@ def _needs(stage: Stage) -> dict[tuple[str, str], tuple[int, list[str]]]:
     owners = ["" if team is None or one_owner else f" of team {team.name}" for team in stage.instance_owners]
     pools = [(row, pool + owner) for row, pool in rows for owner in owners]
     on_demand_nodes = stage.max_on_demand_nodes + stage.max_multinode_nodes
-    needs: dict[tuple[str, str], tuple[int, list[str]]] = {}
+    needs: dict[tuple[str | None, str], tuple[int, list[str]]] = {}
     for row, nodes, spot, owner in (
         *((row, stage.max_nodes, True, owner) for row, owner in pools),
         *((row, on_demand_nodes, False, owner) for row, owner in pools),

@@ -1,6 +1,6 @@
 """Rules for instances and their network: EFA works, and nothing reaches instances from outside."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from infra.rules.templates import (
@@ -11,6 +11,7 @@ from infra.rules.templates import (
     Resource,
     StageTemplates,
     found,
+    is_efa,
     rule,
 )
 from jobs.core.instance_types import INSTANCE_TYPES
@@ -44,7 +45,8 @@ def efa_placement(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-LaunchTemplate-EfaCards",
-    next_step="give each network card of the type one EFA interface: device index 0 on card 0, and 1 on the others",
+    next_step="give each network card of the type one interface, with EFA if it can have it: device index 0 on card 0, "
+    "and 1 on the others",
     source="Amazon EC2 User Guide, Maximize network bandwidth on instances with multiple network cards",
 )
 def efa_cards(stage: StageTemplates) -> Iterable[Finding]:
@@ -56,12 +58,17 @@ def efa_cards(stage: StageTemplates) -> Iterable[Finding]:
         if template is None or not stage.efa_interfaces(environment):
             continue
         placed = sorted(
-            (int(item.get("NetworkCardIndex", 0)), int(item.get("DeviceIndex", 0)))
+            (int(item.get("NetworkCardIndex", 0)), int(item.get("DeviceIndex", 0)), is_efa(item))
             for item in stage.interfaces(environment)
         )
         rows = [INSTANCE_TYPES.get(name) for name in environment.get("ComputeResources.InstanceTypes", [])]
-        if any(row and placed != [(card, min(card, 1)) for card in range(row.network_cards)] for row in rows):
+        if any(row and placed != _interfaces(row.efa_cards) for row in rows):
             yield found(template, "LaunchTemplateData.NetworkInterfaces")
+
+
+def _interfaces(efa_cards: Sequence[int]) -> list[tuple[int, int, bool]]:
+    """Return the interfaces that an instance needs: network card, device index, and whether it has EFA."""
+    return [(card, min(card, 1), card in efa_cards) for card in sorted({0, *efa_cards})]
 
 
 @rule(

@@ -91,9 +91,12 @@ class StageTemplates:
 
     def efa_interfaces(self, environment: Resource) -> int:
         """Return the number of EFA interfaces, which is the number of EFA devices in jobs."""
-        return sum(
-            str(interface.get("InterfaceType", "")).startswith("efa") for interface in self.interfaces(environment)
-        )
+        return sum(is_efa(interface) for interface in self.interfaces(environment))
+
+
+def is_efa(interface: Mapping[str, Any]) -> bool:
+    """Return whether a network interface of a launch template has EFA."""
+    return str(interface.get("InterfaceType", "")).startswith("efa")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ def egress_ports(stage: Stage) -> dict[tuple[str, int], str]:
 def uses_default_security_group(stage: Stage) -> bool:
     """Return whether containers of the stage's jobs are in the VPC's default group; see infra/network/stack.py."""
     pools = (stage.pool, *stage.retiring)
-    return bool(stage.max_multinode_nodes) and any(pool.row.network_cards for pool in pools)
+    return bool(stage.max_multinode_nodes) and any(pool.row.efa_cards for pool in pools)
 
 
 def endpoint_zone_count(stage: Stage) -> int | None:

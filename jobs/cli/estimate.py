@@ -220,7 +220,7 @@ def _known_speeds(runs: "Sequence[PastRun]", spec: "JobSpec", row: "InstanceType
 def _show(heading: str, found: "Sequence[Estimate]", unknown: "Sequence[InstanceType]") -> None:
     from jobs.cli import tables
     from jobs.core.instance_types import INSTANCE_TYPES
-    from jobs.core.words import duration, usd
+    from jobs.core.words import counted, duration, usd
 
     on, console = tables.stdout(), tables.stderr()
     if heading:
@@ -239,8 +239,6 @@ def _show(heading: str, found: "Sequence[Estimate]", unknown: "Sequence[Instance
         on.print(f"\n{each.place}")
         tables.show(tables.Pairs(("  -", line) for line in each.arithmetic), on=on)
     if unknown:
-        names = ", ".join(row.name for row in unknown)
-        console.print(
-            f"\nno figures for {names}: no run of this model on them, and no published figures", soft_wrap=True
-        )
+        others = counted(len(unknown), "other instance type")
+        console.print(f"\nno figures for {others}: no run of this model there, and none published", soft_wrap=True)
     console.print("Estimates leave out instance startup, storage and transfer. Spot prices change.", soft_wrap=True)

@@ -1,11 +1,12 @@
-"""The EC2 instance types that a stage can train on: one row of instance_types.json each.
+"""The EC2 instance types that a stage can train on: EC2's own data in instance_types.json, and beside it what EC2 does
+not tell.
 
-To add an instance type, add a row. The rows are JSON because the container's Python 3.10 cannot read TOML. Receipts
-quote the date and the source of a row's prices next to each amount.
+To add an instance type, run `python -m jobs.money.instance_types --add TYPE`, which asks EC2 and writes the row. If its
+card or family is new, add a row to CARDS or QUOTAS. The file is JSON because the container's Python 3.10 cannot read
+TOML. Receipts quote the date and the source of a row's prices next to each amount.
 
-The vCPUs, memory, cards, disks and zones of the CUDA rows are EC2's own data (DescribeInstanceTypes and
-DescribeInstanceTypeOfferings). Types with V100 cards (P3) have no row: the image cuda installs PyTorch's wheel from
-PyPI, whose CUDA 13 does not support cards older than Turing (compute capability 7.5).
+Types with V100 cards (P3) have no row: the image cuda installs PyTorch's wheel from PyPI, whose CUDA 13 does not
+support cards older than Turing (compute capability 7.5).
 """
 
 import json
@@ -47,8 +48,12 @@ class InstanceType:
     job_memory_mib: int
     """Memory that a job on the whole instance requests: less than the total, because the ECS agent and the kernel
     reserve some."""
-    network_cards: int
-    """Network cards that can each have an EFA interface. 0 for types without EFA."""
+    efa_cards: tuple[int, ...] = ()
+    """Indexes of the network cards that can have an EFA interface. Empty for types without EFA."""
+    card_model: str | None = None
+    """EC2's name of the cards' model. None for types without cards."""
+    card_memory_mib: int = 0
+    """Memory of one card."""
     nvme_disks: int = 0
     """Local disks, deleted with the instance: scratch space and Docker's storage."""
     image_type: ImageType = "ECS_AL2023"
@@ -64,24 +69,22 @@ class InstanceType:
     card."""
     huge_pages: int = 0
     """2 MiB huge pages that the accelerator's driver needs the kernel to reserve."""
-    on_demand_quota_code: str
-    """Service Quotas code of the limit on the family's On-Demand vCPUs."""
-    spot_quota_code: str
-    """Service Quotas code of the limit on the family's Spot vCPUs."""
+    on_demand_quota_code: str | None
+    """Service Quotas code of the limit on the family's On-Demand vCPUs. None if we do not know it."""
+    spot_quota_code: str | None
+    """Service Quotas code of the limit on the family's Spot vCPUs. None if we do not know it."""
     zone_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     """Ids of zones known to offer the type, by region. Regions that were never checked are missing."""
     image: str
     """Folder under images/ of the image for this accelerator."""
     on_demand_usd_per_hour: float
-    """Price of one Linux instance in us-east-1, in US dollars."""
+    """Price of one Linux instance in us-east-1 (or where `price_source` says), in US dollars."""
     spot_usd_per_hour: float
     """Typical Spot price there: the median over the zones."""
     price_date: str
     """Day on which the prices were read."""
     price_source: str
     """Source of the prices."""
-    notes: str = ""
-    """Sources of the other numbers, and which of them are unconfirmed."""
 
     @property
     def processes(self) -> int:
@@ -99,14 +102,95 @@ class InstanceType:
         return {"hpu": "HPU", "cuda": "GPU", "cpu": "vCPU"}[self.accelerator]
 
 
-def _row(name: str, values: Mapping[str, Any]) -> InstanceType:
-    zone_ids = {region: tuple(zones) for region, zones in values.get("zone_ids", {}).items()}
-    return InstanceType(name=name, **{**values, "zone_ids": zone_ids})
+@dataclass(frozen=True, kw_only=True)
+class _Card:
+    """What EC2 does not tell of a card."""
 
+    accelerator: Accelerator = "cuda"
+    teraflops: float | None = None
+    link_gigabytes_per_second: float | None = None
+
+
+CARDS: dict[str | None, _Card] = {
+    # Links: seven of a card's ten 100 Gbit/s ports connect to the other seven cards (Habana's Gaudi white paper). No
+    # peak is published for matrix multiplication.
+    "Gaudi": _Card(accelerator="hpu", link_gigabytes_per_second=87.5),
+    # NVIDIA's datasheets of each card. They give NVLink's speed both ways. The other cards have PCIe with 16 lanes.
+    "A10G": _Card(teraflops=70, link_gigabytes_per_second=32),
+    "L4": _Card(teraflops=121, link_gigabytes_per_second=32),
+    "L40S": _Card(teraflops=362, link_gigabytes_per_second=32),
+    "RTX PRO Server 6000": _Card(link_gigabytes_per_second=64),
+    "A100": _Card(teraflops=312, link_gigabytes_per_second=300),
+    "H100": _Card(teraflops=989, link_gigabytes_per_second=450),
+    "H200": _Card(teraflops=989, link_gigabytes_per_second=450),
+    "B200": _Card(teraflops=2250, link_gigabytes_per_second=900),
+    "B300": _Card(teraflops=2250, link_gigabytes_per_second=900),
+    None: _Card(accelerator="cpu"),
+}
+
+_P_ON_DEMAND = "L-417A185B"
+QUOTAS: dict[str, tuple[str | None, str | None]] = {
+    "dl1": ("L-6E869C2A", "L-85EED4F7"),
+    **dict.fromkeys(("g5", "g6", "g6e", "g7e"), ("L-DB2E81BA", "L-3819A6DF")),
+    **dict.fromkeys(("p4d", "p4de"), (_P_ON_DEMAND, "L-7212CCBC")),
+    # That the Spot quota of p5 is also the one of p5e and p5en is unconfirmed.
+    **dict.fromkeys(("p5", "p5e", "p5en"), (_P_ON_DEMAND, "L-C4BD4855")),
+    **dict.fromkeys(("p6-b200", "p6-b300"), (_P_ON_DEMAND, None)),
+    **dict.fromkeys(("m6i", "m7i"), ("L-1216C47A", "L-34B43A08")),
+}
+"""Service Quotas codes of the vCPU limits of a family: On-Demand and Spot."""
+
+_GAUDI: Mapping[str, Any] = {
+    "image": "gaudi",
+    "machine_image": "stage",
+    "gaudi_generation": 1,
+    # Habana's installation guide.
+    "huge_pages": 15000,
+    # What the published DL1 job definitions request.
+    "job_memory_mib": 760000,
+}
+_BY_ACCELERATOR: Mapping[Accelerator, Mapping[str, Any]] = {
+    "hpu": _GAUDI,
+    "cuda": {"image": "cuda", "image_type": "ECS_AL2023_NVIDIA"},
+    "cpu": {"image": "cpu"},
+}
+
+
+def _job_memory_mib(memory_mib: int) -> int:
+    """Return the memory that a job can request: without 2.75 GiB and 3 %, at most 8 %, rounded down.
+
+    Batch's guide ("Compute resource memory management") tells to leave memory to the agent and the system, but not how
+    much. The shares follow the published DL1 job definitions, which request 96.6 % of 768 GiB.
+    """
+    left = memory_mib - min(0.08 * memory_mib, 2816 + 0.03 * memory_mib)
+    unit = 10_000 if left >= 60_000 else 1_000
+    return int(left // unit) * unit
+
+
+def _row(name: str, found: Mapping[str, Any]) -> InstanceType:
+    card = CARDS[found.get("card_model")]
+    on_demand_quota_code, spot_quota_code = QUOTAS[name.partition(".")[0]]
+    values: dict[str, Any] = {
+        "accelerators": 0,
+        "accelerator": card.accelerator,
+        "job_memory_mib": _job_memory_mib(found["memory_mib"]),
+        "card_teraflops": card.teraflops,
+        "link_gigabytes_per_second": card.link_gigabytes_per_second if found.get("accelerators", 0) > 1 else None,
+        "on_demand_quota_code": on_demand_quota_code,
+        "spot_quota_code": spot_quota_code,
+        **_BY_ACCELERATOR[card.accelerator],
+        **found,
+        "efa_cards": tuple(found.get("efa_cards", ())),
+        "zone_ids": {region: tuple(zones) for region, zones in found.get("zone_ids", {}).items()},
+    }
+    return InstanceType(name=name, **values)
+
+
+PATH = Path(__file__).with_suffix(".json")
+"""EC2's data of the types, written by `python -m jobs.money.instance_types`."""
 
 INSTANCE_TYPES = {
-    name: _row(name, values)
-    for name, values in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
+    name: _row(name, values) for name, values in json.loads(PATH.read_text(encoding="utf-8"))["types"].items()
 }
 
 
@@ -117,5 +201,5 @@ def instance_type(name: str) -> InstanceType:
     except KeyError:
         raise UsageError(
             f"unknown instance type '{name}'{did_you_mean(name, INSTANCE_TYPES)}",
-            next_step="use a type of jobs/core/instance_types.json, or add a row there",
+            next_step="use a type of jobs/core/instance_types.json, or see python -m jobs.money.instance_types --help",
         ) from None

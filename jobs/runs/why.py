@@ -325,6 +325,10 @@ def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
     for item in facts.environments:
         spot = "SPOT" in item["computeResources"]["type"]
         code = facts.row.spot_quota_code if spot else facts.row.on_demand_quota_code
+        if code is None:
+            text = f"the code of the quota is not known; the job needs {needed} vCPUs"
+            yield Finding(verdict="unknown", about=f"{_kind(item)} quota", text=text)
+            continue
         answer = aws.quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
         value = answer["Value"]
         text = f"{value:g} vCPUs of {answer.get('QuotaName', code)} ({code}); the job needs {needed}"

@@ -185,7 +185,7 @@ def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
     how = f"{report['backend']}, {'provider ' + ', '.join(providers) if providers else 'no provider of libfabric'}"
     if context.aws.emulated:
         how += f"; {_ON_THIS_MACHINE}, and both nodes run on it"
-    has_efa = stage.instance_type.network_cards > 0
+    has_efa = bool(stage.instance_type.efa_cards)
     fast = not context.aws.emulated and report["backend"] != "gloo" and (providers == ["efa"] or not has_efa)
     speed = f"{how}; {receipt.result.get('across_nodes_bus_gigabytes_per_second')} GB/s across nodes"
     fabric = Evidence(claim="fabric", outcome=PROVEN if fast else NOT_PROVEN, text=speed, ids=ids_of(job))
