@@ -8,7 +8,8 @@ from jobs.container.launcher.accounting import receipt
 from jobs.core.instance_types import instance_type
 from jobs.core.locations import S3Location
 from jobs.core.records import Attempt
-from jobs.money.receipt import with_end
+from jobs.money.prices import stored
+from jobs.money.receipt import stored_text, with_end
 
 STARTED = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
@@ -48,3 +49,9 @@ def test_attempt_without_an_end_is_billed_until_its_jobs_end() -> None:
     # An attempt that has an end, or belongs to an earlier job, is unchanged.
     assert with_end(found, job_id="0f0f", stopped_at=STARTED + timedelta(hours=3)) == found
     assert with_end(written, job_id="1a1a", stopped_at=stopped_at) == written
+
+
+def test_text_of_stored_files_is_empty_if_s3_was_not_queried() -> None:
+    assert stored_text(None) == ""
+    kept = stored_text(stored({"checkpoints/step-1/model.safetensors": 2**30, "model/model.safetensors": 2**30}, 0))
+    assert kept.startswith("2.15 GB, 1.07 GB of it in checkpoints: 0.0460 USD per month at "), kept
