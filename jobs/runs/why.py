@@ -245,12 +245,11 @@ def _environments(facts: Facts) -> Iterator[Finding]:
 
 def _instance_limit(facts: Facts) -> Iterator[Finding]:
     """Compare the instances in use with the stage's limit. Jobs share no instance; Batch itself counts vCPUs."""
+    enabled = [item for item in facts.environments if item["state"] == "ENABLED"]
+    if not enabled:
+        return  # a stop or a person disabled all, as _environments reports; the limit does not matter
     used = sum(item.get("nodeProperties", {}).get("numNodes", 1) for item in facts.running)
-    most = sum(
-        item["computeResources"]["maxvCpus"] // facts.row.vcpus
-        for item in facts.environments
-        if item["state"] == "ENABLED"
-    )
+    most = sum(item["computeResources"]["maxvCpus"] // facts.row.vcpus for item in enabled)
     counted = f"{used} of at most {most} instances of {facts.row.name} are in use"
     if used + facts.waiting_nodes <= most:
         yield Finding(verdict="fine", about="instance limit", text=counted)
