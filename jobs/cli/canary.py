@@ -35,6 +35,7 @@ def canary(
     import re
     from dataclasses import replace
 
+    from jobs.cli import tables
     from jobs.cli.acceptance.runs import corpus_spec, put_corpus
     from jobs.cli.options import Mode
     from jobs.cli.submission import confirm, finish, show_plans
@@ -61,7 +62,10 @@ def canary(
     if not yes and not stage.emulated:
         confirm([planned], verb=f"Test {ami} with one run: submit it")
     row = stage.row_of(accelerated=chosen.kind.accelerated)
-    with temporary_queue(aws, stage.queue(planned.queue), row, ami, name=f"canary-{planned.run_id}"[:128]) as queue:
+    name = f"canary-{planned.run_id}"[:128]
+    left = f"disable and delete the job queue and the compute environment {name} with aws batch"
+    tables.stderr().print(f"if this command is killed, {left}")
+    with temporary_queue(aws, stage.queue(planned.queue), row, ami, name=name) as queue:
         planned = replace(planned, request={**planned.request, "jobQueue": queue})
         own = replace(stage, queues={**stage.queues, planned.queue: queue})
         job_ids = {planned.run_id: send(aws, planned)}

@@ -34,6 +34,7 @@ def test_a_canary_runs_a_job_and_leaves_nothing(emulated: Aws, aws_trainyard: Tr
     before = names(emulated)
     done = aws_trainyard("canary", AMI, "--cpu", expect=0)
     assert "SUCCEEDED" in done.stderr + done.stdout
+    assert "if this command is killed, disable and delete the job queue" in done.stderr
     assert names(emulated) == before
     refused = aws_trainyard("canary", "gaudi", expect=2)
     assert "'gaudi' is not an AMI's id" in refused.stderr
