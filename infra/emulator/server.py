@@ -80,8 +80,7 @@ def serve(
         s3.install()
         if keep is not None:
             s3.keep_objects(keep.absolute())
-        if registry:
-            ecr.install(registry)
+        ecr.install(registry)
         process_executor.adopt_orphans()
         batch.install(executor, credentials=credentials, registry=registry)
         gc.freeze()

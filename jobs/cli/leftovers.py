@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from jobs.aws.connection import Aws
     from jobs.money.leftovers import Leftover, Leftovers
 
+_NEEDED_BY = {"key": (("bucket", "secret", "repository"), "read"), "machine-image": (("snapshot",), "found again")}
+"""Kinds without which other kinds cannot be read or, because only their AMI has the stage's tags, not be found."""
+
 
 def leftovers(
     ctx: typer.Context,
@@ -88,35 +91,36 @@ def _notes(aws: "Aws", stage: str, left: "Leftovers", chosen: "Sequence[Leftover
 
 
 def _delete(aws: "Aws", stage: str, left: "Leftovers", chosen: "Sequence[Leftover]", *, yes: bool) -> None:
-    """Ask, and delete what was chosen. Raises UsageError if files would lose their key, TrainyardError if some stay."""
+    """Ask, and delete what was chosen. Raises UsageError if what stays needs it, TrainyardError if AWS refuses some."""
     from jobs.cli import tables
     from jobs.cli.terminal import ask
     from jobs.core.errors import TrainyardError, UsageError
     from jobs.core.words import counted
 
-    encrypted = [item for item in left.found if item.kind in ("bucket", "secret", "repository") and item not in chosen]
-    if encrypted and any(item.kind == "key" for item in chosen):
-        raise UsageError(
-            f"nothing was deleted: without its key, {encrypted[0].kind} {encrypted[0].name} could not be read",
-            next_step="name only other kinds with --kind, or also buckets, secrets and repositories",
-        )
+    for kind, (others, use) in _NEEDED_BY.items():
+        stays = [item for item in left.found if item.kind in others and item not in chosen]
+        if stays and any(item.kind == kind for item in chosen):
+            raise UsageError(
+                f"nothing was deleted: without its {kind}, {stays[0].kind} {stays[0].name} could not be {use}",
+                next_step=f"choose other kinds, or add --kind {' --kind '.join(others)}",
+            )
     buckets = sum(item.kind == "bucket" for item in chosen)
     what = f"{counted(len(chosen), 'leftover')} of stage '{stage}'"
     what += f", with all files in {counted(buckets, 'bucket')}" if buckets else ""
     if not yes:
         ask(f"Delete {what}?", unasked=UsageError(f"nothing was deleted: {what}", next_step="add --yes"))
-    stays: list[str] = []
+    refused: list[str] = []
     for item in chosen:
-        if item.kind == "other" or (item.kind == "key" and stays):
+        if item.kind == "other" or (item.kind == "key" and refused):
             reason = "delete it by hand" if item.kind == "other" else "what stays may need it"
         else:
             reason = _refusal(aws, item)
         if reason:
-            stays.append(f"{item.kind} {item.name} was not deleted: {reason}")
+            refused.append(f"{item.kind} {item.name} was not deleted: {reason}")
         else:
             tables.stderr().print(f"deleted {item.kind} {item.name}")
-    if stays:
-        raise TrainyardError("\n".join(stays), next_step=f"trainyard --stage {stage} leftovers")
+    if refused:
+        raise TrainyardError("\n".join(refused), next_step=f"trainyard --stage {stage} leftovers")
 
 
 def _refusal(aws: "Aws", item: "Leftover") -> str:

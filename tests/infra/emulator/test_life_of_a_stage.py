@@ -314,9 +314,11 @@ def test_leftovers_are_only_the_stages_own_and_can_be_deleted(
 ) -> None:
     environment = {**environment_of(account.aws.endpoint), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     kms = account.aws.client("kms")
-    for stage in ("dev", "prod"):  # keys as `own_kms_key` makes them
+    for stage in ("dev", "prod"):  # keys as `own_kms_key` makes them; repositories and AMIs that no stack deletes
         tags = {"trainyard:project": "trainyard", "trainyard:stage": stage}
         kms.create_key(Tags=[{"TagKey": key, "TagValue": value} for key, value in tags.items()])
+        put_image(account, f"trainyard-{stage}-replaced", tags)
+        register_ami(account, tags)
     data = destroyed.before.parameters["bucket/data"]
     s3 = account.aws.client("s3")
     for content in (b"old", b"newer"):
@@ -333,7 +335,11 @@ def test_leftovers_are_only_the_stages_own_and_can_be_deleted(
         return {kind: [*group] for kind, group in groupby(items, key=lambda item: item["kind"])}
 
     left = found()
-    assert left.keys() == {"bucket", "secret", "log-group", "job-definition", "key"}
+    images = {"repository", "machine-image", "snapshot"}
+    assert left.keys() == {"bucket", "secret", "log-group", "job-definition", "key"} | images
+    [[repository], [ami], [snapshot]] = (left[kind] for kind in ("repository", "machine-image", "snapshot"))
+    assert (repository["name"], repository["size_bytes"]) == ("trainyard-dev-replaced", IMAGE_BYTES)
+    assert (ami["usd_a_month"], snapshot["usd_a_month"]) == (0, 0.05 * snapshot["size_bytes"] / 2**30)
     assert {each["name"]: each["size_bytes"] for each in left["bucket"]}[data] >= len(b"oldnewer")
     assert [each["usd_a_month"] for each in left["key"]] == [1.0]
     assert not any("trainyard-prod-" in each["arn"] for group in left.values() for each in group)
@@ -349,13 +355,43 @@ def test_leftovers_are_only_the_stages_own_and_can_be_deleted(
     assert f"nothing was deleted: {len(left['job-definition'])} leftovers of stage 'dev'\nnext: add --yes" in unasked
     assert "without its key, bucket" in leftovers("--kind", "key", "--delete", "--yes", expect=2).stderr
     assert {kind: len(group) for kind, group in found().items()} == {kind: len(group) for kind, group in left.items()}
+    # Nor an AMI before its snapshot, which has no tags.
+    unfound = leftovers("--kind", "machine-image", "--delete", "--yes", expect=2).stderr
+    assert f"without its machine-image, snapshot {snapshot['name']} could not be found again" in unfound
+    leftovers("--kind", "machine-image", "--kind", "snapshot", "--delete", "--yes")
+    assert found().keys() == left.keys() - {"machine-image", "snapshot"}
     leftovers("--delete", "--yes")
     assert found() == {}
+    assert "nothing is left" in leftovers("--delete", "--yes").stderr
+    ec2 = account.aws.client("ec2")
+    stages = [tag["Value"] for image in ec2.describe_images(Owners=["self"])["Images"] for tag in image["Tags"]]
+    assert ("dev" in stages, "prod" in stages) == (False, True)
+    with pytest.raises(ClientError, match=r"InvalidSnapshot\.NotFound"):
+        ec2.describe_snapshots(SnapshotIds=[snapshot["name"]])
+    assert account.snapshot().others["repositories"] == destroyed.after.others["repositories"]
     buckets = [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
     assert len([name for name in buckets if name.startswith("trainyard-prod-")]) == 3
     assert not [name for name in buckets if name.startswith("trainyard-dev-")]
     states = [kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyState"] for key in kms.list_keys()["Keys"]]
     assert states.count("PendingDeletion") == 1
+
+
+IMAGE_BYTES = 7023
+
+
+def put_image(account: Account, repository: str, tags: dict[str, str]) -> None:
+    """Create a repository with an image."""
+    ecr = account.aws.client("ecr")
+    ecr.create_repository(repositoryName=repository, tags=[{"Key": key, "Value": tags[key]} for key in tags])
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    manifest = {"schemaVersion": 2, "mediaType": kind, "config": {"size": IMAGE_BYTES}, "layers": []}
+    ecr.put_image(repositoryName=repository, imageManifest=json.dumps(manifest), imageTag="1")
+
+
+def register_ami(account: Account, tags: dict[str, str]) -> None:
+    """Register an AMI, for which the emulator creates a snapshot without tags."""
+    ami = account.aws.client("ec2").register_image(Name=f"trainyard-{tags['trainyard:stage']}")["ImageId"]
+    account.aws.client("ec2").create_tags(Resources=[ami], Tags=[{"Key": key, "Value": tags[key]} for key in tags])
 
 
 def denied(*_: object) -> None:
