@@ -37,7 +37,7 @@ STACKS = ("access", "compute", "image", "jobs", "machine-image", "network", "obs
 """All stacks that a stage may have. A pull request may add one that is not deployed yet."""
 
 ISSUER = "token.actions.githubusercontent.com"
-_AUDIENCE = "sts.amazonaws.com"
+AUDIENCE = "sts.amazonaws.com"
 
 _SESSION = cdk.Duration.hours(4)
 """Maximum session length: a build of the images between two deployments may take two hours. The workflow sets the
@@ -92,13 +92,13 @@ class DiffRole(InlineRole):
 def _workflows(provider_arn: str, subject: str) -> iam.IPrincipal:
     """Return the principal for workflows whose token has this subject."""
     # Exact match: a wildcard would admit other branches, pull requests or forks.
-    claims = {f"{ISSUER}:aud": _AUDIENCE, f"{ISSUER}:sub": subject}
+    claims = {f"{ISSUER}:aud": AUDIENCE, f"{ISSUER}:sub": subject}
     return iam.FederatedPrincipal(provider_arn, {"StringEquals": claims}, "sts:AssumeRoleWithWebIdentity")
 
 
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
     """Create the OIDC provider. An account can have only one, which the settings of its other stages name."""
-    return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[_AUDIENCE])
+    return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[AUDIENCE])
 
 
 class AccessStack(StageStack):

@@ -2,14 +2,21 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
+import yaml
 
+from infra.access.permissions_boundary import DIFF_ACTIONS
+from infra.access.stack import AUDIENCE, ISSUER
+from infra.emulator import ACCOUNT_ID, REGION
 from infra.emulator.cloudformation.resource_type import RECORDED, TYPES
 from infra.emulator.credentials import Credentials
 from infra.emulator.deploy import ROOT, cdk_environment
@@ -17,8 +24,10 @@ from infra.settings import STAGES
 from infra.stages import Alerts
 from jobs.core.stage import parameter_path
 from tests.support.emulator.batch_calls import until
-from tests.support.infra.synthesis import synthesise_for_cli
+from tests.support.infra.deployed_roles import DeployedStage, Role
+from tests.support.infra.synthesis import read_assembly, synthesise_for_cli
 from tests.support.infra.variants import ALL
+from tests.support.jobs.proxies import DENIED, Proxy
 from tests.support.running_emulator import Emulator
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the deployment
@@ -144,6 +153,7 @@ def test_full_stage_is_deployed_changed_and_destroyed(deployed_aws: Emulator, tm
         "AWS::CDK::Metadata",
         *(name for name in made if not name.startswith("Custom::")),
     }
+    check_ci(deployed_aws, app=str(tmp_path / "assembly-deploy-0"), scratch=tmp_path)
     # No change of NAT gateways: the emulator cannot change routes in place.
     changes = {"deploy_from": None, "alerts": Alerts(emails=("sre@example.com",)), "spot_wait_hours": 2}
     cdk(*deploy, **changes)
@@ -151,10 +161,84 @@ def test_full_stage_is_deployed_changed_and_destroyed(deployed_aws: Emulator, tm
     for name in ("AWS::Batch::ComputeEnvironment", "AWS::EC2::Subnet", "AWS::KMS::Key", "AWS::S3::Bucket"):
         assert changed[name] == made[name]
     assert "AWS::IAM::OIDCProvider" not in changed
+    assert not [name for name in changed["AWS::IAM::Role"] if name.startswith("trainyard-all-access-D")]
     assert changed["AWS::SNS::Subscription"] != made["AWS::SNS::Subscription"]
     cdk("destroy", "--force", **changes)
     assert resources() == before
     assert deployed_aws.health()["server_errors"] == []
+
+
+class RoleProxy(Proxy):
+    """Denies the session of a role, which the emulator would admit everywhere, what IAM would deny."""
+
+    def __init__(self, aws: Emulator, role: Role, arn: str) -> None:
+        session = aws.client("sts").assume_role(RoleArn=arn, RoleSessionName="GitHubActions")["Credentials"]
+        self._credentials = Credentials(session["AccessKeyId"], session["SecretAccessKey"])
+        self._role = role
+        self.decided: set[tuple[str, str]] = set()
+        """Requested actions, and IAM's decisions."""
+        super().__init__(aws.endpoint)
+        self.aws = replace(aws, endpoint=self.url, credentials=self._credentials)
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        signed = request.headers.get("Authorization", "")
+        if f"={self._credentials.access_key_id}/" in signed and b"GetCallerIdentity" not in body:  # IAM never denies it
+            action, arn = self._request(body, service=signed.split("/")[3])
+            decision = self._role.decide_in(action, arn, {})
+            self.decided.add((action, decision))
+            if decision != "allowed":
+                self._answer(request, 403, {}, DENIED)
+                return
+        self._answer(request, *self._pass_on(*self.message(request, body)))
+
+    @staticmethod
+    def _request(body: bytes, *, service: str) -> tuple[str, str]:
+        """Return the action and the resource of a request to STS or CloudFormation."""
+        form = {key: value for key, [value] in parse_qs(body.decode()).items()}
+        stack = f"arn:aws:cloudformation:{REGION}:{ACCOUNT_ID}:stack/{form.get('StackName')}/id"
+        return f"{service}:{form['Action']}", form.get("RoleArn", stack)
+
+
+def check_ci(aws: Emulator, *, app: str, scratch: Path) -> None:
+    """Check the roles of CI in IAM, and run the workflow's commands with the rights that they have."""
+    source, iam = ALL.deploy_from, aws.client("iam")
+    assert source is not None
+    [provider] = [each["Arn"] for each in iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]]
+    assert iam.get_open_id_connect_provider(OpenIDConnectProviderArn=provider)["ClientIDList"] == [AUDIENCE]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/deploy.yml").read_text())["jobs"]
+    templates = {path.split("/")[1]: template for path, template in read_assembly(Path(app)).items()}
+    synthesised = DeployedStage("all", templates)
+
+    def run(job: str, subject: str) -> set[tuple[str, str]]:
+        """Run the first CDK command of a job, and return what its role requested."""
+        arn = aws.client("ssm").get_parameter(Name=parameter_path("all") + f"{job}-role")["Parameter"]["Value"]
+        name, role = arn.rpartition("/")[2], synthesised.role("access", job.title())
+        [statement] = iam.get_role(RoleName=name)["Role"]["AssumeRolePolicyDocument"]["Statement"]
+        assert statement == {
+            "Action": "sts:AssumeRoleWithWebIdentity",
+            "Condition": {"StringEquals": {f"{ISSUER}:aud": AUDIENCE, f"{ISSUER}:sub": subject}},
+            "Effect": "Allow",
+            "Principal": {"Federated": provider},
+        }
+        policies = iam.list_role_policies(RoleName=name)["PolicyNames"]
+        kept = [iam.get_role_policy(RoleName=name, PolicyName=each)["PolicyDocument"] for each in policies]
+        assert [each for each in kept if each not in role.identity] == []
+        assert len(kept) == len(role.identity)
+        command = next(step["run"] for step in jobs[job]["steps"] if step.get("run", "").startswith("cdk "))
+        arguments = shlex.split(command.partition(" 2>&1")[0].replace("$STAGE", "all"))[1:]
+        with RoleProxy(aws, role, arn) as proxy:
+            code, output = proxy.aws.cdk(*arguments, "--app", app, scratch=scratch)
+        assert code == 0, output
+        assert "Number of stacks with differences: 0" in output or 0 < output.count("✅") == output.count(
+            "(no changes)"
+        )
+        return proxy.decided
+
+    # The diff role reads all templates although IAM denies it the lookup role of the bootstrap.
+    denied = ("sts:AssumeRole", "implicitly denied")
+    assert run("diff", source.pull_request_subject) == {denied, *((action, "allowed") for action in DIFF_ACTIONS)}
+    assert run("deploy", source.subject) == {("sts:AssumeRole", "allowed")}
 
 
 APP = """
