@@ -94,7 +94,7 @@ def data_show(
     columns = Columns(
         texts=texts,
         label=label_column,
-        missing_next="name it with --text-column, --label-column",
+        missing_next="name the columns with --text-column and --label-column",
         format=text_format,
         labels=LabelFormat(problem, label_delimiter),
     )

@@ -8,7 +8,7 @@ import codecs
 import csv
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -197,7 +197,11 @@ class TableRows:
             is_delimited = table_suffix(self.location) in DELIMITERS and not self.whole_rows
             yield from (_delimited_rows if is_delimited else _json_rows)(self, text, start)
         except UsageError as error:
-            if not self.invalid or self.bad is None:
+            if self.bad is None:
+                raise
+            if not self.invalid:  # the error may be in the header, and the encoding wrong further down
+                deque(_json_lines(self, text, BEGINNING), maxlen=0)
+            if not self.invalid:
                 raise
             others.append(error)
         if others or (self.invalid and not self.non_ascii):
@@ -539,7 +543,7 @@ class _DelimitedLines:
         if other in header[0]:
             names = header[0].split(other)
             missing = {*self._table.columns} - {*names}
-            columns = f"; {self._table.missing_next}, which are {', '.join(map(repr, names))}" if missing else ""
+            columns = f"; {self._table.missing_next}; the columns are {', '.join(map(repr, names))}" if missing else ""
             shown = "tab" if other == "\t" else repr(other)
             raise UsageError(
                 f"{self._table.location}, line 1: its columns are separated by {other!r}, not by {self.delimiter!r}",

@@ -201,6 +201,9 @@ def test_rows_of_another_encoding_are_not_skipped(aws: Aws, put: Put) -> None:
     assert re.search(
         r"not UTF-8 .*\n.*separated by ';'.*set delimiter: ';'; name the columns .*'', 'Text', 'label'", error
     )
+    late = put("t.csv", ";Text;label\n0;good;no\n1;f\u00fcnf;so\n".encode("cp1252"))
+    [error] = errors_of(aws, finetuning(put, late))
+    assert re.search(r"line 3: not UTF-8 .*\n.*separated by ';'", error)
     # A few broken lines of a UTF-8 table are rows like others
     table = put("t.csv", b"text,label\n\xc3\xbc,1\na\xfc,1\nb,2\n")
     assert errors_of(aws, finetuning(put, table, on_bad_rows="skip")) == []
