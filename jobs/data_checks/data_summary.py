@@ -135,7 +135,8 @@ class DataSummary(BaseModel):
         elif self.empty:
             yield f"{counted(self.empty, 'example')} with an empty text, used like any other"
         if self.repeated:
-            yield f"{counted(self.repeated, 'training example')} repeating an earlier text"
+            repeating = f"{counted(self.repeated, 'training example')} repeating an earlier text"
+            yield f"{repeating}; drop_duplicates: true drops those of the same class"
         if self.problem == "single-label" and len(self.classes) == 1:
             yield "there is only one class: training refuses this data"
         if self.problem == "multi-label" and not self.classes:

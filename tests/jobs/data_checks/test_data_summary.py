@@ -37,7 +37,7 @@ def test_summary_counts_classes_and_warns_of_likely_mistakes(found: DataSummary)
         "warning: class 'other' has no held-out example",
         "warning: class 'new' has no training example",
         "warning: 1 of 3 held-out examples also in the training data",
-        "warning: 1 training example repeating an earlier text",
+        "warning: 1 training example repeating an earlier text; drop_duplicates: true drops those of the same class",
         "warning: 3 bad rows of t.csv skipped",
         "  t.csv, line 4: 'label' is None, which is not a class",
         "  and 2 more",
