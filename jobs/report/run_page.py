@@ -1,5 +1,6 @@
 """Render the report of one run: result, curves, attempts and costs, classes, inputs and settings, next steps."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,9 +17,16 @@ from jobs.report.comparison import argument_text
 from jobs.report.curves import EVENTS, capitalized, curves, events, time_axis
 from jobs.report.rendering import Tile, render
 from jobs.runs.recorded_run import RecordedRun
+from jobs.spec.kinds.evaluate import Evaluate
 from jobs.spec.spec import JobSpec
 
 _MIXED_UP = 10
+_TABLE_KEYS = (
+    "max_length",
+    *("text_column", "text_pair_column", "label_column", "label_delimiter", "positive_class"),
+    *("delimiter", "encoding", "quotes_are_text", "strip"),
+)
+"""Arguments of a fine-tuning that an evaluation of a similar table needs too."""
 _SHOWN_GENERATIONS = 20
 _LABELLED_CLASSES = 15
 """Maximum number of classes for which the cells of a confusion matrix show their counts."""
@@ -68,6 +76,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         **_money(run),
         **classes,
         **_samples(run),
+        evaluation_command=_evaluation_command(run),
         inputs=_inputs(run),
         data="\n".join(_data(run)),
         differences=differences(run.spec, recipe) if run.spec else [],
@@ -302,6 +311,19 @@ def _data(run: RecordedRun) -> Iterator[str]:
         yield from run.data.lines()
     for location, digits in run.inputs.fingerprints.items() if run.inputs else ():
         yield f"read: {location} (fingerprint {digits})"
+
+
+def _evaluation_command(run: RecordedRun) -> str:
+    """Return the command that evaluates a classifier on another table of the training table's format."""
+    given = run.spec.entrypoint_arguments().model_dump() if run.spec else {}
+    # The ready spec has its own max_length, and otherwise the kind's defaults.
+    defaults = {name: field.default for name, field in Evaluate.model_fields.items() if name != "max_length"}
+    settings = {"arguments.model": f"run://{run.run_id}/model", "arguments.data": "data://TEAM/TABLE.csv"}
+    settings |= {
+        f"arguments.{name}": given[name] for name in _TABLE_KEYS if name in given and given[name] != defaults.get(name)
+    }
+    options = [f"--set {shlex.quote(f'{name}={argument_text(value)}')}" for name, value in settings.items()]
+    return " \\\n  ".join(["trainyard submit jobs/specs/evaluate-reviews.yaml", *options])
 
 
 def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, str]]:

@@ -179,6 +179,19 @@ def test_arguments_are_compared_with_a_spec_or_the_defaults(run: RecordedRun) ->
     assert differences(run.spec, recipe) == [("eval_data", "", "a.csv, b.csv"), ("epochs", "5.0", "2.0")]
 
 
+def test_page_evaluates_on_a_table_of_the_same_format(run: RecordedRun) -> None:
+    assert run.spec is not None
+    given = {**run.spec.arguments, "delimiter": ";", "text_column": "A text", "max_length": 64}
+    spec = parse_spec({"name": "massive", "job": run.spec.job, "arguments": given}, origin="the test")
+    html = unescape(run_page(replace(run, spec=spec), now=NOW))
+    command = html[html.index("trainyard submit jobs/specs/evaluate-reviews.yaml") :].partition("</code>")[0]
+    assert [option.strip(" \\\n") for option in command.split("--set ")[3:]] == [
+        "arguments.max_length=64",
+        "'arguments.text_column=A text'",
+        "'arguments.delimiter=;'",
+    ]
+
+
 def test_page_offers_follow_or_resume_depending_on_the_state() -> None:
     running = three_attempts(100, end="running")
     assert "trainyard logs massive-20261101-120000-00ab --follow" in run_page(running, now=NOW)
