@@ -312,6 +312,11 @@ def in_words(series: str, values: Sequence[Point]) -> str:
     if len(values) == 1:
         return f"{series}: {figure_of(first.value)} {_place(first)}."
     low, high = min(values, key=lambda point: point.value), max(values, key=lambda point: point.value)
+    if first.step == last.step:  # measured over time, while no step was reported
+        return (
+            f"{series}: from {figure_of(first.value)} to {figure_of(last.value)}; "
+            f"lowest {figure_of(low.value)}, highest {figure_of(high.value)}."
+        )
     return (
         f"{series}: from {figure_of(first.value)} {_place(first)} to {figure_of(last.value)} {_place(last)}; "
         f"lowest {figure_of(low.value)} at {low.step:,}, highest {figure_of(high.value)} at {high.step:,}."
