@@ -48,11 +48,14 @@ def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
             console.print(f"next: trainyard sweep {job.run_id}, then trainyard resume {job.run_id}", soft_wrap=True)
         elif job.state == "FAILED" and job.log_streams:
             console.print(f"next: trainyard logs {job.run_id}", soft_wrap=True)
+        elif job.state == "CANCELLED":
+            console.print(f"next: trainyard resume {job.run_id}", soft_wrap=True)
         return
     if not found:
         state = "has succeeded" if job.state == "SUCCEEDED" else f"is {job.state}"
         console.print(f"{job.run_id} is not waiting: it {state}", soft_wrap=True)
-        console.print(f"next: trainyard {'receipt' if job.ended else 'status'} {job.run_id}", soft_wrap=True)
+        command = "status" if not job.ended else "receipt" if sweep is None else "sweep"
+        console.print(f"next: trainyard {command} {job.run_id}", soft_wrap=True)
         return
     waited = duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
     nodes = f" on {job.nodes_text}" if job.nodes_text else ""

@@ -55,7 +55,9 @@ def test_cancel_confirms_latest_and_stops_a_running_job(
     emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=bill.model_dump_json().encode())
     assert "has already ended: CANCELLED" in aws_trainyard("cancel", "latest", "--yes", expect=0).stderr
     assert "CANCELLED, attempt 1 of 3" in aws_trainyard("status", plan.run_id).stdout
-    assert f"has ended: {job.reason}" in aws_trainyard("why", plan.run_id).stderr
+    why = aws_trainyard("why", plan.run_id).stderr
+    assert f"has ended: {job.reason}" in why
+    assert f"next: trainyard resume {plan.run_id}" in why
     shown = [line.split() for line in aws_trainyard("receipt", plan.run_id).stdout.splitlines()]
     assert ["state", "cancelled"] in shown
     [listed] = json.loads(aws_trainyard("list", "--limit", "1", "-o", "json").stdout)
