@@ -127,7 +127,8 @@ def _would_be_lost(server: "Server", stage_name: str) -> list[str]:
     from jobs.cli import emulator
     from jobs.core.errors import TrainyardError
     from jobs.core.words import counted
-    from jobs.runs import batch
+    from jobs.runs import batch, storage
+    from jobs.runs.sweeps import read_sweep
 
     emulator.connect(server)
     aws = Aws()
@@ -137,7 +138,11 @@ def _would_be_lost(server: "Server", stage_name: str) -> list[str]:
         return []
     jobs = batch.list_jobs(aws, stage, since=datetime.fromtimestamp(0, timezone.utc))
     active = [job.run_id for job in jobs if not job.ended]
-    succeeded = [job.run_id for job in jobs if job.state == "SUCCEEDED"]
+    succeeded = [job.run_id for job in jobs if job.state == "SUCCEEDED" and not job.points]
+    for job in jobs:
+        if job.state == "SUCCEEDED" and job.points:  # a sweep has no files of its own, but its points do
+            sweep = read_sweep(aws, storage.find_run(aws, stage, job.run_id).location)
+            succeeded += [point.run_id for point in sweep.points] if sweep else []
     unfetched = [run_id for run_id in succeeded if not server.keep and not (RUNS_FOLDER / run_id).exists()]
     return [
         *([f"{counted(len(active), 'unfinished job')}: {_names(active)}"] if active else []),

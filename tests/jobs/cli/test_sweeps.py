@@ -1,6 +1,7 @@
 """A sweep from spec to best model: one worker is reclaimed, one point fails and is repeated, others stop early."""
 
 import json
+import re
 import subprocess
 import uuid
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
+from jobs.cli.local import down
 from jobs.core.errors import UsageError
 from jobs.core.locations import S3Location
 from jobs.core.stage import DeployedStage
@@ -194,6 +196,22 @@ def test_a_sweep_survives_a_reclaim_and_repeats_failed_points(
     usd = sum(bill.estimated_usd or 0 for bill in bills if bill)
     assert to_the_end["sweep"]["usd"] == pytest.approx(usd, abs=1e-4)
     assert "has succeeded" in run_command("resume", run_id, expect=2).stderr
+    assert f"next: trainyard sweep {run_id}\n" in run_command("why", run_id).stderr
+
+    # AND `local down` asks for the points, because the sweep itself has no files to fetch
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    def unfetched() -> int:
+        with pytest.raises(UsageError, match=r"\d+ runs? not in ./runs") as refused:
+            down("dev", deployed_aws.state_file, yes=False)
+        [count] = re.findall(r"(\d+) runs? not in", str(refused.value))
+        return int(count)
+
+    before = unfetched()
+    for point in record.points[1:]:
+        run_command("fetch", point.run_id, "--to", str(Path("runs").absolute()))
+    assert unfetched() == before - 3
 
 
 def test_an_invalid_point_is_reported_by_number(
