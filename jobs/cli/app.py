@@ -176,6 +176,7 @@ def _show_next_steps(target: Target) -> None:
 def _show_newest_run(target: Target) -> None:
     from jobs.aws.errors import explain
     from jobs.runs import batch
+    from jobs.runs.spec_file import READY_SPECS
 
     aws, stage_name = target.aws(), target.stage
     try:
@@ -191,7 +192,7 @@ def _show_newest_run(target: Target) -> None:
         print_text(f"Stage '{stage_name}' has had no runs in the last seven days.")
         print_commands(
             [
-                ("trainyard submit SPEC --dry-run", "check a spec; examples: jobs/specs/"),
+                ("trainyard submit SPEC --dry-run", f"check a spec; examples: {os.path.relpath(READY_SPECS)}/"),
                 ("trainyard submit SPEC", "submit it"),
             ]
         )

@@ -128,7 +128,8 @@ def list_runs(
         console.print(f"{len(jobs) - limit} more runs; to list them: --limit {len(jobs)}")
     if not jobs:
         filters = "".join(f" {text}" for text in (state, job) if text)
-        console.print(f"no{filters} runs since {since} in stage '{stage.name}'; submit one: trainyard submit SPEC")
+        more = "" if filters else "; submit one: trainyard submit SPEC"
+        console.print(f"no{filters} runs in stage '{stage.name}' with --since {since}{more}")
 
 
 def _check_known(option: str, value: str | None, known: Collection[str]) -> None:

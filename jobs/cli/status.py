@@ -158,5 +158,5 @@ def _newest_metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return the numbers of the newest line of metrics as text."""
     from jobs.core.words import result_label
 
-    figures = [(key, value) for line in metrics[-1:] for key, value in line.items() if isinstance(value, (int, float))]
+    figures = [(key, value) for line in metrics[-1:] for key, value in line.items() if type(value) in (int, float)]
     return ", ".join(f"{result_label(key)} {value:.4g}" for key, value in figures)

@@ -304,7 +304,7 @@ def _enter_process(job: Job, task: Task, pid: int, command: Sequence[str]) -> No
             except OSError as error:
                 raise TrainyardError(
                     f"{command[0]} does not run in {job.run_id}: {error.strerror}",
-                    next_step="use a program that the job's image or environment has",
+                    next_step=f"use a program of the job, or a shell: trainyard exec {job.run_id} -- sh -c 'LINE'",
                 ) from None
             ended = os.pidfd_open(process.pid)
             try:

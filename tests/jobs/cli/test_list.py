@@ -52,7 +52,7 @@ def test_list_shows_results_filters_and_sorts(aws_trainyard: Trainyard, run_comm
 
     nothing = aws_trainyard("list", "--team", "product", expect=0)
     assert nothing.stdout == ""
-    assert "no runs since 7d" in nothing.stderr
+    assert nothing.stderr == "no runs in stage 'dev' with --since 7d; submit one: trainyard submit SPEC\n"
     assert "next: use one of SUBMITTED, " in aws_trainyard("list", "--state", "DONE", expect=2).stderr
 
 

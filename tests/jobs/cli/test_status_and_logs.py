@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -44,9 +45,13 @@ def running_receipt(run_id: str) -> Receipt:
     return receipt.model_copy(update={"attempts": [*receipt.attempts[:-1], last]})
 
 
-def test_status_and_logs_have_each_attempt(aws_trainyard: Trainyard, run_command: RunCommand) -> None:
+def test_status_and_logs_have_each_attempt(aws_trainyard: Trainyard, emulated: Aws, run_command: RunCommand) -> None:
     run = run_command(TWO_ATTEMPTS)
+    place = run.plan.run_location / "metrics.jsonl"
+    line = b'{"step": 3, "time": "2026-11-28T14:41:16+00:00", "numbered": true, "loss": 0.17}\n'
+    emulated.s3.put_object(Bucket=place.bucket, Key=place.key, Body=line)
     shown = aws_trainyard("status", run.plan.run_id).stdout
+    assert re.search(r"^metrics +step 3, training loss 0.17$", shown, re.MULTILINE)
     assert "FAILED, attempt 2 of 3" in shown
     attempts = [line.split() for line in shown.splitlines() if line[:1] in "12" and line[1:2] == " "]
     assert [(row[0], row[5]) for row in attempts] == [("1", "75"), ("2", "74")]
