@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _FIXED = ("name", "job", "team")
 """Keys of a spec that identify the run."""
 
+_KEEPS_CODE = "runs the code as submitted; to send the folder as it is now: --set arguments.code=FOLDER --allow-changes"
+
 _FORGOTTEN = "forgotten"
 """Replaces the id of a job that neither Batch nor the run's records have."""
 
@@ -141,7 +143,8 @@ def _plan(
     raise_all(check_inputs(aws, stage, planned.spec, check_contents=check_contents))
     begins = "runs the unfinished points, each from its newest checkpoint"
     begins = begins if sweep else _first_step(aws, run, planned.spec.job)
-    planned = replace(planned, pack=pack, notes=(begins, *_change_notes(changes), *planned.notes))
+    kept = () if sweep or pack or spec.job != "script" else (_KEEPS_CODE,)
+    planned = replace(planned, pack=pack, notes=(begins, *kept, *_change_notes(changes), *planned.notes))
     return aws, stage, planned, spec_before
 
 

@@ -62,6 +62,7 @@ def test_a_command_runs_in_the_folder_and_environment_of_the_job(
     assert f"{job.run_id} has no node 1: its nodes are 0 to 0" in refused.stderr
     refused = aws_trainyard("exec", job.run_id, "no-such-program", expect=1)
     assert f"error: no-such-program does not run in {job.run_id}: No such file" in refused.stderr
+    assert f"trainyard exec {job.run_id} -- sh -c 'LINE'" in refused.stderr
     ended = start("true", state=None)
     refused = aws_trainyard("exec", ended.run_id, "ls", expect=1)
     assert f"error: {ended.run_id} has ended (SUCCEEDED), so it has no container" in refused.stderr
@@ -89,6 +90,9 @@ def test_a_command_has_the_folder_and_environment_of_a_script(aws_trainyard: Tra
     assert printed == finished.stdout
     aws_trainyard("cancel", "scripted", expect=0)
     wait_until(lambda: aws_trainyard("fetch", "scripted").stdout, lambda files: "output/note.txt" in files)
+    # AND `resume` says that it does not send the folder again
+    plan = wait_until(lambda: aws_trainyard("resume", "scripted", "--dry-run").stdout, lambda text: "queue" in text)
+    assert "runs the code as submitted; to send the folder as it is now: --set arguments.code=FOLDER" in plan
 
 
 def test_a_shell_handles_ctrl_c_itself_and_ends_with_the_job(
