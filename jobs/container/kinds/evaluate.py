@@ -132,6 +132,7 @@ def _trainer(
 ) -> "tuple[Any, Heartbeats]":
     """Return a Trainer that predicts on the rank's device, and its heartbeats, one for each batch."""
     from transformers import AutoModelForSequenceClassification
+    from transformers import logging as transformers_logging
     from transformers.trainer_callback import PrinterCallback
 
     from jobs.container.models import fitting
@@ -151,6 +152,7 @@ def _trainer(
                     self.done, len(eval_dataloader), "evaluating", at_once=self.done == len(eval_dataloader)
                 )
 
+    transformers_logging.disable_progress_bar()  # the log consists of lines
     heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     alone = rank.world_size == 1
     accelerator.prepare(alone=alone)

@@ -194,7 +194,8 @@ class ScriptCheckpoints:
                 entry = _entry(manifest)
                 if entry is None:  # the library's checkpoint, which its ranks fetch themselves
                     return None
-                manifest.check_arguments(self._arguments, allow_changes=allow_changes)
+                if not (fetched and allow_changes):  # allowed changes are logged once, for the newest checkpoint
+                    manifest.check_arguments(self._arguments, allow_changes=allow_changes)
                 is_older_version = any(self._steps[other] == entry for other in fetched)
                 self._steps[step] = entry
                 if not is_older_version:

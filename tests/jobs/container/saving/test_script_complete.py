@@ -198,7 +198,7 @@ def save(folder: Path, text: str) -> Path:
 
 
 def test_checkpoints_that_the_script_keeps_are_restored(
-    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
+    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path.name
     for step in (1, 2, 3, 4):
@@ -225,7 +225,9 @@ def test_checkpoints_that_the_script_keeps_are_restored(
 
     with pytest.raises(UsageError, match='code "a" -> "b"'):
         one(s3, tmp_path / "other", run, code="b").restore(allow_changes=False)
-    assert one(s3, tmp_path / "meant", run, code="b").restore(allow_changes=True)
+    with caplog.at_level("INFO", "trainyard"):
+        assert one(s3, tmp_path / "meant", run, code="b").restore(allow_changes=True)
+    assert caplog.text.count("as requested: code") == 1
 
 
 def test_checkpoints_are_restored_in_order_with_times_and_links(
