@@ -1,6 +1,6 @@
 """Learn to distinguish good reviews from bad ones by their words: an example of a custom script, for any machine.
 
-    python train.py reviews.csv                           # columns `text` and `label`
+    python train.py reviews.csv                           # columns `text` and `label` (0 or 1)
 
 The lines with `run` are for the platform: they let an interrupted run continue at its last step. On a machine without
 the platform they have no effect.
